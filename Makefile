@@ -1,0 +1,67 @@
+# Everything runs from .venv, which any target makes when it is missing or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOG := $(VENV)/install.log
+PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: venv
+venv: $(STAMP) ## set up .venv with holdfast and all it takes to work on it
+
+# pip is silent while all goes well; its output is shown whole when it does not.
+$(STAMP): pyproject.toml requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is not Python 3.11 or newer. Name one that is: make venv PYTHON=python3.12"; exit 1; }
+	@echo "Setting up $(VENV) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -r requirements/dev.txt >$(LOG) 2>&1 && $(PIP_INSTALL) -e . >>$(LOG) 2>&1 || \
+		{ cat $(LOG); exit 1; }
+	@touch $@
+
+.PHONY: demo
+demo: $(STAMP) ## see a run die and come back
+	@$(BIN)/holdfast demo
+
+.PHONY: quick
+quick: $(STAMP) ## the tests of the inner loop, under two minutes
+	@$(BIN)/python -m pytest -q -m "not slow and not soak" -n auto --maxprocesses 4
+
+.PHONY: test
+test: $(STAMP) ## all tests but the long ones
+	@tools/system-packages
+	@$(BIN)/python -m pytest -m "not soak"
+
+.PHONY: soak
+soak: $(STAMP) ## the long tests
+	@tools/system-packages
+	@$(BIN)/python -m pytest -m soak
+
+.PHONY: check
+check: $(STAMP) ## lint, formatting, types, imports, file sizes
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/check-file-sizes
+
+.PHONY: format
+format: $(STAMP) ## format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+.PHONY: bench
+bench: $(STAMP) ## measure what holdfast costs a training step
+	@$(BIN)/python bench/spine.py
+
+.PHONY: clean
+clean: ## remove .venv, caches and built packages
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,72 @@
+"""holdfast makes a training run impossible to lose.
+
+with holdfast.Run("runs/demo", model=model, optimizer=optimizer) as run:
+    for step in run.steps(10_000):
+        ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "DamagedCheckpoint",
+    "FolderError",
+    "HoldfastError",
+    "NoGoodCheckpoint",
+    "NotARun",
+    "RestoreDiffers",
+    "Run",
+    "RunIsLive",
+    "SaveFailed",
+    "Settings",
+    "SettingsError",
+    "StateError",
+    "StateMismatch",
+    "Stopped",
+    "UnstorableState",
+    "__version__",
+    "save",
+    "stop",
+]
+
+if TYPE_CHECKING:
+    from holdfast._errors import (
+        CheckpointError,
+        DamagedCheckpoint,
+        FolderError,
+        HoldfastError,
+        NoGoodCheckpoint,
+        NotARun,
+        RestoreDiffers,
+        RunIsLive,
+        SaveFailed,
+        SettingsError,
+        StateError,
+        StateMismatch,
+        Stopped,
+        UnstorableState,
+    )
+    from holdfast._run import Run
+    from holdfast._settings import Settings
+    from holdfast._stop.request import save, stop
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: the keeper imports this package too, and needs none of it.
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from holdfast import _errors, _run, _settings
+    from holdfast._stop import request
+
+    for module in (_run, _settings, _errors, request):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

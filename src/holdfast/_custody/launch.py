@@ -1,0 +1,124 @@
+"""The trainer's side of the keeper: start it, talk to it, replace it if it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast import _env
+from holdfast._keeper import messages
+from holdfast._keeper.keep import Policy
+from holdfast._save.control import ControlPage
+
+_GOODBYE_SECONDS = 600.0
+
+
+class KeeperPlan:
+    """What a keeper must know and hold, the first as well as one that replaces it."""
+
+    def __init__(self, policy: Policy, grace_seconds: float | None, numbers: Sequence[int]) -> None:
+        self.policy = policy
+        self.grace_seconds = grace_seconds
+        self.numbers = list(numbers)
+        self.control = ControlPage.create()
+        # Of the plan and not of one keeper, so that the wakeup descriptor stays the same.
+        self.signals_read, self.signals_write = os.pipe()
+        os.set_blocking(self.signals_read, False)
+        os.set_blocking(self.signals_write, False)
+
+
+class KeeperLink:
+    """One keeper process and the connection to it."""
+
+    def __init__(self, plan: KeeperPlan, hear: Callable[[dict[str, Any]], None]) -> None:
+        self._hear = hear
+        policy = plan.policy
+        ours, theirs = messages.socket_pair()
+        pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
+        inherited = [theirs.fileno(), plan.signals_read, plan.control.descriptor]
+        if pidfd is not None:
+            inherited.append(pidfd)
+        config = {
+            "folder": str(policy.layout.folder),
+            "run_id": policy.run_id,
+            "attempt": policy.attempt,
+            "line": policy.line,
+            "keep_last": policy.keep_last,
+            "best": policy.best,
+            "grace": plan.grace_seconds,
+            "numbers": plan.numbers,
+            "version": policy.version,
+            "link": theirs.fileno(),
+            "signals": plan.signals_read,
+            "control": plan.control.descriptor,
+            "pidfd": pidfd,
+            "trainer_pid": os.getpid(),
+        }
+        with policy.layout.keeper_log(policy.attempt).open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _program(), json.dumps(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=inherited,
+                env=_env.child_environment(),
+            )
+        theirs.close()
+        if pidfd is not None:
+            os.close(pidfd)
+        self._socket: socket.socket = ours
+        self.pid = self._process.pid
+        threading.Thread(target=self._listen, name="holdfast-link", daemon=True).start()
+
+    def send(self, kind: str, descriptors: Sequence[int] = (), **fields: Any) -> bool:
+        return messages.send(self._socket, kind, descriptors, **fields)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def how_it_died(self) -> str:
+        """In words, for a keeper that is dead."""
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def say_goodbye(self) -> None:
+        """Wait until it has finished what it writes and is gone."""
+        self.send("goodbye")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        # The listening thread sees the end of the connection and ends too.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while (received := messages.receive(self._socket)) is not None:
+            self._hear(received[0])
+
+
+def _program() -> str:
+    """Start this very package, whatever the interpreter's path has first."""
+    package = str(Path(__file__).parents[2])
+    return (
+        "import sys\n"
+        f"place = {package!r}\n"
+        "at = [i for i, p in enumerate(sys.path) if p.endswith('site-packages')]\n"
+        "sys.path.insert(at[0] if at else len(sys.path), place)\n"
+        "from holdfast._keeper.__main__ import main\n"
+        "main(sys.argv[1])\n"
+    )

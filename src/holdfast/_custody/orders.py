@@ -1,0 +1,264 @@
+"""The trainer's side of keeping: orders to the keeper, and a new keeper if it dies.
+
+`Handle` is what a checkpoint on its way is known by. Where there is no keeper (no
+Linux, or it cannot be started) `has_keeper` is False, and the trainer writes its
+checkpoints itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from holdfast._errors import HoldfastError, SaveFailed
+from holdfast._keeper.keep import Policy
+from holdfast._record.attempts import BEAT_SECONDS, write_json
+from holdfast._record.identity import of_process
+from holdfast._say import say
+from holdfast._stop.request import take_requests
+
+if TYPE_CHECKING:
+    from holdfast._custody.launch import KeeperLink
+    from holdfast._save.arena import Arena
+    from holdfast._save.backing import Backing
+    from holdfast._save.snapshots import Snapshots, Taken
+
+_LOOK_SECONDS = 0.1
+_GIVE_UP_AFTER = 3
+_SOON_SECONDS = 5.0
+
+
+class Handle:
+    """A checkpoint that was asked for.
+
+    >>> handle = run.save()  # at the next boundary
+    >>> handle.wait()  # doctest: +SKIP
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.step: int | None = None  # set at the boundary that takes it
+        self.error: str | None = None
+        self.taken: Taken | None = None
+        self._done = threading.Event()
+        self._trainer = threading.current_thread()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is durable, or has failed."""
+        return self._done.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        """Wait until the checkpoint is durable and return its step."""
+        if self.step is None and threading.current_thread() is self._trainer and not self.done:
+            raise HoldfastError(
+                "wait() would wait for ever: the checkpoint is taken at the next boundary, "
+                "and this thread is the one that gets there.\n"
+                "Call it after the boundary, or from another thread."
+            )
+        if not self._done.wait(timeout_seconds):
+            raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
+        if self.error is not None:
+            raise SaveFailed(f"the checkpoint was not made: {self.error}")
+        assert self.step is not None
+        return self.step
+
+    def settle(self, error: str | None = None) -> None:
+        """Mark as durable, or as failed."""
+        self.error = error
+        self._done.set()
+
+
+class Custody:
+    """Keeps the state of one attempt: through a keeper where there can be one."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        grace_seconds: float | None,
+        numbers: tuple[int, ...],
+        hear: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.policy = policy
+        self._hear_run = hear
+        self._snapshots: Snapshots | None = None
+        self._link: KeeperLink | None = None
+        self._orders: dict[int, Handle] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+        self._started: list[float] = []
+        self._quit = threading.Event()
+        self._leaving: KeeperLink | None = None
+        self.durable_sequence = 0
+        self.durable_step: int | None = None
+        self.words: Any = [0] * 16
+        self.wakeup = -1
+        self._plan: Any = None
+        if sys.platform == "linux":
+            from holdfast._custody.launch import KeeperPlan
+
+            self._plan = KeeperPlan(policy, grace_seconds, numbers)
+            self.words = self._plan.control.words
+            self.wakeup = self._plan.signals_write
+            self._start()
+        else:
+            say(
+                "the keeper and snapshots in memory need Linux: here the trainer writes "
+                "checkpoints itself, and a kill costs the work since the last one."
+            )
+            threading.Thread(target=self._stand_in, name="holdfast-beat", daemon=True).start()
+
+    @property
+    def has_keeper(self) -> bool:
+        return self._link is not None
+
+    @property
+    def keeper_pid(self) -> int | None:
+        return self._link.pid if self._link else None
+
+    def serve(self, snapshots: Snapshots) -> None:
+        """Say whose slots are to be kept."""
+        self._snapshots = snapshots
+
+    # -- orders ---------------------------------------------------------------
+
+    def announce(self, arena: Arena, backing: Backing) -> None:
+        """Give the keeper a new arena."""
+        if self._link is not None:
+            path = None if backing.path is None else str(backing.path)
+            self._link.send("arena", [arena.descriptor], path=path)
+
+    def snapshot_taken(self, taken: Taken) -> None:
+        if self._link is not None:
+            self._link.send("snapshot", generation=taken.generation, sequence=taken.sequence)
+
+    def order(self, taken: Taken, handle: Handle) -> None:
+        """Have the keeper make a slot durable; the handle is settled when it is."""
+        with self._lock:
+            self._count += 1
+            self._orders[self._count] = handle
+        handle.taken = taken
+        self._send_order(self._count, handle)
+
+    def salvage(self, arena: Arena, path: str, sequence: int) -> None:
+        """Have the keeper make durable what an earlier attempt left in memory."""
+        if self._link is not None:
+            self._link.send("salvage", [arena.descriptor], path=path, sequence=sequence)
+
+    def wait(self, handle: Handle, timeout_seconds: float | None = None) -> None:
+        """Wait for an order, replacing a keeper that dies meanwhile; SaveFailed if it fails."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not handle.done:
+            with contextlib.suppress(TimeoutError):
+                handle.wait(_LOOK_SECONDS)
+            self.look_after_keeper()
+            if not self.has_keeper and not handle.done:
+                handle.settle("the keeper died and could not be replaced")
+            if deadline is not None and time.monotonic() > deadline and not handle.done:
+                handle.settle(f"it took longer than {timeout_seconds:.0f} s")
+        handle.wait()
+
+    def look_after_keeper(self) -> None:
+        """Replace a keeper that died, and give the new one all that it must know."""
+        link = self._link
+        if link is None or link.is_alive():
+            return
+        how = f"the keeper (pid {link.pid}) {link.how_it_died()}"
+        link.close()
+        self._link = None
+        recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
+        if len(recent) >= _GIVE_UP_AFTER:
+            say(
+                f"{how}, as did the ones before it: going on without. Checkpoints are written by "
+                f"the trainer itself. See {self.policy.layout.keeper_log(self.policy.attempt)}"
+            )
+            for handle in self._orders.values():
+                handle.settle("the keeper died")
+            self._orders.clear()
+            return
+        self._start()
+        say(f"{how}; started another (pid {self.keeper_pid}). Nothing is lost.")
+        arena = self._snapshots.arena if self._snapshots else None
+        if arena is not None:
+            self.announce(*arena)
+        for number, handle in list(self._orders.items()):
+            self._send_order(number, handle)
+
+    def close(self, *, leaving: tuple[int, float] | None = None) -> None:
+        """Let the keeper finish and go; with `leaving` it stays until this process is gone."""
+        self._quit.set()
+        link, self._link = self._link, None
+        if link is not None:
+            if leaving is None:
+                link.say_goodbye()
+            else:
+                link.send("leaving", status=leaving[0], seconds=leaving[1])
+                self._leaving = link
+        elif self._snapshots is not None and self._snapshots.arena is not None:
+            self._snapshots.arena[1].remove()
+
+    def stay(self) -> None:
+        """Not leaving after all: the keeper need not wait for this process's end."""
+        if self._leaving is not None:
+            self._leaving.say_goodbye()
+
+    # -- inside -----------------------------------------------------------------
+
+    def _start(self) -> None:
+        from holdfast._custody.launch import KeeperLink
+
+        self._started.append(time.monotonic())
+        self._link = KeeperLink(self._plan, self._hear)
+
+    def _send_order(self, number: int, handle: Handle) -> None:
+        taken = handle.taken
+        assert taken is not None
+        if self._link is not None:
+            self._link.send(
+                "persist",
+                order=number,
+                generation=taken.generation,
+                sequence=taken.sequence,
+                reason=handle.reason,
+            )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """In the link's thread: settle orders, pass on the rest."""
+        order = message.get("order")
+        if order is not None:
+            with self._lock:
+                handle = self._orders.pop(order, None)
+            if handle is not None:
+                assert handle.taken is not None
+                if self._snapshots is not None:
+                    self._snapshots.settle(handle.taken.sequence)
+                if message["kind"] == "durable":
+                    self.durable_sequence = max(self.durable_sequence, handle.taken.sequence)
+                    self.durable_step = handle.taken.step
+                handle.settle(message.get("error"))
+        self._hear_run(message)
+
+    def _stand_in(self) -> None:
+        """Where there is no keeper: beat and look for requests in a thread."""
+        layout, attempt = self.policy.layout, self.policy.attempt
+        beat = 0
+        while not self._quit.wait(_LOOK_SECONDS):
+            beat += 1
+            if beat % int(BEAT_SECONDS / _LOOK_SECONDS) == 1:
+                record = {
+                    "beat": beat,
+                    "keeper": asdict(of_process()),
+                    "time": time.time(),
+                    "step": int(self.words[0]),
+                    "durable_step": self.durable_step,
+                }
+                with contextlib.suppress(OSError):
+                    write_json(layout.heartbeat(attempt), record, durable=False)
+            for kind, details in take_requests(layout, attempt):
+                self._hear_run({"kind": "request", "request": kind, "details": details})

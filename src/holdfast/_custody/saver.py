@@ -1,0 +1,157 @@
+"""Saving, as the trainer sees it: when a boundary is copied, ordered and waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from holdfast._custody.direct import write_direct
+from holdfast._custody.orders import Custody, Handle
+from holdfast._errors import SaveFailed
+from holdfast._metrics import Metrics
+from holdfast._save.cadence import Cadence
+from holdfast._save.capture import Captured, capture, capture_generators
+from holdfast._say import say
+
+if TYPE_CHECKING:
+    from holdfast._save.snapshots import Snapshots, Taken
+
+_SLOT_SECONDS = 60.0
+
+
+class Saver:
+    """Saves the state of one attempt: in memory, and through the keeper on disk."""
+
+    def __init__(
+        self, state: dict[str, Any], metrics: Metrics, custody: Custody, cadence: Cadence
+    ) -> None:
+        self._state = state
+        self._metrics = metrics
+        self._custody = custody
+        self._cadence = cadence
+        self._wanted: list[Handle] = []
+        self._snapshots: Snapshots | None = None
+        if custody.has_keeper:
+            from holdfast._save.snapshots import Snapshots
+
+            policy = custody.policy
+            self._snapshots = Snapshots(
+                run_id=policy.run_id, attempt=policy.attempt, announce=custody.announce, say=say
+            )
+            custody.serve(self._snapshots)
+
+    @property
+    def newest(self) -> Taken | None:
+        """The newest whole snapshot."""
+        return self._snapshots.newest if self._snapshots else None
+
+    def want(self, handle: Handle) -> Handle:
+        """Take a checkpoint at the next boundary; from any thread."""
+        self._wanted.append(handle)
+        return handle
+
+    def pass_boundary(self, now: float, step: int) -> None:
+        """Save what is due at this boundary, without waiting for the disk."""
+        if self._wanted or self._cadence.checkpoint_due(now, step):
+            self._begin_checkpoint(step, self._wanted or [Handle("cadence")], 0.0)
+        elif self._cadence.snapshot_due(now):
+            self._take_snapshot(step, 0.0)
+
+    def save_and_wait(self, step: int, reason: str) -> bool:
+        """Make this boundary durable now; False, and a line, if that cannot be."""
+        handle = Handle(reason)
+        try:
+            self._begin_checkpoint(step, [*self._wanted, handle], _SLOT_SECONDS)
+            if handle.step is None:
+                handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
+            self._custody.wait(handle)
+        except SaveFailed as error:
+            say(f"step {step} could not be made durable: {error}.")
+            return False
+        return True
+
+    def keep_last(self, reason: str) -> bool:
+        """Make the last whole snapshot durable: a step that failed never is one."""
+        newest = self.newest
+        if newest is None or newest.sequence <= self._custody.durable_sequence:
+            return True
+        if not self._custody.has_keeper:
+            return False
+        handle = Handle(reason)
+        handle.step = newest.step
+        try:
+            self._custody.order(newest, handle)
+            self._custody.wait(handle)
+        except SaveFailed as error:
+            say(f"step {newest.step} could not be made durable: {error}.")
+            return False
+        return True
+
+    def close(self) -> None:
+        for handle in self._wanted:
+            handle.settle("the run was closed before the next boundary")
+        self._wanted.clear()
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    def _begin_checkpoint(self, step: int, handles: list[Handle], patience_seconds: float) -> None:
+        handles = list(handles)
+        if self._can_snapshot():
+            taken = self._take_snapshot(step, patience_seconds)
+            if taken is not None:
+                self._order(taken, handles)
+            elif self._can_snapshot():
+                return  # no free slot yet: the next boundary tries again
+        if not self._can_snapshot():
+            self._write_here(step, handles)
+        self._wanted = [handle for handle in self._wanted if handle not in handles]
+        self._cadence.took_checkpoint(time.monotonic(), step)
+
+    def _can_snapshot(self) -> bool:
+        return (
+            self._custody.has_keeper
+            and self._snapshots is not None
+            and not self._snapshots.impossible
+        )
+
+    def _capture(self) -> Captured:
+        return capture(self._state, {"generators": capture_generators()})
+
+    def _head(self) -> dict[str, Any]:
+        return {"attempt": self._custody.policy.attempt, "metrics": self._metrics.values()}
+
+    def _take_snapshot(self, step: int, patience_seconds: float) -> Taken | None:
+        if not self._can_snapshot():
+            self._cadence.forget_snapshots()
+            return None
+        assert self._snapshots is not None
+        began = time.perf_counter()
+        captured, head = self._capture(), self._head()
+        capturing = time.perf_counter() - began
+        taken = self._snapshots.take(captured, head, step, patience_seconds=patience_seconds)
+        if taken is not None:
+            self._custody.snapshot_taken(taken)
+            self._cadence.took_snapshot(time.monotonic(), capturing + taken.seconds)
+        return taken
+
+    def _order(self, taken: Taken, handles: list[Handle]) -> None:
+        assert self._snapshots is not None
+        self._snapshots.promise(taken)
+        for handle in handles:
+            handle.step = taken.step
+            self._custody.order(taken, handle)
+
+    def _write_here(self, step: int, handles: list[Handle]) -> None:
+        """Without slots or keeper the trainer writes itself, and training waits."""
+        error = None
+        try:
+            reason = handles[0].reason
+            write_direct(self._custody.policy, self._capture(), self._head(), step, reason)
+        except SaveFailed as failed:
+            error = str(failed)
+            say(f"a checkpoint could not be made: {error}. It will be tried again.")
+        else:
+            self._custody.durable_step = step
+        for handle in handles:
+            handle.step = step
+            handle.settle(error)

@@ -1,0 +1,48 @@
+"""The keeper's entry point: python -m holdfast._keeper CONFIG."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from holdfast._keeper.keep import Policy
+from holdfast._keeper.service import Ends, Keeper
+from holdfast._record.layout import RunLayout
+from holdfast._save.control import ControlPage
+
+
+def main(config_text: str) -> None:
+    config = json.loads(config_text)
+    # Its life is tied to the trainer's; whoever wants to end it must mean it.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    os.chdir("/")
+    link = socket.socket(fileno=config["link"])
+    for descriptor in (config["link"], config["signals"], config["control"], config["pidfd"]):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+    policy = Policy(
+        layout=RunLayout(Path(config["folder"])),
+        run_id=config["run_id"],
+        attempt=config["attempt"],
+        line={int(attempt): step for attempt, step in config["line"].items()},
+        keep_last=config["keep_last"],
+        best=None if config["best"] is None else (config["best"][0], config["best"][1]),
+        version=config["version"],
+    )
+    ends = Ends(
+        link=link,
+        signals=config["signals"],
+        control=ControlPage(config["control"]),
+        pidfd=config["pidfd"],
+        trainer_pid=config["trainer_pid"],
+    )
+    Keeper(policy, ends, frozenset(config["numbers"]), config["grace"]).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,104 @@
+"""Arenas that the keeper holds, and the hashing of their slots."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+from holdfast._record.checksum import digest
+from holdfast._save.arena import Arena, SlotRecord
+
+
+class HeldArena:
+    """An arena of some attempt, shared by the keeper's threads.
+
+    The slot lock belongs to the process, so threads that read the same slot
+    count themselves here, and the last one lets go.
+    """
+
+    def __init__(self, arena: Arena, path: str | None) -> None:
+        self.arena = arena
+        self.path = Path(path) if path else None
+        self._readers: dict[int, int] = {}
+        self._guard = threading.Lock()
+        self._hashing = threading.Lock()
+        self._retired = False
+
+    def pin(self, record: SlotRecord) -> bool:
+        """Keep the writer off a slot; False if it holds something else by now."""
+        slot = record.slot
+        with self._guard:
+            if self._retired:
+                return False
+            if not self._readers.get(slot) and not self.arena.try_lock(slot):
+                return False
+            same = any(r.slot == slot and r.sequence == record.sequence for r in self.arena.whole())
+            if same:
+                self._readers[slot] = self._readers.get(slot, 0) + 1
+            elif not self._readers.get(slot):
+                self.arena.unlock(slot)
+            return same
+
+    def unpin(self, slot: int) -> None:
+        with self._guard:
+            self._readers[slot] -= 1
+            if not self._readers[slot]:
+                self.arena.unlock(slot)
+            self._close_if_idle()
+
+    def digests(self, record: SlotRecord) -> list[bytes]:
+        """The checksums of a pinned slot, computed once."""
+        with self._hashing:
+            if any(r.sequence == record.sequence and r.is_hashed for r in self.arena.whole()):
+                return self.arena.digests(record.slot)
+            image = self.arena.image(record.slot)
+            extents = self.arena.plan(record.slot).extents()
+            found = [digest(image[e.offset : e.offset + e.size_bytes]) for e in extents]
+            self.arena.set_digests(record.slot, record.sequence, found)
+            return found
+
+    def newest(self) -> SlotRecord | None:
+        with self._guard:
+            return None if self._retired else self.arena.newest()
+
+    def retire(self, *, remove: bool = True) -> None:
+        """Unmap it when the last reader is done, and remove its file now."""
+        if remove and self.path is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        with self._guard:
+            self._retired = True
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._retired and not any(self._readers.values()) and self.arena.descriptor >= 0:
+            self.arena.close()
+
+
+class Hasher:
+    """Hashes the newest slot in the background, so that memory can be trusted on resume."""
+
+    def __init__(self) -> None:
+        self._wanted: tuple[HeldArena, SlotRecord] | None = None
+        self._wake = threading.Condition()
+        threading.Thread(target=self._work, name="hasher", daemon=True).start()
+
+    def want(self, held: HeldArena, record: SlotRecord) -> None:
+        """Hash this slot next; one that was wanted before and not begun is left out."""
+        with self._wake:
+            self._wanted = (held, record)
+            self._wake.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while self._wanted is None:
+                    self._wake.wait()
+                held, record = self._wanted
+                self._wanted = None
+            if held.pin(record):
+                try:
+                    held.digests(record)
+                finally:
+                    held.unpin(record.slot)

@@ -1,0 +1,72 @@
+"""One checkpoint from commit to retention: the same way for keeper and trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast._keeper.persist import Commit, commit_checkpoint
+from holdfast._keeper.retention import remove_others
+from holdfast._record import journal
+from holdfast._record.image import Extent
+from holdfast._record.layout import RunLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What stays the same for all checkpoints of an attempt."""
+
+    layout: RunLayout
+    run_id: str
+    attempt: int
+    line: dict[int, int | None]
+    keep_last: int
+    best: tuple[str, str] | None
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is to be kept: a state of some attempt, and why."""
+
+    attempt: int
+    step: int
+    reason: str
+    metrics: dict[str, float | None]
+
+
+def keep_checkpoint(
+    policy: Policy,
+    state: State,
+    views: Sequence[memoryview],
+    extents: Sequence[Extent],
+    digests: Callable[[], Sequence[bytes]],
+) -> float:
+    """Commit an image, note it in the journal, remove what is too old; returns the seconds."""
+    began = time.monotonic()
+    commit = Commit(
+        layout=policy.layout,
+        run_id=policy.run_id,
+        attempt=state.attempt,
+        writer_attempt=policy.attempt,
+        step=state.step,
+        reason=state.reason,
+        metrics=state.metrics,
+        version=policy.version,
+    )
+    path = commit_checkpoint(commit, views, extents, digests)
+    seconds = time.monotonic() - began
+    journal.append(
+        policy.layout.journal,
+        "checkpoint",
+        step=state.step,
+        attempt=state.attempt,
+        reason=state.reason,
+        size_bytes=sum(view.nbytes for view in views),
+        seconds=round(seconds, 4),
+        name=path.name,
+        metrics=state.metrics,
+    )
+    remove_others(policy.layout, policy.line, policy.keep_last, policy.best)
+    return seconds

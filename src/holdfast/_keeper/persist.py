@@ -1,0 +1,175 @@
+"""From an image in memory to a committed checkpoint.
+
+The order is the invariant: data, fsync, manifest, fsync, folder, rename, fsync
+of the folder above. A checkpoint has its final name only when every byte of it
+is on the disk, so a kill or a power cut at any stage leaves either nothing that
+counts or the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast._errors import SaveFailed
+from holdfast._record.atomic import publish_folder, sync_folder
+from holdfast._record.faults import pass_point
+from holdfast._record.image import PAGE, Extent
+from holdfast._record.layout import MANIFEST, RunLayout, rank_file
+from holdfast._record.manifest import DataFile, Manifest, Part
+
+_CHUNK_BYTES = 32 << 20
+
+
+class Fenced(SaveFailed):
+    """A newer attempt has taken the run: this one may not commit any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What is to be committed, and by whom."""
+
+    layout: RunLayout
+    run_id: str
+    attempt: int  # the attempt that trained this state
+    writer_attempt: int  # the attempt that writes it
+    step: int
+    reason: str
+    metrics: dict[str, float | None]
+    version: str
+
+
+def commit_checkpoint(
+    commit: Commit,
+    views: Sequence[memoryview],
+    extents: Sequence[Extent],
+    digests: Callable[[], Sequence[bytes]],
+) -> Path:
+    """Make an image durable as a checkpoint; `digests` is asked when the bytes are written."""
+    layout = commit.layout
+    final = layout.checkpoint(commit.step, commit.attempt)
+    if final.exists():
+        return final
+    partial = layout.partial(commit.step, commit.attempt, os.getpid())
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        pass_point("begun")
+        data = partial / rank_file(0)
+        size = _write_data(data, views)
+        pass_point("synced")
+        found = digests()
+        parts = tuple(
+            Part(extent.name, extent.offset, extent.size_bytes, checksum.hex())
+            for extent, checksum in zip(extents, found, strict=True)
+        )
+        manifest = Manifest(
+            run_id=commit.run_id,
+            attempt=commit.attempt,
+            step=commit.step,
+            reason=commit.reason,
+            saved_at=time.time(),
+            files=(DataFile(data.name, size, parts),),
+            metrics=commit.metrics,
+            holdfast=commit.version,
+        )
+        _write_synced(partial / MANIFEST, manifest.to_bytes())
+        pass_point("manifest-written")
+        sync_folder(partial)
+        pass_point("before-publish")
+        _refuse_if_fenced(commit)
+        if not publish_folder(partial, final):
+            shutil.rmtree(partial, ignore_errors=True)
+        pass_point("published")
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise SaveFailed(_explain(layout, error, views)) from error
+    except SaveFailed:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _refuse_if_fenced(commit: Commit) -> None:
+    newest = commit.layout.attempt_numbers()[-1:]
+    if newest and newest[0] > commit.writer_attempt:
+        raise Fenced(
+            f"attempt {newest[0]} has taken over this run; "
+            f"attempt {commit.writer_attempt} writes nothing any more."
+        )
+
+
+def _explain(layout: RunLayout, error: OSError, views: Sequence[memoryview]) -> str:
+    wanted = sum(view.nbytes for view in views)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(layout.folder).free
+            return (
+                f"the disk is full ({wanted / 1e6:.1f} MB wanted, {free / 1e6:.1f} MB free "
+                f"at {layout.folder})"
+            )
+    return f"{error.strerror or error} ({layout.folder})"
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_data(path: Path, views: Sequence[memoryview]) -> int:
+    """Write the views one after another and flush them; returns the number of bytes."""
+    descriptor = _open_data(path, views)
+    try:
+        offset = 0
+        total = sum(view.nbytes for view in views)
+        for view in views:
+            for start in range(0, view.nbytes, _CHUNK_BYTES):
+                chunk = view[start : start + _CHUNK_BYTES]
+                written = 0
+                while written < chunk.nbytes:
+                    count = os.write(descriptor, chunk[written:])
+                    written += count
+                    if count % PAGE and written < chunk.nbytes:
+                        _leave_direct(descriptor)
+                offset += chunk.nbytes
+                if offset * 2 >= total:
+                    pass_point("half-written")
+        pass_point("written")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return offset
+
+
+def _open_data(path: Path, views: Sequence[memoryview]) -> int:
+    """Open for direct writes, several times faster, where memory and file system allow them."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    direct = getattr(os, "O_DIRECT", 0)
+    if direct and len(views) == 1 and views[0].nbytes % PAGE == 0:
+        try:
+            descriptor = os.open(path, flags | direct, 0o644)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            path.unlink(missing_ok=True)
+        else:
+            with contextlib.suppress(OSError, AttributeError):
+                os.posix_fallocate(descriptor, 0, views[0].nbytes)
+            return descriptor
+    return os.open(path, flags, 0o644)
+
+
+def _leave_direct(descriptor: int) -> None:
+    """Go on with plain writes: after a short write the rest is no longer aligned."""
+    import fcntl
+
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)

@@ -1,0 +1,79 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast._errors import DamagedCheckpoint
+from holdfast._record import manifest
+from holdfast._record.atomic import discard_folder
+from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._record.line import is_on_line
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A committed checkpoint as retention sees it."""
+
+    step: int
+    attempt: int
+    path: Path
+    metrics: Mapping[str, float | None]
+
+
+def list_checkpoints(layout: RunLayout) -> list[Kept]:
+    """The committed checkpoints, oldest first; of a damaged one the metrics are unknown."""
+    found = []
+    for step, attempt, path in layout.checkpoint_folders():
+        metrics: dict[str, float | None] = {}
+        with contextlib.suppress(OSError, DamagedCheckpoint):
+            metrics = manifest.parse((path / MANIFEST).read_bytes(), str(path)).metrics
+        found.append(Kept(step, attempt, path, metrics))
+    return found
+
+
+def choose_kept(
+    checkpoints: Sequence[Kept],
+    line: Mapping[int, int | None],
+    keep_last: int,
+    best: tuple[str, str] | None,
+) -> dict[Path, str]:
+    """The checkpoints to keep, each with the reason; what is off the run's line is not judged."""
+    kept: dict[Path, str] = {}
+    own = [c for c in checkpoints if is_on_line(line, c.attempt, c.step)]
+    for checkpoint in checkpoints:
+        if checkpoint not in own:
+            kept[checkpoint.path] = "of another line"
+    for checkpoint in own[-keep_last:]:
+        kept[checkpoint.path] = f"last {keep_last}"
+    if best is not None:
+        mode, metric = best
+        sign = 1 if mode == "min" else -1
+        rated = [(sign * value, c) for c in own if (value := c.metrics.get(metric)) is not None]
+        if rated:
+            chosen = min(rated, key=lambda pair: pair[0])[1]
+            reason = f"best {mode}:{metric}"
+            kept[chosen.path] = f"{kept[chosen.path]}, {reason}" if chosen.path in kept else reason
+    return kept
+
+
+def remove_others(
+    layout: RunLayout,
+    line: Mapping[int, int | None],
+    keep_last: int,
+    best: tuple[str, str] | None,
+) -> list[Path]:
+    """Remove what need not be kept; returns what went."""
+    for leftover in layout.half_removed_folders():
+        shutil.rmtree(leftover, ignore_errors=True)
+    checkpoints = list_checkpoints(layout)
+    kept = choose_kept(checkpoints, line, keep_last, best)
+    gone = [c.path for c in checkpoints if c.path not in kept]
+    for path in gone:
+        with contextlib.suppress(OSError):
+            discard_folder(path)
+    return gone

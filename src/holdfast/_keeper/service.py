@@ -1,0 +1,343 @@
+"""The keeper's loop: hears the trainer, its signals and its death.
+
+It lives as long as the trainer's run and no longer. Death is learned from a
+pidfd: the end of a pipe would not come while a data-loader worker holds a copy
+of the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._keeper import messages
+from holdfast._keeper.held import Hasher, HeldArena
+from holdfast._keeper.keep import Policy
+from holdfast._keeper.writer import Job, Outcome, Writer
+from holdfast._record import journal
+from holdfast._record.attempts import BEAT_SECONDS, write_json
+from holdfast._record.identity import of_process
+from holdfast._save import control
+from holdfast._save.arena import Arena, NotAnArena, SlotRecord
+from holdfast._save.control import ControlPage
+from holdfast._stop.request import take_requests
+
+_REQUEST_SECONDS = 0.25
+_SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and forwarded
+_TERM_GRACE_SECONDS = 10.0
+_WARNING_GRACE_SECONDS = 30.0
+_GUESSED_BYTES_PER_SECOND = 100e6
+_KILL_AFTER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What connects the keeper to its trainer."""
+
+    link: socket.socket
+    signals: int
+    control: ControlPage
+    pidfd: int | None
+    trainer_pid: int
+
+
+class Keeper:
+    """One keeper, for one attempt of one run."""
+
+    def __init__(
+        self, policy: Policy, ends: Ends, numbers: frozenset[int], grace: float | None
+    ) -> None:
+        self._policy = policy
+        self._ends = ends
+        self._numbers = numbers
+        self._grace = grace
+        self._hasher = Hasher()
+        self._writer = Writer(policy, self._outcome)
+        self._arenas: dict[int, HeldArena] = {}
+        self._lock = threading.Lock()
+        self._durable_sequence = 0
+        self._durable_step: int | None = None
+        self._failed = False
+        self._beat = 0
+        self._interrupted_at: float | None = None
+        self._insure_at: float | None = None  # when the last slot must be on its way to disk
+        self._kill_at: float | None = None
+        self._leave_status: int | None = None
+        self._done = False
+        self._identity = asdict(of_process())
+
+    def run(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._ends.link, selectors.EVENT_READ, self._hear)
+        selector.register(self._ends.signals, selectors.EVENT_READ, self._hear_signals)
+        if self._ends.pidfd is not None:
+            selector.register(self._ends.pidfd, selectors.EVENT_READ, self._bury)
+        next_beat = next_look = 0.0
+        while not self._done:
+            now = time.monotonic()
+            if now >= next_beat:
+                self._beat_now()
+                next_beat = now + BEAT_SECONDS
+            if now >= next_look:
+                self._look_for_requests()
+                next_look = now + _REQUEST_SECONDS
+            if self._insure_at is not None and now >= self._insure_at:
+                self._insure_at = None
+                self._persist_newest("deadline")
+            if self._kill_at is not None and now >= self._kill_at:
+                self._kill_at = None
+                self._kill_trainer()
+            timers = [next_beat, next_look, self._insure_at, self._kill_at]
+            wait = min(at for at in timers if at is not None) - time.monotonic()
+            for key, _ in selector.select(max(0.0, wait)):
+                key.data()
+            if self._ends.pidfd is None and os.getppid() != self._ends.trainer_pid:
+                self._bury()
+
+    # -- from the trainer -----------------------------------------------------
+
+    def _hear(self) -> None:
+        received = messages.receive(self._ends.link)
+        if received is None:
+            # The trainer's end is closed: it has died or is about to. The pidfd will tell.
+            time.sleep(0.01)
+            return
+        message, descriptors = received
+        kind = message["kind"]
+        if kind == "arena":
+            self._hold(descriptors[0], message.get("path"))
+        elif kind == "snapshot":
+            self._snapshot_taken(message["generation"], message["sequence"])
+        elif kind == "persist":
+            self._persist_ordered(message)
+        elif kind == "salvage":
+            self._salvage(descriptors[0], message)
+        elif kind == "leaving":
+            self._kill_at = time.monotonic() + message["seconds"] + _KILL_AFTER_SECONDS
+            self._leave_status = message["status"]
+            self._writer.wait_idle()
+            self._let_go()
+        elif kind == "goodbye":
+            self._writer.wait_idle()
+            self._let_go()
+            self._done = True
+
+    def _hold(self, descriptor: int, path: str | None) -> HeldArena | None:
+        try:
+            held = HeldArena(Arena(descriptor), path)
+        except NotAnArena as error:
+            print(f"refused an arena: {error}", flush=True)
+            os.close(descriptor)
+            return None
+        if held.arena.attempt == self._policy.attempt:
+            with self._lock:
+                self._arenas[held.arena.generation] = held
+        return held
+
+    def _snapshot_taken(self, generation: int, sequence: int) -> None:
+        with self._lock:
+            older = [number for number in self._arenas if number < generation]
+            for number in older:
+                self._arenas.pop(number).retire()
+        held = self._arenas.get(generation)
+        record = None if held is None else _find(held, sequence)
+        if held is not None and record is not None:
+            self._hasher.want(held, record)
+
+    def _persist_ordered(self, message: dict[str, Any]) -> None:
+        held = self._arenas.get(message["generation"])
+        record = None if held is None else _find(held, message["sequence"])
+        if held is None or record is None or not held.pin(record):
+            self._tell("failed", order=message["order"], error="the slot is gone")
+            return
+        self._insure_at = None
+        self._writer.submit(Job(held, record, message["reason"], order=message["order"]))
+
+    def _salvage(self, descriptor: int, message: dict[str, Any]) -> None:
+        """Make durable what an earlier attempt left in memory, and then remove that."""
+        held = self._hold(descriptor, message["path"])
+        if held is None:
+            return
+        record = _find(held, message["sequence"])
+        if record is not None and held.pin(record):
+            self._writer.submit(Job(held, record, "salvaged"))
+            threading.Thread(target=self._retire_when_idle, args=(held,), daemon=True).start()
+
+    def _retire_when_idle(self, held: HeldArena) -> None:
+        self._writer.wait_idle()
+        held.retire(remove=not self._failed)
+
+    # -- signals and requests ---------------------------------------------------
+
+    def _hear_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._ends.signals, 256):
+                if number in self._numbers:
+                    self._on_signal(number)
+
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if not self._ends.control.words[control.IN_LOOP]:
+            return  # outside the loop the trainer acts at once, by itself
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self._interrupted_at is not None:
+            if now - self._interrupted_at > _SAME_PRESS_SECONDS:
+                journal.append(self._policy.layout.journal, "signal", name=name, count=2)
+                self._leave_now("second Ctrl-C", 130)
+            return
+        if number == signal.SIGINT:
+            self._interrupted_at = now
+        journal.append(self._policy.layout.journal, "signal", name=name)
+        grace = self._grace
+        if grace is None and number != signal.SIGINT:
+            grace = _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
+        self._tell("noted", signal=number, grace=grace)
+        if grace is not None:
+            at = now + max(0.0, grace - self._write_seconds() - 1.0)
+            self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
+
+    def _write_seconds(self) -> float:
+        """How long a write may take, on the safe side."""
+        speed = (self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND) / 2
+        sizes = [held.arena.slot_bytes for held in self._arenas.values()]
+        return max(sizes, default=0) / speed
+
+    def _look_for_requests(self) -> None:
+        for kind, details in take_requests(self._policy.layout, self._policy.attempt):
+            journal.append(self._policy.layout.journal, "request", kind=kind, **details)
+            if kind == "stop" and details.get("now"):
+                self._leave_now("stop --now", 130)
+            else:
+                self._tell("request", request=kind, details=details)
+
+    def _leave_now(self, reason: str, status: int) -> None:
+        if not self._persist_newest(reason, leave_status=status):
+            self._tell("leave", status=status, reason=reason, step=self._durable_step)
+
+    # -- making durable ---------------------------------------------------------
+
+    def _newest(self) -> tuple[HeldArena, SlotRecord] | None:
+        with self._lock:
+            found = [(held, held.newest()) for held in self._arenas.values()]
+        whole = [(held, record) for held, record in found if record is not None]
+        return max(whole, key=lambda pair: pair[1].sequence, default=None)
+
+    def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
+        """Write the newest whole slot unless it is durable already; False if there is none."""
+        for _ in range(100):
+            newest = self._newest()
+            if newest is None or newest[1].sequence <= self._durable_sequence:
+                return False
+            held, record = newest
+            if held.pin(record):
+                self._writer.submit(Job(held, record, reason, leave_status=leave_status))
+                return True
+            time.sleep(0.01)  # the trainer has just made a newer one whole
+        return False
+
+    def _outcome(self, outcome: Outcome) -> None:
+        job, record = outcome.job, outcome.job.record
+        if outcome.error is None:
+            self._failed = False
+            if job.held.arena.attempt == self._policy.attempt:
+                self._durable_sequence = max(self._durable_sequence, record.sequence)
+                self._durable_step = record.step
+            self._tell("durable", order=job.order, step=record.step, seconds=outcome.seconds)
+        else:
+            self._failed = True
+            journal.append(
+                self._policy.layout.journal, "save-failed", step=record.step, error=outcome.error
+            )
+            kind = "fenced" if outcome.is_fenced else "failed"
+            self._tell(kind, order=job.order, step=record.step, error=outcome.error)
+        if job.leave_status is not None:
+            self._leave_status = job.leave_status
+            self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
+            self._tell("leave", status=job.leave_status, reason=job.reason, step=self._durable_step)
+
+    # -- the end ------------------------------------------------------------------
+
+    def _bury(self) -> None:
+        """The trainer is dead without a goodbye: save what it left, and say so."""
+        self._ends.link.setblocking(False)
+        while (received := messages.receive(self._ends.link)) is not None:
+            message, descriptors = received
+            if message["kind"] == "arena":
+                self._hold(descriptors[0], message.get("path"))
+        self._writer.wait_idle()
+        self._persist_newest("death")
+        self._writer.wait_idle()
+        layout, attempt = self._policy.layout, self._policy.attempt
+        step = int(self._ends.control.words[control.STEP])
+        record = {
+            "status": self._leave_status,
+            "how": "left" if self._leave_status is not None else "died",
+            "step": step,
+            "durable_step": self._durable_step,
+        }
+        if not layout.exit(attempt).exists():
+            journal.append(layout.journal, "death", attempt=attempt, **record)
+            with contextlib.suppress(OSError):
+                write_json(layout.exit(attempt), record)
+        self._let_go()
+        self._done = True
+
+    def _let_go(self) -> None:
+        """Remove the arenas; one that the disk would not take stays for the next start."""
+        with self._lock:
+            for held in self._arenas.values():
+                held.retire(remove=not self._failed)
+            self._arenas.clear()
+
+    def _kill_trainer(self) -> None:
+        """The trainer said that it was leaving, or was told to, and is still there."""
+        status = Path(f"/proc/{self._ends.trainer_pid}/status")
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            if fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt":
+                return  # a debugger has it: never kill what a person looks at
+        journal.append(self._policy.layout.journal, "killed-by-keeper", status=self._leave_status)
+        if self._ends.pidfd is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
+
+    def _beat_now(self) -> None:
+        self._beat += 1
+        words = self._ends.control.words
+        newest = self._newest()
+        beat = {
+            "beat": self._beat,
+            "keeper": self._identity,
+            "time": time.time(),
+            "step": int(words[control.STEP]),
+            "boundary_age_seconds": _age(int(words[control.BOUNDARY_NS])),
+            "memory_step": None if newest is None else newest[1].step,
+            "memory_time": None if newest is None else newest[1].captured_at,
+            "durable_step": self._durable_step,
+            "slots": None if newest is None else newest[0].arena.slots,
+            "in_shm": newest is not None and newest[0].path is not None,
+        }
+        with contextlib.suppress(OSError):
+            write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)
+        numbers = self._policy.layout.attempt_numbers()
+        if numbers and numbers[-1] > self._policy.attempt:
+            self._tell("fenced", order=None, step=None, error=f"attempt {numbers[-1]} took over")
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        messages.send(self._ends.link, kind, **fields)
+
+
+def _find(held: HeldArena, sequence: int) -> SlotRecord | None:
+    return next((r for r in held.arena.whole() if r.sequence == sequence), None)
+
+
+def _age(boundary_ns: int) -> float | None:
+    return None if boundary_ns == 0 else round((time.monotonic_ns() - boundary_ns) / 1e9, 2)

@@ -1,0 +1,1 @@
+"""How a run leaves, and with which exit status."""

@@ -1,0 +1,20 @@
+"""Exit statuses: the one table."""
+
+from __future__ import annotations
+
+import signal
+
+FINISHED = 0
+BAD = 65  # a rule called the training bad
+NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
+REQUEUE = 75  # interrupted: whoever started it should start it again
+PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
+TERMINATED = 143
+
+
+def of_signal(number: int) -> int:
+    """The status with which a run leaves that this signal asked to stop."""
+    if number == signal.SIGTERM:
+        return TERMINATED
+    name = signal.Signals(number).name
+    return REQUEUE if name in ("SIGUSR1", "SIGUSR2") else PERSON

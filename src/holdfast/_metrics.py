@@ -1,0 +1,54 @@
+"""The metrics of the last step, read only when somebody needs their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast._errors import HoldfastError
+
+
+class Metrics:
+    """What `run.log` was given; a tensor on a device is not waited for until it is wanted."""
+
+    def __init__(self, best: tuple[str, str] | None) -> None:
+        self._latest: dict[str, Any] = {}
+        self._mode, self._watched = best or ("", "")
+        self._best: float | None = None
+
+    def note(self, metrics: Mapping[str, Any]) -> bool:
+        """Keep the values; True if the watched metric is better than ever before."""
+        for name, value in metrics.items():
+            self._latest[name] = value if isinstance(value, int | float) else _held(name, value)
+        if self._watched not in metrics:
+            return False
+        value = float(self._latest[self._watched])
+        if not math.isfinite(value):
+            return False
+        sign = 1 if self._mode == "min" else -1
+        if self._best is not None and sign * value >= sign * self._best:
+            return False
+        self._best = value
+        return True
+
+    def values(self) -> dict[str, float | None]:
+        """The latest value of each metric; None for what is no finite number."""
+        found = {name: float(value) for name, value in self._latest.items()}
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+    def restore(self, metrics: Mapping[str, float | None], best: float | None = None) -> None:
+        self._latest = {name: math.nan if v is None else v for name, v in metrics.items()}
+        self._best = best
+
+
+def _held(name: str, value: Any) -> Any:
+    """The value without its graph, to be read later."""
+    size = getattr(value, "numel", None)
+    count = size() if callable(size) else getattr(value, "size", None)
+    if count != 1 or not hasattr(value, "__float__"):
+        raise HoldfastError(
+            f"run.log({name}=…): a {type(value).__name__} is not one number.\n"
+            "Log numbers, or tensors and arrays of one element."
+        )
+    return value.detach() if hasattr(value, "detach") else value

@@ -1,0 +1,157 @@
+"""The adapter for NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast._record.image import TensorSpec
+
+KIND = "numpy"
+
+_STORED_AS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+}
+
+
+def is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def alias_key(value: Any) -> Hashable | None:
+    if isinstance(value, np.generic) or value.size == 0:
+        return None
+    return (
+        "numpy",
+        value.__array_interface__["data"][0],
+        value.dtype.str,
+        value.shape,
+        value.strides,
+    )
+
+
+def spec(name: str, value: Any) -> TensorSpec:
+    dtype = value.dtype
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects cannot be stored; use numbers or a list.")
+    if dtype.names is not None:
+        raise ValueError("a structured array cannot be stored; store its fields one by one.")
+    native = dtype.isnative and dtype.byteorder != ">"
+    in_order = isinstance(value, np.generic) or value.flags.c_contiguous
+    return TensorSpec(
+        name=name,
+        kind=KIND,
+        # A scalar is not an array of no dimensions: it is told apart by its dtype.
+        dtype=("scalar " if isinstance(value, np.generic) else "") + _dtype_name(dtype),
+        stored_as=_STORED_AS.get(dtype.name, "U8") if native else "U8",
+        shape=tuple(value.shape),
+        strides=None if in_order else tuple(value.strides),
+        item_bytes=dtype.itemsize,
+        size_bytes=value.nbytes,
+    )
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    # Types of ml_dtypes (bfloat16, …) have a name and no code of their own.
+    return dtype.name if dtype.kind == "V" else dtype.str
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name.removeprefix("scalar "))
+
+
+def encode_other(_: object) -> None:
+    return None
+
+
+def destinations(
+    buffer: Any, places: Sequence[tuple[TensorSpec, int]], start: int
+) -> list[np.ndarray[Any, Any]]:
+    """Where each array goes: views of the mapping, made once and used for every snapshot."""
+    whole = memoryview(buffer)
+    return [_typed(whole[start + at : start + at + s.size_bytes], s) for s, at in places]
+
+
+def _typed(data: memoryview, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    if spec.size_bytes == 0:
+        return np.empty(spec.shape, _dtype(spec.dtype))
+    return np.frombuffer(data, np.uint8).view(_dtype(spec.dtype)).reshape(spec.shape)
+
+
+def copy_all(targets: Sequence[np.ndarray[Any, Any]], values: Sequence[Any]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        np.copyto(target, value, casting="no")
+
+
+def bytes_of(value: Any) -> memoryview:
+    flat = np.ascontiguousarray(value).reshape(-1)
+    return flat.view(np.uint8).data if flat.size else memoryview(b"")
+
+
+def borrow(spec: TensorSpec, data: memoryview) -> Any:
+    array = _typed(data, spec)
+    return array[()] if spec.dtype.startswith("scalar ") else array
+
+
+def own(spec: TensorSpec, data: memoryview) -> Any:
+    array = _typed(data, spec)
+    if spec.dtype.startswith("scalar "):
+        return array[()]
+    if spec.strides is None:
+        return array.copy()
+    order = sorted(range(array.ndim), key=lambda axis: -abs(spec.strides[axis]))  # type: ignore[index]
+    fresh = np.empty([array.shape[axis] for axis in order], array.dtype)
+    back = np.argsort(order)
+    target: np.ndarray[Any, Any] = fresh.transpose(back)
+    target[...] = array
+    return target
+
+
+def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
+    if not isinstance(live, np.ndarray) or spec.dtype.startswith("scalar "):
+        return False
+    if live.dtype != _dtype(spec.dtype) or live.shape != spec.shape or not live.flags.writeable:
+        return False
+    np.copyto(live, _typed(data, spec), casting="no")
+    return True
+
+
+def is_generator(value: object) -> bool:
+    return isinstance(value, np.random.Generator | np.random.RandomState)
+
+
+def generator_state(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return value.get_state(legacy=False)
+
+
+def restore_generator(value: Any, state: Any) -> None:
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    else:
+        value.set_state(state)
+
+
+def generators() -> dict[str, Any]:
+    return {"numpy": np.random.get_state(legacy=False)}
+
+
+def restore_generators(states: Mapping[str, Any]) -> list[str]:
+    np.random.set_state(states["numpy"])
+    return []

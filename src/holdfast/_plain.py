@@ -1,0 +1,78 @@
+"""The adapter for Python's own bytes and generators: what needs no framework."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from holdfast._record.image import TensorSpec
+
+KIND = "bytes"
+_INLINE_BYTES = 1024
+
+
+def is_array(value: object) -> bool:
+    return isinstance(value, bytes | bytearray) and len(value) > _INLINE_BYTES
+
+
+def alias_key(value: bytes | bytearray) -> Hashable | None:
+    return ("bytes", id(value))
+
+
+def spec(name: str, value: bytes | bytearray) -> TensorSpec:
+    dtype = "bytes" if isinstance(value, bytes) else "bytearray"
+    return TensorSpec(name, KIND, dtype, "U8", (len(value),), None, 1, len(value))
+
+
+def encode_other(_: object) -> None:
+    return None
+
+
+def destinations(
+    buffer: Any, places: Sequence[tuple[TensorSpec, int]], start: int
+) -> list[memoryview]:
+    """Where each tensor goes: views of the mapping, made once and used for every snapshot."""
+    whole = memoryview(buffer)
+    return [whole[start + at : start + at + s.size_bytes] for s, at in places]
+
+
+def copy_all(targets: Sequence[memoryview], values: Sequence[bytes]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target[:] = value
+
+
+def bytes_of(value: bytes | bytearray) -> memoryview:
+    return memoryview(value)
+
+
+def borrow(_: TensorSpec, data: memoryview) -> bytes:
+    return bytes(data)
+
+
+def own(spec: TensorSpec, data: memoryview) -> bytes | bytearray:
+    return bytes(data) if spec.dtype == "bytes" else bytearray(data)
+
+
+def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
+    if not isinstance(live, bytearray) or spec.dtype != "bytearray":
+        return False
+    live[:] = data
+    return True
+
+
+def is_generator(value: object) -> bool:
+    return isinstance(value, random.Random)
+
+
+def generator_state(value: random.Random) -> Any:
+    return value.getstate()
+
+
+def restore_generator(value: random.Random, state: Any) -> None:
+    version, words, gauss = state
+    value.setstate((version, tuple(words), gauss))
+
+
+def generators() -> dict[str, Any]:
+    return {}

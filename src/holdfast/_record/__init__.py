@@ -1,0 +1,1 @@
+"""What outlives a process: the run folder's paths, files and journal."""

@@ -1,0 +1,83 @@
+"""Files that are whole or absent: the only place that renames.
+
+write, fsync, rename, fsync of the folder: with any of the four left out, a
+power cut was measured to lose the file or to leave it empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from holdfast._record.faults import pass_point
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder: a rename is only in the directory, flushed on its own."""
+    if os.name == "nt":  # Windows cannot open a folder, and flushes renames by itself
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace the file at `path` by `data`: a reader sees the old bytes or the new ones."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def publish_folder(prepared: Path, final: Path) -> bool:
+    """Give a finished folder its final name, durably; False if that name is taken.
+
+    The folder must not be empty: rename(2) replaces an empty folder in silence.
+    """
+    try:
+        prepared.rename(final)
+    except OSError:
+        if final.exists():
+            return False
+        raise
+    sync_folder(final.parent)
+    return True
+
+
+def move_aside(path: Path, folder: Path) -> Path:
+    """Move a file or folder into `folder` under a free name, and return where it went."""
+    folder.mkdir(exist_ok=True)
+    target = folder / path.name.lstrip(".")
+    count = 1
+    while target.exists():
+        count += 1
+        target = folder / f"{path.name.lstrip('.')}.{count}"
+    path.rename(target)
+    sync_folder(folder)
+    sync_folder(path.parent)
+    return target
+
+
+def discard_folder(path: Path) -> None:
+    """Remove a folder so that no half of it is ever taken for the whole."""
+    pass_point("before-removal")
+    doomed = path.with_name(f".removing-{path.name}")
+    path.rename(doomed)
+    for entry in sorted(doomed.iterdir()):
+        entry.unlink()
+        pass_point("half-removed")
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,178 @@
+"""Attempts: who has the run folder, since when, and how it ended.
+
+An attempt's number is taken by renaming a prepared folder to it, which only one
+process can do, and which leaves no moment without a lease in it. A lease of this
+machine is judged by its process. One of another machine is judged by whether its
+heartbeat moves while we look: clocks of two machines are never compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast._errors import FolderError, NotARun, RunIsLive
+from holdfast._record.atomic import publish_folder, write_atomic
+from holdfast._record.identity import ProcessIdentity, of_process
+from holdfast._record.layout import RunLayout
+from holdfast._record.line import Origin
+
+BEAT_SECONDS = 2.0
+SILENT_SECONDS = 15.0
+_KEEPER_SECONDS = 120.0
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file; empty if there is none or it does not parse."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
+    """Replace a small JSON file."""
+    write_atomic(path, (json.dumps(value, indent=1) + "\n").encode(), durable=durable)
+
+
+def open_folder(folder: Path) -> tuple[RunLayout, str]:
+    """Make the run folder if it is not there, and return its paths and the run's id."""
+    layout = RunLayout(folder.absolute())
+    try:
+        for path in (layout.attempts, layout.checkpoints, layout.requests):
+            path.mkdir(parents=True, exist_ok=True)
+        if not read_json(layout.identity).get("run_id"):
+            write_json(layout.identity, {"run_id": uuid.uuid4().hex, "created": time.time()})
+        with tempfile.TemporaryFile(dir=layout.attempts):
+            pass
+    except OSError as error:
+        raise FolderError(
+            f"{folder}: this run folder cannot be written ({error.strerror or error}).\n"
+            "Choose a folder that you may write to, on a disk with room."
+        ) from error
+    return layout, str(read_json(layout.identity)["run_id"])
+
+
+def find_run(folder: Path) -> tuple[RunLayout, str]:
+    """The paths and the id of a run that is there already."""
+    layout = RunLayout(folder.absolute())
+    run_id = read_json(layout.identity).get("run_id")
+    if not run_id:
+        raise NotARun(
+            f"{folder}: there is no run here.\nA run folder is what holdfast.Run was given."
+        )
+    return layout, str(run_id)
+
+
+def lease_holder(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
+    """The process that took this attempt, or None if the lease is unreadable."""
+    return _identity(read_json(layout.lease(attempt)).get("process"))
+
+
+def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
+    """The keeper that beats for this attempt."""
+    return _identity(read_json(layout.heartbeat(attempt)).get("keeper"))
+
+
+def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
+    """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
+    if layout.exit(attempt).exists():
+        return False
+    holder = lease_holder(layout, attempt)
+    if holder is None:
+        return False
+    if holder.is_here():
+        return holder.is_alive()
+    first = read_json(layout.heartbeat(attempt)).get("beat")
+    deadline = time.monotonic() + patience_seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.25)
+        if layout.exit(attempt).exists():
+            return False
+        if read_json(layout.heartbeat(attempt)).get("beat") != first:
+            return True
+    return False
+
+
+def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
+    """Take the next attempt number, or refuse if another process has the run."""
+    while True:
+        numbers = layout.attempt_numbers()
+        newest = numbers[-1] if numbers else 0
+        if newest:
+            _refuse_if_live(layout, newest, folder, say)
+            await_keeper(layout, newest, say)
+        prepared = Path(tempfile.mkdtemp(prefix=".claim-", dir=layout.attempts))
+        lease = {"process": asdict(of_process()), "since": time.time()}
+        write_json(prepared / "lease.json", lease)
+        prepared.chmod(0o755)
+        if publish_folder(prepared, layout.attempt(newest + 1)):
+            return newest + 1
+        shutil.rmtree(prepared, ignore_errors=True)  # another process was faster: look again
+
+
+def _refuse_if_live(
+    layout: RunLayout, attempt: int, folder: Path, say: Callable[[str], None]
+) -> None:
+    holder = lease_holder(layout, attempt)
+    if holder is None or layout.exit(attempt).exists():
+        return
+    if not holder.is_here():
+        say(
+            f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not say "
+            f"goodbye; watching up to {SILENT_SECONDS:.0f} s whether it still lives."
+        )
+    if is_live(layout, attempt):
+        raise RunIsLive(
+            f"{folder}: another process trains here, pid {holder.pid} on {holder.host}.\n"
+            f"Stop it first (holdfast stop {folder}), or use another folder.",
+            pid=holder.pid,
+            host=holder.host,
+        )
+
+
+def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) -> None:
+    """Let the keeper of a dead process finish what it makes durable; end it if it is stuck."""
+    keeper = keeper_of(layout, attempt)
+    if keeper is None or not keeper.is_here() or not keeper.is_alive():
+        return
+    began = time.monotonic()
+    told = False
+    while keeper.is_alive():
+        waited = time.monotonic() - began
+        if waited > 1 and not told:
+            say(f"the last attempt's keeper (pid {keeper.pid}) is still writing; waiting for it.")
+            told = True
+        if waited > _KEEPER_SECONDS:
+            say(f"the last attempt's keeper (pid {keeper.pid}) is stuck; ending it.")
+            os.kill(keeper.pid, signal.SIGKILL)
+            return
+        time.sleep(0.01)
+
+
+def read_origins(layout: RunLayout) -> dict[int, Origin]:
+    """The attempts that began to train, each with the (attempt, step) it came from."""
+    origins: dict[int, Origin] = {}
+    for number in layout.attempt_numbers():
+        found = read_json(layout.origin(number))
+        if "attempt" in found:
+            attempt = found["attempt"]
+            origins[number] = None if attempt is None else (int(attempt), int(found["step"]))
+    return origins
+
+
+def _identity(value: object) -> ProcessIdentity | None:
+    try:
+        return ProcessIdentity(**value) if isinstance(value, dict) else None
+    except TypeError:
+        return None

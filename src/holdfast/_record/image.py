@@ -1,0 +1,164 @@
+"""The image: a state as one safetensors file, planned before a byte is copied.
+
+    8 bytes   length of the header
+    header    JSON, padded so that the data starts on a page
+    data      the tensors, largest item first, without gaps (safetensors allows
+              none, and so every tensor stays aligned to its own item)
+    scalars   the tree with all that is no tensor, JSON padded with blanks; its
+              capacity fills the last page, so that the whole can go to the disk
+              in aligned writes
+
+Any safetensors reader opens it. Standard library only: the keeper uses it too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PAGE = 4096
+SCALARS = "holdfast.scalars"
+_FORMAT = "holdfast-1"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor as it will be stored."""
+
+    name: str
+    kind: str  # which adapter made it: "torch", "numpy", "bytes"
+    dtype: str  # the framework's own name
+    stored_as: str  # safetensors' name; "U8" where it has none
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # only where the tensor is not in C order
+    item_bytes: int
+    size_bytes: int
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape that safetensors sees: raw bytes get a dimension of their own."""
+        raw = self.stored_as == "U8" and self.item_bytes > 1
+        return (*self.shape, self.item_bytes) if raw else self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A named byte range of the image."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """Where each tensor of a state stands in the image."""
+
+    specs: tuple[TensorSpec, ...]
+    offsets: tuple[int, ...]  # of each spec, from the start of the image
+    header: bytes
+    scalars: Extent
+    size_bytes: int
+
+    def extents(self) -> list[Extent]:
+        """Header, tensors and scalars in the order of the file: they cover it whole."""
+        tensors = (Extent(s.name, o, s.size_bytes) for s, o in self.in_file_order())
+        return [Extent("header", 0, len(self.header)), *tensors, self.scalars]
+
+    def in_file_order(self) -> list[tuple[TensorSpec, int]]:
+        return sorted(zip(self.specs, self.offsets, strict=True), key=lambda pair: pair[1])
+
+
+def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
+    """Lay out tensors and at least `scalars_bytes` of scalars, with room for them to grow."""
+    order = sorted(range(len(specs)), key=lambda index: -_alignment(specs[index].item_bytes))
+    relative = [0] * len(specs)
+    position = 0
+    for index in order:
+        relative[index] = position
+        position += specs[index].size_bytes
+    wanted = position + max(2 * scalars_bytes, PAGE)
+    data_bytes = -(-wanted // PAGE) * PAGE
+    capacity = data_bytes - position
+    header = _header(specs, relative, order, position, capacity)
+    start = len(header)
+    return ImagePlan(
+        specs=tuple(specs),
+        offsets=tuple(start + offset for offset in relative),
+        header=header,
+        scalars=Extent(SCALARS, start + position, capacity),
+        size_bytes=start + data_bytes,
+    )
+
+
+def _alignment(item_bytes: int) -> int:
+    return item_bytes if item_bytes in (1, 2, 4, 8, 16) else 1
+
+
+def _header(
+    specs: Sequence[TensorSpec], relative: list[int], order: list[int], end: int, capacity: int
+) -> bytes:
+    own = [[s.name, s.kind, s.dtype, s.shape, s.strides, s.item_bytes] for s in specs]
+    table: dict[str, Any] = {"__metadata__": {"format": _FORMAT, "specs": json.dumps(own)}}
+    for index in order:
+        spec = specs[index]
+        table[spec.name] = {
+            "dtype": spec.stored_as,
+            "shape": spec.stored_shape,
+            "data_offsets": [relative[index], relative[index] + spec.size_bytes],
+        }
+    table[SCALARS] = {"dtype": "U8", "shape": [capacity], "data_offsets": [end, end + capacity]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    padded = -(-(8 + len(text)) // PAGE) * PAGE - 8
+    return padded.to_bytes(8, "little") + text.ljust(padded)
+
+
+def header_bytes(first: bytes | memoryview) -> int:
+    """The length of the header of the image that begins with these bytes."""
+    return 8 + int.from_bytes(first[:8], "little")
+
+
+def parse_header(header: bytes) -> ImagePlan:
+    """The plan that a stored header was made from; ValueError if it is none of ours."""
+    try:
+        table = json.loads(header[8:])
+        metadata = table.pop("__metadata__")
+        if metadata["format"] != _FORMAT:
+            raise ValueError("not written by this version of holdfast")
+        specs = []
+        offsets = []
+        for name, kind, dtype, shape, strides, item_bytes in json.loads(metadata["specs"]):
+            first, last = table[name]["data_offsets"]
+            specs.append(
+                TensorSpec(
+                    name=name,
+                    kind=kind,
+                    dtype=dtype,
+                    stored_as=table[name]["dtype"],
+                    shape=tuple(shape),
+                    strides=None if strides is None else tuple(strides),
+                    item_bytes=item_bytes,
+                    size_bytes=last - first,
+                )
+            )
+            offsets.append(len(header) + first)
+        first, last = table[SCALARS]["data_offsets"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an image of holdfast: {error!r}") from error
+    scalars = Extent(SCALARS, len(header) + first, last - first)
+    return ImagePlan(tuple(specs), tuple(offsets), header, scalars, len(header) + last)
+
+
+def encode_scalars(value: dict[str, Any]) -> bytes:
+    """What is no tensor, as the bytes that the scalars' range begins with."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode_scalars(data: bytes | memoryview) -> dict[str, Any]:
+    """The scalars in their range of the image."""
+    value = json.loads(bytes(data))
+    if not isinstance(value, dict):
+        raise ValueError("the scalars are not an object")
+    return value

@@ -1,0 +1,124 @@
+"""Where everything stands: every path of a run folder is spelled here, and nowhere else.
+
+runs/demo/
+  run.json                         the run's random id
+  journal.jsonl                    what happened, one line each
+  attempts/0002/                   one life of the process
+    lease.json  heartbeat.json     who has the folder, and that it lives
+    origin.json                    the (attempt, step) it came from
+    exit.json                      how it ended
+    stacks.txt  keeper.log  trouble.txt
+  checkpoints/step-000000001240-a0002/
+    manifest.json  rank-00000.safetensors
+  requests/stop-0002.json          asked from another process
+  set-aside/                       damaged or unfinished checkpoints
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})")
+_ATTEMPT = re.compile(r"\d{4,}")
+MANIFEST = "manifest.json"
+
+
+def rank_file(rank: int) -> str:
+    """The name of one rank's part of a checkpoint."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """The paths of one run folder."""
+
+    folder: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.folder / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def requests(self) -> Path:
+        return self.folder / "requests"
+
+    @property
+    def set_aside(self) -> Path:
+        return self.folder / "set-aside"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number:04d}"
+
+    def lease(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "lease.json"
+
+    def heartbeat(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "heartbeat.json"
+
+    def origin(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "origin.json"
+
+    def exit(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "exit.json"
+
+    def stacks(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "stacks.txt"
+
+    def keeper_log(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "keeper.log"
+
+    def trouble(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "trouble.txt"
+
+    def request(self, kind: str, attempt: int) -> Path:
+        return self.requests / f"{kind}-{attempt:04d}.json"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        return self.checkpoints / f"step-{step:012d}-a{attempt:04d}"
+
+    def partial(self, step: int, attempt: int, pid: int) -> Path:
+        return self.checkpoints / f".partial-step-{step:012d}-a{attempt:04d}-{pid}"
+
+    def attempt_numbers(self) -> list[int]:
+        """The attempts so far, oldest first."""
+        if not self.attempts.is_dir():
+            return []
+        names = (entry.name for entry in self.attempts.iterdir())
+        return sorted(int(name) for name in names if _ATTEMPT.fullmatch(name))
+
+    def checkpoint_folders(self) -> list[tuple[int, int, Path]]:
+        """(step, attempt, folder) of every committed checkpoint, oldest first."""
+        if not self.checkpoints.is_dir():
+            return []
+        found = []
+        for entry in self.checkpoints.iterdir():
+            match = _CHECKPOINT.fullmatch(entry.name)
+            if match is not None:
+                found.append((int(match[1]), int(match[2]), entry))
+        return sorted(found, key=lambda item: (item[1], item[0]))
+
+    def partial_folders(self) -> list[Path]:
+        """Checkpoints that were begun and never committed."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".partial-"))
+
+    def half_removed_folders(self) -> list[Path]:
+        """Checkpoints whose removal was cut short: nobody wants them any more."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".removing-"))

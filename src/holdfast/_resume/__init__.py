@@ -1,0 +1,1 @@
+"""From the newest good state back to live objects."""

@@ -1,0 +1,181 @@
+"""Find the newest good state on the run's own line: in memory or on disk.
+
+What is damaged or unfinished is set aside, told in one line and in the journal,
+and the one before it is used. It is never deleted and never loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast._errors import DamagedCheckpoint, NoGoodCheckpoint
+from holdfast._record import journal
+from holdfast._record.atomic import move_aside
+from holdfast._record.layout import RunLayout
+from holdfast._record.line import is_on_line
+from holdfast._resume.verify import Loaded, read_checkpoint, verify_image
+
+if TYPE_CHECKING:
+    from holdfast._save.arena import Arena, SlotRecord
+
+
+@dataclass(slots=True)
+class Leftover:
+    """An arena that an earlier attempt left in memory."""
+
+    arena: Arena
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A good state, and where it was."""
+
+    attempt: int
+    step: int
+    loaded: Loaded
+    leftover: Leftover | None = None  # set if it was in memory
+    record: SlotRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    attempt: int
+    step: int
+    folder: Path | None = None
+    leftover: Leftover | None = None
+    record: Any = None
+
+
+def open_leftovers(run_id: str) -> list[Leftover]:
+    """The arenas that earlier attempts of this run left in memory.
+
+    Opened before the last keeper is waited for: it removes the file when it is
+    done, and an open mapping stays readable.
+    """
+    if sys.platform != "linux":
+        return []
+    from holdfast._save.arena import Arena, NotAnArena
+    from holdfast._save.backing import find_leftovers, open_leftover
+
+    found = []
+    for path in find_leftovers(run_id):
+        descriptor = open_leftover(path)
+        if descriptor is None:
+            continue
+        try:
+            arena = Arena(descriptor)
+        except (NotAnArena, ValueError, OSError):
+            continue  # perhaps being made right now by a live attempt: not ours to remove
+        if arena.run_id == run_id:
+            found.append(Leftover(arena, path))
+    return found
+
+
+def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
+    """Move checkpoints that were begun and never committed out of the way."""
+    for partial in layout.partial_folders():
+        with contextlib.suppress(OSError):
+            where = move_aside(partial, layout.set_aside)
+            say(f"an unfinished checkpoint was set aside: {where}")
+            journal.append(
+                layout.journal, "set-aside", name=partial.name, where=str(where), why="unfinished"
+            )
+
+
+def find_newest(
+    layout: RunLayout,
+    line: dict[int, int | None],
+    leftovers: list[Leftover],
+    say: Callable[[str], None],
+) -> Found | None:
+    """The newest state on the line that is whole; None if there never was one."""
+    damaged = 0
+    for candidate in _candidates(layout, line, leftovers):
+        try:
+            return _read(candidate)
+        except DamagedCheckpoint as error:
+            damaged += _report(candidate, error, layout, say)
+    if damaged or any(layout.set_aside.glob("step-*")):
+        # Also at every later start: training from the beginning must be somebody's wish.
+        raise NoGoodCheckpoint(
+            f"{layout.folder}: no checkpoint of this run is whole; "
+            f"the damaged ones are in {layout.set_aside}.\n"
+            "To begin anew, use another folder."
+        )
+    return None
+
+
+def remove_leftovers(run_id: str, attempt: int, spare: Path | None) -> None:
+    """Remove what earlier attempts left in memory, once nobody needs it any more."""
+    if sys.platform != "linux":
+        return
+    from holdfast._save.backing import attempt_of, find_leftovers
+
+    for path in find_leftovers(run_id):
+        if attempt_of(path) < attempt and path != spare:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _candidates(
+    layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
+) -> Iterator[_Candidate]:
+    found = [
+        _Candidate(attempt, step, folder=folder)
+        for step, attempt, folder in layout.checkpoint_folders()
+    ]
+    for leftover in leftovers:
+        found += [
+            _Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
+            for record in leftover.arena.whole()
+            if record.is_hashed  # else nobody can say that it is undamaged
+        ]
+    on_line = [c for c in found if is_on_line(line, c.attempt, c.step)]
+    # Newest first; of two at the same step the one in memory, which is quicker to read.
+    yield from sorted(on_line, key=lambda c: (-c.attempt, -c.step, c.folder is not None))
+
+
+def _read(candidate: _Candidate) -> Found:
+    if candidate.folder is not None:
+        return Found(candidate.attempt, candidate.step, read_checkpoint(candidate.folder))
+    assert candidate.leftover is not None
+    arena, record = candidate.leftover.arena, candidate.record
+    where = f"the snapshot of step {record.step} in memory"
+    try:
+        plan = arena.plan(record.slot)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{where}: {error}.") from error
+    image = arena.image(record.slot)
+    loaded = verify_image(image, plan, arena.digests(record.slot), where)
+    return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
+
+
+def _report(
+    candidate: _Candidate,
+    error: DamagedCheckpoint,
+    layout: RunLayout,
+    say: Callable[[str], None],
+) -> int:
+    """Set a damaged checkpoint aside and say so; returns how many checkpoints that were."""
+    if candidate.folder is None:
+        say(f"{error} It is not used.")
+        journal.append(layout.journal, "damaged", step=candidate.step, why=str(error))
+        return 0
+    where: Path | str = "where it was"
+    with contextlib.suppress(OSError):
+        where = move_aside(candidate.folder, layout.set_aside)
+    say(f"{error} It was set aside ({where}); looking for the one before.")
+    journal.append(
+        layout.journal,
+        "set-aside",
+        name=candidate.folder.name,
+        where=str(where),
+        why=str(error),
+    )
+    return 1

@@ -1,0 +1,325 @@
+"""Put a verified state back into live objects, and make sure that they took it.
+
+Nothing is touched before everything is known to fit. Afterwards the objects are
+captured again: an optimizer that casts its moments, or an object that forgets a
+tensor, is found here and not three weeks later.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast._errors import HoldfastError, RestoreDiffers, StateMismatch
+from holdfast._record.checksum import digest_all
+from holdfast._resume.verify import Loaded
+from holdfast._save.capture import adapter_of, adapters, capture, is_stateful
+
+_NAMED = 8
+
+
+def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
+    """Put the stored values into `state`'s objects; returns the scalars that did not stay."""
+    stored = loaded.head["tree"]["state"]
+    _Fit(loaded).check(stored, state)
+    loader = _Loader(loaded)
+    for name, encoded in stored.items():
+        state[name] = loader.load(encoded, state[name], name)
+    return _compare(state, stored, loaded)
+
+
+def decode_generators(loaded: Loaded) -> dict[str, Any]:
+    """The states of the global random generators."""
+    extra = _Loader(loaded).value(loaded.head["tree"]["extra"], borrowed=False)
+    found = extra["generators"]
+    assert isinstance(found, dict)
+    return found
+
+
+class _Fit:
+    """Finds what no longer fits, before anything is changed."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.reshaped: list[str] = []
+
+    def check(self, stored: dict[str, Any], state: dict[str, Any]) -> None:
+        self.unexpected += [name for name in stored if name not in state]
+        self.missing += [name for name in state if name not in stored]
+        for name, encoded in stored.items():
+            if name in state:
+                self._look(encoded, state[name], name)
+        if not (self.missing or self.unexpected or self.reshaped):
+            return
+        lines = ["the checkpoint does not fit the state that Run was given."]
+        for what, names in (
+            ("not in the checkpoint", self.missing),
+            ("only in the checkpoint", self.unexpected),
+            ("changed", self.reshaped),
+        ):
+            if names:
+                more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                lines.append(f"  {what}: {', '.join(names[:_NAMED])}{more}")
+        lines.append(
+            "The checkpoint is left as it was: go back to the state it was made from, "
+            "or use a new folder."
+        )
+        raise StateMismatch(
+            "\n".join(lines),
+            missing=tuple(self.missing),
+            unexpected=tuple(self.unexpected),
+            reshaped=tuple(self.reshaped),
+        )
+
+    def _look(self, encoded: Any, live: Any, path: str) -> None:
+        if isinstance(encoded, list) and isinstance(live, list):
+            for index, (item, now) in enumerate(zip(encoded, live, strict=False)):
+                self._look(item, now, f"{path}.{index}")
+        if not isinstance(encoded, dict):
+            if is_stateful(live):
+                self.reshaped.append(f"{path} (was a plain value, is a {type(live).__name__})")
+            return
+        if "$t" in encoded:
+            self._look_at_array(encoded["$t"], live, path)
+        elif "$state" in encoded:
+            self._look_at_object(encoded["$state"], live, path)
+        elif isinstance(live, dict) and not any(key.startswith("$") for key in encoded):
+            for key, item in encoded.items():
+                if key in live:
+                    self._look(item, live[key], f"{path}.{key}")
+
+    def _look_at_array(self, index: int, live: Any, path: str) -> None:
+        for adapter in adapters():
+            if adapter.is_array(live):
+                self._match(index, adapter.spec(path, live), path)
+
+    def _look_at_object(self, encoded: Any, live: Any, path: str) -> None:
+        if not is_stateful(live):
+            self.reshaped.append(f"{path} (had a state_dict, is a {type(live).__name__})")
+            return
+        for adapter in adapters():
+            strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
+            if strict is None:
+                continue
+            stored = {
+                key: item["$t"]
+                for key, item in _items(encoded)
+                if isinstance(item, dict) and "$t" in item
+            }
+            self.missing += [f"{path}.{key}" for key in strict if key not in stored]
+            self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
+            for key, index in stored.items():
+                if key in strict:
+                    self._match(index, adapter.spec(key, strict[key]), f"{path}.{key}")
+
+    def _match(self, index: int, now: Any, path: str) -> None:
+        then = self._loaded.plan.specs[index]
+        if (then.dtype, then.shape) != (now.dtype, now.shape):
+            self.reshaped.append(
+                f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
+            )
+
+
+def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
+    """The entries of an encoded mapping with string keys."""
+    if not isinstance(encoded, dict):
+        return []
+    if "$odict" in encoded:
+        return [(key, item) for key, item in encoded["$odict"] if isinstance(key, str)]
+    return [(key, item) for key, item in encoded.items() if not key.startswith("$")]
+
+
+class _Loader:
+    """Decodes the stored tree, in place where there is something to put it into."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._owned: dict[int, Any] = {}
+
+    def load(self, encoded: Any, live: Any, path: str) -> Any:
+        """Put an encoded value into `live` if that is possible, and return what to use."""
+        if isinstance(encoded, list) and isinstance(live, list):
+            former = [*live, *[None] * len(encoded)]
+            live[:] = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded)]
+            return live
+        if not isinstance(encoded, dict):
+            return encoded
+        if "$state" in encoded:
+            self._load_object(encoded["$state"], live, path)
+            return live
+        if "$generator" in encoded:
+            state = self.value(encoded["$generator"], borrowed=False)
+            next(a for a in adapters() if a.is_generator(live)).restore_generator(live, state)
+            return live
+        if "$t" in encoded:
+            spec = self._loaded.plan.specs[encoded["$t"]]
+            data = self._loaded.data(encoded["$t"])
+            if adapter_of(spec.kind).load_in_place(live, spec, data):
+                return live
+            return self._own(encoded["$t"])
+        if isinstance(live, dict):
+            return self._load_dict(encoded, live, path)
+        if "$tuple" in encoded:
+            former = [*live] if isinstance(live, tuple) else []
+            former += [None] * len(encoded["$tuple"])
+            items = [
+                self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded["$tuple"])
+            ]
+            make = getattr(type(live), "_make", tuple)
+            return make(items)
+        return self.value(encoded, borrowed=False)
+
+    def _load_dict(self, encoded: dict[str, Any], live: dict[Any, Any], path: str) -> Any:
+        pairs: list[tuple[Any, Any]]
+        if "$dict" in encoded or "$odict" in encoded:
+            raw = encoded.get("$dict", encoded.get("$odict"))
+            pairs = [(self.value(key, borrowed=False), item) for key, item in raw or []]
+        else:
+            pairs = list(encoded.items())
+        fresh = {key: self.load(item, live.get(key), f"{path}.{key}") for key, item in pairs}
+        live.clear()
+        live.update(fresh)
+        return live
+
+    def _load_object(self, encoded: Any, live: Any, path: str) -> None:
+        adapter = next(
+            (a for a in adapters() if getattr(a, "copies_what_it_loads", lambda _: False)(live)),
+            None,
+        )
+        borrowed = adapter is not None
+        try:
+            stored = self.value(encoded, borrowed=borrowed)
+            live.load_state_dict(stored)
+            if borrowed and self._is_kept(live):
+                live.load_state_dict(self.value(encoded, borrowed=False))
+            for each in adapters():
+                getattr(each, "settle", lambda *_: None)(live, stored)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise StateMismatch(
+                f"{path}: {type(live).__name__}.load_state_dict refused the stored state: "
+                f"{type(error).__name__}: {error}\nThe checkpoint is left as it was."
+            ) from error
+
+    def _is_kept(self, live: Any) -> bool:
+        """Whether an object kept a tensor that only borrows the image's memory."""
+        image = self._loaded.image
+        start = ctypes.addressof(ctypes.c_char.from_buffer(image))
+        captured = capture({"object": live})
+        return any(
+            start <= value.data_ptr() < start + image.nbytes
+            for value in captured.values
+            if hasattr(value, "data_ptr")
+        )
+
+    def _own(self, index: int) -> Any:
+        # One tensor under two names stays one tensor.
+        if index not in self._owned:
+            spec = self._loaded.plan.specs[index]
+            self._owned[index] = adapter_of(spec.kind).own(spec, self._loaded.data(index))
+        return self._owned[index]
+
+    def value(self, encoded: Any, *, borrowed: bool) -> Any:
+        """Decode a value; with `borrowed`, tensors share the image's memory."""
+        if isinstance(encoded, list):
+            return [self.value(item, borrowed=borrowed) for item in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        tag = next(iter(encoded), "")
+        if not tag.startswith("$"):
+            return {key: self.value(item, borrowed=borrowed) for key, item in encoded.items()}
+        inner = encoded[tag]
+        if tag == "$t":
+            if not borrowed:
+                return self._own(inner)
+            spec = self._loaded.plan.specs[inner]
+            return adapter_of(spec.kind).borrow(spec, self._loaded.data(inner))
+        if tag in ("$dict", "$odict"):
+            pairs = [
+                (self.value(key, borrowed=False), self.value(item, borrowed=borrowed))
+                for key, item in inner
+            ]
+            if tag == "$dict":
+                return dict(pairs)
+            ordered = OrderedDict(pairs)
+            if "$metadata" in encoded:
+                metadata = self.value(encoded["$metadata"], borrowed=False)
+                ordered._metadata = metadata  # type: ignore[attr-defined]
+            return ordered
+        if tag in ("$tuple", "$set", "$frozenset"):
+            items = [self.value(item, borrowed=borrowed) for item in inner]
+            return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](items)
+        return _decode_plain(tag, inner)
+
+
+def _decode_plain(tag: str, inner: Any) -> Any:
+    if tag == "$float":
+        return float(inner)
+    if tag == "$bytes":
+        return base64.b64decode(inner)
+    if tag == "$complex":
+        return complex(float(inner[0]), float(inner[1]))
+    if tag.startswith("$torch."):
+        return adapter_of("torch").decode_other(tag, inner)
+    raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")
+
+
+def _compare(state: dict[str, Any], stored: Any, loaded: Loaded) -> list[str]:
+    """Capture again and compare with what was stored, to the bit."""
+    captured = capture(state)
+    differing: list[str] = []
+    scalars: list[str] = []
+    views: list[memoryview] = []
+    expected: list[tuple[str, bytes]] = []
+    seen: set[tuple[int, int]] = set()
+
+    def look(then: Any, now: Any, path: str) -> None:
+        if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
+            if "$t" in then:
+                tensor(then["$t"], now["$t"])
+                return
+            for key in then:
+                look(then[key], now[key], path if key.startswith("$") else f"{path}.{key}")
+        elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+            for index, (a, b) in enumerate(zip(then, now, strict=True)):
+                look(a, b, f"{path}.{index}")
+        elif then != now:
+            scalars.append(f"{path} (stored {_short(then)}, now {_short(now)})")
+
+    def tensor(then: int, now: int) -> None:
+        if (then, now) in seen:
+            return
+        seen.add((then, now))
+        old, new = loaded.plan.specs[then], captured.specs[now]
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            differing.append(
+                f"{old.name} (stored as {old.dtype} {list(old.shape)}, "
+                f"now {new.dtype} {list(new.shape)})"
+            )
+            return
+        views.append(adapter_of(new.kind).bytes_of(captured.values[now]))
+        expected.append((old.name, loaded.digests[old.name]))
+
+    look(stored, captured.tree["state"], "")
+    for (name, digest), actual in zip(expected, digest_all(views), strict=True):
+        if digest != actual:
+            differing.append(f"{name} (other values)")
+    if differing:
+        raise RestoreDiffers(
+            "after loading, some of the state is not what was stored: "
+            f"{', '.join(differing[:_NAMED])}.\n"
+            "Its load_state_dict changes what it is given, so the run would not go on exactly.",
+            paths=tuple(differing),
+        )
+    return [item.lstrip(".") for item in scalars]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -1,0 +1,102 @@
+"""The start of an attempt: find, restore, and note where it came from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast._record.attempts import read_origins, write_json
+from holdfast._record.layout import RunLayout
+from holdfast._record.line import trace_line
+from holdfast._resume.find import (
+    Found,
+    Leftover,
+    find_newest,
+    open_leftovers,
+    remove_leftovers,
+    set_aside_unfinished,
+)
+from holdfast._resume.restore import decode_generators, restore_state
+from holdfast._say import say
+
+
+class Salvager(Protocol):
+    """Whoever makes durable what an earlier attempt left in memory."""
+
+    @property
+    def has_keeper(self) -> bool: ...
+
+    def salvage(self, arena: Any, path: str, sequence: int) -> None: ...
+
+
+class Start:
+    """What must be looked at before the attempt's number is taken."""
+
+    def __init__(self, layout: RunLayout, run_id: str, folder: Path) -> None:
+        self.layout = layout
+        self.run_id = run_id
+        self.folder = folder
+        self.leftovers: list[Leftover] = open_leftovers(run_id)
+
+
+@dataclass(slots=True)
+class Resumed:
+    """Where an attempt begins."""
+
+    start: Start
+    attempt: int
+    line: dict[int, int | None]
+    found: Found | None = None
+    step: int = 0
+    resumed_from: int | None = None
+    source: str = "new"
+    generators: dict[str, Any] | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def hand_over(self, keeper: Salvager) -> None:
+        """Give what was only in memory to the keeper, and clean up the rest."""
+        found, spare = self.found, None
+        if found is not None and found.leftover is not None and found.record is not None:
+            folder = self.start.layout.checkpoint(found.step, found.attempt)
+            if keeper.has_keeper and not folder.exists():
+                spare = found.leftover.path
+                keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
+        remove_leftovers(self.start.run_id, self.attempt, spare)
+        for leftover in self.start.leftovers:
+            leftover.arena.close()
+        self.found = None
+
+
+def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
+    """Restore the newest good state into `state`, and note the attempt's origin."""
+    began = time.monotonic()
+    layout = start.layout
+    set_aside_unfinished(layout, say)
+    origins = read_origins(layout)
+    found = find_newest(layout, trace_line(origins, attempt - 1), start.leftovers, say)
+    if found is None:
+        write_json(layout.origin(attempt), {"attempt": None, "step": None})
+        say(f"{start.folder}: a new run (attempt {attempt}).")
+        return Resumed(start, attempt, {attempt: None})
+    for changed in restore_state(state, found.loaded):
+        say(f"{changed} did not stay as it was stored; its object does not keep it.")
+    head = found.loaded.head
+    resumed = Resumed(
+        start,
+        attempt,
+        line=trace_line({**origins, attempt: (found.attempt, found.step)}, attempt),
+        found=found,
+        step=found.step,
+        resumed_from=found.step,
+        source="memory" if found.leftover is not None else "disk",
+        generators=decode_generators(found.loaded),
+        metrics=head.get("metrics", {}),
+    )
+    write_json(layout.origin(attempt), {"attempt": found.attempt, "step": found.step})
+    say(
+        f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
+        f"{time.monotonic() - began:.2f} s (attempt {attempt})."
+    )
+    return resumed

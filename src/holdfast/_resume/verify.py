@@ -1,0 +1,141 @@
+"""Reading a checkpoint or a slot: every byte is read once and checked before it is used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._errors import DamagedCheckpoint
+from holdfast._record import manifest
+from holdfast._record.checksum import digest, digest_all, for_each
+from holdfast._record.image import ImagePlan, decode_scalars, parse_header
+from holdfast._record.layout import MANIFEST
+from holdfast._record.manifest import DataFile, Manifest
+
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A verified image in memory."""
+
+    plan: ImagePlan
+    image: memoryview
+    head: dict[str, Any]  # the scalars: step, tree, metrics, …
+    digests: dict[str, bytes]  # of each tensor, by name
+
+    def data(self, index: int) -> memoryview:
+        """The bytes of tensor number `index`."""
+        start = self.plan.offsets[index]
+        return self.image[start : start + self.plan.specs[index].size_bytes]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; DamagedCheckpoint if it is missing or wrong."""
+    try:
+        data = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
+        raise DamagedCheckpoint(f"{folder}: the manifest {reason}.") from error
+    return manifest.parse(data, str(folder))
+
+
+def read_checkpoint(folder: Path) -> Loaded:
+    """Read a checkpoint into memory with every checksum verified."""
+    found = read_manifest(folder)
+    if len(found.files) != 1:
+        raise DamagedCheckpoint(f"{folder}: written by {len(found.files)} ranks, not one.")
+    file = found.files[0]
+    path = folder / file.name
+    image = _read_verified(path, file)
+    return _loaded(image, {part.name: bytes.fromhex(part.checksum) for part in file.parts}, path)
+
+
+def _read_verified(path: Path, file: DataFile) -> memoryview:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path}: {error.strerror}.") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != file.size_bytes:
+            raise DamagedCheckpoint(
+                f"{path}: has {size} bytes, the manifest says {file.size_bytes}."
+            )
+        image = memoryview(mmap.mmap(-1, max(size, 1)))
+
+        def check(index: int) -> None:
+            part = file.parts[index]
+            view = image[part.offset : part.offset + part.size_bytes]
+            _read_range(descriptor, view, part.offset, path)
+            actual = digest(view).hex()
+            if actual != part.checksum:
+                raise DamagedCheckpoint(
+                    f"{path}: {_thing(part.name)} has checksum {actual[:8]}…, "
+                    f"the manifest says {part.checksum[:8]}…."
+                )
+
+        for_each(check, [part.size_bytes for part in file.parts])
+    finally:
+        os.close(descriptor)
+    return image
+
+
+def _thing(name: str) -> str:
+    return "the header" if name == "header" else f"tensor {name}"
+
+
+def _read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
+    done = 0
+    while done < view.nbytes:
+        piece = view[done : done + _CHUNK_BYTES]
+        try:
+            if hasattr(os, "preadv"):
+                count = os.preadv(descriptor, [piece], offset + done)
+            else:  # Windows, which reads in one thread (see for_each's sizes)
+                data = _seek_read(descriptor, offset + done, piece.nbytes)
+                count = len(data)
+                piece[:count] = data
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).") from error
+        if count == 0:
+            raise DamagedCheckpoint(f"{path}: ends early.")
+        done += count
+
+
+def _seek_read(descriptor: int, offset: int, size: int) -> bytes:
+    copy = os.dup(descriptor)
+    try:
+        os.lseek(copy, offset, os.SEEK_SET)
+        return os.read(copy, size)
+    finally:
+        os.close(copy)
+
+
+def verify_image(image: memoryview, plan: ImagePlan, digests: list[bytes], where: str) -> Loaded:
+    """Check an image that is in memory already against its digests."""
+    extents = plan.extents()
+    views = [image[e.offset : e.offset + e.size_bytes] for e in extents]
+    for extent, expected, actual in zip(extents, digests, digest_all(views), strict=True):
+        if expected != actual:
+            raise DamagedCheckpoint(
+                f"{where}: {_thing(extent.name)} has checksum {actual.hex()[:8]}…, "
+                f"{expected.hex()[:8]}… was noted."
+            )
+    names = (extent.name for extent in extents)
+    return _loaded(image, dict(zip(names, digests, strict=True)), where)
+
+
+def _loaded(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
+    try:
+        length = 8 + int.from_bytes(image[:8], "little")
+        plan = parse_header(bytes(image[:length]))
+        place = plan.scalars
+        head = decode_scalars(image[place.offset : place.offset + place.size_bytes])
+        head["tree"]["state"], int(head["step"])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DamagedCheckpoint(f"{where}: is not a state of holdfast ({error}).") from error
+    return Loaded(plan, image, head, digests)

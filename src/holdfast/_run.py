@@ -1,0 +1,406 @@
+"""Run: the only file that knows the order of the stages.
+
+open:      folder → attempt → newest good state → restore → keeper → signals
+boundary:  request? → snapshot → order → (stop: wait until durable)
+close:     last snapshot durable → goodbye → handlers put back
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import holdfast
+from holdfast._custody.orders import Custody, Handle
+from holdfast._custody.saver import Saver
+from holdfast._errors import HoldfastError, RunIsLive, SaveFailed, SettingsError, Stopped
+from holdfast._keeper.keep import Policy
+from holdfast._leave import statuses
+from holdfast._leave.bounded import bound_leaving, end_process
+from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
+from holdfast._metrics import Metrics
+from holdfast._record import journal
+from holdfast._record.attempts import claim, open_folder
+from holdfast._resume.start import Start, resume
+from holdfast._save.cadence import Cadence
+from holdfast._save.capture import capture, restore_generators
+from holdfast._save.control import BOUNDARY_NS, IN_LOOP, STEP
+from holdfast._say import say
+from holdfast._settings import Settings
+from holdfast._stop.guard import Guard, announce_signal
+from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
+
+_LOOK_SECONDS = 0.1
+_LEAVE_SECONDS = 60.0
+
+
+class Run:
+    """A training run that cannot be lost.
+
+    >>> with holdfast.Run("runs/a", model=model, optimizer=optimizer) as run:  # doctest: +SKIP
+    ...     for step in run.steps(10_000):
+    ...         train_one_step()
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], /, *, settings: Settings | None = None, **state: Any
+    ) -> None:
+        if settings is not None and not isinstance(settings, Settings):
+            raise SettingsError(
+                f"settings={settings!r} is a {type(settings).__name__}.\n"
+                "Valid: holdfast.Settings(…), or None for the defaults."
+            )
+        self._folder = Path(folder)
+        self._settings = settings or Settings()
+        self._state = dict(state)
+        capture(self._state)  # what cannot be stored is refused now, not at the first save
+        self.step = 0
+        self.attempt = 0
+        self.resumed_from: int | None = None
+        self._metrics = Metrics(self._settings.best_metric)
+        self._asked: StopRequest | None = None
+        self._trouble: HoldfastError | None = None
+        self._is_open = False
+        self._counts_itself = False
+        self._total: int | None = None
+        self._stopped: Stopped | None = None
+        self._generators: dict[str, Any] | None = None
+        self._custody: Custody = None  # type: ignore[assignment]  # from opening on
+        self._next_look = 0.0
+        self._next_checkpoint_step = sys.maxsize
+
+    # -- what a user calls ------------------------------------------------------
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The state by name, as it was given or as it was restored."""
+        return MappingProxyType(self._state)
+
+    def update(self, **state: Any) -> None:
+        """Hand over new values for state that cannot change in place, such as numbers.
+
+        >>> run.update(best_loss=0.12)  # doctest: +SKIP
+        """
+        unknown = [name for name in state if name not in self._state]
+        if unknown:
+            raise HoldfastError(
+                f"{unknown[0]} is not part of this run's state.\n"
+                f"Give it to Run first; there is: {', '.join(self._state) or 'nothing'}."
+            )
+        self._state.update(state)
+
+    def log(self, **metrics: Any) -> None:
+        """Note metrics of this step: for `keep_best`, the journal and `holdfast status`.
+
+        >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
+        """
+        if self._metrics.note(metrics):
+            self.save(reason="best")
+
+    def save(self, *, reason: str = "asked") -> Handle:
+        """Ask for a checkpoint at the next boundary; the handle's `wait()` waits for it."""
+        self._require_open()
+        self._next_look = 0.0
+        return self._saver.want(Handle(reason))
+
+    def stop(self, reason: str = "run.stop()") -> None:
+        """Ask the run to stop at the next boundary; from any thread."""
+        self._asked = self._asked or StopRequest(reason, statuses.PERSON)
+        self._next_look = 0.0
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The steps that are left, up to `total` in the whole life of the run.
+
+        >>> for step in run.steps(10_000):  # doctest: +SKIP
+        ...     train_one_step()
+        """
+        if not isinstance(total, int) or isinstance(total, bool) or total < 0:
+            raise SettingsError(f"steps({total!r}): the total is a whole number, 0 or more.")
+        self._require_open()
+        return self._steps(total)
+
+    def _steps(self, total: int) -> Iterator[int]:
+        if self.step >= total:
+            say(f"{self._folder}: finished at step {self.step} of {total}; nothing left to train.")
+            return
+        self._total = total
+        self._counts_itself = True
+        self._enter_loop()
+        try:
+            while self.step < total:
+                yield self.step
+                if self._pass_boundary():
+                    assert self._stopped is not None
+                    raise self._stopped
+        finally:
+            self._leave_loop()
+            self._counts_itself = False
+        self._finish(total)
+
+    def boundary(self) -> bool:
+        """Say that a step is complete; True means: leave the loop now.
+
+        >>> while not run.boundary():  # doctest: +SKIP
+        ...     train_one_step()
+        """
+        self._require_open()
+        if self._counts_itself:
+            raise HoldfastError(
+                "run.boundary() inside run.steps(): run.steps passes the boundaries itself.\n"
+                "Use one of the two."
+            )
+        self._enter_loop()
+        return self._pass_boundary()
+
+    # -- the boundary -------------------------------------------------------------
+
+    def _pass_boundary(self) -> bool:
+        self.step = step = self.step + 1
+        now = time.monotonic()
+        words = self._words
+        words[STEP] = step
+        words[BOUNDARY_NS] = int(now * 1e9)
+        if now < self._next_look and step < self._next_checkpoint_step and not self._noted:
+            return False
+        return self._work(now)
+
+    def _work(self, now: float) -> bool:
+        """A boundary at which there is something to do, or to look after."""
+        self._next_look = now + _LOOK_SECONDS
+        self._custody.look_after_keeper()
+        self._guard.mend()
+        if self._trouble is not None:
+            raise self._trouble
+        if self._total is None or self.step < self._total:  # else it is finished anyway
+            request = self._guard.request() or self._asked
+            if request is not None:
+                self._stop_for(request)
+                return True
+        self._saver.pass_boundary(now, self.step)
+        self._next_look = min(self._next_look, self._cadence.next_look())
+        self._next_checkpoint_step = self._cadence.next_step()
+        return False
+
+    def _stop_for(self, request: StopRequest) -> None:
+        """Make this boundary durable and note why the run leaves."""
+        durable = self._saver.save_and_wait(self.step, f"stop: {request.reason}")
+        status = request.status if durable else statuses.NOT_DURABLE
+        self._stopped = Stopped(status, request.reason, self.step)
+        journal.append(
+            self._layout.journal, "stop", step=self.step, reason=request.reason, status=status
+        )
+        if durable:
+            say(
+                f"step {self.step} is durable; leaving with status {status} ({request.reason}). "
+                "Start the same command again to go on."
+            )
+        handler = self._guard.users_handler(request.number)
+        if handler is not None:
+            handler(request.number, None)
+
+    def _finish(self, total: int) -> None:
+        if not self._saver.save_and_wait(self.step, "finished"):
+            raise SaveFailed(
+                f"{self._folder}: trained to step {total}, but the last checkpoint was not made.\n"
+                "Make room and start the same command again: little is left to repeat."
+            )
+        journal.append(self._layout.journal, "finished", step=self.step, total=total)
+        say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
+
+    # -- messages, in the link's thread ---------------------------------------------
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "noted":
+            newest = self._saver.newest
+            kept = None if newest is None else newest.step
+            announce_signal(message["signal"], message["grace"], self.step + 1, kept)
+        elif kind == "request" and message["request"] == "stop":
+            self._asked = self._asked or stop_from_file(message["details"])
+            say(f"asked to stop: {self._asked.reason}. Finishing step {self.step + 1}.")
+        elif kind == "request":
+            self._saver.want(Handle("holdfast save"))
+        elif kind == "failed":
+            say(f"a checkpoint could not be made: {message['error']}. It will be tried again.")
+        elif kind == "fenced":
+            self._trouble = RunIsLive(
+                f"{self._folder}: {message['error']}.\nThis process writes nothing any more.",
+                pid=0,
+                host="",
+            )
+        elif kind == "leave":
+            self._leave_at_once(message)
+        self._next_look = 0.0
+
+    def _leave_at_once(self, message: dict[str, Any]) -> None:
+        status, step = message["status"], message["step"]
+        kept = "nothing is durable yet" if step is None else f"step {step} is durable"
+        say(f"leaving at once ({message['reason']}): {kept}. Status {status}.")
+        record_exit(
+            self._layout,
+            self.attempt,
+            status=status,
+            how=message["reason"],
+            step=self.step,
+            durable_step=step,
+        )
+        end_process(status)
+
+    # -- opening ----------------------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        if self._is_open:
+            raise HoldfastError(f"{self._folder}: this Run is open already.")
+        self._layout, run_id = open_folder(self._folder)
+        start = Start(self._layout, run_id, self._folder)
+        self.attempt = claim(self._layout, self._folder, say)
+        try:
+            self._open(start, run_id)
+        except BaseException as error:
+            self._abort(error)
+            raise
+        return self
+
+    def _open(self, start: Start, run_id: str) -> None:
+        self._stopped = self._asked = self._trouble = None
+        found = resume(start, self.attempt, self._state)
+        self._generators = found.generators
+        self.step = found.step
+        self.resumed_from = found.resumed_from
+        self._metrics.restore(found.metrics)
+        policy = Policy(
+            layout=self._layout,
+            run_id=run_id,
+            attempt=self.attempt,
+            line=found.line,
+            keep_last=self._settings.keep_last,
+            best=self._settings.best_metric,
+            version=holdfast.__version__,
+        )
+        numbers = self._settings.signal_numbers
+        self._custody = Custody(
+            policy,
+            grace_seconds=self._settings.grace_seconds,
+            numbers=numbers,
+            hear=self._hear,
+        )
+        self._words = self._custody.words
+        self._words[STEP] = self.step
+        now = time.monotonic()
+        self._cadence = Cadence(
+            now=now,
+            step=self.step,
+            max_overhead=self._settings.max_overhead,
+            checkpoint_seconds=self._settings.checkpoint_seconds,
+            checkpoint_steps=self._settings.checkpoint_steps,
+        )
+        self._saver = Saver(self._state, self._metrics, self._custody, self._cadence)
+        found.hand_over(self._custody)
+        self._next_checkpoint_step = self._cadence.next_step()
+        self._next_look = now
+        self._is_open = True
+        self._guard = Guard(numbers, self._custody.wakeup, self._layout.stacks(self.attempt))
+        self._guard.defer(False)
+        self._noted = self._guard.noted
+        journal.append(
+            self._layout.journal,
+            "start",
+            attempt=self.attempt,
+            step=self.step,
+            source=found.source,
+            pid=os.getpid(),
+        )
+        if self._generators is not None:
+            for lost in restore_generators(self._generators):
+                say(f"not restored: {lost}. The run goes on, but not to the same bits.")
+
+    def _enter_loop(self) -> None:
+        if self._words[IN_LOOP]:
+            return
+        if self._generators is not None:
+            # Again: what the script drew between `with` and the loop, it drew before too.
+            restore_generators(self._generators)
+            self._generators = None
+        self._words[IN_LOOP] = 1
+        self._guard.defer(True)
+
+    def _leave_loop(self) -> None:
+        self._words[IN_LOOP] = 0
+        self._guard.defer(False)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise HoldfastError(
+                f"{self._folder}: the run is not open.\nUse it as `with holdfast.Run(…) as run:`."
+            )
+
+    # -- closing ------------------------------------------------------------------------
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._guard.defer(True)  # our own work is not to be cut in two
+        durable = self._saver.keep_last("exception" if error is not None else "closed")
+        leaving = error
+        if error is None:
+            leaving = self._stopped
+        elif self._stopped is None and self._noted and not isinstance(error, Stopped):
+            leaving = self._cut_short(error)
+        if not durable and isinstance(leaving, Stopped):
+            leaving = Stopped(statuses.NOT_DURABLE, leaving.reason, leaving.step)
+        record_exit(
+            self._layout,
+            self.attempt,
+            status=status_of(leaving),
+            how=reason_of(leaving),
+            step=self.step,
+            durable_step=self._custody.durable_step,
+        )
+        self._close(leaving)
+        if leaving is not None and leaving is not error:
+            raise leaving from error
+
+    def _cut_short(self, error: BaseException) -> Stopped:
+        """The step failed after a signal had come: its workers may have died of it too."""
+        request = request_from_signal(self._noted[0])
+        say(
+            f"after {request.reason} the step could not be finished ({reason_of(error)}); step "
+            f" {self._custody.durable_step} is durable."
+        )
+        record_trouble(self._layout, self.attempt, error)
+        return Stopped(request.status, request.reason, self.step)
+
+    def _close(self, error: BaseException | None) -> None:
+        seconds = self._settings.grace_seconds or _LEAVE_SECONDS
+        if isinstance(error, Stopped):
+            self._custody.close(leaving=(error.status, seconds))
+            bound_leaving(error, seconds, say, self._custody.stay)
+        else:
+            self._custody.close()
+        self._saver.close()
+        self._guard.remove()
+        self._is_open = False
+
+    def _abort(self, error: BaseException) -> None:
+        """Opening failed: leave the run as it was found."""
+        record_exit(
+            self._layout,
+            self.attempt,
+            status=status_of(error),
+            how=f"could not start: {reason_of(error)}",
+            step=self.step,
+            durable_step=None,
+        )
+        if self._custody is not None:
+            self._custody.close()
+        if self._is_open:
+            self._guard.remove()
+            self._is_open = False

@@ -1,0 +1,1 @@
+"""From live objects to whole slots in shared memory."""

@@ -1,0 +1,171 @@
+"""Where an arena's memory comes from, and whether there is enough of it.
+
+A file in /dev/shm survives both processes. Where that is too small (a container
+gives it 64 MB), a memfd does: it lives as long as trainer or keeper. The memory
+is reserved before it is mapped, since touching a page that a full file system
+cannot give is a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+_NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)")
+_MADV_POPULATE_WRITE = 23
+_RESERVE_BYTES = 256 << 20
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """The memory of one arena."""
+
+    descriptor: int
+    path: Path | None  # None: a memfd
+
+    def remove(self) -> None:
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+
+def reserve(run_id: str, attempt: int, generation: int, size_bytes: int) -> Backing | None:
+    """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none."""
+    if available_bytes() < size_bytes + _RESERVE_BYTES:
+        return None
+    name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
+    return _reserve_shm(SHM / name, size_bytes) or _reserve_memfd(name, size_bytes)
+
+
+def _reserve_shm(path: Path, size_bytes: int) -> Backing | None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        room = os.statvfs(path.parent)
+        if room.f_bavail * room.f_frsize < size_bytes:
+            return None
+        descriptor = os.open(path, flags, 0o600)
+    except OSError:
+        return None
+    backing = Backing(descriptor, path)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError:
+        backing.remove()
+        os.close(descriptor)
+        return None
+    return backing
+
+
+def _reserve_memfd(name: str, size_bytes: int) -> Backing | None:
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return Backing(descriptor, None)
+
+
+def find_leftovers(run_id: str) -> list[Path]:
+    """Arena files that earlier attempts of this run left in memory."""
+    prefix = f"holdfast-{os.geteuid()}-{run_id}-"
+    try:
+        found = [path for path in SHM.iterdir() if path.name.startswith(prefix)]
+    except OSError:
+        return []
+    return sorted(path for path in found if _NAME.fullmatch(path.name))
+
+
+def attempt_of(path: Path) -> int:
+    """The attempt that an arena file belongs to."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[3])
+
+
+def open_leftover(path: Path) -> int | None:
+    """Open an arena file if it is a private, plain file of this user."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    private = stat.S_ISREG(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    if not private or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def populate(mapped: mmap.mmap) -> None:
+    """Touch every page now: a first touch costs many times the copy itself.
+
+    Called from a thread: ctypes lets go of the interpreter, mmap.madvise does not.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    # An older kernel refuses, and the pages are then touched by the first copies.
+    libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), _MADV_POPULATE_WRITE)
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without pushing anything out: of the machine and the cgroup."""
+    return min(_machine_bytes(), _cgroup_bytes())
+
+
+def _machine_bytes() -> int:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return _UNLIMITED
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else _UNLIMITED
+
+
+def _cgroup_bytes() -> int:
+    """What the memory limits of this process's cgroups, v1 or v2, still leave."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return _UNLIMITED
+    room = _UNLIMITED
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        folder = root / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            if not place.is_relative_to(root):
+                break
+            room = min(room, _left(place / limit, place / used, place / "memory.stat"))
+    return room
+
+
+def _left(limit: Path, used: Path, detail: Path) -> int:
+    try:
+        text = limit.read_text().strip()
+        if text == "max" or int(text) >= _UNLIMITED:
+            return _UNLIMITED
+        # Page cache counts as use, and is given up when memory is wanted.
+        found = re.search(r"^(?:total_)?inactive_file (\d+)", detail.read_text(), re.MULTILINE)
+        cache = int(found[1]) if found else 0
+        return int(text) - int(used.read_text()) + cache
+    except (OSError, ValueError):
+        return _UNLIMITED

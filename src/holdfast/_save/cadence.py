@@ -1,0 +1,83 @@
+"""When to take a snapshot and when a checkpoint: arithmetic on measured costs."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+_SHORTEST_SECONDS = 0.05
+_REMEMBERED = 8
+
+
+class Cadence:
+    """Decides at each boundary; times are of one monotonic clock, in seconds.
+
+    A snapshot that stalls training for c seconds is followed by at least
+    c / max_overhead seconds without one, so that snapshots cost no more than
+    that share of the run's time.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: float,
+        step: int,
+        max_overhead: float,
+        checkpoint_seconds: float | None,
+        checkpoint_steps: int | None,
+    ) -> None:
+        self._max_overhead = max_overhead
+        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoint_steps = checkpoint_steps
+        self._costs: deque[float] = deque(maxlen=_REMEMBERED)
+        self._next_snapshot = now if max_overhead > 0 else float("inf")
+        self._last_checkpoint = now
+        self._last_checkpoint_step = step
+
+    @property
+    def snapshot_seconds(self) -> float | None:
+        """The time between snapshots, once one was measured; None while unknown or off."""
+        if not self._costs or self._max_overhead == 0:
+            return None
+        return max(_SHORTEST_SECONDS, self._expected_cost() / self._max_overhead)
+
+    def next_look(self) -> float:
+        """The first moment at which a timed snapshot or checkpoint can be due."""
+        if self._checkpoint_seconds is None:
+            return self._next_snapshot
+        return min(self._next_snapshot, self._last_checkpoint + self._checkpoint_seconds)
+
+    def next_step(self) -> int:
+        """The step at which a checkpoint is due by count."""
+        every = self._checkpoint_steps
+        if every is None:
+            return sys.maxsize
+        return (self._last_checkpoint_step // every + 1) * every
+
+    def snapshot_due(self, now: float) -> bool:
+        return now >= self._next_snapshot
+
+    def checkpoint_due(self, now: float, step: int) -> bool:
+        if self._checkpoint_steps is not None:
+            return step >= self.next_step()
+        assert self._checkpoint_seconds is not None
+        return now - self._last_checkpoint >= self._checkpoint_seconds
+
+    def took_snapshot(self, now: float, seconds: float) -> None:
+        """A snapshot ended at `now` and had stalled training for `seconds`."""
+        self._costs.append(seconds)
+        pause = self.snapshot_seconds
+        if pause is not None:
+            # The one just paid counts in full, even if it was an outlier.
+            self._next_snapshot = now + max(pause, seconds / self._max_overhead)
+
+    def forget_snapshots(self) -> None:
+        """There is no memory for them."""
+        self._next_snapshot = float("inf")
+
+    def took_checkpoint(self, now: float, step: int) -> None:
+        self._last_checkpoint = now
+        self._last_checkpoint_step = step
+
+    def _expected_cost(self) -> float:
+        return sorted(self._costs)[len(self._costs) // 2]

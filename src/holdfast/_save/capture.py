@@ -1,0 +1,224 @@
+"""From live objects to a tree of plain values and a list of tensors.
+
+The tree is JSON, so nothing is ever pickled and loading runs no code. What JSON
+lacks is tagged:
+
+    {"$t": 3}                tensor number 3          {"$state": …}      an object's state_dict()
+    {"$tuple": […]}          a tuple                  {"$generator": …}  a random generator
+    {"$dict": [[key, …]]}    keys that are no strings {"$bytes": "…"}    short bytes, base64
+    {"$odict": …}            an OrderedDict           {"$float": "nan"}  what JSON cannot say
+
+A tensor that appears twice (tied weights) is stored once, and both places refer to it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import random
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from holdfast import _plain
+from holdfast._errors import UnstorableState
+from holdfast._record.image import TensorSpec
+
+_INLINE_BYTES = 1024
+_DEPTH = 200
+STORABLE = (
+    "objects with state_dict and load_state_dict, torch tensors, NumPy arrays, random generators, "
+    "numbers, strings, bytes, None, and lists, tuples, dicts and sets of these"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A state at one moment: its tree, and the live tensors it refers to."""
+
+    tree: Any
+    specs: list[TensorSpec]
+    values: list[Any]
+
+
+def adapters() -> list[ModuleType]:
+    """The adapters of the frameworks that the user's script has imported.
+
+    An array of a framework exists only where that framework is loaded, so
+    nothing is ever imported on a suspicion.
+    """
+    found = [_plain]
+    if "torch" in sys.modules:
+        from holdfast import torch
+
+        found.append(torch)
+    if "numpy" in sys.modules:
+        from holdfast import _numpy
+
+        found.append(_numpy)
+    return found
+
+
+def adapter_of(kind: str) -> ModuleType:
+    """The adapter that stored tensors of this kind, imported if need be."""
+    if kind == "torch":
+        from holdfast import torch
+
+        return torch
+    if kind == "numpy":
+        from holdfast import _numpy
+
+        return _numpy
+    if kind == "bytes":
+        return _plain
+    raise ValueError(f"the checkpoint holds a tensor of kind {kind!r}, which this holdfast lacks")
+
+
+def is_stateful(value: object) -> bool:
+    """Whether an object gives and takes its own state."""
+    return (
+        not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
+
+
+def capture(state: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> Captured:
+    """Capture the user's state, with `extra` (the generators) beside it.
+
+    Raises UnstorableState with the path and the type of the first value that
+    cannot be stored.
+    """
+    encoder = _Encoder()
+    tree = {"state": {name: encoder.encode(value, name) for name, value in state.items()}}
+    if extra is not None:
+        tree["extra"] = encoder.encode(dict(extra), "holdfast")
+    return Captured(tree, encoder.specs, encoder.values)
+
+
+def capture_generators() -> dict[str, Any]:
+    """The state of every global random generator in use."""
+    version, words, gauss = random.getstate()
+    packed = struct.pack(f"<{len(words)}I", *words)
+    states: dict[str, Any] = {"python": (version, packed, gauss)}
+    for adapter in adapters():
+        states.update(adapter.generators())
+    return states
+
+
+def restore_generators(states: Mapping[str, Any]) -> list[str]:
+    """Put the global random generators back; returns what could not be."""
+    version, packed, gauss = states["python"]
+    words = struct.unpack(f"<{len(packed) // 4}I", packed)
+    random.setstate((version, words, gauss))
+    lost: list[str] = []
+    if "numpy" in states:
+        lost += adapter_of("numpy").restore_generators(states)
+    if any(name.startswith("torch") for name in states):
+        lost += adapter_of("torch").restore_generators(states)
+    return lost
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.specs: list[TensorSpec] = []
+        self.values: list[Any] = []
+        self._seen: dict[Hashable, int] = {}
+        self._names: set[str] = set()
+        self._adapters = adapters()
+        self._depth = 0
+
+    def encode(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if value is None or kind is bool or kind is int or kind is str:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        for adapter in self._adapters:
+            if adapter.is_array(value):
+                return self._tensor(adapter, value, path)
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise UnstorableState(
+                f"{path[:80]}…: nested more than {_DEPTH} deep; does it contain itself?", path=path
+            )
+        encoded = self._encode_compound(value, path)
+        self._depth -= 1
+        return encoded
+
+    def _encode_compound(self, value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return self._mapping(value, path)
+        if isinstance(value, list):
+            return [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return {"$tuple": [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]}
+        if is_stateful(value):
+            return {"$state": self.encode(value.state_dict(), path)}
+        for adapter in self._adapters:
+            found = adapter.encode_other(value)
+            if found is not None:
+                return found
+            if adapter.is_generator(value):
+                return {"$generator": self.encode(adapter.generator_state(value), path)}
+        if isinstance(value, set | frozenset):
+            tag = "$set" if isinstance(value, set) else "$frozenset"
+            ordered = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+            return {tag: [self.encode(item, f"{path}.{i}") for i, item in enumerate(ordered)]}
+        if isinstance(value, bytes | bytearray):
+            return {"$bytes": base64.b64encode(value).decode("ascii")}
+        if isinstance(value, complex):
+            return {"$complex": [repr(value.real), repr(value.imag)]}
+        for plain_type in (bool, int, float, str):  # an IntEnum, a str of a class of its own
+            if isinstance(value, plain_type):
+                return self.encode(plain_type(value), path)
+        raise UnstorableState(
+            f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be stored.\n"
+            f"State may be {STORABLE}.",
+            path=path,
+        )
+
+    def _mapping(self, value: dict[Any, Any], path: str) -> Any:
+        plain_keys = all(type(key) is str and not key.startswith("$") for key in value)
+        if not isinstance(value, OrderedDict) and plain_keys:
+            return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
+        pairs = [
+            [self.encode(key, f"{path} (a key)"), self.encode(item, f"{path}.{key}")]
+            for key, item in value.items()
+        ]
+        if not isinstance(value, OrderedDict):
+            return {"$dict": pairs}
+        encoded: dict[str, Any] = {"$odict": pairs}
+        # torch keeps the versions of a module's state here, and load_state_dict reads them.
+        metadata = getattr(value, "_metadata", None)
+        if metadata is not None:
+            encoded["$metadata"] = self.encode(dict(metadata), f"{path} (versions)")
+        return encoded
+
+    def _tensor(self, adapter: ModuleType, value: Any, path: str) -> Any:
+        try:
+            key = adapter.alias_key(value)
+            if key is not None and key in self._seen:
+                return {"$t": self._seen[key]}
+            spec = adapter.spec(self._free_name(path), value)
+        except ValueError as error:
+            raise UnstorableState(f"{path}: {error}", path=path) from error
+        index = len(self.specs)
+        self._names.add(spec.name)
+        self.specs.append(spec)
+        self.values.append(value)
+        if key is not None:
+            self._seen[key] = index
+        return {"$t": index}
+
+    def _free_name(self, path: str) -> str:
+        name = path
+        count = 1
+        while name in self._names:
+            count += 1
+            name = f"{path}~{count}"
+        return name

@@ -1,0 +1,134 @@
+"""Settings: what a user may choose, checked at once."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from dataclasses import dataclass
+
+from holdfast._errors import SettingsError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+_METRIC = re.compile(r"(min|max):([A-Za-z_][A-Za-z0-9_./-]*)")
+_SIGNALS = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
+
+
+def parse_seconds(text: str, setting: str) -> float:
+    """Seconds in a duration such as "5min" or "1.5 h".
+
+    >>> parse_seconds("5min", "checkpoint_every")
+    300.0
+    """
+    match = _DURATION.fullmatch(text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise SettingsError(
+            f"{setting}={text!r} is not a duration.\n"
+            f"Write a number and a unit ({', '.join(_UNITS)}), for example '5min'."
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a run keeps itself; the defaults suit most.
+
+    >>> Settings(keep_best="min:val_loss", checkpoint_every="10min").keep_last
+    3
+    """
+
+    keep_last: int = 3
+    keep_best: str | None = None
+    checkpoint_every: str | int = "5min"
+    max_overhead: float = 0.01
+    signals: tuple[str, ...] = ("INT", "TERM", "USR1", "USR2", "QUIT")
+    grace_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.keep_last, int) or isinstance(self.keep_last, bool):
+            raise SettingsError(f"keep_last={self.keep_last!r} is not a whole number, 1 or more.")
+        if self.keep_last < 1:
+            raise SettingsError(
+                f"keep_last={self.keep_last} would keep nothing to resume from.\n"
+                "Valid: a whole number, 1 or more."
+            )
+        if self.keep_best is not None and (
+            not isinstance(self.keep_best, str) or _METRIC.fullmatch(self.keep_best) is None
+        ):
+            raise SettingsError(
+                f"keep_best={self.keep_best!r} names no metric.\n"
+                "Valid: None, 'min:NAME' or 'max:NAME', with a name given to run.log(), "
+                "for example 'min:val_loss'."
+            )
+        self._check_checkpoint_every()
+        if not _is_number(self.max_overhead) or not 0 <= self.max_overhead <= 1:
+            raise SettingsError(
+                f"max_overhead={self.max_overhead!r} is not a share of the run time.\n"
+                "Valid: a number from 0 (no snapshots) to 1, for example 0.01."
+            )
+        if self.grace_seconds is not None and (
+            not _is_number(self.grace_seconds) or self.grace_seconds <= 0
+        ):
+            raise SettingsError(
+                f"grace_seconds={self.grace_seconds!r} is not a time.\n"
+                "Valid: None (10 s for SIGTERM, none for Ctrl-C) or a number of seconds above 0."
+            )
+        self._check_signals()
+
+    def _check_checkpoint_every(self) -> None:
+        every = self.checkpoint_every
+        if isinstance(every, str):
+            if parse_seconds(every, "checkpoint_every") > 0:
+                return
+        elif isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+            return
+        raise SettingsError(
+            f"checkpoint_every={every!r} is neither a time nor a number of steps.\n"
+            "Valid: a duration such as '5min', or a number of steps, 1 or more."
+        )
+
+    def _check_signals(self) -> None:
+        names = self.signals
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise SettingsError(
+                f"signals={names!r} is not a tuple of names.\nValid: some of {', '.join(_SIGNALS)}."
+            )
+        tidy = tuple(name.upper().removeprefix("SIG") for name in names)
+        unknown = [name for name in tidy if name not in _SIGNALS]
+        if unknown:
+            raise SettingsError(
+                f"signals={tuple(names)!r}: {unknown[0]} is not one that a run can answer.\n"
+                f"Valid: some of {', '.join(_SIGNALS)}."
+            )
+        object.__setattr__(self, "signals", tidy)
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """The time between checkpoints, or None when they are counted in steps."""
+        if isinstance(self.checkpoint_every, int):
+            return None
+        return parse_seconds(self.checkpoint_every, "checkpoint_every")
+
+    @property
+    def checkpoint_steps(self) -> int | None:
+        """The steps between checkpoints, or None when they are timed."""
+        return self.checkpoint_every if isinstance(self.checkpoint_every, int) else None
+
+    @property
+    def best_metric(self) -> tuple[str, str] | None:
+        """("min" or "max", metric) of keep_best."""
+        if self.keep_best is None:
+            return None
+        mode, _, metric = self.keep_best.partition(":")
+        return mode, metric
+
+    @property
+    def signal_numbers(self) -> tuple[int, ...]:
+        """The numbers of those signals that this system has."""
+        found = (getattr(signal, f"SIG{name}", None) for name in self.signals)
+        return tuple(int(number) for number in found if number is not None)

@@ -1,0 +1,1 @@
+"""Why and how a run is asked to stop."""

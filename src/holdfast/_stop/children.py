@@ -1,0 +1,56 @@
+"""Children of the trainer do not hear the terminal.
+
+Ctrl-C goes to every process of the foreground group. Data-loader workers would
+die of it, and the step that is to be finished would fail for want of data. So
+while a run is open, children that multiprocessing starts are born with those
+signals blocked: a blocked mask, unlike a handler, survives fork and exec alike,
+and the trainer itself loses no signal by it. SIGTERM stays open to them, since
+that is how they are ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.process
+import signal
+from typing import Any
+
+_Process = multiprocessing.process.BaseProcess
+
+
+class ChildShield:
+    """Blocks some signals in every child that multiprocessing starts, while installed."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._numbers = {n for n in numbers if n not in (signal.SIGTERM, _quit())}
+        self._former: Any = None
+
+    def install(self) -> None:
+        if not hasattr(signal, "pthread_sigmask") or not self._numbers:
+            return
+        self._former = former = _Process.start
+        numbers = self._numbers
+
+        @functools.wraps(former)
+        def start(process: multiprocessing.process.BaseProcess) -> None:
+            if getattr(process, "_start_method", None) != "fork":
+                # It unblocks signals around its own start, so it must run already.
+                from multiprocessing import resource_tracker
+
+                resource_tracker.ensure_running()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+            try:
+                former(process)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        _Process.start = start  # type: ignore[method-assign,assignment]
+
+    def remove(self) -> None:
+        if self._former is not None:
+            _Process.start = self._former  # type: ignore[method-assign]
+            self._former = None
+
+
+def _quit() -> int:
+    return int(getattr(signal, "SIGQUIT", 0))

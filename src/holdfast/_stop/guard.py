@@ -1,0 +1,81 @@
+"""The guard: signals and children of one open run, installed and put back as one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast._say import say
+from holdfast._stop.children import ChildShield
+from holdfast._stop.request import StopRequest, request_from_signal
+from holdfast._stop.signals import SignalWatch
+
+
+class Guard:
+    """Watches the signals while a run is open, if it was opened in the main thread."""
+
+    def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: Path) -> None:
+        self._path = stacks
+        self._stacks: IO[bytes] | None = None
+        self._watch: SignalWatch | None = None
+        self._shield = ChildShield(numbers)
+        self.noted: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            say(
+                "the run was opened outside the main thread, where Python allows no signal "
+                "handlers: it is stopped by `holdfast stop` or run.stop() only."
+            )
+            return
+        self._stacks = stacks.open("wb")
+        self._watch = SignalWatch(numbers, wakeup, self._stacks)
+        self.noted = self._watch.noted
+        self._watch.install()
+        self._shield.install()
+
+    def defer(self, defers: bool) -> None:
+        """True: signals wait for a boundary. False: they act at once, as in any script."""
+        if self._watch is not None:
+            self._watch.defers = defers
+
+    def mend(self) -> None:
+        """Take back what another library has replaced, and say so."""
+        if self._watch is not None:
+            for what in self._watch.mend():
+                say(f"{what} had been replaced by another library; taken back.")
+
+    def request(self) -> StopRequest | None:
+        """The stop that a signal has asked for."""
+        return request_from_signal(self.noted[0]) if self.noted else None
+
+    def users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
+        return self._watch.users_handler(number) if self._watch is not None else None
+
+    def remove(self) -> None:
+        """Put everything back as it was."""
+        self._shield.remove()
+        if self._watch is not None:
+            self._watch.remove()
+        if self._stacks is not None:
+            self._stacks.close()
+            with contextlib.suppress(OSError):
+                if self._path.stat().st_size == 0:
+                    self._path.unlink()
+
+
+def announce_signal(number: int, grace: float | None, step: int, newest: int | None) -> None:
+    """Tell the person at once what will happen, and what a second Ctrl-C does."""
+    kept = "nothing new" if newest is None else f"step {newest}"
+    if number == signal.SIGINT:
+        say(
+            f"Ctrl-C: step {step} is being finished and saved, then the run leaves. "
+            f"Ctrl-C again leaves at once and keeps {kept}."
+        )
+    elif grace is not None:
+        say(
+            f"{signal.Signals(number).name}: step {step} is being finished and saved; "
+            f"if that takes too long for the {grace:.0f} s there are, {kept} is kept."
+        )

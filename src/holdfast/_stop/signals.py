@@ -1,0 +1,155 @@
+"""Signals in, numbers out.
+
+A handler may run between any two bytecodes, while the thread it interrupts
+holds any lock. So ours appends a number and returns: no saving, no printing.
+The step boundary does the work. `set_wakeup_fd` carries the number to the
+keeper at C level, so that the clock of a deadline starts even while the main
+thread sits in a long call.
+
+Only outside the user's loop, where no boundary will come, it raises at once, as
+Python would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+from holdfast._errors import Stopped
+from holdfast._leave import statuses
+
+_SIGQUIT = getattr(signal, "SIGQUIT", None)
+_SIGACTION_BYTES = 256
+_Handler = Callable[[int, Any], Any] | int | None
+
+# The one that fork must undo in the child; there is at most one run that owns the signals.
+_installed: SignalWatch | None = None
+_fork_hook_set = False
+
+
+class SignalWatch:
+    """Notes the signals of one run while it is open."""
+
+    def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: IO[bytes] | None) -> None:
+        self.noted: list[int] = []
+        self.defers = True  # False: outside the loop, where a signal acts at once
+        self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
+        self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
+        self._wakeup = wakeup
+        self._stacks = stacks
+        self._former: dict[int, _Handler] = {}
+        self._former_wakeup = -1
+        self._at_c_level: dict[int, bytes] = {}
+        # Python makes a new method object at each look; the handler must be one thing.
+        self._handler = self._note
+
+    def install(self) -> None:
+        global _installed, _fork_hook_set
+        for number in self._numbers:
+            former = signal.getsignal(number)
+            # A Ctrl-C that was ignored from the start (a job in the background) stays ignored.
+            if number == signal.SIGINT and former is signal.SIG_IGN:
+                continue
+            self._former[number] = former
+            signal.signal(number, self._handler)
+            self._at_c_level[number] = _c_handler(number)
+        if self._wakeup >= 0:
+            self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+            # At C level: it works while a call holds the interpreter. With `chain`
+            # the process then dies of the signal, as a person at Ctrl-\ expects.
+            faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=True, chain=True)
+        _installed = self
+        if not _fork_hook_set and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_undo_in_child)
+            _fork_hook_set = True
+
+    def remove(self) -> None:
+        """Put everything back as it was."""
+        global _installed
+        if _installed is self:
+            _installed = None
+        if self._wakeup >= 0:
+            signal.set_wakeup_fd(self._former_wakeup)
+        for number, former in self._former.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+        self._former.clear()
+        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+            faulthandler.unregister(_SIGQUIT)
+
+    def mend(self) -> list[str]:
+        """Take back what another library has replaced, and return what that was."""
+        replaced = []
+        for number in tuple(self._former):
+            found = signal.getsignal(number)
+            if found is self._handler and _c_handler(number) == self._at_c_level[number]:
+                continue
+            if found is not self._handler and callable(found):
+                self._former[number] = found  # the user's newest wish, kept for the boundary
+            replaced.append(f"the handler of {signal.Signals(number).name}")
+            signal.signal(number, self._handler)
+            self._at_c_level[number] = _c_handler(number)
+        if self._wakeup >= 0:
+            descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            if descriptor != self._wakeup:
+                replaced.append("the wakeup descriptor")
+        return replaced
+
+    def users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
+        """A handler of the user's own, to be called once the state is durable."""
+        former = self._former.get(number)
+        if not callable(former) or former is signal.default_int_handler:
+            return None
+        return former
+
+    def _note(self, number: int, _frame: Any) -> None:
+        if self.defers:
+            self.noted.append(number)
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Stopped(statuses.of_signal(number), signal.Signals(number).name)
+
+    def _undo_in_child(self) -> None:
+        # A forked worker must neither run our handler nor write into our descriptor:
+        # one Ctrl-C with two workers would arrive three times.
+        with contextlib.suppress(ValueError, OSError):
+            signal.set_wakeup_fd(-1)
+            for number, former in self._former.items():
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+            if self._takes_quit and _SIGQUIT is not None:
+                faulthandler.unregister(_SIGQUIT)
+
+
+def _undo_in_child() -> None:
+    global _installed
+    if _installed is not None:
+        watch, _installed = _installed, None
+        watch._undo_in_child()
+
+
+def _c_handler(number: int) -> bytes:
+    """The handler as the kernel has it: a C++ library can replace it behind Python's back."""
+    if sys.platform != "linux":
+        return b""
+    buffer = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    if _libc().sigaction(number, None, buffer) != 0:
+        return b""
+    return buffer.raw[: ctypes.sizeof(ctypes.c_void_p)]
+
+
+def _libc() -> Any:
+    global _loaded_libc
+    if _loaded_libc is None:
+        _loaded_libc = ctypes.CDLL(None)
+    return _loaded_libc
+
+
+_loaded_libc: Any = None

@@ -1,0 +1,235 @@
+"""The adapter for PyTorch: the only file that imports it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from holdfast._record.image import TensorSpec
+
+KIND = "torch"
+
+_STORED_AS = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}
+
+
+def is_array(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def alias_key(value: torch.Tensor) -> Hashable | None:
+    """Equal for two names of the same memory, seen in the same way (tied weights)."""
+    if value.layout is not torch.strided or value.numel() == 0 or value.is_meta:
+        return None
+    return (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+
+
+def spec(name: str, value: torch.Tensor) -> TensorSpec:
+    if value.layout is not torch.strided:
+        raise ValueError(
+            f"a tensor of layout {value.layout} cannot be stored; use value.to_dense()."
+        )
+    if value.is_meta:
+        raise ValueError("a tensor on the meta device has no values to store.")
+    if value.is_quantized:
+        raise ValueError("a quantized tensor cannot be stored; store its int_repr() and scales.")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype.rstrip("0123456789") in ("bits", "int", "uint") and value.element_size() == 1:
+        _check_whole_bytes(value, dtype)
+    contiguous = value.is_contiguous()
+    return TensorSpec(
+        name=name,
+        kind=KIND,
+        dtype=dtype,
+        stored_as=_STORED_AS.get(dtype, "U8"),
+        shape=tuple(value.shape),
+        strides=None if contiguous else tuple(value.stride()),
+        item_bytes=value.element_size(),
+        size_bytes=value.numel() * value.element_size(),
+    )
+
+
+def _check_whole_bytes(value: torch.Tensor, dtype: str) -> None:
+    if dtype not in ("int8", "uint8"):
+        raise ValueError(f"a tensor of dtype {value.dtype} cannot be stored; view it as uint8.")
+
+
+def encode_other(value: object) -> dict[str, str] | None:
+    if isinstance(value, torch.dtype):
+        return {"$torch.dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"$torch.device": str(value)}
+    return None
+
+
+def decode_other(tag: str, value: str) -> torch.dtype | torch.device:
+    return _dtype(value) if tag == "$torch.dtype" else torch.device(value)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"this torch has no dtype {name!r}")
+    return found
+
+
+def destinations(
+    buffer: Any, places: Sequence[tuple[TensorSpec, int]], start: int
+) -> list[torch.Tensor]:
+    """Where each tensor goes: views of the mapping, made once and used for every snapshot."""
+    base = torch.frombuffer(buffer, dtype=torch.uint8)
+    return [_typed(base[start + at : start + at + s.size_bytes], s) for s, at in places]
+
+
+def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if spec.size_bytes == 0:
+        return torch.empty(spec.shape, dtype=_dtype(spec.dtype))
+    return raw.view(_dtype(spec.dtype)).view(spec.shape)
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy live tensors into the mapping; returns when their values are there."""
+    if targets:
+        torch._foreach_copy_(list(targets), [value.detach() for value in values])
+
+
+def bytes_of(value: torch.Tensor) -> memoryview:
+    """A tensor's bytes in C order, on the CPU."""
+    flat = value.detach().cpu().contiguous()
+    size_bytes = flat.numel() * flat.element_size()
+    if size_bytes == 0:
+        return memoryview(b"")
+    array = (ctypes.c_char * size_bytes).from_address(flat.data_ptr())
+    array.owner = flat  # type: ignore[attr-defined]  # the view lives as long as its tensor
+    return memoryview(array).cast("B")
+
+
+def borrow(spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    """A tensor that shares `data`: only to be copied from."""
+    if spec.size_bytes == 0:
+        return torch.empty(spec.shape, dtype=_dtype(spec.dtype))
+    return _typed(torch.frombuffer(data, dtype=torch.uint8), spec)
+
+
+def own(spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    """A new tensor with the stored values and the stored layout in memory."""
+    dtype = _dtype(spec.dtype)
+    if spec.strides is None:
+        fresh = torch.empty(spec.shape, dtype=dtype)
+    else:
+        fresh = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+    return fresh.copy_(borrow(spec, data))
+
+
+@torch.no_grad()
+def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
+    if not isinstance(live, torch.Tensor) or live.dtype != _dtype(spec.dtype):
+        return False
+    if tuple(live.shape) != spec.shape:
+        return False
+    live.detach().copy_(borrow(spec, data))
+    return True
+
+
+def is_generator(value: object) -> bool:
+    return isinstance(value, torch.Generator)
+
+
+def generator_state(value: torch.Generator) -> torch.Tensor:
+    return value.get_state()
+
+
+def restore_generator(value: torch.Generator, state: torch.Tensor) -> None:
+    value.set_state(state)
+
+
+def _device_modules() -> dict[str, Any]:
+    found = {}
+    for name in ("cuda", "xpu", "mps"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_available():
+            found[name] = module
+    return found
+
+
+def generators() -> dict[str, Any]:
+    """The CPU generator and those of every device in use."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state()}
+    for name, module in _device_modules().items():
+        if name == "mps":
+            states["torch.mps"] = module.get_rng_state()
+        elif module.is_initialized():
+            states[f"torch.{name}"] = list(module.get_rng_state_all())
+    return states
+
+
+def restore_generators(states: Mapping[str, Any]) -> list[str]:
+    """Put the generators back; returns what could not be."""
+    lost = []
+    torch.set_rng_state(states["torch"])
+    modules = _device_modules()
+    for key, value in states.items():
+        name = key.removeprefix("torch.")
+        if key == name or not key.startswith("torch."):
+            continue
+        module = modules.get(name)
+        if module is None:
+            lost.append(f"the generators of {name}: there is no such device here")
+        elif name == "mps":
+            module.set_rng_state(value)
+        elif len(value) > module.device_count():
+            lost.append(
+                f"the generators of {name}: stored for {len(value)} devices, "
+                f"there are {module.device_count()}"
+            )
+        else:
+            module.set_rng_state_all(value)
+    return lost
+
+
+def strict_tensors(value: object) -> dict[str, torch.Tensor] | None:
+    """The tensors that a stored state must match, name by name: those of a module."""
+    if not isinstance(value, torch.nn.Module):
+        return None
+    tensors = value.state_dict()
+    return {key: item for key, item in tensors.items() if isinstance(item, torch.Tensor)}
+
+
+def copies_what_it_loads(value: object) -> bool:
+    """Whether load_state_dict only copies from the tensors it is given."""
+    return isinstance(value, torch.nn.Module)
+
+
+def settle(value: object, stored: Any) -> None:
+    """Undo the casts of Optimizer.load_state_dict, which gives moments the parameters' dtype."""
+    if not isinstance(value, torch.optim.Optimizer) or not isinstance(stored, dict):
+        return
+    parameters = [p for group in value.param_groups for p in group["params"]]
+    indices = [i for group in stored.get("param_groups", []) for i in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=False):
+        for key, item in stored.get("state", {}).get(index, {}).items():
+            now = value.state.get(parameter, {}).get(key)
+            if not isinstance(item, torch.Tensor) or not isinstance(now, torch.Tensor):
+                continue
+            if now.dtype != item.dtype:
+                value.state[parameter][key] = item.to(now.device)
