@@ -1,0 +1,46 @@
+"""Fixtures: run folders, trainers that never outlive their test, and a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import Trainer, train_to_the_end
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder that does not exist yet."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Trainer]]:
+    """Start a training script; whatever still runs at the end of the test is ended."""
+    started: list[Trainer] = []
+
+    def begin(*arguments: Any, **options: Any) -> Trainer:
+        started.append(Trainer(*arguments, **options))
+        return started[-1]
+
+    yield begin
+    for trainer in started:
+        trainer.end()
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """The final hash of an undisturbed training to a given total, made once each."""
+    known: dict[int, str] = {}
+
+    def find(total: int) -> str:
+        if total not in known:
+            known[total] = train_to_the_end(
+                tmp_path_factory.mktemp("reference") / "run", "--total", total
+            )
+        return known[total]
+
+    return find

@@ -1,0 +1,158 @@
+"""Real processes for the tests: start, watch, signal, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TRAIN = SCRIPTS / "train.py"
+SHM = Path("/dev/shm")
+T = TypeVar("T")
+
+
+def wait_until(look: Callable[[], T], seconds: float = 30.0, what: str = "it") -> T:
+    """Poll until `look` returns something true; fail after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come within {seconds} s")
+        time.sleep(0.005)
+    return found
+
+
+class Trainer:
+    """One process of a training script, with its output as it comes."""
+
+    def __init__(self, *arguments: Any, script: Path = TRAIN, **popen: Any) -> None:
+        command = [sys.executable, "-u", str(script), *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # A shell that started the tests in the background has made Ctrl-C ignored.
+            preexec_fn=_default_interrupt,
+            **popen,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """Wait for a line that contains `text`, and return it."""
+
+        def look() -> str | None:
+            found = next((line for line in list(self.lines) if text in line), None)
+            if found is None and self.process.poll() is not None:
+                self._reader.join(10)
+                if text not in self.output:
+                    raise AssertionError(f"ended without {text!r}:\n{self.output}")
+            return found
+
+        return wait_until(look, seconds, f"{text!r} in:\n{self.output}\n")
+
+    def ready(self) -> int:
+        """Wait for the loop to begin, and return the step it begins at."""
+        return int(self.wait_for("ready ").split()[1])
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Wait for the end and return the exit status as subprocess gives it."""
+        status = self.process.wait(seconds)
+        self._reader.join(10)
+        return status
+
+    def state_hash(self) -> str:
+        """Wait for the end of a training that succeeds, and return its hash."""
+        status = self.wait(120)
+        assert status == 0, self.output
+        return next(line.split()[1] for line in self.lines if line.startswith("hash "))
+
+    def end(self) -> None:
+        """End it if it still runs; for clean-up only."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+
+def _default_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def train_to_the_end(folder: Path, *arguments: Any, **popen: Any) -> str:
+    """Run the training undisturbed and return the hash of its final state."""
+    return Trainer(folder, *arguments, **popen).state_hash()
+
+
+def journal_events(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
+    path = folder / "journal.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [e for e in events if event in (None, e["event"])]
+
+
+def run_id(folder: Path) -> str:
+    return str(json.loads((folder / "run.json").read_text())["run_id"])
+
+
+def arena_files(folder: Path) -> list[Path]:
+    """What the run has left in shared memory."""
+    return sorted(SHM.glob(f"holdfast-*-{run_id(folder)}-*"))
+
+
+def keepers(folder: Path) -> list[psutil.Process]:
+    """The keeper processes that work for this run folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any("holdfast._keeper" in word for word in words) and str(folder) in " ".join(words):
+            found.append(process)
+    return found
+
+
+def wait_for_keeper_gone(folder: Path, seconds: float = 30.0) -> None:
+    wait_until(lambda: not keepers(folder), seconds, "the keeper's end")
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    return sorted(int(p.name.split("-")[1]) for p in (folder / "checkpoints").glob("step-*"))
+
+
+def traced_steps(trace: Path) -> list[int]:
+    """The steps that the training completed, in order, over all its lives."""
+    return [int(line.split()[0]) for line in trace.read_text().splitlines() if " " in line]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, **extra}
