@@ -97,11 +97,13 @@ class Trainer:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self._reader.join(10)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self.lines.append(line)
 
 
 def _default_interrupt() -> None:
