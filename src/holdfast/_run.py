@@ -129,6 +129,7 @@ class Run:
             say(f"{self._folder}: finished at step {self.step} of {total}; nothing left to train.")
             return
         self._total = total
+        self._note("loop", attempt=self.attempt, step=self.step, total=total)
         self._counts_itself = True
         self._enter_loop()
         try:
@@ -145,8 +146,8 @@ class Run:
     def boundary(self) -> bool:
         """Say that a step is complete; True means: leave the loop now.
 
-        >>> while not run.boundary():  # doctest: +SKIP
-        ...     train_one_step()
+        >>> train_one_step()  # doctest: +SKIP
+        >>> leave = run.boundary()  # doctest: +SKIP
         """
         self._require_open()
         if self._counts_itself:
@@ -154,8 +155,12 @@ class Run:
                 "run.boundary() inside run.steps(): run.steps passes the boundaries itself.\n"
                 "Use one of the two."
             )
+        self._generators = None  # the step that ends here has drawn from them already
         self._enter_loop()
-        return self._pass_boundary()
+        leave = self._pass_boundary()
+        if leave:
+            self._leave_loop()
+        return leave
 
     # -- the boundary -------------------------------------------------------------
 
@@ -191,17 +196,13 @@ class Run:
         durable = self._saver.save_and_wait(self.step, f"stop: {request.reason}")
         status = request.status if durable else statuses.NOT_DURABLE
         self._stopped = Stopped(status, request.reason, self.step)
-        journal.append(
-            self._layout.journal, "stop", step=self.step, reason=request.reason, status=status
-        )
+        self._note("stop", step=self.step, reason=request.reason, status=status)
         if durable:
             say(
                 f"step {self.step} is durable; leaving with status {status} ({request.reason}). "
                 "Start the same command again to go on."
             )
-        handler = self._guard.users_handler(request.number)
-        if handler is not None:
-            handler(request.number, None)
+        self._guard.call_users_handler(request.number)
 
     def _finish(self, total: int) -> None:
         if not self._saver.save_and_wait(self.step, "finished"):
@@ -209,7 +210,8 @@ class Run:
                 f"{self._folder}: trained to step {total}, but the last checkpoint was not made.\n"
                 "Make room and start the same command again: little is left to repeat."
             )
-        journal.append(self._layout.journal, "finished", step=self.step, total=total)
+        self._noted.clear()  # a stop that came in the last step is no interruption
+        self._note("finished", step=self.step, total=total)
         say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
 
     # -- messages, in the link's thread ---------------------------------------------
@@ -241,14 +243,7 @@ class Run:
         status, step = message["status"], message["step"]
         kept = "nothing is durable yet" if step is None else f"step {step} is durable"
         say(f"leaving at once ({message['reason']}): {kept}. Status {status}.")
-        record_exit(
-            self._layout,
-            self.attempt,
-            status=status,
-            how=message["reason"],
-            step=self.step,
-            durable_step=step,
-        )
+        self._record_exit(status, message["reason"], step)
         end_process(status)
 
     # -- opening ----------------------------------------------------------------------
@@ -268,52 +263,43 @@ class Run:
 
     def _open(self, start: Start, run_id: str) -> None:
         self._stopped = self._asked = self._trouble = None
+        self._next_look = 0.0
         found = resume(start, self.attempt, self._state)
         self._generators = found.generators
         self.step = found.step
         self.resumed_from = found.resumed_from
         self._metrics.restore(found.metrics)
+        settings = self._settings
         policy = Policy(
             layout=self._layout,
             run_id=run_id,
             attempt=self.attempt,
             line=found.line,
-            keep_last=self._settings.keep_last,
-            best=self._settings.best_metric,
+            keep_last=settings.keep_last,
+            best=settings.best_metric,
             version=holdfast.__version__,
         )
-        numbers = self._settings.signal_numbers
-        self._custody = Custody(
-            policy,
-            grace_seconds=self._settings.grace_seconds,
-            numbers=numbers,
-            hear=self._hear,
-        )
+        self._custody = Custody(policy, settings.grace_seconds, settings.signal_numbers, self._hear)
         self._words = self._custody.words
         self._words[STEP] = self.step
-        now = time.monotonic()
-        self._cadence = Cadence(
-            now=now,
-            step=self.step,
-            max_overhead=self._settings.max_overhead,
-            checkpoint_seconds=self._settings.checkpoint_seconds,
-            checkpoint_steps=self._settings.checkpoint_steps,
-        )
+        self._cadence = Cadence(settings, time.monotonic(), self.step)
         self._saver = Saver(self._state, self._metrics, self._custody, self._cadence)
         found.hand_over(self._custody)
         self._next_checkpoint_step = self._cadence.next_step()
-        self._next_look = now
         self._is_open = True
-        self._guard = Guard(numbers, self._custody.wakeup, self._layout.stacks(self.attempt))
+        self._pid = os.getpid()
+        stacks = self._layout.stacks(self.attempt)
+        self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
         self._guard.defer(False)
         self._noted = self._guard.noted
-        journal.append(
-            self._layout.journal,
+        self._note(
             "start",
             attempt=self.attempt,
             step=self.step,
             source=found.source,
-            pid=os.getpid(),
+            pid=self._pid,
+            keep_last=settings.keep_last,
+            keep_best=settings.keep_best,
         )
         if self._generators is not None:
             for lost in restore_generators(self._generators):
@@ -330,8 +316,17 @@ class Run:
         self._guard.defer(True)
 
     def _leave_loop(self) -> None:
+        if not self._is_open:  # the loop's generator may be closed after the run
+            return
         self._words[IN_LOOP] = 0
         self._guard.defer(False)
+
+    def _record_exit(self, status: int, how: str, durable_step: int | None) -> None:
+        record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
+        record_exit(self._layout, self.attempt, record)
+
+    def _note(self, event: str, **fields: Any) -> None:
+        journal.append(self._layout.journal, event, **fields)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -347,33 +342,37 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child that leaves the block: the run is its parent's
         self._guard.defer(True)  # our own work is not to be cut in two
         durable = self._saver.keep_last("exception" if error is not None else "closed")
         leaving = error
         if error is None:
-            leaving = self._stopped
+            leaving = self._stopped or self._answer_late()
         elif self._stopped is None and self._noted and not isinstance(error, Stopped):
             leaving = self._cut_short(error)
         if not durable and isinstance(leaving, Stopped):
             leaving = Stopped(statuses.NOT_DURABLE, leaving.reason, leaving.step)
-        record_exit(
-            self._layout,
-            self.attempt,
-            status=status_of(leaving),
-            how=reason_of(leaving),
-            step=self.step,
-            durable_step=self._custody.durable_step,
-        )
+        self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
         self._close(leaving)
         if leaving is not None and leaving is not error:
             raise leaving from error
+
+    def _answer_late(self) -> Stopped | None:
+        """A signal came, and the loop was left before a boundary could answer it."""
+        request = self._guard.request()
+        if request is None:
+            return None
+        say(f"{request.reason}: leaving; step {self._custody.durable_step} is durable.")
+        self._guard.call_users_handler(request.number)
+        return Stopped(request.status, request.reason, self.step)
 
     def _cut_short(self, error: BaseException) -> Stopped:
         """The step failed after a signal had come: its workers may have died of it too."""
         request = request_from_signal(self._noted[0])
         say(
             f"after {request.reason} the step could not be finished ({reason_of(error)}); step "
-            f" {self._custody.durable_step} is durable."
+            f"{self._custody.durable_step} is durable."
         )
         record_trouble(self._layout, self.attempt, error)
         return Stopped(request.status, request.reason, self.step)
@@ -387,18 +386,12 @@ class Run:
             self._custody.close()
         self._saver.close()
         self._guard.remove()
+        self._custody.release()
         self._is_open = False
 
     def _abort(self, error: BaseException) -> None:
         """Opening failed: leave the run as it was found."""
-        record_exit(
-            self._layout,
-            self.attempt,
-            status=status_of(error),
-            how=f"could not start: {reason_of(error)}",
-            step=self.step,
-            durable_step=None,
-        )
+        self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
         if self._custody is not None:
             self._custody.close()
         if self._is_open:

@@ -94,7 +94,7 @@ class Settings:
 
     def _check_signals(self) -> None:
         names = self.signals
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, tuple | list) or not all(isinstance(n, str) for n in names):
             raise SettingsError(
                 f"signals={names!r} is not a tuple of names.\nValid: some of {', '.join(_SIGNALS)}."
             )

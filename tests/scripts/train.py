@@ -21,7 +21,7 @@ import torch
 import holdfast
 
 
-def build(size: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, object]:
+def build(size: int, device: str = "cpu") -> tuple[torch.nn.Module, torch.optim.Optimizer, object]:
     torch.manual_seed(7)
     random.seed(7)
     model = torch.nn.Sequential(
@@ -29,7 +29,7 @@ def build(size: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, object]:
         torch.nn.Dropout(0.2),
         torch.nn.ReLU(),
         torch.nn.Linear(size, 4),
-    )
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=500)
     return model, optimizer, scheduler
@@ -39,11 +39,13 @@ def state_hash(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Of weights, optimizer and generators: equal only if every bit is."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        digest.update(name.encode() + tensor.numpy().tobytes())
+        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
     for state in optimizer.state.values():
         for name, tensor in state.items():
-            digest.update(name.encode() + tensor.numpy().tobytes())
+            digest.update(name.encode() + tensor.cpu().numpy().tobytes())
     digest.update(torch.get_rng_state().numpy().tobytes())
+    if torch.cuda.is_available():
+        digest.update(torch.cuda.get_rng_state().numpy().tobytes())
     digest.update(repr(random.getstate()).encode())
     digest.update(repr([group["lr"] for group in optimizer.param_groups]).encode())
     return digest.hexdigest()
@@ -57,14 +59,15 @@ class Noise(torch.utils.data.Dataset):
         return torch.full((16,), (index % 97) / 97.0)
 
 
-def batches(workers: int, context: str):
+def batches(workers: int, context: str, device: str = "cpu"):
     if workers == 0:
         while True:
-            yield torch.randn(32, 16) * (1 + random.random())
+            yield torch.randn(32, 16, device=device) * (1 + random.random())
     loader = torch.utils.data.DataLoader(
         Noise(), batch_size=32, num_workers=workers, multiprocessing_context=context
     )
-    yield from loader
+    for batch in loader:
+        yield batch.to(device)
 
 
 def busy_in_c(seconds: int, *, with_gil: bool) -> None:
@@ -88,20 +91,23 @@ def main() -> None:
     parser.add_argument("--long-call-at", type=int, default=-1, help="step with a long C call")
     parser.add_argument("--long-call-seconds", type=int, default=30)
     parser.add_argument("--hold-gil", action="store_true")
+    parser.add_argument("--hold-at", type=int, default=-1, help="step that waits for a file")
+    parser.add_argument("--gate", type=Path, help="that file")
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--own-handler", action="store_true", help="a SIGTERM handler of its own")
     options = parser.parse_args()
     settings = holdfast.Settings(**json.loads(options.settings))
     if options.own_handler:
         signal.signal(signal.SIGTERM, lambda *_: print("own handler called", flush=True))
-    model, optimizer, scheduler = build(options.size)
+    model, optimizer, scheduler = build(options.size, options.device)
     trace = options.trace.open("a", buffering=1) if options.trace else None
     run = holdfast.Run(
         options.folder, settings=settings, model=model, optimizer=optimizer, scheduler=scheduler
     )
     with run:
         print("ready", run.step, run.resumed_from, run.attempt, flush=True)
-        source = batches(options.workers, options.context)
+        source = batches(options.workers, options.context, options.device)
         for step in run.steps(options.total):
             loss = model(next(source)).square().mean()
             optimizer.zero_grad()
@@ -114,6 +120,10 @@ def main() -> None:
             if step == options.long_call_at:
                 print("long call", flush=True)
                 busy_in_c(options.long_call_seconds, with_gil=options.hold_gil)
+            if step == options.hold_at:
+                print("holding", flush=True)
+                while not options.gate.exists():
+                    time.sleep(0.005)
             if options.sleep:
                 time.sleep(options.sleep)
             if trace is not None:

@@ -35,6 +35,11 @@ class KeeperPlan:
         os.set_blocking(self.signals_read, False)
         os.set_blocking(self.signals_write, False)
 
+    def close(self) -> None:
+        self.control.close()
+        os.close(self.signals_read)
+        os.close(self.signals_write)
+
 
 class KeeperLink:
     """One keeper process and the connection to it."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import HoldfastError, SaveFailed
@@ -44,7 +44,6 @@ class Handle:
         self.reason = reason
         self.step: int | None = None  # set at the boundary that takes it
         self.error: str | None = None
-        self.taken: Taken | None = None
         self._done = threading.Event()
         self._trainer = threading.current_thread()
 
@@ -74,13 +73,24 @@ class Handle:
         self._done.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A slot on its way to disk, and all who wait for it."""
+
+    taken: Taken
+    handles: list[Handle]
+
+    def settle(self, error: str | None) -> None:
+        for handle in self.handles:
+            handle.settle(error)
+
+
 class Custody:
     """Keeps the state of one attempt: through a keeper where there can be one."""
 
     def __init__(
         self,
         policy: Policy,
-        *,
         grace_seconds: float | None,
         numbers: tuple[int, ...],
         hear: Callable[[dict[str, Any]], None],
@@ -89,7 +99,7 @@ class Custody:
         self._hear_run = hear
         self._snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
-        self._orders: dict[int, Handle] = {}
+        self._orders: dict[int, _Order] = {}
         self._count = 0
         self._lock = threading.Lock()
         self._started: list[float] = []
@@ -138,13 +148,14 @@ class Custody:
         if self._link is not None:
             self._link.send("snapshot", generation=taken.generation, sequence=taken.sequence)
 
-    def order(self, taken: Taken, handle: Handle) -> None:
-        """Have the keeper make a slot durable; the handle is settled when it is."""
+    def order(self, taken: Taken, handles: list[Handle]) -> None:
+        """Have the keeper make a slot durable; the handles are settled when it is."""
+        order = _Order(taken, handles)
         with self._lock:
             self._count += 1
-            self._orders[self._count] = handle
-        handle.taken = taken
-        self._send_order(self._count, handle)
+            number = self._count
+            self._orders[number] = order
+        self._send_order(number, order)
 
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable what an earlier attempt left in memory."""
@@ -178,8 +189,8 @@ class Custody:
                 f"{how}, as did the ones before it: going on without. Checkpoints are written by "
                 f"the trainer itself. See {self.policy.layout.keeper_log(self.policy.attempt)}"
             )
-            for handle in self._orders.values():
-                handle.settle("the keeper died")
+            for order in self._orders.values():
+                order.settle("the keeper died")
             self._orders.clear()
             return
         self._start()
@@ -187,8 +198,8 @@ class Custody:
         arena = self._snapshots.arena if self._snapshots else None
         if arena is not None:
             self.announce(*arena)
-        for number, handle in list(self._orders.items()):
-            self._send_order(number, handle)
+        for number, order in list(self._orders.items()):
+            self._send_order(number, order)
 
     def close(self, *, leaving: tuple[int, float] | None = None) -> None:
         """Let the keeper finish and go; with `leaving` it stays until this process is gone."""
@@ -203,6 +214,11 @@ class Custody:
         elif self._snapshots is not None and self._snapshots.arena is not None:
             self._snapshots.arena[1].remove()
 
+    def release(self) -> None:
+        """Give back what the signal handlers no longer use."""
+        if self._plan is not None:
+            self._plan.close()
+
     def stay(self) -> None:
         """Not leaving after all: the keeper need not wait for this process's end."""
         if self._leaving is not None:
@@ -216,33 +232,34 @@ class Custody:
         self._started.append(time.monotonic())
         self._link = KeeperLink(self._plan, self._hear)
 
-    def _send_order(self, number: int, handle: Handle) -> None:
-        taken = handle.taken
-        assert taken is not None
+    def _send_order(self, number: int, order: _Order) -> None:
         if self._link is not None:
             self._link.send(
                 "persist",
                 order=number,
-                generation=taken.generation,
-                sequence=taken.sequence,
-                reason=handle.reason,
+                generation=order.taken.generation,
+                sequence=order.taken.sequence,
+                reason=order.handles[0].reason,
             )
 
     def _hear(self, message: dict[str, Any]) -> None:
         """In the link's thread: settle orders, pass on the rest."""
-        order = message.get("order")
-        if order is not None:
+        number = message.get("order")
+        if number is not None:
             with self._lock:
-                handle = self._orders.pop(order, None)
-            if handle is not None:
-                assert handle.taken is not None
-                if self._snapshots is not None:
-                    self._snapshots.settle(handle.taken.sequence)
-                if message["kind"] == "durable":
-                    self.durable_sequence = max(self.durable_sequence, handle.taken.sequence)
-                    self.durable_step = handle.taken.step
-                handle.settle(message.get("error"))
-        self._hear_run(message)
+                order = self._orders.pop(number, None)
+            if order is not None:
+                self._settle(order, message)
+        if not self._quit.is_set():
+            self._hear_run(message)
+
+    def _settle(self, order: _Order, message: dict[str, Any]) -> None:
+        sequence = order.taken.sequence
+        if self._snapshots is not None:
+            self._snapshots.settle(sequence)
+        if message["kind"] == "durable" and sequence > self.durable_sequence:
+            self.durable_sequence, self.durable_step = sequence, order.taken.step
+        order.settle(message.get("error"))
 
     def _stand_in(self) -> None:
         """Where there is no keeper: beat and look for requests in a thread."""

@@ -80,7 +80,7 @@ class Saver:
         handle = Handle(reason)
         handle.step = newest.step
         try:
-            self._custody.order(newest, handle)
+            self._custody.order(newest, [handle])
             self._custody.wait(handle)
         except SaveFailed as error:
             say(f"step {newest.step} could not be made durable: {error}.")
@@ -104,7 +104,9 @@ class Saver:
                 return  # no free slot yet: the next boundary tries again
         if not self._can_snapshot():
             self._write_here(step, handles)
-        self._wanted = [handle for handle in self._wanted if handle not in handles]
+        for handle in handles:
+            if handle in self._wanted:
+                self._wanted.remove(handle)
         self._cadence.took_checkpoint(time.monotonic(), step)
 
     def _can_snapshot(self) -> bool:
@@ -139,7 +141,7 @@ class Saver:
         self._snapshots.promise(taken)
         for handle in handles:
             handle.step = taken.step
-            self._custody.order(taken, handle)
+        self._custody.order(taken, handles)
 
     def _write_here(self, step: int, handles: list[Handle]) -> None:
         """Without slots or keeper the trainer writes itself, and training waits."""

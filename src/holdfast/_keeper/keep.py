@@ -55,7 +55,10 @@ def keep_checkpoint(
         metrics=state.metrics,
         version=policy.version,
     )
-    path = commit_checkpoint(commit, views, extents, digests)
+    path = policy.layout.checkpoint(state.step, state.attempt)
+    if path.exists():
+        return 0.0
+    commit_checkpoint(commit, views, extents, digests)
     seconds = time.monotonic() - began
     journal.append(
         policy.layout.journal,

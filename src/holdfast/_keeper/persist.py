@@ -50,12 +50,10 @@ def commit_checkpoint(
     views: Sequence[memoryview],
     extents: Sequence[Extent],
     digests: Callable[[], Sequence[bytes]],
-) -> Path:
+) -> None:
     """Make an image durable as a checkpoint; `digests` is asked when the bytes are written."""
     layout = commit.layout
     final = layout.checkpoint(commit.step, commit.attempt)
-    if final.exists():
-        return final
     partial = layout.partial(commit.step, commit.attempt, os.getpid())
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -93,7 +91,6 @@ def commit_checkpoint(
     except SaveFailed:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return final
 
 
 def _refuse_if_fenced(commit: Commit) -> None:

@@ -36,6 +36,7 @@ _TERM_GRACE_SECONDS = 10.0
 _WARNING_GRACE_SECONDS = 30.0
 _GUESSED_BYTES_PER_SECOND = 100e6
 _KILL_AFTER_SECONDS = 5.0
+_GONE_AFTER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,14 @@ class Keeper:
         self._interrupted_at: float | None = None
         self._insure_at: float | None = None  # when the last slot must be on its way to disk
         self._kill_at: float | None = None
+        self._bury_at: float | None = None
+        self._is_leaving = False
         self._leave_status: int | None = None
         self._done = False
         self._identity = asdict(of_process())
 
     def run(self) -> None:
-        selector = selectors.DefaultSelector()
+        self._selector = selector = selectors.DefaultSelector()
         selector.register(self._ends.link, selectors.EVENT_READ, self._hear)
         selector.register(self._ends.signals, selectors.EVENT_READ, self._hear_signals)
         if self._ends.pidfd is not None:
@@ -95,7 +98,10 @@ class Keeper:
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
                 self._kill_trainer()
-            timers = [next_beat, next_look, self._insure_at, self._kill_at]
+            if self._bury_at is not None and now >= self._bury_at:
+                self._bury()
+                return
+            timers = [next_beat, next_look, self._insure_at, self._kill_at, self._bury_at]
             wait = min(at for at in timers if at is not None) - time.monotonic()
             for key, _ in selector.select(max(0.0, wait)):
                 key.data()
@@ -107,8 +113,10 @@ class Keeper:
     def _hear(self) -> None:
         received = messages.receive(self._ends.link)
         if received is None:
-            # The trainer's end is closed: it has died or is about to. The pidfd will tell.
-            time.sleep(0.01)
+            # The trainer's end is closed: it has died, as the pidfd will tell, or has
+            # become another program by exec, which says no goodbye either.
+            self._selector.unregister(self._ends.link)
+            self._bury_at = time.monotonic() + _GONE_AFTER_SECONDS
             return
         message, descriptors = received
         kind = message["kind"]
@@ -123,6 +131,7 @@ class Keeper:
         elif kind == "leaving":
             self._kill_at = time.monotonic() + message["seconds"] + _KILL_AFTER_SECONDS
             self._leave_status = message["status"]
+            self._is_leaving = True
             self._writer.wait_idle()
             self._let_go()
         elif kind == "goodbye":
@@ -328,7 +337,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)
         numbers = self._policy.layout.attempt_numbers()
-        if numbers and numbers[-1] > self._policy.attempt:
+        if numbers and numbers[-1] > self._policy.attempt and not self._is_leaving:
             self._tell("fenced", order=None, step=None, error=f"attempt {numbers[-1]} took over")
 
     def _tell(self, kind: str, **fields: Any) -> None:

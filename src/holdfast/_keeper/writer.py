@@ -100,4 +100,5 @@ class Writer:
             plan.extents(),
             lambda: job.held.digests(record),
         )
-        self.bytes_per_second = len(image) / max(seconds, 1e-6)
+        if seconds > 0:
+            self.bytes_per_second = len(image) / seconds

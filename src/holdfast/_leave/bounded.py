@@ -9,7 +9,6 @@ it is really leaving: a script that catches `Stopped` and goes on is left alone.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import sys
 import threading
@@ -21,7 +20,9 @@ from holdfast._errors import Stopped
 
 def end_process(status: int) -> None:
     """Leave now, with the children that multiprocessing made."""
-    for child in multiprocessing.active_children():
+    from multiprocessing import active_children  # slow to import
+
+    for child in active_children():
         with contextlib.suppress(OSError, ValueError, AttributeError):
             child.kill()
     with contextlib.suppress(OSError, ValueError):

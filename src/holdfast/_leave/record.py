@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from typing import Any
 
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
@@ -31,11 +32,8 @@ def reason_of(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}".strip(": ")
 
 
-def record_exit(
-    layout: RunLayout, attempt: int, *, status: int, how: str, step: int, durable_step: int | None
-) -> None:
+def record_exit(layout: RunLayout, attempt: int, record: dict[str, Any]) -> None:
     """Note the end of an attempt, so that nobody waits for it or watches its heartbeat."""
-    record = {"status": status, "how": how, "step": step, "durable_step": durable_step}
     journal.append(layout.journal, "exit", attempt=attempt, **record)
     with contextlib.suppress(OSError):
         write_json(layout.exit(attempt), {**record, "time": time.time()})

@@ -14,7 +14,6 @@ import shutil
 import signal
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +51,7 @@ def open_folder(folder: Path) -> tuple[RunLayout, str]:
         for path in (layout.attempts, layout.checkpoints, layout.requests):
             path.mkdir(parents=True, exist_ok=True)
         if not read_json(layout.identity).get("run_id"):
-            write_json(layout.identity, {"run_id": uuid.uuid4().hex, "created": time.time()})
+            write_json(layout.identity, {"run_id": os.urandom(16).hex(), "created": time.time()})
         with tempfile.TemporaryFile(dir=layout.attempts):
             pass
     except OSError as error:
@@ -143,6 +142,8 @@ def _refuse_if_live(
 
 def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) -> None:
     """Let the keeper of a dead process finish what it makes durable; end it if it is stuck."""
+    if layout.exit(attempt).exists():
+        return  # noted after everything was durable; that keeper only waits for its process
     keeper = keeper_of(layout, attempt)
     if keeper is None or not keeper.is_here() or not keeper.is_alive():
         return

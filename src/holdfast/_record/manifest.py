@@ -76,5 +76,5 @@ def parse(data: bytes, where: str) -> Manifest:
             for f in body.pop("files")
         )
         return Manifest(files=files, **body)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{where}: the manifest is damaged ({error}).") from error

@@ -69,6 +69,14 @@ class Resumed:
         self.found = None
 
 
+def _with_checkpoints(
+    layout: RunLayout, line: dict[int, int | None], attempt: int, newest: int
+) -> dict[int, int | None]:
+    """The part of the line that still has something on disk: a run may have thousands of lives."""
+    present = {number for _, number, _ in layout.checkpoint_folders()} | {attempt, newest}
+    return {number: step for number, step in line.items() if number in present}
+
+
 def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
     """Restore the newest good state into `state`, and note the attempt's origin."""
     began = time.monotonic()
@@ -83,10 +91,11 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
     for changed in restore_state(state, found.loaded):
         say(f"{changed} did not stay as it was stored; its object does not keep it.")
     head = found.loaded.head
+    line = trace_line({**origins, attempt: (found.attempt, found.step)}, attempt)
     resumed = Resumed(
         start,
         attempt,
-        line=trace_line({**origins, attempt: (found.attempt, found.step)}, attempt),
+        line=_with_checkpoints(layout, line, attempt, found.attempt),
         found=found,
         step=found.step,
         resumed_from=found.step,

@@ -74,7 +74,7 @@ def _read_verified(path: Path, file: DataFile) -> memoryview:
             actual = digest(view).hex()
             if actual != part.checksum:
                 raise DamagedCheckpoint(
-                    f"{path}: {_thing(part.name)} has checksum {actual[:8]}…, "
+                    f"{path}: {name_part(part.name)} has checksum {actual[:8]}…, "
                     f"the manifest says {part.checksum[:8]}…."
                 )
 
@@ -84,7 +84,8 @@ def _read_verified(path: Path, file: DataFile) -> memoryview:
     return image
 
 
-def _thing(name: str) -> str:
+def name_part(name: str) -> str:
+    """What an error calls a byte range."""
     return "the header" if name == "header" else f"tensor {name}"
 
 
@@ -122,7 +123,7 @@ def verify_image(image: memoryview, plan: ImagePlan, digests: list[bytes], where
     for extent, expected, actual in zip(extents, digests, digest_all(views), strict=True):
         if expected != actual:
             raise DamagedCheckpoint(
-                f"{where}: {_thing(extent.name)} has checksum {actual.hex()[:8]}…, "
+                f"{where}: {name_part(extent.name)} has checksum {actual.hex()[:8]}…, "
                 f"{expected.hex()[:8]}… was noted."
             )
     names = (extent.name for extent in extents)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 
+from holdfast._settings import Settings
+
 _SHORTEST_SECONDS = 0.05
 _REMEMBERED = 8
 
@@ -17,18 +19,10 @@ class Cadence:
     that share of the run's time.
     """
 
-    def __init__(
-        self,
-        *,
-        now: float,
-        step: int,
-        max_overhead: float,
-        checkpoint_seconds: float | None,
-        checkpoint_steps: int | None,
-    ) -> None:
-        self._max_overhead = max_overhead
-        self._checkpoint_seconds = checkpoint_seconds
-        self._checkpoint_steps = checkpoint_steps
+    def __init__(self, settings: Settings, now: float, step: int) -> None:
+        self._max_overhead = max_overhead = settings.max_overhead
+        self._checkpoint_seconds = settings.checkpoint_seconds
+        self._checkpoint_steps = settings.checkpoint_steps
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
         self._last_checkpoint = now

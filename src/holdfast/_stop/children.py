@@ -11,11 +11,11 @@ that is how they are ended.
 from __future__ import annotations
 
 import functools
-import multiprocessing.process
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_Process = multiprocessing.process.BaseProcess
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 
 class ChildShield:
@@ -28,11 +28,13 @@ class ChildShield:
     def install(self) -> None:
         if not hasattr(signal, "pthread_sigmask") or not self._numbers:
             return
-        self._former = former = _Process.start
+        from multiprocessing import process as processes  # slow to import
+
+        self._former = former = processes.BaseProcess.start
         numbers = self._numbers
 
         @functools.wraps(former)
-        def start(process: multiprocessing.process.BaseProcess) -> None:
+        def start(process: BaseProcess) -> None:
             if getattr(process, "_start_method", None) != "fork":
                 # It unblocks signals around its own start, so it must run already.
                 from multiprocessing import resource_tracker
@@ -44,11 +46,13 @@ class ChildShield:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-        _Process.start = start  # type: ignore[method-assign,assignment]
+        processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]
 
     def remove(self) -> None:
         if self._former is not None:
-            _Process.start = self._former  # type: ignore[method-assign]
+            from multiprocessing import process as processes
+
+            processes.BaseProcess.start = self._former  # type: ignore[method-assign]
             self._former = None
 
 

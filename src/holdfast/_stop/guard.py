@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from holdfast._say import say
 from holdfast._stop.children import ChildShield
@@ -51,8 +50,11 @@ class Guard:
         """The stop that a signal has asked for."""
         return request_from_signal(self.noted[0]) if self.noted else None
 
-    def users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
-        return self._watch.users_handler(number) if self._watch is not None else None
+    def call_users_handler(self, number: int) -> None:
+        """Call the user's own handler of a signal, if there is one."""
+        handler = self._watch.users_handler(number) if self._watch is not None else None
+        if handler is not None:
+            handler(number, None)
 
     def remove(self) -> None:
         """Put everything back as it was."""

@@ -1,0 +1,57 @@
+"""The command line: a thin face, where each command calls one function.
+
+`gather` and `checkpoints` find out, `commands` asks them, `show` prints. Only this
+room imports click and rich, and only when a command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+def main() -> None:
+    """Run one command, and leave with its status: never with a traceback for a wrong folder."""
+    try:
+        status = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `holdfast status | head -1`: nobody reads on, which is no fault of anyone. Without
+        # this the interpreter would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+def _run() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        # A folder's name may hold bytes that are no text, and a pipe may want ASCII.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    import click
+
+    from holdfast._cli.commands import cli
+    from holdfast._errors import FolderError, HoldfastError, SettingsError
+
+    try:
+        result = cli.main(standalone_mode=False, prog_name="holdfast")
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except (FolderError, SettingsError) as error:
+        click.echo(str(error), err=True)
+        return 2
+    except HoldfastError as error:
+        click.echo(str(error), err=True)
+        return 1
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        click.echo(f"{error.filename or 'holdfast'}: {error.strerror or error}.", err=True)
+        return 1
+    return result if isinstance(result, int) else 0

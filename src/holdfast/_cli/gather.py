@@ -1,0 +1,284 @@
+"""What is known about a run, read from its folder; nothing there is changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._errors import DamagedCheckpoint, NotARun
+from holdfast._leave import statuses
+from holdfast._record import journal
+from holdfast._record.attempts import (
+    find_run,
+    is_live,
+    keeper_of,
+    lease_holder,
+    read_json,
+    read_origins,
+)
+from holdfast._record.layout import RunLayout
+from holdfast._record.line import is_on_line, trace_line
+from holdfast._resume.find import open_leftovers
+from holdfast._resume.verify import read_manifest
+
+_DEPTH = 3
+_THREADS = 16
+_STOPPED = (statuses.PERSON, statuses.TERMINATED, statuses.REQUEUE, statuses.NOT_DURABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt ended."""
+
+    attempt: int
+    status: int | None  # None: the system ended it, and only the system knows
+    how: str
+    step: int | None
+    durable_step: int | None
+    age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run at one moment."""
+
+    folder: str
+    run_id: str
+    state: str  # new, starting, training, stopping, finished, stopped, closed, failed, died, …
+    is_live: bool
+    step: int | None
+    total: int | None
+    attempt: int | None
+    memory_step: int | None
+    memory_age_seconds: float | None
+    disk_step: int | None
+    disk_age_seconds: float | None
+    disk_size_bytes: int | None
+    slots: int | None
+    in_shm: bool | None  # None: no snapshots yet
+    boundary_age_seconds: float | None
+    pid: int | None
+    host: str | None
+    keeper_pid: int | None  # of a keeper that lives on this machine
+    last_exit: Exit | None
+
+
+@dataclass(slots=True)
+class History:
+    """What the journal says about the newest attempt that began."""
+
+    attempt: int | None = None
+    start_step: int | None = None
+    total: int | None = None
+    keep_last: int | None = None
+    keep_best: str | None = None
+    finished_step: int | None = None  # of the newest `finished`, in whatever attempt
+    asked_to_stop: bool = False
+
+
+def read_history(layout: RunLayout) -> History:
+    """Read the journal once."""
+    found = History()
+    for event in journal.read(layout.journal):
+        kind = event.get("event")
+        if kind == "start":
+            found.attempt, found.start_step = event.get("attempt"), event.get("step")
+            found.keep_last, found.keep_best = event.get("keep_last"), event.get("keep_best")
+            found.asked_to_stop = False
+        elif kind == "loop":
+            found.total = event.get("total")
+        elif kind == "finished":
+            found.finished_step, found.total = event.get("step"), event.get("total")
+        elif kind in ("stop", "signal") or (kind == "request" and event.get("kind") == "stop"):
+            found.asked_to_stop = True
+    return found
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run folder at `path`, or those in the folders below it."""
+    if _is_run(path):
+        return [path]
+    found = sorted(_below(path, _DEPTH))
+    if not found:
+        raise NotARun(
+            f"{path}: there is no run here, nor in the folders below.\n"
+            "A run folder is what holdfast.Run was given. To see how it works: holdfast demo"
+        )
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return bool(read_json(RunLayout(path).identity).get("run_id"))
+
+
+def _below(path: Path, depth: int) -> Iterator[Path]:
+    try:
+        with os.scandir(path) as entries:
+            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    except OSError:  # not a folder, or not ours to read
+        return
+    for name in names:
+        if _is_run(path / name):
+            yield path / name
+        elif depth > 1:
+            yield from _below(path / name, depth - 1)
+
+
+def summarize_all(folders: list[Path]) -> list[RunSummary]:
+    """All at once: a run of another machine is watched for some seconds."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(summarize, folders))
+
+
+def summarize(folder: Path) -> RunSummary:
+    """Everything that `holdfast status` tells about a run."""
+    layout, run_id = find_run(folder)
+    numbers = layout.attempt_numbers()
+    attempt = numbers[-1] if numbers else 0
+    live = bool(attempt) and is_live(layout, attempt)
+    history = read_history(layout)
+    beat = read_json(layout.heartbeat(attempt)) if attempt else {}
+    ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
+    if attempt and not live and (ended is None or ended.attempt < attempt):
+        ended = Exit(attempt, None, "died", _whole(beat.get("step")), None, None)
+    step = _newest_step(live, attempt, beat, ended, history)
+    line = trace_line(read_origins(layout), attempt)
+    disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
+    memory_step, memory_time = _newest_in_memory(live, run_id, line, beat)
+    holder = lease_holder(layout, attempt) if attempt else None
+    keeper = keeper_of(layout, attempt) if attempt else None
+    keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
+    slots = _whole(beat.get("slots")) if live else None
+    return RunSummary(
+        folder=str(folder),
+        run_id=run_id,
+        state=_state(layout, attempt, live, step, ended, history),
+        is_live=live,
+        step=step,
+        total=history.total,
+        attempt=attempt or None,
+        memory_step=memory_step,
+        memory_age_seconds=_age(memory_time),
+        disk_step=disk_step,
+        disk_age_seconds=disk_age,
+        disk_size_bytes=disk_size,
+        slots=slots,
+        in_shm=None if slots is None else bool(beat.get("in_shm")),
+        boundary_age_seconds=_boundary_age(beat) if live else None,
+        pid=holder.pid if holder else None,
+        host=holder.host if holder else None,
+        keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
+        last_exit=ended,
+    )
+
+
+def _state(
+    layout: RunLayout,
+    attempt: int,
+    live: bool,
+    step: int | None,
+    ended: Exit | None,
+    history: History,
+) -> str:
+    if not attempt:
+        return "new"
+    if live and history.attempt != attempt:
+        return "starting"
+    could_not_start = ended is not None and ended.how.startswith("could not start")
+    if not live and could_not_start:
+        return "could not start"
+    if history.finished_step is not None and history.finished_step == step:
+        return "finished"
+    if live:
+        asked = history.asked_to_stop or layout.request("stop", attempt).exists()
+        return "stopping" if asked else "training"
+    assert ended is not None
+    if ended.status is None:
+        return "died"
+    if ended.status == statuses.FINISHED:
+        return "closed"
+    return "stopped" if ended.status in _STOPPED else "failed"
+
+
+def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
+    path = layout.exit(attempt)
+    record = read_json(path)
+    if not record:
+        return None
+    try:
+        ended_at = float(record.get("time") or path.stat().st_mtime)
+    except (OSError, ValueError, TypeError):
+        ended_at = None
+    return Exit(
+        attempt=attempt,
+        status=_whole(record.get("status")),
+        how=str(record.get("how", "")),
+        step=_whole(record.get("step")),
+        durable_step=_whole(record.get("durable_step")),
+        age_seconds=_age(ended_at),
+    )
+
+
+def _newest_step(
+    live: bool, attempt: int, beat: dict[str, Any], ended: Exit | None, history: History
+) -> int | None:
+    if not attempt:
+        return None
+    if not live and ended is not None and ended.attempt == attempt:
+        if ended.how.startswith("could not start"):
+            return history.start_step  # it got nowhere; what it says of itself is not the run's
+        if ended.step is not None:
+            return ended.step
+    # The keeper's first beat can come before the trainer has told it where it begins.
+    start = history.start_step if history.attempt == attempt else None
+    known = [step for step in (_whole(beat.get("step")), start) if step is not None]
+    return max(known, default=None)
+
+
+def _newest_on_disk(
+    layout: RunLayout, line: dict[int, int | None]
+) -> tuple[int | None, float | None, int | None]:
+    for step, attempt, path in reversed(layout.checkpoint_folders()):
+        if is_on_line(line, attempt, step):
+            try:
+                found = read_manifest(path)
+            except DamagedCheckpoint:
+                continue
+            return step, _age(found.saved_at), found.size_bytes
+    return None, None, None
+
+
+def _newest_in_memory(
+    live: bool, run_id: str, line: dict[int, int | None], beat: dict[str, Any]
+) -> tuple[int | None, float | None]:
+    """As the keeper says; of a dead run, what trainer and keeper have left behind."""
+    if live:
+        return _whole(beat.get("memory_step")), beat.get("memory_time")
+    whole = []
+    for leftover in open_leftovers(run_id):
+        arena = leftover.arena
+        whole += [
+            (record.step, record.captured_at)
+            for record in arena.whole()
+            if record.is_hashed and is_on_line(line, arena.attempt, record.step)
+        ]
+        arena.close()
+    return max(whole, default=(None, None))
+
+
+def _boundary_age(beat: dict[str, Any]) -> float | None:
+    then, at = beat.get("boundary_age_seconds"), _age(beat.get("time"))
+    return None if then is None or at is None else float(then) + at
+
+
+def _age(moment: float | None) -> float | None:
+    return None if moment is None else max(0.0, time.time() - float(moment))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,236 @@
+"""What the commands print: plain lines into a pipe, a little colour on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast._cli import words
+from holdfast._cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
+from holdfast._cli.gather import Exit, RunSummary
+
+_STYLES = {
+    "training": "green",
+    "starting": "green",
+    "finished": "bold green",
+    "stopping": "yellow",
+    "stopped": "yellow",
+    "died": "bold red",
+    "failed": "bold red",
+    "could not start": "bold red",
+}
+_SLOTS = {2: "two", 3: "three"}
+_LONG_STEP_SECONDS = 30.0
+_NO_WIDTH = 1000  # of a pipe: a line is never broken, and whoever reads it breaks it
+
+
+class Screen(Console):
+    """Standard output; a name in brackets stays a name in brackets."""
+
+    def __init__(self) -> None:
+        columns = shutil.get_terminal_size((_NO_WIDTH, 24)).columns
+        super().__init__(width=columns, markup=False, highlight=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        # rich would leave with status 1, which for `verify` means damage.
+        raise BrokenPipeError
+
+    def table(self, table: Table) -> None:
+        """A table whose lines do not end in blanks."""
+        with self.capture() as captured:
+            self.print(table)
+        for line in captured.get().splitlines():
+            if line.strip():
+                self.out(line.rstrip(), highlight=False)
+
+
+def show_run(screen: Screen, run: RunSummary) -> None:
+    """One run, in a few lines."""
+    folder = Path(run.folder)
+    headline = Text.assemble(
+        (words.name(folder), "bold"), ": ", (run.state, _STYLES.get(run.state, ""))
+    )
+    headline.append(_progress(run))
+    screen.print(headline)
+    rows = [
+        ("safe", _safe(run)),
+        ("checkpoint", _checkpoint(run)),
+        ("snapshots", _snapshots(run)),
+        ("process", _process(run)),
+        ("last exit", _last_exit(run.last_exit)),
+        ("next", _next(run, folder)),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in rows:
+        if value:
+            grid.add_row(f"  {label}", value)
+    screen.table(grid)
+
+
+def _progress(run: RunSummary) -> str:
+    if run.step is None:
+        return ""
+    total = f" of {run.total}" if run.total is not None else ""
+    late = run.boundary_age_seconds or 0.0
+    slow = f", in its next step since {words.duration(late)}" if late > _LONG_STEP_SECONDS else ""
+    return f", step {run.step}{total} (attempt {run.attempt}){slow}"
+
+
+def _safe(run: RunSummary) -> str:
+    memory, disk = run.memory_step, run.disk_step
+    if disk is None and memory is None:
+        return "nothing yet" if run.is_live or run.state == "new" else "nothing"
+    on_disk = "nothing on disk" if disk is None else f"step {disk} on disk"
+    if memory is None or (disk is not None and memory <= disk and not run.is_live):
+        return on_disk
+    return f"step {memory} in memory, {on_disk}"
+
+
+def _checkpoint(run: RunSummary) -> str:
+    if run.disk_age_seconds is None or run.disk_size_bytes is None:
+        return ""
+    return f"{words.duration(run.disk_age_seconds)} old, {words.size(run.disk_size_bytes)}"
+
+
+def _snapshots(run: RunSummary) -> str:
+    if not run.is_live or run.state == "starting":
+        return ""
+    if run.slots is None:
+        return "none: a kill costs the work since the last checkpoint"
+    text = f"{_SLOTS.get(run.slots, run.slots)} slots in memory"
+    if run.slots == 2:
+        text += "; while a checkpoint is being written, no newer snapshot is taken"
+    if run.in_shm is False:
+        text += (
+            "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
+            "and the last checkpoint is left"
+        )
+    return text
+
+
+def _process(run: RunSummary) -> str:
+    if run.pid is None:
+        return ""
+    where = f"pid {run.pid} on {words.name(run.host or '')}"
+    if run.is_live:
+        return where
+    if run.keeper_pid is not None:
+        return f"{where}, gone; its keeper (pid {run.keeper_pid}) still writes"
+    return f"{where}, gone"
+
+
+def _last_exit(ended: Exit | None) -> str:
+    if ended is None:
+        return ""
+    what = words.name(ended.how)
+    if ended.status is None:
+        what = "died without a word (killed, out of memory, or a crash outside Python)"
+    elif ended.how == "closed":
+        what = "left"
+    text = f"attempt {ended.attempt}: {what}"
+    if ended.step is not None:
+        text += f" at step {ended.step}"
+    if ended.status is not None:
+        text += f", status {ended.status}"
+    if ended.age_seconds is not None:
+        text += f", {words.duration(ended.age_seconds)} ago"
+    if ended.durable_step is not None and ended.durable_step != ended.step:
+        text += f"; step {ended.durable_step} was durable"
+    return text
+
+
+def _next(run: RunSummary, folder: Path) -> str:
+    if run.state == "new":
+        return "no training has begun here"
+    if run.state in ("training", "starting"):
+        return words.command("stop", folder)
+    if run.state == "finished":
+        return words.command("ls", folder)
+    if run.is_live:
+        return ""
+    if run.disk_step is None and run.memory_step is None:
+        return "start the same command again; it begins at the beginning"
+    step = max(step for step in (run.disk_step, run.memory_step) if step is not None)
+    return f"start the same command again; it goes on at step {step}"
+
+
+def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
+    """Many runs, one line each."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+    table.add_column("run", overflow="fold", ratio=None)
+    table.add_column("state", no_wrap=True)
+    for label in ("step", "in memory", "on disk", "age"):
+        table.add_column(label, justify="right", no_wrap=label != "in memory")
+    for run in runs:
+        total = f"/{run.total}" if run.total is not None else ""
+        table.add_row(
+            Text(words.name(run.folder)),
+            Text(run.state, style=_STYLES.get(run.state, "")),
+            "" if run.step is None else f"{run.step}{total}",
+            "" if run.memory_step is None else str(run.memory_step),
+            "" if run.disk_step is None else str(run.disk_step),
+            "" if run.disk_age_seconds is None else words.duration(run.disk_age_seconds),
+        )
+    screen.table(table)
+
+
+def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> None:
+    """The checkpoints of a run, newest last."""
+    if not found.checkpoints:
+        screen.print(f"{words.name(folder)}: no checkpoints yet.")
+    else:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+        for label in ("step", "age", "size"):
+            table.add_column(label, justify="right", no_wrap=True)
+        table.add_column("metrics", overflow="fold")
+        table.add_column("kept because", overflow="fold")
+        table.add_column("attempt", justify="right")
+        for each in found.checkpoints:
+            table.add_row(*_checkpoint_row(each, found.watched))
+        screen.table(table)
+        total = sum(each.size_bytes or 0 for each in found.checkpoints)
+        count = len(found.checkpoints)
+        noun = "checkpoint" if count == 1 else "checkpoints"
+        screen.print(f"{count} {noun}, {words.size(total)}", style="dim")
+    if found.set_aside:
+        screen.print(
+            f"{len(found.set_aside)} damaged or unfinished, never loaded: "
+            f"{words.name(folder)}/set-aside",
+            style="yellow",
+        )
+
+
+def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | Text]:
+    # The metric that decides comes first.
+    names = sorted(each.metrics, key=lambda name: (name != watched, name))
+    metrics = ", ".join(f"{name} {words.number(each.metrics[name])}" for name in names)
+    return [
+        str(each.step),
+        "" if each.age_seconds is None else words.duration(each.age_seconds),
+        "" if each.size_bytes is None else words.size(each.size_bytes),
+        Text("damaged manifest", style="bold red") if each.is_damaged else Text(metrics),
+        Text(each.kept_because or "unknown"),
+        str(each.attempt),
+    ]
+
+
+def show_verdict(screen: Screen, verdict: Verdict) -> None:
+    """One line for each checkpoint, as soon as it is known."""
+    label = f"step {verdict.step} (attempt {verdict.attempt}): "
+    if verdict.is_gone:
+        screen.print(Text(f"{label}removed by the run meanwhile", style="dim"))
+    elif verdict.damage:
+        shown = "; ".join(words.name(line) for line in verdict.damage[:8])
+        more = f"; and {len(verdict.damage) - 8} more" if len(verdict.damage) > 8 else ""
+        screen.print(Text.assemble(label, ("DAMAGED", "bold red"), f": {shown}{more}"))
+    else:
+        size = "" if verdict.size_bytes is None else f", {words.size(verdict.size_bytes)}"
+        screen.print(Text.assemble(label, ("whole", "green"), size))

@@ -1,0 +1,72 @@
+"""Fixtures for processes: a light training, small scripts, and a hash to compare with."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import SCRIPTS, Trainer, environment
+
+LIGHT = SCRIPTS / "light.py"
+# Snapshots as often as they can be, whatever they cost.
+EAGER = '{"max_overhead": 1.0}'
+_HEADER = """\
+import os, signal, sys, threading, time
+from pathlib import Path
+
+from light import make_weights, show_hash, show_holding, stick_in_c, train_one, wait_for
+
+import holdfast
+
+folder = Path(sys.argv[1])
+gate = Path(sys.argv[1] + ".gate")
+"""
+
+
+@pytest.fixture
+def gate(folder: Path) -> Path:
+    """The file that a held step waits for."""
+    return Path(f"{folder}.gate")
+
+
+@pytest.fixture
+def light(start: Callable[..., Trainer], gate: Path) -> Callable[..., Trainer]:
+    """Start the training that needs no framework."""
+
+    def begin(folder: Path, *arguments: Any, **options: Any) -> Trainer:
+        return start(folder, "--gate", gate, *arguments, script=LIGHT, **options)
+
+    return begin
+
+
+@pytest.fixture
+def script(start: Callable[..., Trainer], tmp_path: Path) -> Callable[..., Trainer]:
+    """Start a script that a test spells out; `folder` and `gate` are its variables too."""
+    numbers = itertools.count(1)
+
+    def begin(folder: Path, body: str, *arguments: Any) -> Trainer:
+        path = tmp_path / f"script{next(numbers)}.py"
+        path.write_text(_HEADER + textwrap.dedent(body))
+        return start(folder, *arguments, script=path, env=environment(PYTHONPATH=str(SCRIPTS)))
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def light_reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The final hash of an undisturbed light training, made once for each length and size."""
+    known: dict[tuple[int, int], str] = {}
+
+    def find(total: int, size: int = 1000) -> str:
+        if (total, size) not in known:
+            folder = tmp_path_factory.mktemp("light") / "run"
+            trainer = Trainer(folder, "--total", total, "--size", size, script=LIGHT)
+            known[total, size] = trainer.state_hash()
+        return known[total, size]
+
+    return find

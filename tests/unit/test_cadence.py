@@ -1,0 +1,118 @@
+"""When snapshots and checkpoints are due, on a simulated clock."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast._save.cadence import Cadence
+from holdfast._settings import Settings
+from holdfast._settings import Settings
+
+costs = st.floats(1e-6, 5.0)
+
+
+def make(*, now=0.0, step=0, max_overhead=0.01, every="5min"):
+    return Cadence(Settings(max_overhead=max_overhead, checkpoint_every=every), now, step)
+
+
+@given(
+    max_overhead=st.floats(0.001, 1.0),
+    spent=st.lists(costs, min_size=1, max_size=40),
+    step_seconds=st.floats(0.001, 20.0),
+    began=st.floats(0, 1e6),
+)
+def test_snapshots_cost_at_most_their_share_of_the_time(max_overhead, spent, step_seconds, began):
+    cadence = make(now=began, max_overhead=max_overhead, every=10**9)
+    now, paid = began, 0.0
+    for cost in spent:
+        while not cadence.snapshot_due(now):
+            now += step_seconds * max(1, (cadence.next_look() - now) // step_seconds)
+        # All that was paid before has been earned by now.
+        assert paid <= max_overhead * (now - began) * (1 + 1e-6) + 1e-6
+        now += cost
+        paid += cost
+        cadence.took_snapshot(now, cost)
+    assert paid - spent[-1] <= max_overhead * (now - began) * (1 + 1e-6) + 1e-6
+
+
+@given(spent=st.lists(costs, min_size=1, max_size=20))
+def test_snapshots_come_as_often_as_their_cost_allows(spent):
+    cadence = make(max_overhead=0.01)
+    now = 0.0
+    for cost in spent:
+        now += cost
+        cadence.took_snapshot(now, cost)
+    longest = max(0.05, max(spent) / 0.01)
+    assert cadence.snapshot_due(now + longest)
+    assert not cadence.snapshot_due(now + min(0.049, spent[-1] / 0.02))
+
+
+def test_the_first_snapshot_is_due_at_once():
+    assert make(now=7.0).snapshot_due(7.0)
+
+
+def test_one_outlier_does_not_slow_down_the_snapshots_for_long():
+    cadence = make(max_overhead=0.01)
+    now = 0.0
+    for cost in (0.001, 0.001, 5.0, 0.001):
+        now += 1000
+        cadence.took_snapshot(now, cost)
+    assert cadence.snapshot_seconds == 0.1
+    assert cadence.snapshot_due(now + 0.1)
+
+
+@given(times=st.lists(st.floats(0, 1e9), min_size=1, max_size=10), cost=costs)
+def test_an_overhead_of_zero_turns_snapshots_off(times, cost):
+    cadence = make(max_overhead=0)
+    assert not any(cadence.snapshot_due(now) for now in times)
+    cadence.took_snapshot(times[0], cost)  # a checkpoint has taken one
+    assert not any(cadence.snapshot_due(now) for now in times)
+    assert cadence.snapshot_seconds is None
+
+
+def test_without_memory_there_are_no_more_snapshots():
+    cadence = make()
+    cadence.forget_snapshots()
+    assert not cadence.snapshot_due(1e12)
+
+
+@given(began=st.integers(0, 10_000), every=st.integers(1, 500))
+def test_counted_checkpoints_fall_on_multiples_also_after_a_resume(began, every):
+    cadence = make(step=began, every=every)
+    due = []
+    for step in range(began + 1, began + 3 * every + 1):
+        assert (step >= cadence.next_step()) == cadence.checkpoint_due(0.0, step)
+        if cadence.checkpoint_due(0.0, step):
+            due.append(step)
+            cadence.took_checkpoint(0.0, step)
+    assert due == [s for s in range(began + 1, began + 3 * every + 1) if s % every == 0]
+
+
+def test_a_counted_checkpoint_that_was_late_is_not_made_up_for():
+    cadence = make(every=10)
+    assert cadence.checkpoint_due(0.0, 17)
+    cadence.took_checkpoint(0.0, 17)
+    assert cadence.next_step() == 20
+
+
+def test_counted_checkpoints_do_not_look_at_the_clock():
+    cadence = make(every=10)
+    assert not cadence.checkpoint_due(1e12, 9)
+    cadence.took_snapshot(5.0, 0.01)
+    assert cadence.next_look() == 6.0
+
+
+@given(milliseconds=st.integers(1, 10**8), began=st.floats(0, 1e5))
+def test_timed_checkpoints_are_due_after_their_time_and_not_before(milliseconds, began):
+    cadence, every = make(now=began, every=f"{milliseconds}ms"), milliseconds / 1000
+    assert not cadence.checkpoint_due(began + every * 0.999, 10**6)
+    assert cadence.checkpoint_due(began + every * 1.001 + 1e-6, 1)
+    assert cadence.next_step() == sys.maxsize
+    cadence.forget_snapshots()
+    assert math.isclose(cadence.next_look(), began + every)
+    cadence.took_checkpoint(began + every, 1)
+    assert not cadence.checkpoint_due(began + every * 1.9, 2)
