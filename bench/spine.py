@@ -32,7 +32,7 @@ import torch
 
 import holdfast
 from holdfast._record.attempts import read_json
-from holdfast._save.arena import Arena
+from holdfast._save.arena import Arena, NotAnArena
 from holdfast._save.backing import find_leftovers, open_leftover, populate
 from holdfast._save.capture import capture
 
@@ -221,17 +221,24 @@ def _leave_arena_behind(run_folder: Path, megabytes: int) -> Path:
             assert child.poll() is None, "the training child died"
             identity = read_json(run_folder / "run.json").get("run_id")
             for path in find_leftovers(identity) if identity else []:
-                with Arena(open_leftover(path)) as arena:
-                    whole = arena.whole()
-                    if len(whole) == 3 and whole[0].is_hashed:
-                        keeper = read_json(run_folder / "attempts/0001/heartbeat.json")["keeper"]
-                        os.kill(keeper["pid"], signal.SIGKILL)
-                        child.kill()
-                        child.wait()
-                        return path
+                if _is_filled(path):
+                    keeper = read_json(run_folder / "attempts/0001/heartbeat.json")["keeper"]
+                    os.kill(keeper["pid"], signal.SIGKILL)
+                    child.kill()
+                    child.wait()
+                    return path
     finally:
         child.kill()
         child.wait()
+
+
+def _is_filled(path: Path) -> bool:
+    try:
+        with Arena(open_leftover(path)) as arena:
+            whole = arena.whole()
+            return len(whole) == 3 and whole[0].is_hashed
+    except NotAnArena:  # being made just now
+        return False
 
 
 def _child(what: str, place: str, megabytes: int) -> float:

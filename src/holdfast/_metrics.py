@@ -51,4 +51,6 @@ def _held(name: str, value: Any) -> Any:
             f"run.log({name}=…): a {type(value).__name__} is not one number.\n"
             "Log numbers, or tensors and arrays of one element."
         )
-    return value.detach() if hasattr(value, "detach") else value
+    value = value.detach() if hasattr(value, "detach") else value
+    # NumPy makes no number of an array that has dimensions, not even of one element.
+    return value.reshape(()) if hasattr(value, "reshape") else value

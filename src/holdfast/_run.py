@@ -25,15 +25,15 @@ from holdfast._leave.bounded import bound_leaving, end_process
 from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
 from holdfast._metrics import Metrics
 from holdfast._record import journal
-from holdfast._record.attempts import claim, open_folder
+from holdfast._record.attempts import claim, open_folder, writing_to
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import capture, restore_generators
 from holdfast._save.control import BOUNDARY_NS, IN_LOOP, STEP
-from holdfast._say import say
+from holdfast._say import say, speak_plainly
 from holdfast._settings import Settings
 from holdfast._stop.guard import Guard, announce_signal
-from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
+from holdfast._stop.request import StopRequest, stop_from_file
 
 _LOOK_SECONDS = 0.1
 _LEAVE_SECONDS = 60.0
@@ -48,8 +48,9 @@ class Run:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], /, *, settings: Settings | None = None, **state: Any
+        self, folder: str | os.PathLike[str], *, settings: Settings | None = None, **state: Any
     ) -> None:
+        speak_plainly()
         if settings is not None and not isinstance(settings, Settings):
             raise SettingsError(
                 f"settings={settings!r} is a {type(settings).__name__}.\n"
@@ -253,12 +254,13 @@ class Run:
             raise HoldfastError(f"{self._folder}: this Run is open already.")
         self._layout, run_id = open_folder(self._folder)
         start = Start(self._layout, run_id, self._folder)
-        self.attempt = claim(self._layout, self._folder, say)
-        try:
-            self._open(start, run_id)
-        except BaseException as error:
-            self._abort(error)
-            raise
+        with writing_to(self._folder):
+            self.attempt = claim(self._layout, self._folder, say)
+            try:
+                self._open(start, run_id)
+            except BaseException as error:
+                self._abort(error)
+                raise
         return self
 
     def _open(self, start: Start, run_id: str) -> None:
@@ -346,11 +348,9 @@ class Run:
             return  # a forked child that leaves the block: the run is its parent's
         self._guard.defer(True)  # our own work is not to be cut in two
         durable = self._saver.keep_last("exception" if error is not None else "closed")
-        leaving = error
-        if error is None:
-            leaving = self._stopped or self._answer_late()
-        elif self._stopped is None and self._noted and not isinstance(error, Stopped):
-            leaving = self._cut_short(error)
+        leaving = error or self._stopped
+        if self._stopped is None and not isinstance(error, Stopped):
+            leaving = self._answer_late(error) or error
         if not durable and isinstance(leaving, Stopped):
             leaving = Stopped(statuses.NOT_DURABLE, leaving.reason, leaving.step)
         self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
@@ -358,23 +358,20 @@ class Run:
         if leaving is not None and leaving is not error:
             raise leaving from error
 
-    def _answer_late(self) -> Stopped | None:
-        """A signal came, and the loop was left before a boundary could answer it."""
-        request = self._guard.request()
+    def _answer_late(self, error: BaseException | None) -> Stopped | None:
+        """The loop was left before a boundary could answer a signal, if there was one."""
+        request, step = self._guard.request(), self._custody.durable_step
         if request is None:
+            if error is not None and step is not None:
+                say(f"{type(error).__name__} in step {self.step + 1}; step {step} is durable.")
             return None
-        say(f"{request.reason}: leaving; step {self._custody.durable_step} is durable.")
-        self._guard.call_users_handler(request.number)
-        return Stopped(request.status, request.reason, self.step)
-
-    def _cut_short(self, error: BaseException) -> Stopped:
-        """The step failed after a signal had come: its workers may have died of it too."""
-        request = request_from_signal(self._noted[0])
-        say(
-            f"after {request.reason} the step could not be finished ({reason_of(error)}); step "
-            f"{self._custody.durable_step} is durable."
-        )
-        record_trouble(self._layout, self.attempt, error)
+        if error is None:
+            say(f"{request.reason}: leaving; step {step} is durable.")
+            self._guard.call_users_handler(request.number)
+        else:  # data-loader workers may have died of the signal too
+            why = reason_of(error)
+            say(f"after {request.reason} the step failed ({why}); step {step} is durable.")
+            record_trouble(self._layout, self.attempt, error)
         return Stopped(request.status, request.reason, self.step)
 
     def _close(self, error: BaseException | None) -> None:

@@ -8,6 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from holdfast._errors import SettingsError
+from holdfast._say import speak_plainly
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
@@ -50,6 +51,7 @@ class Settings:
     grace_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        speak_plainly()
         if not isinstance(self.keep_last, int) or isinstance(self.keep_last, bool):
             raise SettingsError(f"keep_last={self.keep_last!r} is not a whole number, 1 or more.")
         if self.keep_last < 1:

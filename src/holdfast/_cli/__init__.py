@@ -33,7 +33,8 @@ def _run() -> int:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     import click
 
-    from holdfast._cli.commands import cli
+    from holdfast._cli import words
+    from holdfast._cli.commands import NobodyReads, cli
     from holdfast._errors import FolderError, HoldfastError, SettingsError
 
     try:
@@ -43,15 +44,14 @@ def _run() -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except (FolderError, SettingsError) as error:
-        click.echo(str(error), err=True)
-        return 2
     except HoldfastError as error:
-        click.echo(str(error), err=True)
-        return 1
+        for line in str(error).splitlines():
+            click.echo(words.name(line), err=True)
+        return 2 if isinstance(error, FolderError | SettingsError) else 1
+    except NobodyReads as error:
+        raise BrokenPipeError from error
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        click.echo(f"{error.filename or 'holdfast'}: {error.strerror or error}.", err=True)
+        where = words.name(str(error.filename or "holdfast"))
+        click.echo(f"{where}: {error.strerror or error}.", err=True)
         return 1
     return result if isinstance(result, int) else 0

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from holdfast._cli import words
 from holdfast._cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
-from holdfast._cli.gather import Exit, RunSummary
+from holdfast._cli.gather import RunSummary
 
 _STYLES = {
     "training": "green",
@@ -41,13 +41,28 @@ class Screen(Console):
         # rich would leave with status 1, which for `verify` means damage.
         raise BrokenPipeError
 
+    def columns(self) -> Table:
+        """An empty table; only a terminal gets a rule below the names of the columns."""
+        box = SIMPLE_HEAD if self.is_terminal else None
+        return Table(box=box, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+
     def table(self, table: Table) -> None:
-        """A table whose lines do not end in blanks."""
+        """A table without blank lines."""
+        self._put(table)
+
+    def write(self, text: str | Text = "", style: str = "") -> None:
+        """A line, broken between words where the terminal ends."""
+        if text:
+            self._put(Text(text, style=style) if isinstance(text, str) else text)
+        else:
+            self.out("")
+
+    def _put(self, what: Table | Text) -> None:
         with self.capture() as captured:
-            self.print(table)
+            self.print(what)
         for line in captured.get().splitlines():
             if line.strip():
-                self.out(line.rstrip(), highlight=False)
+                self.out(line.rstrip(), highlight=False)  # rich fills up lines with blanks
 
 
 def show_run(screen: Screen, run: RunSummary) -> None:
@@ -57,13 +72,13 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         (words.name(folder), "bold"), ": ", (run.state, _STYLES.get(run.state, ""))
     )
     headline.append(_progress(run))
-    screen.print(headline)
+    screen.write(headline)
     rows = [
         ("safe", _safe(run)),
         ("checkpoint", _checkpoint(run)),
         ("snapshots", _snapshots(run)),
         ("process", _process(run)),
-        ("last exit", _last_exit(run.last_exit)),
+        ("last exit", _last_exit(run)),
         ("next", _next(run, folder)),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -104,7 +119,7 @@ def _snapshots(run: RunSummary) -> str:
     if not run.is_live or run.state == "starting":
         return ""
     if run.slots is None:
-        return "none: a kill costs the work since the last checkpoint"
+        return "none so far: a kill would cost the work since the last checkpoint"
     text = f"{_SLOTS.get(run.slots, run.slots)} slots in memory"
     if run.slots == 2:
         text += "; while a checkpoint is being written, no newer snapshot is taken"
@@ -127,7 +142,8 @@ def _process(run: RunSummary) -> str:
     return f"{where}, gone"
 
 
-def _last_exit(ended: Exit | None) -> str:
+def _last_exit(run: RunSummary) -> str:
+    ended = run.last_exit
     if ended is None:
         return ""
     what = words.name(ended.how)
@@ -135,14 +151,16 @@ def _last_exit(ended: Exit | None) -> str:
         what = "died without a word (killed, out of memory, or a crash outside Python)"
     elif ended.how == "closed":
         what = "left"
-    text = f"attempt {ended.attempt}: {what}"
-    if ended.step is not None:
-        text += f" at step {ended.step}"
-    if ended.status is not None:
-        text += f", status {ended.status}"
+    text = f"attempt {ended.attempt}"
     if ended.age_seconds is not None:
         text += f", {words.duration(ended.age_seconds)} ago"
-    if ended.durable_step is not None and ended.durable_step != ended.step:
+    if ended.step is not None:
+        text += f", at step {ended.step}"
+    text += f": {what}"
+    if ended.status is not None:
+        text += f" (status {ended.status})"
+    # Of a run that has ended, `safe` says it, and knows what its keeper has saved since.
+    if run.is_live and ended.durable_step is not None:
         text += f"; step {ended.durable_step} was durable"
     return text
 
@@ -164,11 +182,11 @@ def _next(run: RunSummary, folder: Path) -> str:
 
 def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
     """Many runs, one line each."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
-    table.add_column("run", overflow="fold", ratio=None)
+    table = screen.columns()
+    table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for label in ("step", "in memory", "on disk", "age"):
-        table.add_column(label, justify="right", no_wrap=label != "in memory")
+    for label in ("step", "memory", "disk", "age"):
+        table.add_column(label, justify="right", no_wrap=True)
     for run in runs:
         total = f"/{run.total}" if run.total is not None else ""
         table.add_row(
@@ -185,9 +203,9 @@ def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
 def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> None:
     """The checkpoints of a run, newest last."""
     if not found.checkpoints:
-        screen.print(f"{words.name(folder)}: no checkpoints yet.")
+        screen.write(f"{words.name(folder)}: no checkpoints yet.")
     else:
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="dim")
+        table = screen.columns()
         for label in ("step", "age", "size"):
             table.add_column(label, justify="right", no_wrap=True)
         table.add_column("metrics", overflow="fold")
@@ -199,9 +217,9 @@ def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> Non
         total = sum(each.size_bytes or 0 for each in found.checkpoints)
         count = len(found.checkpoints)
         noun = "checkpoint" if count == 1 else "checkpoints"
-        screen.print(f"{count} {noun}, {words.size(total)}", style="dim")
+        screen.write(f"{count} {noun}, {words.size(total)}", style="dim")
     if found.set_aside:
-        screen.print(
+        screen.write(
             f"{len(found.set_aside)} damaged or unfinished, never loaded: "
             f"{words.name(folder)}/set-aside",
             style="yellow",
@@ -226,11 +244,11 @@ def show_verdict(screen: Screen, verdict: Verdict) -> None:
     """One line for each checkpoint, as soon as it is known."""
     label = f"step {verdict.step} (attempt {verdict.attempt}): "
     if verdict.is_gone:
-        screen.print(Text(f"{label}removed by the run meanwhile", style="dim"))
+        screen.write(Text(f"{label}removed by the run meanwhile", style="dim"))
     elif verdict.damage:
         shown = "; ".join(words.name(line) for line in verdict.damage[:8])
         more = f"; and {len(verdict.damage) - 8} more" if len(verdict.damage) > 8 else ""
-        screen.print(Text.assemble(label, ("DAMAGED", "bold red"), f": {shown}{more}"))
+        screen.write(Text.assemble(label, ("DAMAGED", "bold red"), f": {shown}{more}"))
     else:
         size = "" if verdict.size_bytes is None else f", {words.size(verdict.size_bytes)}"
-        screen.print(Text.assemble(label, ("whole", "green"), size))
+        screen.write(Text.assemble(label, ("whole", "green"), size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
@@ -28,10 +27,12 @@ def size(size_bytes: int) -> str:
 def duration(seconds: float) -> str:
     """A time in the unit that fits.
 
-    >>> duration(0.4), duration(90), duration(7000), duration(200_000)
-    ('0.4 s', '90 s', '117 min', '2.3 days')
+    >>> duration(0.042), duration(4.2), duration(90), duration(7000), duration(200_000)
+    ('42 ms', '4.2 s', '90 s', '117 min', '2.3 days')
     """
     seconds = max(0.0, seconds)  # another machine's clock may be ahead of ours
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -67,8 +68,7 @@ def name(path: Path | str) -> str:
     >>> name("runs/a\nb")
     'runs/a\\nb'
     """
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
 
 
 def command(verb: str, folder: Path) -> str:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,11 @@ class KeeperLink:
         if pidfd is not None:
             os.close(pidfd)
         self._socket: socket.socket = ours
+        self._outbox = messages.Outbox(ours)
+        self.send = self._outbox.post
+        self.flush = self._outbox.flush
         self.pid = self._process.pid
         threading.Thread(target=self._listen, name="holdfast-link", daemon=True).start()
-
-    def send(self, kind: str, descriptors: Sequence[int] = (), **fields: Any) -> bool:
-        return messages.send(self._socket, kind, descriptors, **fields)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -101,8 +102,11 @@ class KeeperLink:
     def say_goodbye(self) -> None:
         """Wait until it has finished what it writes and is gone."""
         self.send("goodbye")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GOODBYE_SECONDS)
+        deadline = time.monotonic() + _GOODBYE_SECONDS
+        while self.is_alive() and time.monotonic() < deadline:
+            self.flush()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
         self.close()
 
     def close(self) -> None:

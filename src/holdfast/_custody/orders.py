@@ -146,7 +146,9 @@ class Custody:
 
     def snapshot_taken(self, taken: Taken) -> None:
         if self._link is not None:
-            self._link.send("snapshot", generation=taken.generation, sequence=taken.sequence)
+            self._link.send(
+                "snapshot", may_drop=True, generation=taken.generation, sequence=taken.sequence
+            )
 
     def order(self, taken: Taken, handles: list[Handle]) -> None:
         """Have the keeper make a slot durable; the handles are settled when it is."""
@@ -178,7 +180,10 @@ class Custody:
     def look_after_keeper(self) -> None:
         """Replace a keeper that died, and give the new one all that it must know."""
         link = self._link
-        if link is None or link.is_alive():
+        if link is None:
+            return
+        if link.is_alive():
+            link.flush()
             return
         how = f"the keeper (pid {link.pid}) {link.how_it_died()}"
         link.close()

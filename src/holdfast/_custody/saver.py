@@ -134,6 +134,8 @@ class Saver:
         if taken is not None:
             self._custody.snapshot_taken(taken)
             self._cadence.took_snapshot(time.monotonic(), capturing + taken.seconds)
+        else:
+            self._cadence.missed_snapshot(time.monotonic())
         return taken
 
     def _order(self, taken: Taken, handles: list[Handle]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +19,51 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(link: socket.socket, kind: str, descriptors: Sequence[int] = (), **fields: Any) -> bool:
-    """Send one message; False if nobody listens any more."""
+def send(link: socket.socket, kind: str, **fields: Any) -> None:
+    """Send one message; if nobody listens any more, it is lost, and the death is seen elsewhere."""
+    with contextlib.suppress(OSError):
+        link.send(encode(kind, **fields))
+
+
+def encode(kind: str, **fields: Any) -> bytes:
     data = json.dumps({"kind": kind, **fields}).encode()
     assert len(data) <= _MOST_BYTES
-    try:
-        if descriptors:
-            socket.send_fds(link, [data], list(descriptors))
-        else:
-            link.send(data)
-    except OSError:
-        return False
-    return True
+    return data
+
+
+class Outbox:
+    """Messages to a process that may be slow to read: they wait here, the sender never does."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._lock = threading.Lock()
+
+    def post(
+        self, kind: str, descriptors: Sequence[int] = (), *, may_drop: bool = False, **fields: Any
+    ) -> None:
+        """Send, or keep for later; what `may_drop` is left out while others wait."""
+        with self._lock:
+            if may_drop and self._waiting:
+                return
+            # Copies, since the sender may close its own before they are sent.
+            self._waiting.append((encode(kind, **fields), [os.dup(d) for d in descriptors]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the other side takes it."""
+        with self._lock:
+            while self._waiting:
+                data, descriptors = self._waiting[0]
+                try:
+                    socket.send_fds(self._link, [data], descriptors, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    pass  # nobody listens any more
+                self._waiting.popleft()
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
 
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

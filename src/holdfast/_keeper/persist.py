@@ -56,7 +56,9 @@ def commit_checkpoint(
     final = layout.checkpoint(commit.step, commit.attempt)
     partial = layout.partial(commit.step, commit.attempt, os.getpid())
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for stale in layout.partials_of(commit.step, commit.attempt):
+            # Of a keeper that was killed in this very commit: nobody else writes this state.
+            shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir()
         pass_point("begun")
         data = partial / rank_file(0)
@@ -132,7 +134,12 @@ def _write_data(path: Path, views: Sequence[memoryview]) -> int:
                 chunk = view[start : start + _CHUNK_BYTES]
                 written = 0
                 while written < chunk.nbytes:
-                    count = os.write(descriptor, chunk[written:])
+                    try:
+                        count = os.write(descriptor, chunk[written:])
+                    except OSError as error:
+                        if error.errno != errno.EINVAL or not _leave_direct(descriptor):
+                            raise
+                        continue
                     written += count
                     if count % PAGE and written < chunk.nbytes:
                         _leave_direct(descriptor)
@@ -164,9 +171,13 @@ def _open_data(path: Path, views: Sequence[memoryview]) -> int:
     return os.open(path, flags, 0o644)
 
 
-def _leave_direct(descriptor: int) -> None:
-    """Go on with plain writes: after a short write the rest is no longer aligned."""
+def _leave_direct(descriptor: int) -> bool:
+    """Go on with plain writes, where direct ones are refused or no longer aligned."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if not direct:
+        return False
     import fcntl
 
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
+    return bool(flags & direct)

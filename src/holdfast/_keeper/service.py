@@ -28,7 +28,7 @@ from holdfast._record.identity import of_process
 from holdfast._save import control
 from holdfast._save.arena import Arena, NotAnArena, SlotRecord
 from holdfast._save.control import ControlPage
-from holdfast._stop.request import take_requests
+from holdfast._stop.request import stop_from_file, take_requests
 
 _REQUEST_SECONDS = 0.25
 _SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and forwarded
@@ -36,6 +36,7 @@ _TERM_GRACE_SECONDS = 10.0
 _WARNING_GRACE_SECONDS = 30.0
 _GUESSED_BYTES_PER_SECOND = 100e6
 _KILL_AFTER_SECONDS = 5.0
+_LEAVE_NOW_SECONDS = 60.0
 _GONE_AFTER_SECONDS = 5.0
 
 
@@ -63,6 +64,7 @@ class Keeper:
         self._hasher = Hasher()
         self._writer = Writer(policy, self._outcome)
         self._arenas: dict[int, HeldArena] = {}
+        self._salvaged: list[HeldArena] = []
         self._lock = threading.Lock()
         self._durable_sequence = 0
         self._durable_step: int | None = None
@@ -177,6 +179,7 @@ class Keeper:
             return
         record = _find(held, message["sequence"])
         if record is not None and held.pin(record):
+            self._salvaged.append(held)
             self._writer.submit(Job(held, record, "salvaged"))
             threading.Thread(target=self._retire_when_idle, args=(held,), daemon=True).start()
 
@@ -223,13 +226,22 @@ class Keeper:
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
             journal.append(self._policy.layout.journal, "request", kind=kind, **details)
             if kind == "stop" and details.get("now"):
-                self._leave_now("stop --now", 130)
+                self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
             else:
                 self._tell("request", request=kind, details=details)
 
     def _leave_now(self, reason: str, status: int) -> None:
+        self._leave_status = status
+        # A disk that hangs must not hold a person who wants to leave.
+        self._kill_at = time.monotonic() + _LEAVE_NOW_SECONDS
         if not self._persist_newest(reason, leave_status=status):
-            self._tell("leave", status=status, reason=reason, step=self._durable_step)
+            self._send_away(reason, status)
+
+    def _send_away(self, reason: str, status: int) -> None:
+        """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
+        self._leave_status = status
+        self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
+        self._tell("leave", status=status, reason=reason, step=self._durable_step)
 
     # -- making durable ---------------------------------------------------------
 
@@ -268,9 +280,7 @@ class Keeper:
             kind = "fenced" if outcome.is_fenced else "failed"
             self._tell(kind, order=job.order, step=record.step, error=outcome.error)
         if job.leave_status is not None:
-            self._leave_status = job.leave_status
-            self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
-            self._tell("leave", status=job.leave_status, reason=job.reason, step=self._durable_step)
+            self._send_away(job.reason, job.leave_status)
 
     # -- the end ------------------------------------------------------------------
 
@@ -301,10 +311,20 @@ class Keeper:
 
     def _let_go(self) -> None:
         """Remove the arenas; one that the disk would not take stays for the next start."""
+        if self._failed:
+            self._hash_newest()
         with self._lock:
-            for held in self._arenas.values():
+            # Also what was salvaged: the thread that waits to retire it may come too late.
+            for held in (*self._arenas.values(), *self._salvaged):
                 held.retire(remove=not self._failed)
             self._arenas.clear()
+
+    def _hash_newest(self) -> None:
+        """Without its checksums nobody would trust what is left in memory."""
+        newest = self._newest()
+        if newest is not None and newest[0].pin(newest[1]):
+            newest[0].digests(newest[1])
+            newest[0].unpin(newest[1].slot)
 
     def _kill_trainer(self) -> None:
         """The trainer said that it was leaving, or was told to, and is still there."""

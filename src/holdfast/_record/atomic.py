@@ -43,6 +43,23 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
+def create_atomic(path: Path, data: bytes) -> bool:
+    """Make a durable file unless there is one; of processes that try at once, one does."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.new")
+    write_atomic(part, data)
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: here the last one wins
+        write_atomic(path, data)
+        return True
+    finally:
+        part.unlink()
+    sync_folder(path.parent)
+    return True
+
+
 def publish_folder(prepared: Path, final: Path) -> bool:
     """Give a finished folder its final name, durably; False if that name is taken.
 

@@ -8,19 +8,20 @@ heartbeat moves while we look: clocks of two machines are never compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from holdfast._errors import FolderError, NotARun, RunIsLive
-from holdfast._record.atomic import publish_folder, write_atomic
+from holdfast._record.atomic import create_atomic, publish_folder, write_atomic
 from holdfast._record.identity import ProcessIdentity, of_process
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import Origin
@@ -44,22 +45,38 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> No
     write_atomic(path, (json.dumps(value, indent=1) + "\n").encode(), durable=durable)
 
 
-def open_folder(folder: Path) -> tuple[RunLayout, str]:
-    """Make the run folder if it is not there, and return its paths and the run's id."""
-    layout = RunLayout(folder.absolute())
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Say in a sentence that the file system refused, whatever it was that it refused."""
     try:
-        for path in (layout.attempts, layout.checkpoints, layout.requests):
-            path.mkdir(parents=True, exist_ok=True)
-        if not read_json(layout.identity).get("run_id"):
-            write_json(layout.identity, {"run_id": os.urandom(16).hex(), "created": time.time()})
-        with tempfile.TemporaryFile(dir=layout.attempts):
-            pass
+        yield
     except OSError as error:
         raise FolderError(
             f"{folder}: this run folder cannot be written ({error.strerror or error}).\n"
             "Choose a folder that you may write to, on a disk with room."
         ) from error
+
+
+def open_folder(folder: Path) -> tuple[RunLayout, str]:
+    """Make the run folder if it is not there, and return its paths and the run's id."""
+    layout = RunLayout(folder.absolute())
+    with writing_to(folder):
+        for path in (layout.attempts, layout.checkpoints, layout.requests):
+            path.mkdir(parents=True, exist_ok=True)
+        if not read_json(layout.identity).get("run_id"):
+            _give_identity(layout)
+        with tempfile.TemporaryFile(dir=layout.attempts):
+            pass
     return layout, str(read_json(layout.identity)["run_id"])
+
+
+def _give_identity(layout: RunLayout) -> None:
+    identity = {"run_id": os.urandom(16).hex(), "created": time.time()}
+    # Ranks that start at once must not each go on with an id of their own.
+    if not create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode()) and (
+        not read_json(layout.identity).get("run_id")
+    ):
+        write_json(layout.identity, identity)
 
 
 def find_run(folder: Path) -> tuple[RunLayout, str]:
@@ -113,11 +130,14 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
             await_keeper(layout, newest, say)
         prepared = Path(tempfile.mkdtemp(prefix=".claim-", dir=layout.attempts))
         lease = {"process": asdict(of_process()), "since": time.time()}
-        write_json(prepared / "lease.json", lease)
-        prepared.chmod(0o755)
-        if publish_folder(prepared, layout.attempt(newest + 1)):
-            return newest + 1
-        shutil.rmtree(prepared, ignore_errors=True)  # another process was faster: look again
+        try:
+            write_json(prepared / "lease.json", lease)
+            prepared.chmod(0o755)
+            if publish_folder(prepared, layout.attempt(newest + 1)):
+                return newest + 1
+        finally:
+            # Another process was faster, and we look again, or the disk is full.
+            shutil.rmtree(prepared, ignore_errors=True)
 
 
 def _refuse_if_live(

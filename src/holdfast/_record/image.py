@@ -14,6 +14,7 @@ Any safetensors reader opens it. Standard library only: the keeper uses it too.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,8 @@ class ImagePlan:
         return [Extent("header", 0, len(self.header)), *tensors, self.scalars]
 
     def in_file_order(self) -> list[tuple[TensorSpec, int]]:
-        return sorted(zip(self.specs, self.offsets, strict=True), key=lambda pair: pair[1])
+        pairs = zip(self.specs, self.offsets, strict=True)
+        return sorted(pairs, key=lambda pair: (pair[1], pair[0].size_bytes))
 
 
 def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
@@ -145,10 +147,32 @@ def parse_header(header: bytes) -> ImagePlan:
             )
             offsets.append(len(header) + first)
         first, last = table[SCALARS]["data_offsets"]
-    except (KeyError, TypeError) as error:
+        scalars = Extent(SCALARS, len(header) + first, last - first)
+        plan = ImagePlan(tuple(specs), tuple(offsets), header, scalars, len(header) + last)
+        _check_plan(plan)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not an image of holdfast: {error!r}") from error
-    scalars = Extent(SCALARS, len(header) + first, last - first)
-    return ImagePlan(tuple(specs), tuple(offsets), header, scalars, len(header) + last)
+    return plan
+
+
+def _check_plan(plan: ImagePlan) -> None:
+    """A header from anywhere may claim any size: what it says must add up before it is used."""
+    position = 0
+    for extent in plan.extents():
+        if type(extent.size_bytes) is not int or extent.size_bytes < 0:
+            raise ValueError(f"{extent.name} has no size")
+        if extent.offset != position:
+            raise ValueError(f"{extent.name} does not follow on what is before it")
+        position += extent.size_bytes
+    for spec in plan.specs:
+        numbers = (*spec.shape, *(spec.strides or ()), spec.item_bytes)
+        texts = (spec.name, spec.kind, spec.dtype, spec.stored_as)
+        if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
+            raise ValueError("a tensor is described by something else than numbers and names")
+        if min((*spec.shape, spec.item_bytes)) < 0 or (
+            math.prod(spec.shape) * spec.item_bytes != spec.size_bytes
+        ):
+            raise ValueError(f"{spec.name} has another size than its shape")
 
 
 def encode_scalars(value: dict[str, Any]) -> bytes:

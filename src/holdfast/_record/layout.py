@@ -93,6 +93,10 @@ class RunLayout:
     def partial(self, step: int, attempt: int, pid: int) -> Path:
         return self.checkpoints / f".partial-step-{step:012d}-a{attempt:04d}-{pid}"
 
+    def partials_of(self, step: int, attempt: int) -> list[Path]:
+        """This state's checkpoint as it was begun, by whomever."""
+        return sorted(self.checkpoints.glob(f".partial-step-{step:012d}-a{attempt:04d}-*"))
+
     def attempt_numbers(self) -> list[int]:
         """The attempts so far, oldest first."""
         if not self.attempts.is_dir():

@@ -96,24 +96,15 @@ def _read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> N
         try:
             if hasattr(os, "preadv"):
                 count = os.preadv(descriptor, [piece], offset + done)
-            else:  # Windows, which reads in one thread (see for_each's sizes)
-                data = _seek_read(descriptor, offset + done, piece.nbytes)
-                count = len(data)
-                piece[:count] = data
+            else:  # Windows
+                with path.open("rb", buffering=0) as file:
+                    file.seek(offset + done)
+                    count = file.readinto(piece) or 0
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).") from error
         if count == 0:
             raise DamagedCheckpoint(f"{path}: ends early.")
         done += count
-
-
-def _seek_read(descriptor: int, offset: int, size: int) -> bytes:
-    copy = os.dup(descriptor)
-    try:
-        os.lseek(copy, offset, os.SEEK_SET)
-        return os.read(copy, size)
-    finally:
-        os.close(copy)
 
 
 def verify_image(image: memoryview, plan: ImagePlan, digests: list[bytes], where: str) -> Loaded:

@@ -65,6 +65,10 @@ class Cadence:
             # The one just paid counts in full, even if it was an outlier.
             self._next_snapshot = now + max(pause, seconds / self._max_overhead)
 
+    def missed_snapshot(self, now: float) -> None:
+        """There was no slot for it: the next try is soon, and not at every boundary."""
+        self._next_snapshot = max(self._next_snapshot, now + _SHORTEST_SECONDS)
+
     def forget_snapshots(self) -> None:
         """There is no memory for them."""
         self._next_snapshot = float("inf")

@@ -156,10 +156,9 @@ class Snapshots:
 
     def _renew(self, captured: Captured, scalars_bytes: int, deadline: float) -> bool:
         """Go over to a generation for this layout, building one first; False if not yet."""
-        plan = plan_image(captured.specs, scalars_bytes)
         while not self.impossible:
             if self._building is None and not self._fits(self._built, captured, scalars_bytes):
-                self._start_building(plan)
+                self._start_building(plan_image(captured.specs, scalars_bytes))
             if self._building is not None:
                 self._building.join(max(0.0, deadline - time.monotonic()))
                 if self._building.is_alive():

@@ -1,0 +1,56 @@
+"""A small disk of its own for a test, as root: to be filled, emptied and made read-only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class SmallDisk:
+    """A mounted tmpfs."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._filler = place / "filler"
+
+    @property
+    def free_bytes(self) -> int:
+        room = os.statvfs(self.place)
+        return room.f_bavail * room.f_frsize
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Write a file until so many bytes are free."""
+        size = self.free_bytes - leave_bytes
+        with self._filler.open("ab", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), file.tell(), size)
+        assert self.free_bytes <= leave_bytes
+
+    def make_room(self) -> None:
+        self._filler.unlink()
+
+    def remount(self, mode: str) -> None:
+        _run("mount", "-o", f"remount,{mode}", str(self.place))
+
+
+def mount_small_disk(place: Path, size: str) -> Iterator[SmallDisk]:
+    """Mount it, lend it, unmount it; the test is skipped where that is not allowed."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root: run the tests as root")
+    place.mkdir()
+    try:
+        _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine does not allow to mount a tmpfs ({error}): needs CAP_SYS_ADMIN")
+    try:
+        yield SmallDisk(place)
+    finally:
+        # Lazily: a process that is still being ended must not keep the next test from its disk.
+        _run("umount", "-l", str(place))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=30)

@@ -1,0 +1,143 @@
+"""A full disk costs checkpoints, never the training, and never a good checkpoint."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from holdfast._record.layout import RunLayout
+from holdfast._resume.verify import read_checkpoint
+from tests.crash.small_disk import mount_small_disk
+from tests.support import (
+    SCRIPTS,
+    arena_files,
+    checkpoint_steps,
+    journal_events,
+    train_to_the_end,
+    wait_for_keeper_gone,
+    wait_until,
+)
+
+LIGHT = SCRIPTS / "light.py"
+SIZE = 40_000  # 320 kB of weights
+TOTAL = 400
+EVERY_TEN = json.dumps({"checkpoint_every": 10, "keep_last": 2})
+SELDOM = json.dumps({"checkpoint_every": "1h"})
+
+
+@pytest.fixture
+def disk(tmp_path):
+    yield from mount_small_disk(tmp_path / "disk", "3m")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return train_to_the_end(folder, "--total", TOTAL, "--size", SIZE, script=LIGHT)
+
+
+def arguments(folder, settings):
+    return (folder, "--total", TOTAL, "--size", SIZE, "--sleep", 0.005, "--settings", settings)
+
+
+def check_all_good(folder) -> list[int]:
+    for step, _, path in RunLayout(folder).checkpoint_folders():
+        assert read_checkpoint(path).head["step"] == step
+    return checkpoint_steps(folder)
+
+
+def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(disk, start, undisturbed):
+    folder = disk.place / "run"
+    trainer = start(*arguments(folder, EVERY_TEN), script=LIGHT)
+    wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
+    disk.fill()
+    line = trainer.wait_for("the disk is full")
+    assert line.startswith("holdfast: a checkpoint could not be made: the disk is full (")
+    assert "MB wanted, " in line
+    assert "MB free at " in line
+    before = check_all_good(folder)
+    assert len(before) == 2
+    # It still trains: a later checkpoint is tried, and fails too, beside the same two.
+    wait_until(lambda: trainer.output.count("the disk is full") >= 3, what="more attempts")
+    assert check_all_good(folder) == before
+    assert RunLayout(folder).partial_folders() == []
+
+    disk.make_room()
+    wait_until(lambda: max(checkpoint_steps(folder)) > max(before), what="a new checkpoint")
+    assert trainer.state_hash() == undisturbed
+    assert "Traceback" not in trainer.output
+    wait_for_keeper_gone(folder)
+    assert check_all_good(folder) == [TOTAL - 10, TOTAL]
+    assert arena_files(folder) == []
+    assert "Traceback" not in RunLayout(folder).keeper_log(1).read_text()
+
+
+def test_a_stop_beside_a_full_disk_leaves_with_74_and_loses_nothing(disk, start, undisturbed):
+    folder = disk.place / "run"
+    trainer = start(*arguments(folder, SELDOM), script=LIGHT)
+    trainer.ready()
+    wait_until(lambda: arena_files(folder), what="a snapshot")
+    disk.fill()
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 74, trainer.output
+    assert "could not be made durable: the checkpoint was not made: the disk is full" in (
+        trainer.output
+    )
+    assert "Traceback" not in trainer.output
+    assert "is durable; leaving" not in trainer.output
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) != []
+    assert checkpoint_steps(folder) == []
+    said = next(line for line in trainer.lines if "could not be made durable" in line)
+    stopped_at = int(said.split("step ")[1].split()[0])
+    assert stopped_at > 0
+
+    disk.make_room()
+    after = start(*arguments(folder, SELDOM), script=LIGHT)
+    assert after.ready() == stopped_at
+    assert f"resumed at step {stopped_at} from memory" in after.output
+    # What was only in memory becomes durable at once, and then goes.
+    wait_until(lambda: stopped_at in check_all_good(folder), what="the salvaged checkpoint")
+    assert after.state_hash() == undisturbed
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) == []
+    assert next(e["reason"] for e in journal_events(folder, "checkpoint")) == "salvaged"
+
+
+def test_a_kill_beside_a_full_disk_leaves_the_snapshot_in_memory(disk, start, undisturbed):
+    folder = disk.place / "run"
+    trainer = start(*arguments(folder, SELDOM), script=LIGHT)
+    trainer.ready()
+    wait_until(lambda: arena_files(folder), what="a snapshot")
+    disk.fill()
+    trainer.kill()
+    trainer.wait()
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) != []
+    disk.make_room()
+    after = start(*arguments(folder, SELDOM), script=LIGHT)
+    assert after.ready() > 0
+    assert "from memory" in after.output
+    assert after.state_hash() == undisturbed
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) == []
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new run", "a run to go on with"])
+def test_a_start_on_a_full_disk_is_refused_in_a_sentence(is_new, disk, start, undisturbed):
+    folder = disk.place / "run"
+    if not is_new:
+        first = start(*arguments(folder, EVERY_TEN), script=LIGHT)
+        wait_until(lambda: len(checkpoint_steps(folder)) == 2, what="two checkpoints")
+        first.kill()
+        first.wait()
+        wait_for_keeper_gone(folder)
+    disk.fill()
+    refused = start(*arguments(folder, EVERY_TEN), script=LIGHT)
+    assert refused.wait() == 1
+    assert "\nholdfast.FolderError: " in refused.output
+    assert "No space left on device" in refused.output.rpartition("holdfast.FolderError")[2]
+    disk.make_room()
+    assert start(*arguments(folder, EVERY_TEN), script=LIGHT).state_hash() == undisturbed
