@@ -34,8 +34,10 @@ def wait_until(look: Callable[[], T], seconds: float = 30.0, what: str = "it") -
 class Trainer:
     """One process of a training script, with its output as it comes."""
 
-    def __init__(self, *arguments: Any, script: Path = TRAIN, **popen: Any) -> None:
-        command = [sys.executable, "-u", str(script), *map(str, arguments)]
+    def __init__(
+        self, *arguments: Any, script: Path = TRAIN, prefix: tuple[str, ...] = (), **popen: Any
+    ) -> None:
+        command = [*prefix, sys.executable, "-u", str(script), *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ def spec(name: str, value: Any) -> TensorSpec:
         raise ValueError("an array of Python objects cannot be stored; use numbers or a list.")
     if dtype.names is not None:
         raise ValueError("a structured array cannot be stored; store its fields one by one.")
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("a masked array cannot be stored; store its data and its mask.")
     native = dtype.isnative and dtype.byteorder != ">"
     in_order = isinstance(value, np.generic) or value.flags.c_contiguous
     return TensorSpec(
@@ -68,11 +71,26 @@ def spec(name: str, value: Any) -> TensorSpec:
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
     # Types of ml_dtypes (bfloat16, …) have a name and no code of their own.
-    return dtype.name if dtype.kind == "V" else dtype.str
+    for name in (dtype.str, dtype.name):
+        with contextlib.suppress(TypeError):
+            if np.dtype(name) == dtype:
+                return name
+    raise ValueError(f"an array of dtype {dtype} cannot be stored; view it as uint8.")
 
 
 def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name.removeprefix("scalar "))
+
+
+def item_bytes(dtype: str) -> int:
+    """The size of one item; ValueError if there is no such type here."""
+    try:
+        found = _dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"this NumPy has no dtype {dtype!r}") from error
+    if found.hasobject or found.names is not None:
+        raise ValueError(f"no array of dtype {dtype!r} is ever stored")
+    return int(found.itemsize)
 
 
 def encode_other(_: object) -> None:

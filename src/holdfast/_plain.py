@@ -25,6 +25,13 @@ def spec(name: str, value: bytes | bytearray) -> TensorSpec:
     return TensorSpec(name, KIND, dtype, "U8", (len(value),), None, 1, len(value))
 
 
+def item_bytes(dtype: str) -> int:
+    """The size of one item; ValueError if there is no such type here."""
+    if dtype not in ("bytes", "bytearray"):
+        raise ValueError(f"there are no bytes of type {dtype!r}")
+    return 1
+
+
 def encode_other(_: object) -> None:
     return None
 
@@ -62,7 +69,7 @@ def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
 
 
 def is_generator(value: object) -> bool:
-    return isinstance(value, random.Random)
+    return isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
 
 
 def generator_state(value: random.Random) -> Any:

@@ -25,7 +25,7 @@ from holdfast._leave.bounded import bound_leaving, end_process
 from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
 from holdfast._metrics import Metrics
 from holdfast._record import journal
-from holdfast._record.attempts import claim, open_folder, writing_to
+from holdfast._record.attempts import cannot_write, claim, open_folder
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import capture, restore_generators
@@ -254,13 +254,14 @@ class Run:
             raise HoldfastError(f"{self._folder}: this Run is open already.")
         self._layout, run_id = open_folder(self._folder)
         start = Start(self._layout, run_id, self._folder)
-        with writing_to(self._folder):
-            self.attempt = claim(self._layout, self._folder, say)
-            try:
-                self._open(start, run_id)
-            except BaseException as error:
-                self._abort(error)
-                raise
+        self.attempt = claim(self._layout, self._folder, say)
+        try:
+            self._open(start, run_id)
+        except BaseException as error:
+            self._abort(error)
+            if isinstance(error, OSError):
+                raise cannot_write(self._folder, error) from error
+            raise
         return self
 
     def _open(self, start: Start, run_id: str) -> None:

@@ -31,6 +31,6 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         sys.__excepthook__(kind, error, trace)
         return
     say(str(error))
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_PACKAGE)]
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith((_PACKAGE, "<"))]
     if frames:
         sys.stderr.write(f"  at {frames[-1].filename}:{frames[-1].lineno}\n")

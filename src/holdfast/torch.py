@@ -40,7 +40,8 @@ def alias_key(value: torch.Tensor) -> Hashable | None:
     """Equal for two names of the same memory, seen in the same way (tied weights)."""
     if value.layout is not torch.strided or value.numel() == 0 or value.is_meta:
         return None
-    return (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+    seen_as = (value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg())
+    return (value.device, value.data_ptr(), *seen_as)
 
 
 def spec(name: str, value: torch.Tensor) -> TensorSpec:
@@ -92,6 +93,11 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
+def item_bytes(dtype: str) -> int:
+    """The size of one item; ValueError if there is no such type here."""
+    return _dtype(dtype).itemsize
+
+
 def destinations(
     buffer: Any, places: Sequence[tuple[TensorSpec, int]], start: int
 ) -> list[torch.Tensor]:
@@ -115,7 +121,7 @@ def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
 
 def bytes_of(value: torch.Tensor) -> memoryview:
     """A tensor's bytes in C order, on the CPU."""
-    flat = value.detach().cpu().contiguous()
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     size_bytes = flat.numel() * flat.element_size()
     if size_bytes == 0:
         return memoryview(b"")
@@ -134,11 +140,19 @@ def borrow(spec: TensorSpec, data: memoryview) -> torch.Tensor:
 def own(spec: TensorSpec, data: memoryview) -> torch.Tensor:
     """A new tensor with the stored values and the stored layout in memory."""
     dtype = _dtype(spec.dtype)
+    values = borrow(spec, data)
     if spec.strides is None:
-        fresh = torch.empty(spec.shape, dtype=dtype)
-    else:
-        fresh = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-    return fresh.copy_(borrow(spec, data))
+        return torch.empty(spec.shape, dtype=dtype).copy_(values)
+    for axis in _repeated(spec.shape, spec.strides):
+        values = values.narrow(axis, 0, 1)
+    fresh = torch.empty_strided(values.shape, spec.strides, dtype=dtype)
+    return fresh.copy_(values).expand(spec.shape)
+
+
+def _repeated(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The dimensions along which an expanded tensor shows the same memory: copy_ refuses them."""
+    pairs = enumerate(zip(shape, strides, strict=True))
+    return [axis for axis, (size, stride) in pairs if size > 1 and stride == 0]
 
 
 @torch.no_grad()
@@ -147,7 +161,13 @@ def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
         return False
     if tuple(live.shape) != spec.shape:
         return False
-    live.detach().copy_(borrow(spec, data))
+    target, values = live.detach(), borrow(spec, data)
+    repeated = _repeated(live.shape, live.stride())
+    if not set(repeated) <= set(_repeated(spec.shape, spec.strides) if spec.strides else ()):
+        return False  # memory that was told apart would become one
+    for axis in repeated:
+        target, values = target.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
+    target.copy_(values)
     return True
 
 

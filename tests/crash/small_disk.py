@@ -32,8 +32,13 @@ class SmallDisk:
     def make_room(self) -> None:
         self._filler.unlink()
 
-    def remount(self, mode: str) -> None:
-        _run("mount", "-o", f"remount,{mode}", str(self.place))
+    def make_read_only(self) -> None:
+        """For whoever opens anything from now on; files that are open would forbid a remount."""
+        _run("mount", "--bind", str(self.place), str(self.place))
+        _run("mount", "-o", "remount,ro,bind", str(self.place))
+
+    def make_writable(self) -> None:
+        _run("umount", str(self.place))
 
 
 def mount_small_disk(place: Path, size: str) -> Iterator[SmallDisk]:
@@ -48,8 +53,9 @@ def mount_small_disk(place: Path, size: str) -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(place)
     finally:
-        # Lazily: a process that is still being ended must not keep the next test from its disk.
-        _run("umount", "-l", str(place))
+        while place.is_mount():
+            # Lazily: a process that is still being ended must not keep its disk mounted.
+            _run("umount", "-l", str(place))
 
 
 def _run(*command: str) -> None:

@@ -94,18 +94,23 @@ class Life:
 
     # -- the kill ---------------------------------------------------------------
 
-    def kill(self, number: int, pids: list[int], inside: str = "") -> None:
-        """Signal these processes, inside a snapshot or a commit if asked to."""
+    def kill(self, number: int, pids: list[int], inside: str = "") -> str:
+        """Signal these processes, inside a snapshot or a commit if asked to.
+
+        Returns what was to be seen right before; what it hit, `stage` tells afterwards.
+        """
         self.look()
+        is_writing = False
         if inside == "snapshot":
-            spin_until(self.is_writing, 5)  # it lasts too little to look at anything else
+            is_writing = spin_until(self.is_writing, 5)  # too short to look at anything else
         elif inside == "commit":
             self._had_partial = spin_until(self.is_committing, 5)
         else:
-            self._had_partial = self.is_committing()
+            is_writing, self._had_partial = self.is_writing(), self.is_committing()
         for pid in pids:
             os.kill(pid, number)
         self.look()
+        return "snapshot" if is_writing else "commit" if self._had_partial else ""
 
     def stage(self) -> str:
         """What the kill has hit; the trainer is dead by now."""

@@ -63,14 +63,17 @@ def test_signals_to_a_forked_child_do_not_reach_the_keeper(folder, script, light
                         os.kill(child, number)
                         _, status = os.waitpid(child, 0)
                         print("child", os.waitstatus_to_exitcode(status), flush=True)
+                    read, write = os.pipe()
                     child = os.fork()
                     if child == 0:
                         try:
                             print("descriptor", signal.set_wakeup_fd(-1), flush=True)
+                            os.write(write, b"x")
                             time.sleep(600)
                         except KeyboardInterrupt:
                             os._exit(7)
                         os._exit(8)
+                    os.read(read, 1)
                     os.kill(child, signal.SIGINT)
                     _, status = os.waitpid(child, 0)
                     print("interrupted child", os.waitstatus_to_exitcode(status), flush=True)

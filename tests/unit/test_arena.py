@@ -23,9 +23,7 @@ def make(slots=3):
     descriptor = os.memfd_create("test-arena")
     os.fchmod(descriptor, 0o600)
     os.posix_fallocate(descriptor, 0, arena_bytes(PLAN.size_bytes, len(PLAN.specs) + 2, slots))
-    return Arena.create(
-        descriptor, run_id=RUN, attempt=7, generation=2, slots=slots, plan=PLAN
-    )
+    return Arena.create(descriptor, run_id=RUN, attempt=7, generation=2, slots=slots, plan=PLAN)
 
 
 @pytest.fixture
@@ -169,9 +167,7 @@ def test_the_tables_and_slots_do_not_overlap(arena):
 
 
 operations = st.lists(
-    st.tuples(
-        st.sampled_from(["finish", "abandon", "die", "hash"]), st.sets(st.integers(0, 4))
-    ),
+    st.tuples(st.sampled_from(["finish", "abandon", "die", "hash"]), st.sets(st.integers(0, 4))),
     max_size=40,
 )
 
@@ -268,6 +264,6 @@ def test_a_number_of_slots_that_cannot_be_is_refused(tmp_path, whole_bytes, slot
 @pytest.mark.parametrize("length", [0, 100, PAGE - 9, 1 << 40, 2**64 - 1])
 def test_a_slot_whose_header_is_damaged_has_no_plan(arena, length):
     arena.image(0)[:8] = length.to_bytes(8, "little")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"header|Expecting|holdfast"):
         arena.plan(0)
     assert arena.plan(1) == PLAN

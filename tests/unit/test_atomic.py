@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ def test_old_bytes_stay_when_the_file_may_not_grow(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(OSError) as failed:
+        with pytest.raises(OSError, match="File too large") as failed:
             atomic.write_atomic(path, b"new" * 100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -64,7 +65,7 @@ def test_the_bytes_are_flushed_before_the_name_and_the_name_before_the_return(
     real_fsync, real_replace = os.fsync, os.replace
 
     def fsync(descriptor):
-        order.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "bytes")
+        order.append("folder" if Path(f"/proc/self/fd/{descriptor}").is_dir() else "bytes")
         real_fsync(descriptor)
 
     def replace(*paths):

@@ -24,13 +24,18 @@ print("ready", flush=True)
 sys.stdin.readline()
 """
 # Every process takes three numbers, and nobody is refused: only the rename decides.
-TAKE_THREE = PRELUDE + """
+TAKE_THREE = (
+    PRELUDE
+    + """
 layout, _ = attempts.open_folder(folder)
 attempts._refuse_if_live = lambda *_: None
 print(*[attempts.claim(layout, folder, print) for _ in range(3)], flush=True)
 """
+)
 # One process wins and lives on; the others are refused.
-TAKE_ONE = PRELUDE + """
+TAKE_ONE = (
+    PRELUDE
+    + """
 layout, run_id = attempts.open_folder(folder)
 try:
     print("took", attempts.claim(layout, folder, print), flush=True)
@@ -38,9 +43,13 @@ except _errors.RunIsLive as error:
     print("refused", error.pid, flush=True)
 sys.stdin.readline()
 """
-OPEN = PRELUDE + """
+)
+OPEN = (
+    PRELUDE
+    + """
 print(attempts.open_folder(folder)[1], flush=True)
 """
+)
 
 
 def silent(message):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from holdfast._save.cadence import Cadence
 from holdfast._settings import Settings
-from holdfast._settings import Settings
 
 costs = st.floats(1e-6, 5.0)
 

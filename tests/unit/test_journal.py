@@ -37,16 +37,14 @@ def test_a_journal_that_is_not_there_is_empty(tmp_path):
 
 
 @given(cut=st.integers(1, 60))
-def test_a_torn_last_line_hides_neither_what_was_before_nor_what_comes_after(
-    tmp_path_factory, cut
-):
+def test_a_torn_last_line_hides_neither_what_was_before_nor_what_comes_after(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     journal.append(path, "whole", number=1)
     whole = path.stat().st_size
     journal.append(path, "torn", filler="y" * 40)
     with path.open("r+b") as file:
         file.truncate(max(whole + 1, path.stat().st_size - cut))
-    assert [e["event"] for e in journal.read(path)][0] == "whole"
+    assert next(e["event"] for e in journal.read(path)) == "whole"
     journal.append(path, "after", number=3)
     events = [e["event"] for e in journal.read(path)]
     assert events[0] == "whole"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -41,12 +42,8 @@ def test_any_flipped_bit_is_found_or_changes_nothing(written, data):
     damaged = bytearray(written.to_bytes())
     at = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[at // 8] ^= 1 << (at % 8)
-    try:
-        found = manifest.parse(bytes(damaged), "here")
-    except holdfast.DamagedCheckpoint as error:
-        assert str(error).startswith("here: the manifest is damaged")
-    else:
-        assert found == written
+    with contextlib.suppress(holdfast.DamagedCheckpoint):
+        assert manifest.parse(bytes(damaged), "here") == written
 
 
 def test_every_single_flipped_bit_of_one_manifest_is_found_or_changes_nothing():
@@ -67,7 +64,7 @@ def test_every_single_flipped_bit_of_one_manifest_is_found_or_changes_nothing():
 @given(manifests, st.data())
 def test_a_manifest_that_was_cut_short_is_damaged(written, data):
     whole = written.to_bytes()
-    with pytest.raises(holdfast.DamagedCheckpoint):
+    with pytest.raises(holdfast.DamagedCheckpoint, match="here: the manifest is damaged"):
         manifest.parse(whole[: data.draw(st.integers(0, len(whole) - 1))], "here")
 
 

@@ -104,10 +104,10 @@ def test_opening_a_run_without_tensors_loads_no_framework_either(tmp_path):
 
 
 def test_the_import_is_quick():
-    program = "import time; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t)"
-    seconds = [
-        float(subprocess.check_output([sys.executable, "-c", program])) for _ in range(5)
-    ]
+    program = (
+        "import time; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t)"
+    )
+    seconds = [float(subprocess.check_output([sys.executable, "-c", program])) for _ in range(5)]
     # The figure to hold is 60 ms (see bench/); machines that run tests are busy.
     assert statistics.median(seconds) < 3 * 0.060
 

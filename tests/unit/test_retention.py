@@ -123,7 +123,7 @@ def test_a_damaged_manifest_counts_as_unrated_and_stops_nothing(layout):
     (folder / MANIFEST).write_bytes(b"\x00garbage")
     plant(layout, 20, 1, loss=0.5)
     plant(layout, 30, 1, loss=0.9)
-    assert [dict(c.metrics) for c in list_checkpoints(layout)][0] == {}
+    assert next(dict(c.metrics) for c in list_checkpoints(layout)) == {}
     remove_others(layout, {1: None}, 1, ("min", "loss"))
     assert [step for step, _, _ in layout.checkpoint_folders()] == [20, 30]
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from holdfast import _env
 from holdfast._keeper import messages
@@ -69,7 +69,7 @@ class KeeperLink:
             "pidfd": pidfd,
             "trainer_pid": os.getpid(),
         }
-        with policy.layout.keeper_log(policy.attempt).open("ab") as log:
+        with _open_log(policy.layout.keeper_log(policy.attempt)) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _program(), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
@@ -118,6 +118,14 @@ class KeeperLink:
     def _listen(self) -> None:
         while (received := messages.receive(self._socket)) is not None:
             self._hear(received[0])
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """The keeper's log, or nowhere: a folder that became read-only must not end the training."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def _program() -> str:

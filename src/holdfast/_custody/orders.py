@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import HoldfastError, SaveFailed
 from holdfast._keeper.keep import Policy
+from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
 from holdfast._say import say
-from holdfast._stop.request import take_requests
+from holdfast._stop.request import stop_from_file, take_requests
 
 if TYPE_CHECKING:
     from holdfast._custody.launch import KeeperLink
@@ -283,4 +284,9 @@ class Custody:
                 with contextlib.suppress(OSError):
                     write_json(layout.heartbeat(attempt), record, durable=False)
             for kind, details in take_requests(layout, attempt):
-                self._hear_run({"kind": "request", "request": kind, "details": details})
+                journal.append(layout.journal, "request", kind=kind, **details)
+                message = {"kind": "request", "request": kind, "details": details}
+                if kind == "stop" and details.get("now"):
+                    reason = stop_from_file(details).reason
+                    message = {"kind": "leave", "status": 130, "reason": reason}
+                self._hear_run({**message, "step": self.durable_step})

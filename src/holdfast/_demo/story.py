@@ -28,6 +28,7 @@ STEPS = 400
 KILL_AT = 290  # the 291st step begins, and is never completed
 FRAMEWORKS = {"torch": "PyTorch", "numpy": "NumPy"}
 _KEEPER_SECONDS = 30.0
+_FIRST_BEAT_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -146,10 +147,14 @@ def _end(process: subprocess.Popen[str], layout: RunLayout) -> None:
         process.stdout.close()
     if not was_running and process.returncode == 0:
         return
-    keeper = keeper_of(layout, max(layout.attempt_numbers(), default=0))
-    deadline = time.monotonic() + _KEEPER_SECONDS
-    while keeper is not None and keeper.is_here() and keeper.is_alive():
-        if time.monotonic() > deadline:
+    attempt = max(layout.attempt_numbers(), default=0)
+    began = time.monotonic()
+    # A keeper that has just been started does not beat yet.
+    while attempt and time.monotonic() - began < _KEEPER_SECONDS:
+        keeper = keeper_of(layout, attempt)
+        if keeper is None and time.monotonic() - began > _FIRST_BEAT_SECONDS:
+            return
+        if keeper is not None and not (keeper.is_here() and keeper.is_alive()):
             return
         time.sleep(0.01)
 

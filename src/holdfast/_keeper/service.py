@@ -311,12 +311,14 @@ class Keeper:
 
     def _let_go(self) -> None:
         """Remove the arenas; one that the disk would not take stays for the next start."""
-        if self._failed:
+        # Where the run folder was deleted there is no next start: its id went with it.
+        remove = not self._failed or not self._policy.layout.identity.exists()
+        if not remove:
             self._hash_newest()
         with self._lock:
             # Also what was salvaged: the thread that waits to retire it may come too late.
             for held in (*self._arenas.values(), *self._salvaged):
-                held.retire(remove=not self._failed)
+                held.retire(remove=remove)
             self._arenas.clear()
 
     def _hash_newest(self) -> None:

@@ -8,14 +8,13 @@ heartbeat moves while we look: clocks of two machines are never compared.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from holdfast._record.line import Origin
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0
-_KEEPER_SECONDS = 120.0
+_STUCK_SECONDS = 120.0
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -45,28 +44,26 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> No
     write_atomic(path, (json.dumps(value, indent=1) + "\n").encode(), durable=durable)
 
 
-@contextlib.contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
-    """Say in a sentence that the file system refused, whatever it was that it refused."""
-    try:
-        yield
-    except OSError as error:
-        raise FolderError(
-            f"{folder}: this run folder cannot be written ({error.strerror or error}).\n"
-            "Choose a folder that you may write to, on a disk with room."
-        ) from error
+def cannot_write(folder: Path, error: OSError) -> FolderError:
+    """In a sentence, whatever it was that the file system refused."""
+    return FolderError(
+        f"{folder}: this run folder cannot be written ({error.strerror or error}).\n"
+        "Choose a folder that you may write to, on a disk with room."
+    )
 
 
 def open_folder(folder: Path) -> tuple[RunLayout, str]:
     """Make the run folder if it is not there, and return its paths and the run's id."""
     layout = RunLayout(folder.absolute())
-    with writing_to(folder):
+    try:
         for path in (layout.attempts, layout.checkpoints, layout.requests):
             path.mkdir(parents=True, exist_ok=True)
         if not read_json(layout.identity).get("run_id"):
             _give_identity(layout)
         with tempfile.TemporaryFile(dir=layout.attempts):
             pass
+    except OSError as error:
+        raise cannot_write(folder, error) from error
     return layout, str(read_json(layout.identity)["run_id"])
 
 
@@ -128,16 +125,23 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
         if newest:
             _refuse_if_live(layout, newest, folder, say)
             await_keeper(layout, newest, say)
-        prepared = Path(tempfile.mkdtemp(prefix=".claim-", dir=layout.attempts))
-        lease = {"process": asdict(of_process()), "since": time.time()}
         try:
-            write_json(prepared / "lease.json", lease)
-            prepared.chmod(0o755)
-            if publish_folder(prepared, layout.attempt(newest + 1)):
+            if _publish_lease(layout, newest + 1):
                 return newest + 1
-        finally:
-            # Another process was faster, and we look again, or the disk is full.
-            shutil.rmtree(prepared, ignore_errors=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+
+
+def _publish_lease(layout: RunLayout, attempt: int) -> bool:
+    """Take this number; False if another process was faster."""
+    prepared = Path(tempfile.mkdtemp(prefix=".claim-", dir=layout.attempts))
+    lease = {"process": asdict(of_process()), "since": time.time()}
+    try:
+        write_json(prepared / "lease.json", lease)
+        prepared.chmod(0o755)
+        return publish_folder(prepared, layout.attempt(attempt))
+    finally:
+        shutil.rmtree(prepared, ignore_errors=True)
 
 
 def _refuse_if_live(
@@ -167,14 +171,16 @@ def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) ->
     keeper = keeper_of(layout, attempt)
     if keeper is None or not keeper.is_here() or not keeper.is_alive():
         return
-    began = time.monotonic()
-    told = False
+    began = moved = time.monotonic()
+    newest, told = -1, False
     while keeper.is_alive():
-        waited = time.monotonic() - began
-        if waited > 1 and not told:
+        now = time.monotonic()
+        if (write := layout.newest_write()) != newest:
+            newest, moved = write, now
+        if now - began > 1 and not told:
             say(f"the last attempt's keeper (pid {keeper.pid}) is still writing; waiting for it.")
             told = True
-        if waited > _KEEPER_SECONDS:
+        if now - moved > _STUCK_SECONDS:
             say(f"the last attempt's keeper (pid {keeper.pid}) is stuck; ending it.")
             os.kill(keeper.pid, signal.SIGKILL)
             return

@@ -182,7 +182,10 @@ def encode_scalars(value: dict[str, Any]) -> bytes:
 
 def decode_scalars(data: bytes | memoryview) -> dict[str, Any]:
     """The scalars in their range of the image."""
-    value = json.loads(bytes(data))
+    try:
+        value = json.loads(bytes(data))
+    except RecursionError as error:
+        raise ValueError("the scalars are nested without end") from error
     if not isinstance(value, dict):
         raise ValueError("the scalars are not an object")
     return value

@@ -16,6 +16,7 @@ runs/demo/
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,14 @@ class RunLayout:
         if not self.checkpoints.is_dir():
             return []
         return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".partial-"))
+
+    def newest_write(self) -> int:
+        """When the checkpoints that are under way were last written to: it moves with progress."""
+        newest = 0
+        for folder in self.partial_folders():
+            with contextlib.suppress(OSError):
+                newest = max([newest, *(e.stat().st_mtime_ns for e in folder.iterdir())])
+        return newest
 
     def half_removed_folders(self) -> list[Path]:
         """Checkpoints whose removal was cut short: nobody wants them any more."""

@@ -15,7 +15,7 @@ import xxhash
 from holdfast._errors import DamagedCheckpoint
 from holdfast._record.image import decode_scalars, header_bytes, parse_header
 from holdfast._record.manifest import DataFile, Part
-from holdfast._resume.verify import name_part, read_manifest
+from holdfast._resume.verify import check_head, name_part, read_manifest
 
 _CHUNK_BYTES = 16 << 20
 
@@ -66,7 +66,7 @@ def _check_contents(data: IO[bytes]) -> list[str]:
         place = parse_header(data.read(length)).scalars
         data.seek(place.offset)
         head = decode_scalars(data.read(place.size_bytes))
-        head["tree"]["state"], int(head["step"])
+        check_head(head)
     except (ValueError, KeyError, TypeError) as error:
         return [f"is not a state of holdfast ({error})"]
     return []

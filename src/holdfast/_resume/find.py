@@ -143,7 +143,9 @@ def _candidates(
 
 def _read(candidate: _Candidate) -> Found:
     if candidate.folder is not None:
-        return Found(candidate.attempt, candidate.step, read_checkpoint(candidate.folder))
+        loaded = read_checkpoint(candidate.folder)
+        _refuse_another_step(candidate, loaded, str(candidate.folder))
+        return Found(candidate.attempt, candidate.step, loaded)
     assert candidate.leftover is not None
     arena, record = candidate.leftover.arena, candidate.record
     where = f"the snapshot of step {record.step} in memory"
@@ -153,7 +155,15 @@ def _read(candidate: _Candidate) -> Found:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
     loaded = verify_image(image, plan, arena.digests(record.slot), where)
+    _refuse_another_step(candidate, loaded, where)
     return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
+
+
+def _refuse_another_step(candidate: _Candidate, loaded: Loaded, where: str) -> None:
+    """A slot's record and a folder's name have no checksum: what the image says counts."""
+    step, attempt = loaded.head["step"], loaded.head.get("attempt", candidate.attempt)
+    if (step, attempt) != (candidate.step, candidate.attempt):
+        raise DamagedCheckpoint(f"{where}: it holds step {step} of attempt {attempt}.")
 
 
 def _report(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import ctypes
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any
 
 from holdfast._errors import HoldfastError, RestoreDiffers, StateMismatch
 from holdfast._record.checksum import digest_all
+from holdfast._resume.fit import check_fit
 from holdfast._resume.verify import Loaded
-from holdfast._save.capture import adapter_of, adapters, capture, is_stateful
+from holdfast._save.capture import adapter_of, adapters, capture
 
 _NAMED = 8
 
@@ -24,7 +24,7 @@ _NAMED = 8
 def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
     """Put the stored values into `state`'s objects; returns the scalars that did not stay."""
     stored = loaded.head["tree"]["state"]
-    _Fit(loaded).check(stored, state)
+    check_fit(loaded, state)
     loader = _Loader(loaded)
     for name, encoded in stored.items():
         state[name] = loader.load(encoded, state[name], name)
@@ -37,101 +37,6 @@ def decode_generators(loaded: Loaded) -> dict[str, Any]:
     found = extra["generators"]
     assert isinstance(found, dict)
     return found
-
-
-class _Fit:
-    """Finds what no longer fits, before anything is changed."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
-        self.reshaped: list[str] = []
-
-    def check(self, stored: dict[str, Any], state: dict[str, Any]) -> None:
-        self.unexpected += [name for name in stored if name not in state]
-        self.missing += [name for name in state if name not in stored]
-        for name, encoded in stored.items():
-            if name in state:
-                self._look(encoded, state[name], name)
-        if not (self.missing or self.unexpected or self.reshaped):
-            return
-        lines = ["the checkpoint does not fit the state that Run was given."]
-        for what, names in (
-            ("not in the checkpoint", self.missing),
-            ("only in the checkpoint", self.unexpected),
-            ("changed", self.reshaped),
-        ):
-            if names:
-                more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                lines.append(f"  {what}: {', '.join(names[:_NAMED])}{more}")
-        lines.append(
-            "The checkpoint is left as it was: go back to the state it was made from, "
-            "or use a new folder."
-        )
-        raise StateMismatch(
-            "\n".join(lines),
-            missing=tuple(self.missing),
-            unexpected=tuple(self.unexpected),
-            reshaped=tuple(self.reshaped),
-        )
-
-    def _look(self, encoded: Any, live: Any, path: str) -> None:
-        if isinstance(encoded, list) and isinstance(live, list):
-            for index, (item, now) in enumerate(zip(encoded, live, strict=False)):
-                self._look(item, now, f"{path}.{index}")
-        if not isinstance(encoded, dict):
-            if is_stateful(live):
-                self.reshaped.append(f"{path} (was a plain value, is a {type(live).__name__})")
-            return
-        if "$t" in encoded:
-            self._look_at_array(encoded["$t"], live, path)
-        elif "$state" in encoded:
-            self._look_at_object(encoded["$state"], live, path)
-        elif isinstance(live, dict) and not any(key.startswith("$") for key in encoded):
-            for key, item in encoded.items():
-                if key in live:
-                    self._look(item, live[key], f"{path}.{key}")
-
-    def _look_at_array(self, index: int, live: Any, path: str) -> None:
-        for adapter in adapters():
-            if adapter.is_array(live):
-                self._match(index, adapter.spec(path, live), path)
-
-    def _look_at_object(self, encoded: Any, live: Any, path: str) -> None:
-        if not is_stateful(live):
-            self.reshaped.append(f"{path} (had a state_dict, is a {type(live).__name__})")
-            return
-        for adapter in adapters():
-            strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
-            if strict is None:
-                continue
-            stored = {
-                key: item["$t"]
-                for key, item in _items(encoded)
-                if isinstance(item, dict) and "$t" in item
-            }
-            self.missing += [f"{path}.{key}" for key in strict if key not in stored]
-            self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
-            for key, index in stored.items():
-                if key in strict:
-                    self._match(index, adapter.spec(key, strict[key]), f"{path}.{key}")
-
-    def _match(self, index: int, now: Any, path: str) -> None:
-        then = self._loaded.plan.specs[index]
-        if (then.dtype, then.shape) != (now.dtype, now.shape):
-            self.reshaped.append(
-                f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
-            )
-
-
-def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
-    """The entries of an encoded mapping with string keys."""
-    if not isinstance(encoded, dict):
-        return []
-    if "$odict" in encoded:
-        return [(key, item) for key, item in encoded["$odict"] if isinstance(key, str)]
-    return [(key, item) for key, item in encoded.items() if not key.startswith("$")]
 
 
 class _Loader:
@@ -148,31 +53,48 @@ class _Loader:
             live[:] = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded)]
             return live
         if not isinstance(encoded, dict):
-            return encoded
-        if "$state" in encoded:
-            self._load_object(encoded["$state"], live, path)
+            return self.value(encoded, borrowed=False)
+        tag = next(iter(encoded), "")
+        if tag == "$state":
+            self._load_object(encoded[tag], live, path)
             return live
-        if "$generator" in encoded:
-            state = self.value(encoded["$generator"], borrowed=False)
-            next(a for a in adapters() if a.is_generator(live)).restore_generator(live, state)
+        if tag == "$generator":
+            self._load_generator(encoded[tag], live, path)
             return live
-        if "$t" in encoded:
-            spec = self._loaded.plan.specs[encoded["$t"]]
-            data = self._loaded.data(encoded["$t"])
+        if tag == "$t":
+            spec = self._loaded.plan.specs[encoded[tag]]
+            data = self._loaded.data(encoded[tag])
             if adapter_of(spec.kind).load_in_place(live, spec, data):
                 return live
-            return self._own(encoded["$t"])
-        if isinstance(live, dict):
+            return self._own(encoded[tag])
+        if isinstance(live, dict) and (tag in ("$dict", "$odict") or not tag.startswith("$")):
             return self._load_dict(encoded, live, path)
-        if "$tuple" in encoded:
+        if tag == "$tuple":
             former = [*live] if isinstance(live, tuple) else []
-            former += [None] * len(encoded["$tuple"])
-            items = [
-                self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded["$tuple"])
-            ]
+            former += [None] * len(encoded[tag])
+            items = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded[tag])]
             make = getattr(type(live), "_make", tuple)
             return make(items)
-        return self.value(encoded, borrowed=False)
+        fresh = self.value(encoded, borrowed=False)
+        if tag == "$set" and isinstance(live, set):
+            live.clear()
+            live.update(fresh)
+            return live
+        if tag == "$bytearray" and isinstance(live, bytearray):
+            live[:] = fresh
+            return live
+        return fresh
+
+    def _load_generator(self, encoded: Any, live: Any, path: str) -> None:
+        state = self.value(encoded, borrowed=False)
+        adapter = next(a for a in adapters() if a.is_generator(live))
+        try:
+            adapter.restore_generator(live, state)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise StateMismatch(
+                f"{path}: this {type(live).__name__} cannot take the stored state: {error}\n"
+                "The checkpoint is left as it was."
+            ) from error
 
     def _load_dict(self, encoded: dict[str, Any], live: dict[Any, Any], path: str) -> Any:
         pairs: list[tuple[Any, Any]]
@@ -261,8 +183,10 @@ class _Loader:
 def _decode_plain(tag: str, inner: Any) -> Any:
     if tag == "$float":
         return float(inner)
-    if tag == "$bytes":
-        return base64.b64decode(inner)
+    if tag == "$int":
+        return int(inner, 16)
+    if tag in ("$bytes", "$bytearray"):
+        return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
     if tag == "$complex":
         return complex(float(inner[0]), float(inner[1]))
     if tag.startswith("$torch."):

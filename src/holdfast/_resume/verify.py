@@ -121,13 +121,19 @@ def verify_image(image: memoryview, plan: ImagePlan, digests: list[bytes], where
     return _loaded(image, dict(zip(names, digests, strict=True)), where)
 
 
+def check_head(head: dict[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError if the scalars are not those of a state."""
+    if not isinstance(head["tree"]["state"], dict) or type(head["step"]) is not int:
+        raise ValueError("its tree is none")
+
+
 def _loaded(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
     try:
         length = 8 + int.from_bytes(image[:8], "little")
         plan = parse_header(bytes(image[:length]))
         place = plan.scalars
         head = decode_scalars(image[place.offset : place.offset + place.size_bytes])
-        head["tree"]["state"], int(head["step"])
+        check_head(head)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedCheckpoint(f"{where}: is not a state of holdfast ({error}).") from error
     return Loaded(plan, image, head, digests)

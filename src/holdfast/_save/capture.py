@@ -7,6 +7,7 @@ lacks is tagged:
     {"$tuple": […]}          a tuple                  {"$generator": …}  a random generator
     {"$dict": [[key, …]]}    keys that are no strings {"$bytes": "…"}    short bytes, base64
     {"$odict": …}            an OrderedDict           {"$float": "nan"}  what JSON cannot say
+    {"$set": […]}            a set, or "$frozenset"   {"$int": "0x…"}    more digits than it takes
 
 A tensor that appears twice (tied weights) is stored once, and both places refer to it.
 """
@@ -26,10 +27,13 @@ from typing import Any
 
 from holdfast import _plain
 from holdfast._errors import UnstorableState
-from holdfast._record.image import TensorSpec
+from holdfast._record.image import SCALARS, TensorSpec
 
 _INLINE_BYTES = 1024
 _DEPTH = 200
+_INT_BITS = 1024  # Python refuses to make decimal text of a few thousand digits
+# What stands beside the tensors in the header and the manifest.
+_TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
 STORABLE = (
     "objects with state_dict and load_state_dict, torch tensors, NumPy arrays, random generators, "
     "numbers, strings, bytes, None, and lists, tuples, dicts and sets of these"
@@ -128,14 +132,16 @@ class _Encoder:
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
         self._seen: dict[Hashable, int] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set(_TAKEN_NAMES)
         self._adapters = adapters()
         self._depth = 0
 
     def encode(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if value is None or kind is bool or kind is int or kind is str:
+        if value is None or kind is bool or kind is str:
             return value
+        if kind is int:
+            return value if value.bit_length() <= _INT_BITS else {"$int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         for adapter in self._adapters:
@@ -170,7 +176,8 @@ class _Encoder:
             ordered = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
             return {tag: [self.encode(item, f"{path}.{i}") for i, item in enumerate(ordered)]}
         if isinstance(value, bytes | bytearray):
-            return {"$bytes": base64.b64encode(value).decode("ascii")}
+            tag = "$bytes" if isinstance(value, bytes) else "$bytearray"
+            return {tag: base64.b64encode(value).decode("ascii")}
         if isinstance(value, complex):
             return {"$complex": [repr(value.real), repr(value.imag)]}
         for plain_type in (bool, int, float, str):  # an IntEnum, a str of a class of its own

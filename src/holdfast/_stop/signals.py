@@ -18,6 +18,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -31,6 +32,7 @@ _Handler = Callable[[int, Any], Any] | int | None
 # The one that fork must undo in the child; there is at most one run that owns the signals.
 _installed: SignalWatch | None = None
 _fork_hook_set = False
+_masks = threading.local()  # of the thread that forks, while it does
 
 
 class SignalWatch:
@@ -67,7 +69,11 @@ class SignalWatch:
             faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=True, chain=True)
         _installed = self
         if not _fork_hook_set and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_undo_in_child)
+            os.register_at_fork(
+                before=_block_signals,
+                after_in_parent=_unblock_signals,
+                after_in_child=_undo_in_child,
+            )
             _fork_hook_set = True
 
     def remove(self) -> None:
@@ -128,11 +134,28 @@ class SignalWatch:
                 faulthandler.unregister(_SIGQUIT)
 
 
+def _block_signals() -> None:
+    # What reaches a child before its handlers are put back would be noted by ours and
+    # lost, and be told to the keeper as if it had come for the trainer.
+    if _installed is not None and _installed.defers:
+        numbers = set(_installed._former)
+        if _installed._takes_quit and _SIGQUIT is not None:
+            numbers.add(_SIGQUIT)
+        _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _unblock_signals() -> None:
+    before = _masks.__dict__.pop("before", None)
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _undo_in_child() -> None:
     global _installed
     if _installed is not None:
         watch, _installed = _installed, None
         watch._undo_in_child()
+    _unblock_signals()
 
 
 def _c_handler(number: int) -> bytes:

@@ -1,0 +1,181 @@
+"""Whether a stored state fits the objects of today: found before any of them is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast._errors import StateMismatch
+from holdfast._record.image import TensorSpec
+from holdfast._resume.verify import Loaded
+from holdfast._save.capture import adapter_of, adapters, is_stateful
+
+_NAMED = 8
+
+
+def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
+    """Raise StateMismatch, with all that does not fit, before anything is changed."""
+    for spec in loaded.plan.specs:
+        _check_type(spec)
+    _Fit(loaded).check(loaded.head["tree"]["state"], state)
+
+
+def _check_type(spec: TensorSpec) -> None:
+    """A type that this installation lacks: found now, not when half of the state is loaded."""
+    try:
+        if adapter_of(spec.kind).item_bytes(spec.dtype) == spec.item_bytes:
+            return
+        reason = f"an item of it has another size than {spec.item_bytes} here"
+    except (ValueError, ImportError) as error:
+        reason = str(error)
+    raise StateMismatch(
+        f"{spec.name}: stored as {spec.dtype} of {spec.kind}, and {reason}.\n"
+        "The checkpoint is left as it was: resume with the versions it was made with."
+    )
+
+
+class _Fit:
+    """Finds what no longer fits, before anything is changed."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.reshaped: list[str] = []
+
+    def check(self, stored: dict[str, Any], state: dict[str, Any]) -> None:
+        self.unexpected += [name for name in stored if name not in state]
+        self.missing += [name for name in state if name not in stored]
+        for name, encoded in stored.items():
+            if name in state:
+                self._look(encoded, state[name], name)
+        if not (self.missing or self.unexpected or self.reshaped):
+            return
+        lines = ["the checkpoint does not fit the state that Run was given."]
+        for what, names in (
+            ("not in the checkpoint", self.missing),
+            ("only in the checkpoint", self.unexpected),
+            ("changed", self.reshaped),
+        ):
+            if names:
+                more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                lines.append(f"  {what}: {', '.join(names[:_NAMED])}{more}")
+        lines.append(
+            "The checkpoint is left as it was: go back to the state it was made from, "
+            "or use a new folder."
+        )
+        raise StateMismatch(
+            "\n".join(lines),
+            missing=tuple(self.missing),
+            unexpected=tuple(self.unexpected),
+            reshaped=tuple(self.reshaped),
+        )
+
+    def _look(self, encoded: Any, live: Any, path: str) -> None:
+        kind = next(iter(encoded), "") if isinstance(encoded, dict) else ""
+        if kind == "$state":
+            self._look_at_object(encoded["$state"], live, path)
+        elif kind == "$generator":
+            if not _is_generator(live):
+                self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
+        elif is_stateful(live) or _is_generator(live):
+            self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
+        elif kind == "$t":
+            self._look_at_array(encoded["$t"], live, path)
+        else:
+            self._look_inside(dict(_entries(encoded)), dict(_live_entries(live)), path)
+
+    def _look_inside(self, stored: dict[Any, Any], live: dict[Any, Any], path: str) -> None:
+        """Plain values of a container may come and go; an object must be there to be loaded."""
+        for key, item in stored.items():
+            if key in live:
+                self._look(item, live[key], f"{path}.{key}")
+            elif _needs_object(item):
+                self.unexpected.append(f"{path}.{key}")
+        self.missing += [
+            f"{path}.{key}" for key, item in live.items() if key not in stored and _has_object(item)
+        ]
+
+    def _look_at_array(self, index: int, live: Any, path: str) -> None:
+        for adapter in adapters():
+            if adapter.is_array(live):
+                now = adapter.spec(path, live)
+                # Bytes and scalars are replaced whole: another length or type is another value.
+                if now.kind != "bytes" and not now.dtype.startswith("scalar "):
+                    self._match(index, now, path)
+
+    def _look_at_object(self, encoded: Any, live: Any, path: str) -> None:
+        if not is_stateful(live):
+            self.reshaped.append(f"{path} (had a state_dict, is a {_type(live)})")
+            return
+        for adapter in adapters():
+            strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
+            if strict is None:
+                continue
+            stored = {
+                key: item["$t"]
+                for key, item in _items(encoded)
+                if isinstance(item, dict) and "$t" in item
+            }
+            self.missing += [f"{path}.{key}" for key in strict if key not in stored]
+            self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
+            for key, index in stored.items():
+                if key in strict:
+                    self._match(index, adapter.spec(key, strict[key]), f"{path}.{key}")
+
+    def _match(self, index: int, now: Any, path: str) -> None:
+        then = self._loaded.plan.specs[index]
+        if (then.dtype, then.shape) != (now.dtype, now.shape):
+            self.reshaped.append(
+                f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
+            )
+
+
+def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
+    """What an encoded container holds, by key or by number; nothing for any other value."""
+    if isinstance(encoded, list):
+        return enumerate(encoded)
+    if not isinstance(encoded, dict):
+        return []
+    tag = next(iter(encoded), "")
+    if tag == "$tuple":
+        return enumerate(encoded[tag])
+    if tag in ("$dict", "$odict"):
+        # A key that is itself encoded can hold no object.
+        return [(key, item) for key, item in encoded[tag] if not isinstance(key, dict)]
+    return [] if tag.startswith("$") else encoded.items()
+
+
+def _live_entries(live: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(live, dict):
+        return live.items()
+    return enumerate(live) if isinstance(live, list | tuple) else []
+
+
+def _needs_object(encoded: Any) -> bool:
+    if isinstance(encoded, dict) and ("$state" in encoded or "$generator" in encoded):
+        return True
+    return any(_needs_object(item) for _, item in _entries(encoded))
+
+
+def _has_object(live: Any) -> bool:
+    if is_stateful(live) or _is_generator(live):
+        return True
+    return any(_has_object(item) for _, item in _live_entries(live))
+
+
+def _is_generator(value: Any) -> bool:
+    return any(adapter.is_generator(value) for adapter in adapters())
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
+    """The entries of an encoded mapping with string keys."""
+    if not isinstance(encoded, dict):
+        return []
+    if "$odict" in encoded:
+        return [(key, item) for key, item in encoded["$odict"] if isinstance(key, str)]
+    return [(key, item) for key, item in encoded.items() if not key.startswith("$")]

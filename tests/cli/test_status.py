@@ -1,0 +1,221 @@
+"""`holdfast status`: how a run does, and what of it is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.command import PROGRAM, TRAIN_NUMPY, environment, holdfast, status_of, succeed
+from tests.support import keepers, wait_for_keeper_gone, wait_until
+
+MIB = 1 << 20
+
+
+def training(start, folder, *arguments):
+    trainer = start(folder, "--sleep", 0.01, *arguments, script=TRAIN_NUMPY)
+    trainer.ready()
+    return trainer
+
+
+def test_a_training_run_says_what_is_in_memory_and_on_disk(folder, start):
+    trainer = training(start, folder, "--total", 90_000, "--settings", '{"checkpoint_every": 20}')
+    wait_until(lambda: status_of(folder)["memory_step"] and status_of(folder)["disk_step"])
+    found = status_of(folder)
+    assert found["state"] == "training"
+    assert found["is_live"]
+    assert (found["total"], found["attempt"], found["pid"]) == (90_000, 1, trainer.pid)
+    assert found["slots"] == 3
+    shown = succeed("status", folder)
+    assert "training, step" in shown
+    assert "of 90000 (attempt 1)" in shown
+    assert "in memory, step" in shown
+    assert "three slots" in shown
+    assert f"pid {trainer.pid} on" in shown
+
+
+def test_two_slots_and_what_they_mean_are_told(folder, start):
+    training(start, folder, "--room", 256 * MIB + 90_000)
+    wait_until(lambda: status_of(folder)["slots"] == 2)
+    assert "no newer snapshot is taken" in succeed("status", folder)
+
+
+def test_snapshots_outside_dev_shm_say_when_they_are_lost(folder, start):
+    training(start, folder, "--no-shm")
+    wait_until(lambda: status_of(folder)["in_shm"] is False)
+    assert "if trainer and keeper are both killed" in succeed("status", folder)
+
+
+def test_a_run_without_snapshots_says_so(folder, start):
+    training(start, folder, "--room", 1)
+    wait_until(lambda: status_of(folder)["step"])
+    assert "a kill would cost" in succeed("status", folder)
+
+
+def test_a_finished_run_is_finished(folder, start):
+    trainer = start(folder, "--total", 5, script=TRAIN_NUMPY)
+    assert trainer.wait() == 0
+    found = status_of(folder)
+    assert (found["state"], found["step"], found["disk_step"]) == ("finished", 5, 5)
+    again = start(folder, "--total", 5, script=TRAIN_NUMPY)
+    assert again.wait() == 0
+    found = status_of(folder)
+    assert (found["state"], found["attempt"]) == ("finished", 2)
+
+
+def test_a_finished_run_that_goes_on_is_not_finished(folder, start):
+    assert start(folder, "--total", 5, script=TRAIN_NUMPY).wait() == 0
+    longer = training(start, folder, "--total", 90_000)
+    wait_until(lambda: status_of(folder)["step"] > 5)
+    assert status_of(folder)["state"] == "training"
+    longer.kill()
+    longer.wait()
+    wait_for_keeper_gone(folder)
+    assert status_of(folder)["state"] == "died"
+
+
+def test_a_killed_run_died_and_says_where_it_goes_on(folder, start):
+    trainer = training(start, folder)
+    wait_until(lambda: status_of(folder)["memory_step"])
+    trainer.kill()
+    trainer.wait()
+    wait_for_keeper_gone(folder)
+    found = status_of(folder)
+    assert found["state"] == "died"
+    assert found["last_exit"]["status"] is None
+    assert f"goes on at step {found['disk_step']}" in succeed("status", folder)
+
+
+def test_what_trainer_and_keeper_left_in_memory_is_told(folder, start):
+    trainer = training(start, folder)
+    wait_until(lambda: status_of(folder)["memory_step"])
+    (keeper,) = keepers(folder)
+    trainer.send(signal.SIGSTOP)  # else it would start another keeper
+    keeper.kill()
+    trainer.kill()
+    trainer.wait()
+    found = status_of(folder)
+    assert found["state"] == "died"
+    assert found["disk_step"] is None
+    assert found["memory_step"] > 0
+    assert f"step {found['memory_step']} in memory, nothing on disk" in succeed("status", folder)
+    second = start(folder, script=TRAIN_NUMPY)
+    assert second.ready() == found["memory_step"]
+
+
+def test_an_exception_and_a_stop_are_told_apart(folder, tmp_path, start):
+    assert start(folder, "--raise-at", 3, script=TRAIN_NUMPY).wait() == 1
+    assert status_of(folder)["state"] == "failed"
+    assert "ValueError: planted (status 1)" in succeed("status", folder)
+    stopped = training(start, tmp_path / "stopped")
+    stopped.send(signal.SIGTERM)
+    assert stopped.wait() == 143
+    found = status_of(tmp_path / "stopped")
+    assert (found["state"], found["last_exit"]["how"]) == ("stopped", "SIGTERM")
+
+
+def test_a_run_that_is_asked_to_stop_in_a_long_step_is_stopping(folder, start):
+    trainer = start(folder, "--sleep", 4, script=TRAIN_NUMPY)
+    trainer.ready()
+    wait_until(lambda: status_of(folder)["state"] == "training")
+    trainer.send(signal.SIGTERM)
+    wait_until(lambda: status_of(folder)["state"] == "stopping")
+
+
+def test_a_bare_loop_that_ends_is_closed(folder, start):
+    assert start(folder, "--total", 5, "--bare-loop", script=TRAIN_NUMPY).wait() == 0
+    found = status_of(folder)
+    assert (found["state"], found["total"]) == ("closed", None)
+
+
+def test_a_state_that_does_not_fit_could_not_start(folder, start):
+    assert start(folder, "--total", 5, script=TRAIN_NUMPY).wait() == 0
+    script = folder.parent / "other.py"
+    script.write_text(
+        f"import numpy, holdfast\nwith holdfast.Run({str(folder)!r}, other=numpy.ones(3)): pass\n"
+    )
+    assert start(script=script).wait() == 1
+    found = status_of(folder)
+    assert (found["state"], found["attempt"], found["disk_step"]) == ("could not start", 2, 5)
+
+
+def test_a_folder_of_runs_is_a_table_with_names_as_they_are(tmp_path, start):
+    names = ["a/one", "[red]two[/red]", "deep/er/three", "a\nb", ":smile:"]
+    for name in names:
+        assert start(tmp_path / name, "--total", 2, script=TRAIN_NUMPY).wait() == 0
+    shown = succeed("status", cwd=tmp_path)
+    assert "\x1b" not in shown
+    for name in ("a/one", "[red]two[/red]", "deep/er/three", "a\\nb", ":smile:"):
+        assert sum(line.startswith(f"{name} ") for line in shown.splitlines()) == 1, shown
+    assert len(shown.splitlines()) == len(names) + 1
+    assert shown.count("finished") == len(names)
+    found = json.loads(succeed("status", "--json", cwd=tmp_path))
+    assert sorted(run["folder"] for run in found) == sorted(names)
+    assert "[red]two[/red]: finished" in succeed("status", "[red]two[/red]", cwd=tmp_path)
+
+
+def test_no_line_is_wider_than_the_terminal(tmp_path, start):
+    for name in ("one", "a-rather-long-name-of-a-run-that-does-not-fit-in-its-column"):
+        assert start(tmp_path / name, "--total", 2, script=TRAIN_NUMPY).wait() == 0
+    for arguments in (["status"], ["status", "one"], ["ls", "one"]):
+        shown = succeed(*arguments, cwd=tmp_path, env=environment(COLUMNS="60"))
+        assert max(map(len, shown.splitlines())) <= 60, shown
+
+
+@pytest.mark.parametrize(("extra", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_gets_colours_unless_told_otherwise(folder, start, extra, coloured):
+    assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [PROGRAM, "status", str(folder)],
+        stdout=theirs,
+        env=environment(TERM="xterm", COLUMNS="80", **extra),
+        check=True,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "finished" in shown
+    assert ("\x1b[1;32m" in shown) == coloured
+
+
+def test_status_changes_nothing_in_the_folder(folder, start):
+    assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    for command in ("status", "ls", "verify"):
+        succeed(command, folder)
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_a_run_that_was_never_trained_is_new(folder):
+    folder.mkdir()
+    (folder / "run.json").write_text('{"run_id": "0"}')
+    assert status_of(folder)["state"] == "new"
+    assert "no training has begun" in succeed("status", folder)
+
+
+def test_a_garbled_folder_is_shown_as_far_as_it_can_be_read(folder, start):
+    assert start(folder, "--total", 5, script=TRAIN_NUMPY).wait() == 0
+    for name in ("lease.json", "heartbeat.json", "origin.json", "exit.json"):
+        (folder / "attempts" / "0001" / name).write_bytes(b'{"torn')
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe{torn\n[1]\n")
+    done = holdfast("status", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Traceback" not in done.stdout
+
+
+def test_looking_needs_neither_numpy_nor_a_framework(folder, start):
+    assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
+    program = (
+        "import sys; from holdfast._cli.gather import summarize; from pathlib import Path\n"
+        f"summarize(Path({str(folder)!r}))\n"
+        "print([m for m in ('click', 'rich', 'numpy', 'torch', 'psutil') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
