@@ -242,6 +242,8 @@ class Run:
 
     def _leave_at_once(self, message: dict[str, Any]) -> None:
         status, step = message["status"], message["step"]
+        if step is None:  # the keeper has written nothing: the trainer has, or an earlier attempt
+            step = self._custody.durable_step or self.resumed_from
         kept = "nothing is durable yet" if step is None else f"step {step} is durable"
         say(f"leaving at once ({message['reason']}): {kept}. Status {status}.")
         self._record_exit(status, message["reason"], step)

@@ -178,8 +178,8 @@ def test_a_folder_that_was_deleted_and_made_again_never_meets_the_old_arena(
 def test_a_process_whose_run_was_taken_over_writes_nothing_more_and_leaves(folder, gate, light):
     settings = '{"checkpoint_every": 1}'
     trainer = light(folder, "--total", 400, "--hold-at", 8, "--sleep", 0.06, "--settings", settings)
-    trainer.wait_for("holding")
-    wait_until(lambda: 8 in checkpoint_steps(folder) or trainer.process.poll() is not None)
+    in_memory = int(trainer.wait_for("holding").split()[1])
+    wait_until(lambda: checkpoint_steps(folder)[2:] == [in_memory], what="the last three")
     before = checkpoint_steps(folder)
     shutil.copytree(folder / "attempts/0001", folder / ".newer")
     (folder / ".newer").rename(folder / "attempts/0002")

@@ -46,7 +46,7 @@ class Handle:
         self.step: int | None = None  # set at the boundary that takes it
         self.error: str | None = None
         self._done = threading.Event()
-        self._trainer = threading.current_thread()
+        self.trainer: threading.Thread | None = None  # the one that passes the boundaries
 
     @property
     def done(self) -> bool:
@@ -55,7 +55,7 @@ class Handle:
 
     def wait(self, timeout_seconds: float | None = None) -> int:
         """Wait until the checkpoint is durable and return its step."""
-        if self.step is None and threading.current_thread() is self._trainer and not self.done:
+        if self.step is None and threading.current_thread() is self.trainer and not self.done:
             raise HoldfastError(
                 "wait() would wait for ever: the checkpoint is taken at the next boundary, "
                 "and this thread is the one that gets there.\n"
@@ -285,7 +285,7 @@ class Custody:
                     write_json(layout.heartbeat(attempt), record, durable=False)
             for kind, details in take_requests(layout, attempt):
                 journal.append(layout.journal, "request", kind=kind, **details)
-                message = {"kind": "request", "request": kind, "details": details}
+                message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}
                 if kind == "stop" and details.get("now"):
                     reason = stop_from_file(details).reason
                     message = {"kind": "leave", "status": 130, "reason": reason}

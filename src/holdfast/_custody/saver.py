@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class Saver:
         self._custody = custody
         self._cadence = cadence
         self._wanted: list[Handle] = []
+        self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
         if custody.has_keeper:
             from holdfast._save.snapshots import Snapshots
@@ -47,6 +49,7 @@ class Saver:
 
     def want(self, handle: Handle) -> Handle:
         """Take a checkpoint at the next boundary; from any thread."""
+        handle.trainer = self._trainer
         self._wanted.append(handle)
         return handle
 
