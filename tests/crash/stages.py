@@ -63,8 +63,9 @@ class Life:
         """Open the arenas that are new: the keeper removes their files when it is done."""
         if self.layout.identity.exists():
             for path in arena_files(self._folder):
-                if path not in self._arenas:
-                    self._open(path)
+                arena = None if path in self._arenas else _open_arena(path)
+                if arena is not None:
+                    self._arenas[path] = arena
         return bool(self._own())
 
     def is_writing(self) -> bool:
@@ -139,15 +140,28 @@ class Life:
     def _own(self) -> list[Arena]:
         return [arena for arena in self._arenas.values() if arena.attempt == self.attempt]
 
-    def _open(self, path: Path) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            return
-        try:
-            self._arenas[path] = Arena(descriptor)
-        except (NotAnArena, ValueError):  # being made at this instant
-            os.close(descriptor)
+
+def has_snapshot(folder: Path, *, hashed: bool = False) -> bool:
+    """Whether there is a whole snapshot in memory, with its checksums if asked for."""
+    found = []
+    for path in arena_files(folder):
+        arena = _open_arena(path)
+        if arena is not None:
+            with arena:
+                found += arena.whole()
+    return any(record.is_hashed or not hashed for record in found)
+
+
+def _open_arena(path: Path) -> Arena | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        return Arena(descriptor)
+    except (NotAnArena, ValueError):  # being made at this instant
+        os.close(descriptor)
+        return None
 
 
 def spin_until(look: Callable[[], bool], seconds: float) -> bool:

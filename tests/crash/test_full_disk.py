@@ -10,6 +10,7 @@ import pytest
 from holdfast._record.layout import RunLayout
 from holdfast._resume.verify import read_checkpoint
 from tests.crash.small_disk import mount_small_disk
+from tests.crash.stages import has_snapshot
 from tests.support import (
     SCRIPTS,
     arena_files,
@@ -19,6 +20,8 @@ from tests.support import (
     wait_for_keeper_gone,
     wait_until,
 )
+
+pytestmark = pytest.mark.slow
 
 LIGHT = SCRIPTS / "light.py"
 SIZE = 40_000  # 320 kB of weights
@@ -78,7 +81,7 @@ def test_a_stop_beside_a_full_disk_leaves_with_74_and_loses_nothing(disk, start,
     folder = disk.place / "run"
     trainer = start(*arguments(folder, SELDOM), script=LIGHT)
     trainer.ready()
-    wait_until(lambda: arena_files(folder), what="a snapshot")
+    wait_until(lambda: has_snapshot(folder), what="a snapshot")
     disk.fill()
     trainer.send(signal.SIGTERM)
     assert trainer.wait() == 74, trainer.output
@@ -110,7 +113,7 @@ def test_a_kill_beside_a_full_disk_leaves_the_snapshot_in_memory(disk, start, un
     folder = disk.place / "run"
     trainer = start(*arguments(folder, SELDOM), script=LIGHT)
     trainer.ready()
-    wait_until(lambda: arena_files(folder), what="a snapshot")
+    wait_until(lambda: has_snapshot(folder), what="a snapshot")
     disk.fill()
     trainer.kill()
     trainer.wait()

@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast._record.attempts import is_live
 from holdfast._record.layout import RunLayout
+from tests.crash.stages import has_snapshot
 from tests.support import (
     SCRIPTS,
     arena_files,
@@ -44,7 +45,7 @@ def begin(folder, start):
     trainer = start(folder, *LONG, script=LIGHT)
     trainer.ready()
     heartbeat = RunLayout(folder).heartbeat(1)
-    wait_until(lambda: arena_files(folder) and heartbeat.exists(), what="a snapshot")
+    wait_until(lambda: has_snapshot(folder) and heartbeat.exists(), what="a snapshot")
     return trainer
 
 
@@ -98,8 +99,7 @@ def kill_both(folder, trainer) -> None:
 
 def test_trainer_and_keeper_both_killed_leave_nothing_after_the_next_start(folder, start):
     trainer = begin(folder, start)
-    beat = RunLayout(folder).heartbeat(1)
-    wait_until(lambda: json.loads(beat.read_text())["memory_step"], what="a hashed snapshot")
+    wait_until(lambda: has_snapshot(folder, hashed=True), what="a hashed snapshot")
     kill_both(folder, trainer)
     assert arena_files(folder) != []
     assert not is_live(RunLayout(folder), 1)
@@ -115,8 +115,7 @@ def test_trainer_and_keeper_both_killed_leave_nothing_after_the_next_start(folde
 @pytest.mark.parametrize("steps", [0, 1])
 def test_what_was_salvaged_is_gone_even_after_the_shortest_of_runs(steps, folder, start):
     trainer = begin(folder, start)
-    beat = RunLayout(folder).heartbeat(1)
-    wait_until(lambda: json.loads(beat.read_text())["memory_step"], what="a hashed snapshot")
+    wait_until(lambda: has_snapshot(folder, hashed=True), what="a hashed snapshot")
     kill_both(folder, trainer)
     # Ends while the keeper may still be writing what it found in memory.
     resumed = start(folder, "--total", steps, script=LIGHT)
@@ -127,8 +126,7 @@ def test_what_was_salvaged_is_gone_even_after_the_shortest_of_runs(steps, folder
 
 def test_what_was_left_in_memory_goes_even_if_the_next_keeper_is_killed_at_once(folder, start):
     trainer = begin(folder, start)
-    beat = RunLayout(folder).heartbeat(1)
-    wait_until(lambda: json.loads(beat.read_text())["memory_step"], what="a hashed snapshot")
+    wait_until(lambda: has_snapshot(folder, hashed=True), what="a hashed snapshot")
     kill_both(folder, trainer)
     after = start(folder, *LONG, script=LIGHT)
     wait_until(lambda: psutil.Process(after.pid).children(), what="the next keeper")[0].kill()

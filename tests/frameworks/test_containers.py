@@ -243,7 +243,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees)
 def test_any_tree_of_values_comes_back_as_it_was(saved):
     restored, told = through_memory(saved, None)
@@ -251,7 +251,7 @@ def test_any_tree_of_values_comes_back_as_it_was(saved):
     assert told == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trees, trees)
 def test_any_tree_comes_back_whatever_stood_in_its_place(saved, fresh):
     with contextlib.suppress(holdfast.StateMismatch):  # a tensor of another shape

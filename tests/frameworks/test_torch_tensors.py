@@ -99,27 +99,43 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_values_and_strides_of_a_tensor_are_kept(tmp_path, name):
-    tensor = LAYOUTS[name]
-    store(tmp_path / "run", value={"t": tensor})
-    fresh = restore(tmp_path / "run", value={})["value"]["t"]
-    assert_same(fresh, tensor)
-    assert fresh.stride() == tensor.stride()
-    live = torch.zeros_like(tensor)
-    assert restore(tmp_path / "run", value={"t": live})["value"]["t"] is live
-    assert_same(live, tensor)
+EXPANDED = {
+    "columns": torch.randn(3, 1).expand(3, 4),
+    "everything": torch.tensor(2.5).expand(2, 3),
+    "one number": torch.randn(1).expand(5),
+}
 
 
-@pytest.mark.parametrize(
-    "expanded",
-    [torch.randn(3, 1).expand(3, 4), torch.tensor(2.5).expand(2, 3), torch.randn(1).expand(5)],
-)
-def test_an_expanded_tensor_comes_back_in_place_and_as_a_new_one(tmp_path, expanded):
-    store(tmp_path / "run", value={"t": expanded})
-    assert_same(restore(tmp_path / "run", value={})["value"]["t"], expanded)
-    live = torch.zeros_like(expanded[..., :1]).expand(expanded.shape)
-    assert_same(restore(tmp_path / "run", value={"t": live})["value"]["t"], expanded)
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory):
+    """All layouts in one checkpoint: taken back in place, and as new tensors."""
+    folder = tmp_path_factory.mktemp("layouts") / "run"
+    store(folder, value={**LAYOUTS, **EXPANDED})
+    live = {name: torch.zeros_like(tensor) for name, tensor in LAYOUTS.items()}
+    live |= {
+        name: torch.zeros(1).as_strided((1,) * tensor.dim(), (0,) * tensor.dim()).expand_as(tensor)
+        if name != "columns"
+        else torch.zeros(3, 1).expand(3, 4)
+        for name, tensor in EXPANDED.items()
+    }
+    held = dict(live)
+    restored = restore(folder, value=live)["value"]
+    return restored, held, restore(folder, value={})["value"]
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, *EXPANDED])
+def test_values_and_strides_of_a_tensor_are_kept(laid_out, name):
+    tensor = {**LAYOUTS, **EXPANDED}[name]
+    in_place, held, fresh = laid_out
+    assert_same(fresh[name], tensor)
+    assert fresh[name].stride() == tensor.stride()
+    assert in_place[name] is held[name]
+    assert_same(held[name], tensor)
+
+
+def test_memory_that_was_told_apart_is_not_made_one(tmp_path):
+    saved, live = torch.randn(3, 4), torch.zeros(3, 1).expand(3, 4)
+    assert_same(round_trip(tmp_path / "run", {"t": saved}, {"t": live})["t"], saved)
 
 
 def test_a_tensor_whose_elements_overlap_comes_back_with_its_values(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support import SCRIPTS, Trainer, environment
 LIGHT = SCRIPTS / "light.py"
 # Snapshots as often as they can be, whatever they cost.
 EAGER = '{"max_overhead": 1.0}'
+_PATH = os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
 _HEADER = """\
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -52,7 +54,7 @@ def script(start: Callable[..., Trainer], tmp_path: Path) -> Callable[..., Train
     def begin(folder: Path, body: str, *arguments: Any) -> Trainer:
         path = tmp_path / f"script{next(numbers)}.py"
         path.write_text(_HEADER + textwrap.dedent(body))
-        return start(folder, *arguments, script=path, env=environment(PYTHONPATH=str(SCRIPTS)))
+        return start(folder, *arguments, script=path, env=environment(PYTHONPATH=_PATH))
 
     return begin
 

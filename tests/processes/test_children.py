@@ -20,7 +20,7 @@ def test_terminating_a_helper_ends_the_helper_and_not_the_trainer(
 
         def help_out(pipe):
             pipe.send(True)
-            time.sleep(600)
+            time.sleep(20)
 
         if __name__ == "__main__":
             context = multiprocessing.get_context({method!r})
@@ -58,7 +58,7 @@ def test_signals_to_a_forked_child_do_not_reach_the_keeper(folder, script, light
                     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT):
                         child = os.fork()
                         if child == 0:
-                            time.sleep(600)
+                            time.sleep(20)
                             os._exit(0)
                         os.kill(child, number)
                         _, status = os.waitpid(child, 0)
@@ -69,7 +69,7 @@ def test_signals_to_a_forked_child_do_not_reach_the_keeper(folder, script, light
                         try:
                             print("descriptor", signal.set_wakeup_fd(-1), flush=True)
                             os.write(write, b"x")
-                            time.sleep(600)
+                            time.sleep(20)
                         except KeyboardInterrupt:
                             os._exit(7)
                         os._exit(8)

@@ -149,6 +149,51 @@ def test_what_asyncio_replaces_is_taken_back_at_the_next_boundary(folder, gate, 
     assert checkpoint_steps(folder) == [21]
 
 
+def test_what_asyncio_installed_during_the_run_works_after_it(folder, script):
+    trainer = script(
+        folder,
+        """
+        import asyncio
+
+        loop = asyncio.new_event_loop()
+        weights = make_weights()
+        with holdfast.Run(folder, weights=weights) as run:
+            for step in run.steps(20):
+                train_one(weights)
+                time.sleep(0.02)
+                if step == 3:
+                    loop.add_signal_handler(signal.SIGTERM, loop.stop)
+        loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        loop.call_later(30, os._exit, 3)
+        loop.run_forever()
+        print("asyncio heard it")
+        loop.close()
+        """,
+    )
+    assert trainer.wait() == 0, trainer.output
+    assert "taken back" in trainer.output
+    assert "asyncio heard it\n" in trainer.lines
+
+
+def test_a_wakeup_descriptor_that_was_closed_meanwhile_is_no_obstacle(folder, script):
+    trainer = script(
+        folder,
+        """
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write)
+        weights = make_weights()
+        with holdfast.Run(folder, weights=weights) as run:
+            os.close(write)
+            for step in run.steps(5):
+                train_one(weights)
+        print("descriptor", signal.set_wakeup_fd(-1))
+        """,
+    )
+    assert trainer.wait() == 0, trainer.output
+    assert "descriptor -1\n" in trainer.lines
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_inside_asyncio_run_stops_as_any_other(
     folder, gate, script, light, light_reference, number, status

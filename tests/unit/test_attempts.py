@@ -164,6 +164,16 @@ def test_the_run_id_stays_when_the_folder_is_opened_again(tmp_path):
     assert int(first, 16) >= 0
 
 
+@pytest.mark.parametrize("garbage", [b"", b"{}", b"\xff"])
+def test_an_id_that_was_torn_is_replaced_by_a_whole_one(tmp_path, garbage):
+    layout, _ = open_folder(tmp_path)
+    layout.identity.write_bytes(garbage)
+    run_id = open_folder(tmp_path)[1]
+    assert len(run_id) == 32
+    assert find_run(tmp_path)[1] == run_id
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["run.json"]
+
+
 def test_a_folder_that_is_a_file_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(holdfast.FolderError, match="cannot be written"):

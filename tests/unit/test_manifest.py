@@ -36,7 +36,7 @@ def test_what_was_written_is_what_is_read(written):
     assert manifest.parse(written.to_bytes(), "here") == written
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(manifests, st.data())
 def test_any_flipped_bit_is_found_or_changes_nothing(written, data):
     damaged = bytearray(written.to_bytes())

@@ -8,6 +8,7 @@ checkpoints itself.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -102,6 +103,7 @@ class Custody:
         self._link: KeeperLink | None = None
         self._orders: dict[int, _Order] = {}
         self._count = 0
+        self._salvaging: tuple[str, int] | None = None
         self._lock = threading.Lock()
         self._started: list[float] = []
         self._quit = threading.Event()
@@ -162,8 +164,19 @@ class Custody:
 
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable what an earlier attempt left in memory."""
+        self._salvaging = (path, sequence)
         if self._link is not None:
             self._link.send("salvage", [arena.descriptor], path=path, sequence=sequence)
+
+    def _salvage_again(self) -> None:
+        """For a new keeper: the file goes when it is durable, so while it is there it is not."""
+        if self._salvaging is None or self._link is None:
+            return
+        path, sequence = self._salvaging
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._link.send("salvage", [descriptor], path=path, sequence=sequence)
+            os.close(descriptor)
 
     def wait(self, handle: Handle, timeout_seconds: float | None = None) -> None:
         """Wait for an order, replacing a keeper that dies meanwhile; SaveFailed if it fails."""
@@ -204,6 +217,7 @@ class Custody:
         arena = self._snapshots.arena if self._snapshots else None
         if arena is not None:
             self.announce(*arena)
+        self._salvage_again()
         for number, order in list(self._orders.items()):
             self._send_order(number, order)
 

@@ -7,6 +7,7 @@ and the one before it is used. It is never deleted and never loaded.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def open_leftovers(run_id: str) -> list[Leftover]:
         try:
             arena = Arena(descriptor)
         except (NotAnArena, ValueError, OSError):
+            os.close(descriptor)
             continue  # perhaps being made right now by a live attempt: not ours to remove
         if arena.run_id == run_id:
             found.append(Leftover(arena, path))

@@ -82,7 +82,10 @@ class SignalWatch:
         if _installed is self:
             _installed = None
         if self._wakeup >= 0:
-            signal.set_wakeup_fd(self._former_wakeup)
+            try:
+                signal.set_wakeup_fd(self._former_wakeup)
+            except (ValueError, OSError):  # closed meanwhile by whoever it belonged to
+                signal.set_wakeup_fd(-1)
         for number, former in self._former.items():
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
@@ -105,6 +108,7 @@ class SignalWatch:
         if self._wakeup >= 0:
             descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
             if descriptor != self._wakeup:
+                self._former_wakeup = descriptor
                 replaced.append("the wakeup descriptor")
         return replaced
 

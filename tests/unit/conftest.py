@@ -1,0 +1,8 @@
+"""Properties are checked without a clock: a busy machine is no counterexample."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("holdfast", deadline=None)
+settings.load_profile("holdfast")
