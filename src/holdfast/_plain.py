@@ -17,7 +17,7 @@ def is_array(value: object) -> bool:
 
 
 def alias_key(value: bytes | bytearray) -> Hashable | None:
-    return ("bytes", id(value))
+    return ("bytes", id(value), type(value), len(value))
 
 
 def spec(name: str, value: bytes | bytearray) -> TensorSpec:

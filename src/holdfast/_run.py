@@ -93,6 +93,7 @@ class Run:
                 f"{unknown[0]} is not part of this run's state.\n"
                 f"Give it to Run first; there is: {', '.join(self._state) or 'nothing'}."
             )
+        capture(state)  # as in the beginning: what cannot be stored is refused now
         self._state.update(state)
 
     def log(self, **metrics: Any) -> None:

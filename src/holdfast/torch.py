@@ -38,10 +38,14 @@ def is_array(value: object) -> bool:
 
 def alias_key(value: torch.Tensor) -> Hashable | None:
     """Equal for two names of the same memory, seen in the same way (tied weights)."""
-    if value.layout is not torch.strided or value.numel() == 0 or value.is_meta:
+    if value.layout is not torch.strided:
         return None
-    seen_as = (value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg())
-    return (value.device, value.data_ptr(), *seen_as)
+    address, dtype = value.data_ptr(), value.dtype
+    if address == 0:  # empty, or on the meta device
+        return None
+    if dtype.is_complex:
+        return (address, dtype, value.shape, value.stride(), value.is_conj(), value.device)
+    return (address, dtype, value.shape, value.stride(), value.is_neg(), value.device)
 
 
 def spec(name: str, value: torch.Tensor) -> TensorSpec:

@@ -75,6 +75,7 @@ def home() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="holdfast-user-"))
     os.chown(path, _UID, _UID)
     yield path
+    wait_for_keeper_gone(path)
     shutil.rmtree(path)
 
 

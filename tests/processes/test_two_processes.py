@@ -191,6 +191,7 @@ def test_a_process_whose_run_was_taken_over_writes_nothing_more_and_leaves(folde
     wait_for_keeper_gone(folder)
     assert checkpoint_steps(folder) == before
     assert not list((folder / "checkpoints").glob(".partial-*"))
+    assert arena_files(folder) == []
 
 
 def test_a_process_in_a_long_step_hears_of_the_takeover_too(folder, gate, light):

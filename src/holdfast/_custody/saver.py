@@ -11,7 +11,7 @@ from holdfast._custody.orders import Custody, Handle
 from holdfast._errors import SaveFailed
 from holdfast._metrics import Metrics
 from holdfast._save.cadence import Cadence
-from holdfast._save.capture import Captured, capture, capture_generators
+from holdfast._save.capture import Captured, SpecCache, capture, capture_generators
 from holdfast._say import say
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Saver:
         self._custody = custody
         self._cadence = cadence
         self._wanted: list[Handle] = []
+        self._specs: SpecCache = {}
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
         if custody.has_keeper:
@@ -120,7 +121,7 @@ class Saver:
         )
 
     def _capture(self) -> Captured:
-        return capture(self._state, {"generators": capture_generators()})
+        return capture(self._state, {"generators": capture_generators()}, self._specs)
 
     def _head(self) -> dict[str, Any]:
         return {"attempt": self._custody.policy.attempt, "metrics": self._metrics.values()}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from holdfast._keeper.persist import Commit, commit_checkpoint
 from holdfast._keeper.retention import remove_others
 from holdfast._record import journal
+from holdfast._record.attempts import read_origins
 from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
 
@@ -53,6 +54,7 @@ def keep_checkpoint(
         step=state.step,
         reason=state.reason,
         metrics=state.metrics,
+        origin=read_origins(policy.layout, [state.attempt]).get(state.attempt),
         version=policy.version,
     )
     path = policy.layout.checkpoint(state.step, state.attempt)

@@ -42,6 +42,7 @@ class Commit:
     step: int
     reason: str
     metrics: dict[str, float | None]
+    origin: tuple[int, int] | None
     version: str
 
 
@@ -76,6 +77,7 @@ def commit_checkpoint(
             reason=commit.reason,
             saved_at=time.time(),
             files=(DataFile(data.name, size, parts),),
+            origin=commit.origin,
             metrics=commit.metrics,
             holdfast=commit.version,
         )

@@ -273,7 +273,7 @@ class Keeper:
                 self._durable_step = record.step
             self._tell("durable", order=job.order, step=record.step, seconds=outcome.seconds)
         else:
-            self._failed = True
+            self._failed = not outcome.is_fenced  # then nobody will ever need the slot
             journal.append(
                 self._policy.layout.journal, "save-failed", step=record.step, error=outcome.error
             )

@@ -60,7 +60,7 @@ def create_atomic(path: Path, data: bytes) -> bool:
     return True
 
 
-def publish_folder(prepared: Path, final: Path) -> bool:
+def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:
     """Give a finished folder its final name, durably; False if that name is taken.
 
     The folder must not be empty: rename(2) replaces an empty folder in silence.
@@ -71,7 +71,8 @@ def publish_folder(prepared: Path, final: Path) -> bool:
         if final.exists():
             return False
         raise
-    sync_folder(final.parent)
+    if durable:
+        sync_folder(final.parent)
     return True
 
 

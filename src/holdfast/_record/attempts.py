@@ -8,21 +8,23 @@ heartbeat moves while we look: clocks of two machines are never compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import FolderError, NotARun, RunIsLive
-from holdfast._record.atomic import create_atomic, publish_folder, write_atomic
+from holdfast._errors import DamagedCheckpoint, FolderError, NotARun, RunIsLive
+from holdfast._record import manifest
+from holdfast._record.atomic import create_atomic, publish_folder, sync_folder, write_atomic
 from holdfast._record.identity import ProcessIdentity, of_process
-from holdfast._record.layout import RunLayout
+from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import Origin
 
 BEAT_SECONDS = 2.0
@@ -137,9 +139,11 @@ def _publish_lease(layout: RunLayout, attempt: int) -> bool:
     prepared = Path(tempfile.mkdtemp(prefix=".claim-", dir=layout.attempts))
     lease = {"process": asdict(of_process()), "since": time.time()}
     try:
-        write_json(prepared / "lease.json", lease)
+        write_json(prepared / "lease.json", lease, durable=False)
         prepared.chmod(0o755)
-        return publish_folder(prepared, layout.attempt(attempt))
+        # The number must outlive a power cut only once there is a checkpoint under it:
+        # `note_origin` sees to that.
+        return publish_folder(prepared, layout.attempt(attempt), durable=False)
     finally:
         shutil.rmtree(prepared, ignore_errors=True)
 
@@ -187,15 +191,33 @@ def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) ->
         time.sleep(0.01)
 
 
-def read_origins(layout: RunLayout) -> dict[int, Origin]:
+def read_origins(layout: RunLayout, numbers: Iterable[int] | None = None) -> dict[int, Origin]:
     """The attempts that began to train, each with the (attempt, step) it came from."""
     origins: dict[int, Origin] = {}
-    for number in layout.attempt_numbers():
+    for number in layout.attempt_numbers() if numbers is None else numbers:
         found = read_json(layout.origin(number))
-        if "attempt" in found:
+        try:
             attempt = found["attempt"]
             origins[number] = None if attempt is None else (int(attempt), int(found["step"]))
+        except (KeyError, TypeError, ValueError):
+            continue  # it never began, or the file is damaged
     return origins
+
+
+def note_origin(layout: RunLayout, attempt: int, origin: Origin) -> None:
+    """Note durably where an attempt came from, and that its number is taken."""
+    source, step = origin if origin is not None else (None, None)
+    write_json(layout.origin(attempt), {"attempt": source, "step": step})
+    sync_folder(layout.attempts)
+
+
+def mend_origins(layout: RunLayout, origins: dict[int, Origin]) -> None:
+    """Where an attempt's own note is lost or damaged, its checkpoints still know its origin."""
+    for _, attempt, folder in layout.checkpoint_folders():
+        if attempt not in origins:
+            with contextlib.suppress(OSError, DamagedCheckpoint):
+                found = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
+                origins[attempt] = found.origin
 
 
 def _identity(value: object) -> ProcessIdentity | None:

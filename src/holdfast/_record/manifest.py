@@ -46,6 +46,7 @@ class Manifest:
     reason: str
     saved_at: float
     files: tuple[DataFile, ...]
+    origin: tuple[int, int] | None = None  # the (attempt, step) that its attempt came from
     metrics: dict[str, float | None] = field(default_factory=dict)
     holdfast: str = ""
 
@@ -75,6 +76,8 @@ def parse(data: bytes, where: str) -> Manifest:
             DataFile(f["name"], f["size_bytes"], tuple(Part(**part) for part in f["parts"]))
             for f in body.pop("files")
         )
-        return Manifest(files=files, **body)
+        origin = body.pop("origin", None)
+        origin = None if origin is None else (int(origin[0]), int(origin[1]))
+        return Manifest(files=files, origin=origin, **body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{where}: the manifest is damaged ({error}).") from error

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast._record.attempts import read_origins, write_json
+from holdfast._record.attempts import mend_origins, note_origin, read_origins
+from holdfast._record.background import Background
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import trace_line
 from holdfast._resume.find import (
@@ -83,13 +84,17 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
     layout = start.layout
     set_aside_unfinished(layout, say)
     origins = read_origins(layout)
+    mend_origins(layout, origins)
     found = find_newest(layout, trace_line(origins, attempt - 1), start.leftovers, say)
     if found is None:
-        write_json(layout.origin(attempt), {"attempt": None, "step": None})
+        note_origin(layout, attempt, None)
         say(f"{start.folder}: a new run (attempt {attempt}).")
         return Resumed(start, attempt, {attempt: None})
+    # A disk takes its time to flush; the objects can be filled meanwhile.
+    flushing = Background(lambda: note_origin(layout, attempt, (found.attempt, found.step)))
     for changed in restore_state(state, found.loaded):
         say(f"{changed} did not stay as it was stored; its object does not keep it.")
+    flushing.join()
     head = found.loaded.head
     line = trace_line({**origins, attempt: (found.attempt, found.step)}, attempt)
     resumed = Resumed(
@@ -103,7 +108,6 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
         generators=decode_generators(found.loaded),
         metrics=head.get("metrics", {}),
     )
-    write_json(layout.origin(attempt), {"attempt": found.attempt, "step": found.step})
     say(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
         f"{time.monotonic() - began:.2f} s (attempt {attempt})."

@@ -8,15 +8,19 @@ from collections import deque
 from holdfast._settings import Settings
 
 _SHORTEST_SECONDS = 0.05
+_FIRST_PAUSE_SECONDS = 0.5  # the first snapshot of a life is cold, and says little of the next
+_CREDIT_SECONDS = 0.5  # stall that a life may be ahead of its share
 _REMEMBERED = 8
 
 
 class Cadence:
     """Decides at each boundary; times are of one monotonic clock, in seconds.
 
-    A snapshot that stalls training for c seconds is followed by at least
-    c / max_overhead seconds without one, so that snapshots cost no more than
-    that share of the run's time.
+    Between snapshots that usually stall training for c seconds, c / max_overhead
+    seconds pass, so that they cost no more than that share of the run's time. One
+    that took longer (a cold start, another process's turn) is paid off over the next
+    ones: a pause of seconds after it would be lost by a kill. So a life is never more
+    than half a second of stall ahead of its share.
     """
 
     def __init__(self, settings: Settings, now: float, step: int) -> None:
@@ -25,6 +29,7 @@ class Cadence:
         self._checkpoint_steps = settings.checkpoint_steps
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
+        self._paid_until = now
         self._last_checkpoint = now
         self._last_checkpoint_step = step
 
@@ -61,9 +66,13 @@ class Cadence:
         """A snapshot ended at `now` and had stalled training for `seconds`."""
         self._costs.append(seconds)
         pause = self.snapshot_seconds
-        if pause is not None:
-            # The one just paid counts in full, even if it was an outlier.
-            self._next_snapshot = now + max(pause, seconds / self._max_overhead)
+        if pause is None:
+            return
+        if len(self._costs) == 1:
+            pause = min(pause, _FIRST_PAUSE_SECONDS)
+        self._paid_until = max(self._paid_until, now) + seconds / self._max_overhead
+        credit = _CREDIT_SECONDS / self._max_overhead
+        self._next_snapshot = max(now + pause, self._paid_until - credit)
 
     def missed_snapshot(self, now: float) -> None:
         """There was no slot for it: the next try is soon, and not at every boundary."""
@@ -78,4 +87,4 @@ class Cadence:
         self._last_checkpoint_step = step
 
     def _expected_cost(self) -> float:
-        return sorted(self._costs)[len(self._costs) // 2]
+        return sorted(self._costs)[(len(self._costs) - 1) // 2]

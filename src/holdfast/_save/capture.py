@@ -29,7 +29,6 @@ from holdfast import _plain
 from holdfast._errors import UnstorableState
 from holdfast._record.image import SCALARS, TensorSpec
 
-_INLINE_BYTES = 1024
 _DEPTH = 200
 _INT_BITS = 1024  # Python refuses to make decimal text of a few thousand digits
 # What stands beside the tensors in the header and the manifest.
@@ -91,13 +90,21 @@ def is_stateful(value: object) -> bool:
     )
 
 
-def capture(state: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> Captured:
+SpecCache = dict[str, tuple[Hashable, TensorSpec]]
+
+
+def capture(
+    state: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+    cache: SpecCache | None = None,
+) -> Captured:
     """Capture the user's state, with `extra` (the generators) beside it.
 
     Raises UnstorableState with the path and the type of the first value that
-    cannot be stored.
+    cannot be stored. A `cache` that is kept from one capture to the next saves
+    describing every tensor anew.
     """
-    encoder = _Encoder()
+    encoder = _Encoder({} if cache is None else cache)
     tree = {"state": {name: encoder.encode(value, name) for name, value in state.items()}}
     if extra is not None:
         tree["extra"] = encoder.encode(dict(extra), "holdfast")
@@ -128,7 +135,8 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, cache: SpecCache) -> None:
+        self._cache = cache
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
         self._seen: dict[Hashable, int] = {}
@@ -144,9 +152,10 @@ class _Encoder:
             return value if value.bit_length() <= _INT_BITS else {"$int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
-        for adapter in self._adapters:
-            if adapter.is_array(value):
-                return self._tensor(adapter, value, path)
+        if kind is not dict:
+            for adapter in self._adapters:
+                if adapter.is_array(value):
+                    return self._tensor(adapter, value, path)
         self._depth += 1
         if self._depth > _DEPTH:
             raise UnstorableState(
@@ -207,15 +216,22 @@ class _Encoder:
         return encoded
 
     def _tensor(self, adapter: ModuleType, value: Any, path: str) -> Any:
-        try:
-            key = adapter.alias_key(value)
-            if key is not None and key in self._seen:
-                return {"$t": self._seen[key]}
-            spec = adapter.spec(self._free_name(path), value)
-        except ValueError as error:
-            raise UnstorableState(f"{path}: {error}", path=path) from error
+        # The key has everything that the description depends on, and where the memory is.
+        key = adapter.alias_key(value)
+        if key is not None and key in self._seen:
+            return {"$t": self._seen[key]}
+        name = path if path not in self._names else self._free_name(path)
+        known = self._cache.get(name)
+        if known is not None and key is not None and known[0] == key:
+            spec = known[1]
+        else:
+            try:
+                spec = adapter.spec(name, value)
+            except ValueError as error:
+                raise UnstorableState(f"{path}: {error}", path=path) from error
+            self._cache[name] = (key, spec)
         index = len(self.specs)
-        self._names.add(spec.name)
+        self._names.add(name)
         self.specs.append(spec)
         self.values.append(value)
         if key is not None:
@@ -223,9 +239,7 @@ class _Encoder:
         return {"$t": index}
 
     def _free_name(self, path: str) -> str:
-        name = path
-        count = 1
-        while name in self._names:
+        count = 2
+        while f"{path}~{count}" in self._names:
             count += 1
-            name = f"{path}~{count}"
-        return name
+        return f"{path}~{count}"
