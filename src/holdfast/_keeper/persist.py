@@ -42,8 +42,8 @@ class Commit:
     step: int
     reason: str
     metrics: dict[str, float | None]
-    origin: tuple[int, int] | None
     version: str
+    origin: tuple[int, int] | None = None
 
 
 def commit_checkpoint(
