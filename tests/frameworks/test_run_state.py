@@ -110,3 +110,21 @@ def test_metrics_are_those_of_the_last_log_after_a_resume_too(tmp_path):
             run.log(loss=0.5, accuracy=np.float32(0.25))
     store(tmp_path / "run")
     assert manifests(tmp_path / "run")[2].metrics == {"loss": 0.5, "accuracy": 0.25}
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"attempt": 1', b'{"attempt": 1}'])
+def test_a_lost_note_of_an_attempts_origin_hides_none_of_its_checkpoints(tmp_path, damage):
+    for total in (20, 40):
+        with holdfast.Run(tmp_path / "run", best=0.0) as run:
+            for step in run.steps(total):
+                run.update(best=float(step))
+    (tmp_path / "run" / "attempts" / "0002" / "origin.json").write_bytes(damage)
+    with holdfast.Run(tmp_path / "run", best=0.0) as run:
+        assert (run.resumed_from, run.state["best"]) == (40, 39.0)
+
+
+def test_an_update_that_cannot_be_stored_is_refused_at_once(tmp_path):
+    run = holdfast.Run(tmp_path / "run", best=9.0)
+    with pytest.raises(holdfast.UnstorableState, match="best"):
+        run.update(best=object())
+    assert run.state["best"] == 9.0

@@ -46,9 +46,9 @@ class Manifest:
     reason: str
     saved_at: float
     files: tuple[DataFile, ...]
-    origin: tuple[int, int] | None = None  # the (attempt, step) that its attempt came from
     metrics: dict[str, float | None] = field(default_factory=dict)
     holdfast: str = ""
+    origin: tuple[int, int] | None = None  # the (attempt, step) that its attempt came from
 
     @property
     def size_bytes(self) -> int:
