@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -69,14 +69,17 @@ def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
 
 
 def is_generator(value: object) -> bool:
+    random = sys.modules.get("random")  # without it there are no generators of its kind
+    if random is None:
+        return False
     return isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
 
 
-def generator_state(value: random.Random) -> Any:
+def generator_state(value: Any) -> Any:
     return value.getstate()
 
 
-def restore_generator(value: random.Random, state: Any) -> None:
+def restore_generator(value: Any, state: Any) -> None:
     version, words, gauss = state
     value.setstate((version, tuple(words), gauss))
 

@@ -148,7 +148,6 @@ class Run:
     def boundary(self) -> bool:
         """Say that a step is complete; True means: leave the loop now.
 
-        >>> train_one_step()  # doctest: +SKIP
         >>> leave = run.boundary()  # doctest: +SKIP
         """
         self._require_open()
@@ -158,13 +157,12 @@ class Run:
                 "Use one of the two."
             )
         self._generators = None  # the step that ends here has drawn from them already
+        self._by_hand = True
         self._enter_loop()
         leave = self._pass_boundary()
         if leave:
             self._leave_loop()
         return leave
-
-    # -- the boundary -------------------------------------------------------------
 
     def _pass_boundary(self) -> bool:
         self.step = step = self.step + 1
@@ -216,8 +214,6 @@ class Run:
         self._note("finished", step=self.step, total=total)
         say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
 
-    # -- messages, in the link's thread ---------------------------------------------
-
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "noted":
@@ -232,11 +228,8 @@ class Run:
         elif kind == "failed":
             say(f"a checkpoint could not be made: {message['error']}. It will be tried again.")
         elif kind == "fenced":
-            self._trouble = RunIsLive(
-                f"{self._folder}: {message['error']}.\nThis process writes nothing any more.",
-                pid=0,
-                host="",
-            )
+            text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
+            self._trouble = RunIsLive(text, pid=0, host="")
         elif kind == "leave":
             self._leave_at_once(message)
         self._next_look = 0.0
@@ -269,6 +262,7 @@ class Run:
 
     def _open(self, start: Start, run_id: str) -> None:
         self._stopped = self._asked = self._trouble = None
+        self._by_hand = False  # whether the loop is the user's own, with run.boundary()
         self._next_look = 0.0
         found = resume(start, self.attempt, self._state)
         self._generators = found.generators
@@ -351,12 +345,17 @@ class Run:
         if os.getpid() != self._pid:
             return  # a forked child that leaves the block: the run is its parent's
         self._guard.defer(True)  # our own work is not to be cut in two
-        durable = self._saver.keep_last("exception" if error is not None else "closed")
+        if error is None and self._stopped is None and self._by_hand:
+            # The user's own loop has ended: leaving the block is its last boundary.
+            durable = self._saver.save_and_wait(self.step, "closed")
+        else:
+            durable = self._saver.keep_last("exception" if error is not None else "closed")
         leaving = error or self._stopped
         if self._stopped is None and not isinstance(error, Stopped):
             leaving = self._answer_late(error) or error
-        if not durable and isinstance(leaving, Stopped):
-            leaving = Stopped(statuses.NOT_DURABLE, leaving.reason, leaving.step)
+        if not durable and isinstance(leaving, Stopped | None):
+            reason = leaving.reason if leaving is not None else "closed"
+            leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
         self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
         self._close(leaving)
         if leaving is not None and leaving is not error:

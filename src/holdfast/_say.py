@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +29,8 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if not isinstance(error, HoldfastError):
         sys.__excepthook__(kind, error, trace)
         return
+    import traceback
+
     say(str(error))
     frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith((_PACKAGE, "<"))]
     if frames:

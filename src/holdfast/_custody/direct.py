@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._keeper.keep import Policy, State, keep_checkpoint
+from holdfast._keeper.keep import Policy, State, keep_checkpoint, remove_old
 from holdfast._record.checksum import digest_all
 from holdfast._record.image import encode_scalars, plan_image
 from holdfast._save.capture import Captured, adapter_of
@@ -26,3 +26,4 @@ def write_direct(
     views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
     state = State(policy.attempt, step, reason, head["metrics"])
     keep_checkpoint(policy, state, views, plan.extents(), lambda: digest_all(views))
+    remove_old(policy)

@@ -75,7 +75,7 @@ class Handle:
         self._done.set()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Order:
     """A slot on its way to disk, and all who wait for it."""
 

@@ -14,7 +14,7 @@ from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """What stays the same for all checkpoints of an attempt."""
 
@@ -27,7 +27,7 @@ class Policy:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """What is to be kept: a state of some attempt, and why."""
 
@@ -44,7 +44,7 @@ def keep_checkpoint(
     extents: Sequence[Extent],
     digests: Callable[[], Sequence[bytes]],
 ) -> float:
-    """Commit an image, note it in the journal, remove what is too old; returns the seconds."""
+    """Commit an image and note it in the journal; returns the seconds."""
     began = time.monotonic()
     commit = Commit(
         layout=policy.layout,
@@ -73,5 +73,9 @@ def keep_checkpoint(
         name=path.name,
         metrics=state.metrics,
     )
-    remove_others(policy.layout, policy.line, policy.keep_last, policy.best)
     return seconds
+
+
+def remove_old(policy: Policy) -> None:
+    """Remove the checkpoints that need not be kept any more."""
+    remove_others(policy.layout, policy.line, policy.keep_last, policy.best)

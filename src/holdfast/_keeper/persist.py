@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import SaveFailed
-from holdfast._record.atomic import publish_folder, sync_folder
+from holdfast._record.atomic import publish_folder, remove_folder, sync_folder
 from holdfast._record.faults import pass_point
 from holdfast._record.image import PAGE, Extent
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
@@ -31,7 +30,7 @@ class Fenced(SaveFailed):
     """A newer attempt has taken the run: this one may not commit any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Commit:
     """What is to be committed, and by whom."""
 
@@ -59,7 +58,7 @@ def commit_checkpoint(
     try:
         for stale in layout.partials_of(commit.step, commit.attempt):
             # Of a keeper that was killed in this very commit: nobody else writes this state.
-            shutil.rmtree(stale, ignore_errors=True)
+            remove_folder(stale)
         partial.mkdir()
         pass_point("begun")
         data = partial / rank_file(0)
@@ -87,13 +86,13 @@ def commit_checkpoint(
         pass_point("before-publish")
         _refuse_if_fenced(commit)
         if not publish_folder(partial, final):
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_folder(partial)
         pass_point("published")
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_folder(partial)
         raise SaveFailed(_explain(layout, error, views)) from error
     except SaveFailed:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_folder(partial)
         raise
 
 
@@ -109,8 +108,9 @@ def _refuse_if_fenced(commit: Commit) -> None:
 def _explain(layout: RunLayout, error: OSError, views: Sequence[memoryview]) -> str:
     wanted = sum(view.nbytes for view in views)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(layout.folder).free
+        with contextlib.suppress(OSError, AttributeError):
+            room = os.statvfs(layout.folder)
+            free = room.f_bavail * room.f_frsize
             return (
                 f"the disk is full ({wanted / 1e6:.1f} MB wanted, {free / 1e6:.1f} MB free "
                 f"at {layout.folder})"
@@ -167,8 +167,6 @@ def _open_data(path: Path, views: Sequence[memoryview]) -> int:
                 raise
             path.unlink(missing_ok=True)
         else:
-            with contextlib.suppress(OSError, AttributeError):
-                os.posix_fallocate(descriptor, 0, views[0].nbytes)
             return descriptor
     return os.open(path, flags, 0o644)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import DamagedCheckpoint
 from holdfast._record import manifest
-from holdfast._record.atomic import discard_folder
+from holdfast._record.atomic import discard_folder, remove_folder
 from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import is_on_line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kept:
     """A committed checkpoint as retention sees it."""
 
@@ -69,7 +68,7 @@ def remove_others(
 ) -> list[Path]:
     """Remove what need not be kept; returns what went."""
     for leftover in layout.half_removed_folders():
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_folder(leftover)
     checkpoints = list_checkpoints(layout)
     kept = choose_kept(checkpoints, line, keep_last, best)
     gone = [c.path for c in checkpoints if c.path not in kept]

@@ -40,7 +40,7 @@ _LEAVE_NOW_SECONDS = 60.0
 _GONE_AFTER_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ends:
     """What connects the keeper to its trainer."""
 

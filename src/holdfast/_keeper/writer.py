@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.held import HeldArena
-from holdfast._keeper.keep import Policy, State, keep_checkpoint
+from holdfast._keeper.keep import Policy, State, keep_checkpoint, remove_old
 from holdfast._keeper.persist import Fenced
 from holdfast._record.image import decode_scalars
 from holdfast._save.arena import SlotRecord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """One pinned slot that is to become a checkpoint."""
 
@@ -28,7 +28,7 @@ class Job:
     leave_status: int | None = None  # tell the trainer to leave when it is durable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """What became of a job."""
 
@@ -70,6 +70,9 @@ class Writer:
             outcome = self._write(job)
             job.held.unpin(job.record.slot)
             self._done(outcome)
+            if outcome.error is None:
+                # After the trainer was told: removing a large file takes as long as a step.
+                remove_old(self._policy)
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()

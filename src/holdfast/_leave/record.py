@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from typing import Any
 
 from holdfast._errors import Stopped
@@ -41,6 +40,8 @@ def record_exit(layout: RunLayout, attempt: int, record: dict[str, Any]) -> None
 
 def record_trouble(layout: RunLayout, attempt: int, error: BaseException) -> None:
     """Keep a traceback that the user is not shown."""
+    import traceback
+
     with contextlib.suppress(OSError):
         text = "".join(traceback.format_exception(error))
         layout.trouble(attempt).write_text(text, encoding="utf-8")

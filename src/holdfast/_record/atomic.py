@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from pathlib import Path
 
 from holdfast._record.faults import pass_point
@@ -98,4 +97,11 @@ def discard_folder(path: Path) -> None:
     for entry in sorted(doomed.iterdir()):
         entry.unlink()
         pass_point("half-removed")
-    shutil.rmtree(doomed, ignore_errors=True)
+    remove_folder(doomed)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that nobody counts on, as far as the file system lets us."""
+    import shutil  # slow to import, and rarely needed
+
+    shutil.rmtree(path, ignore_errors=True)

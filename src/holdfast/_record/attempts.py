@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -22,7 +20,13 @@ from typing import Any
 
 from holdfast._errors import DamagedCheckpoint, FolderError, NotARun, RunIsLive
 from holdfast._record import manifest
-from holdfast._record.atomic import create_atomic, publish_folder, sync_folder, write_atomic
+from holdfast._record.atomic import (
+    create_atomic,
+    publish_folder,
+    remove_folder,
+    sync_folder,
+    write_atomic,
+)
 from holdfast._record.identity import ProcessIdentity, of_process
 from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import Origin
@@ -62,8 +66,9 @@ def open_folder(folder: Path) -> tuple[RunLayout, str]:
             path.mkdir(parents=True, exist_ok=True)
         if not read_json(layout.identity).get("run_id"):
             _give_identity(layout)
-        with tempfile.TemporaryFile(dir=layout.attempts):
-            pass
+        probe = layout.attempts / _private_name(".probe-")
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise cannot_write(folder, error) from error
     return layout, str(read_json(layout.identity)["run_id"])
@@ -134,18 +139,22 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
             raise cannot_write(folder, error) from error
 
 
+def _private_name(prefix: str) -> str:
+    return f"{prefix}{os.getpid()}-{os.urandom(4).hex()}"
+
+
 def _publish_lease(layout: RunLayout, attempt: int) -> bool:
     """Take this number; False if another process was faster."""
-    prepared = Path(tempfile.mkdtemp(prefix=".claim-", dir=layout.attempts))
+    prepared = layout.attempts / _private_name(".claim-")
+    prepared.mkdir()
     lease = {"process": asdict(of_process()), "since": time.time()}
     try:
         write_json(prepared / "lease.json", lease, durable=False)
-        prepared.chmod(0o755)
         # The number must outlive a power cut only once there is a checkpoint under it:
         # `note_origin` sees to that.
         return publish_folder(prepared, layout.attempt(attempt), durable=False)
     finally:
-        shutil.rmtree(prepared, ignore_errors=True)
+        remove_folder(prepared)
 
 
 def _refuse_if_live(

@@ -7,13 +7,12 @@ together with the time at which the process started.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProcessIdentity:
     """One process, told apart from every other that ever had its pid."""
 
@@ -32,10 +31,19 @@ class ProcessIdentity:
         return bool(self.started) and _started(self.pid) == self.started
 
 
+def host_name() -> str:
+    """The name of this machine."""
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    import socket  # Windows
+
+    return socket.gethostname()
+
+
 def of_process(pid: int | None = None) -> ProcessIdentity:
     """The identity of a process of this machine, of this one if none is given."""
     pid = os.getpid() if pid is None else pid
-    return ProcessIdentity(pid, _started(pid), socket.gethostname(), _boot(), _namespace())
+    return ProcessIdentity(pid, _started(pid), host_name(), _boot(), _namespace())
 
 
 def _started(pid: int) -> str:
@@ -62,7 +70,7 @@ def _boot() -> str:
             return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""
-    return socket.gethostname()
+    return host_name()
 
 
 def _namespace() -> str:

@@ -24,7 +24,7 @@ SCALARS = "holdfast.scalars"
 _FORMAT = "holdfast-1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorSpec:
     """One tensor as it will be stored."""
 
@@ -44,7 +44,7 @@ class TensorSpec:
         return (*self.shape, self.item_bytes) if raw else self.shape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Extent:
     """A named byte range of the image."""
 
@@ -53,7 +53,7 @@ class Extent:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImagePlan:
     """Where each tensor of a state stands in the image."""
 

@@ -17,7 +17,7 @@ from holdfast._errors import DamagedCheckpoint
 FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """One byte range of the data file: the header, or one tensor."""
 
@@ -27,7 +27,7 @@ class Part:
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DataFile:
     """One rank's file and the ranges that cover it."""
 
@@ -36,7 +36,7 @@ class DataFile:
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """What a checkpoint is and what must be in it."""
 

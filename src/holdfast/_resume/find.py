@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast._save.arena import Arena, SlotRecord
 
 
-@dataclass(slots=True)
+@dataclass
 class Leftover:
     """An arena that an earlier attempt left in memory."""
 
@@ -33,7 +33,7 @@ class Leftover:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """A good state, and where it was."""
 
@@ -44,7 +44,7 @@ class Found:
     record: SlotRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Candidate:
     attempt: int
     step: int

@@ -8,7 +8,6 @@ tensor, is found here and not three weeks later.
 from __future__ import annotations
 
 import base64
-import ctypes
 from collections import OrderedDict
 from typing import Any
 
@@ -132,6 +131,8 @@ class _Loader:
     def _is_kept(self, live: Any) -> bool:
         """Whether an object kept a tensor that only borrows the image's memory."""
         image = self._loaded.image
+        import ctypes
+
         start = ctypes.addressof(ctypes.c_char.from_buffer(image))
         captured = capture({"object": live})
         return any(

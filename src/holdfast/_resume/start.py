@@ -42,7 +42,7 @@ class Start:
         self.leftovers: list[Leftover] = open_leftovers(run_id)
 
 
-@dataclass(slots=True)
+@dataclass
 class Resumed:
     """Where an attempt begins."""
 

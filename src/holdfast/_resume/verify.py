@@ -18,7 +18,7 @@ from holdfast._record.manifest import DataFile, Manifest
 _CHUNK_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
     """A verified image in memory."""
 

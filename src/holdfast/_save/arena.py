@@ -42,7 +42,7 @@ class NotAnArena(ValueError):
     """The file is no arena, or not a private one of this user."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotRecord:
     """A whole slot."""
 

@@ -24,7 +24,7 @@ _RESERVE_BYTES = 256 << 20
 _UNLIMITED = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Backing:
     """The memory of one arena."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import math
-import random
 import struct
 import sys
 from collections import OrderedDict
@@ -39,7 +38,7 @@ STORABLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Captured:
     """A state at one moment: its tree, and the live tensors it refers to."""
 
@@ -113,6 +112,8 @@ def capture(
 
 def capture_generators() -> dict[str, Any]:
     """The state of every global random generator in use."""
+    import random
+
     version, words, gauss = random.getstate()
     packed = struct.pack(f"<{len(words)}I", *words)
     states: dict[str, Any] = {"python": (version, packed, gauss)}
@@ -123,6 +124,8 @@ def capture_generators() -> dict[str, Any]:
 
 def restore_generators(states: Mapping[str, Any]) -> list[str]:
     """Put the global random generators back; returns what could not be."""
+    import random
+
     version, packed, gauss = states["python"]
     words = struct.unpack(f"<{len(packed) // 4}I", packed)
     random.setstate((version, words, gauss))

@@ -21,7 +21,7 @@ from holdfast._save.capture import Captured, adapter_of
 _BUILD_AT_ONCE_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Taken:
     """A snapshot that is whole."""
 

@@ -7,10 +7,8 @@ stop the next life of the run.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import signal
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,13 @@ from typing import Any
 from holdfast._errors import FolderError
 from holdfast._leave import statuses
 from holdfast._record.attempts import find_run, is_live, read_json, write_json
+from holdfast._record.identity import host_name
 from holdfast._record.layout import RunLayout
 
 KINDS = ("stop", "save")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StopRequest:
     """One wish that the run ends at its next boundary."""
 
@@ -60,7 +59,7 @@ def ask(folder: Path, kind: str, **details: Any) -> int:
     numbers = layout.attempt_numbers()
     if not numbers or not is_live(layout, numbers[-1]):
         raise FolderError(f"{folder}: no process trains here now.\nSee: holdfast status {folder}")
-    by = f"{_user()}@{socket.gethostname()}"
+    by = f"{_user()}@{host_name()}"
     try:
         write_json(layout.request(kind, numbers[-1]), {"by": by, **details})
     except OSError as error:
@@ -92,6 +91,8 @@ def stop_from_file(details: dict[str, Any]) -> StopRequest:
 
 
 def _user() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (OSError, KeyError):

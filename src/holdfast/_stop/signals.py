@@ -13,7 +13,6 @@ Python would.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -166,6 +165,8 @@ def _c_handler(number: int) -> bytes:
     """The handler as the kernel has it: a C++ library can replace it behind Python's back."""
     if sys.platform != "linux":
         return b""
+    import ctypes
+
     buffer = ctypes.create_string_buffer(_SIGACTION_BYTES)
     if _libc().sigaction(number, None, buffer) != 0:
         return b""
@@ -175,6 +176,8 @@ def _c_handler(number: int) -> bytes:
 def _libc() -> Any:
     global _loaded_libc
     if _loaded_libc is None:
+        import ctypes
+
         _loaded_libc = ctypes.CDLL(None)
     return _loaded_libc
 
