@@ -47,6 +47,7 @@ class Life:
         self._folder = folder
         self._trace = trace
         self._trace_start = trace.stat().st_size if trace.exists() else 0
+        self._completed: list[Traced] | None = None
         self._arenas: dict[Path, Arena] = {}
         self._had_partial = False
 
@@ -54,6 +55,8 @@ class Life:
         return any(line.startswith("ready ") for line in self.trainer.lines)
 
     def close(self) -> None:
+        """It is dead: what the next life writes into the trace is not its own any more."""
+        self._completed = self.steps()
         for arena in self._arenas.values():
             arena.close()
 
@@ -84,6 +87,8 @@ class Life:
 
     def steps(self) -> list[Traced]:
         """The steps that this life has completed."""
+        if self._completed is not None:
+            return self._completed
         return read_trace(self._trace, self._trace_start)
 
     def keeper_pids(self) -> list[int]:

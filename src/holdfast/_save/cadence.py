@@ -8,7 +8,7 @@ from collections import deque
 from holdfast._settings import Settings
 
 _SHORTEST_SECONDS = 0.05
-_FIRST_PAUSE_SECONDS = 0.5  # the first snapshot of a life is cold, and says little of the next
+_FIRST_PAUSE_SECONDS = 0.1  # the first snapshot of a life is cold, and says little of the next
 _CREDIT_SECONDS = 0.5  # stall that a life may be ahead of its share
 _REMEMBERED = 8
 
