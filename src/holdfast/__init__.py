@@ -27,6 +27,7 @@ __all__ = [
     "StateError",
     "StateMismatch",
     "Stopped",
+    "UnreadableCheckpoint",
     "UnstorableState",
     "__version__",
     "save",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         StateError,
         StateMismatch,
         Stopped,
+        UnreadableCheckpoint,
         UnstorableState,
     )
     from holdfast._run import Run

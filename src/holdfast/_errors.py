@@ -11,6 +11,7 @@
     │   └── RestoreDiffers   an object did not take back what it had given
     ├── CheckpointError
     │   ├── DamagedCheckpoint  a checkpoint's bytes are not those that were written
+    │   ├── UnreadableCheckpoint  it cannot be read now, or not by this version
     │   └── NoGoodCheckpoint   there were checkpoints, and none is whole
     └── SaveFailed           a checkpoint could not be made durable
 
@@ -110,6 +111,12 @@ class CheckpointError(HoldfastError):
 
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint's bytes are not those that were written."""
+
+    __module__ = "holdfast"
+
+
+class UnreadableCheckpoint(CheckpointError):
+    """A checkpoint that cannot be read now, or not by this version; it may well be whole."""
 
     __module__ = "holdfast"
 

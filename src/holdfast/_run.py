@@ -8,6 +8,7 @@ close:     last snapshot durable → goodbye → handlers put back
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,11 +22,12 @@ from holdfast._custody.saver import Saver
 from holdfast._errors import HoldfastError, RunIsLive, SaveFailed, SettingsError, Stopped
 from holdfast._keeper.keep import Policy
 from holdfast._leave import statuses
-from holdfast._leave.bounded import bound_leaving, end_process
+from holdfast._leave.bounded import bound_leaving, leave_at_once
+from holdfast._leave.late import answer_late
 from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
 from holdfast._metrics import Metrics
 from holdfast._record import journal
-from holdfast._record.attempts import cannot_write, claim, open_folder
+from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import capture, restore_generators
@@ -70,12 +72,12 @@ class Run:
         self._counts_itself = False
         self._total: int | None = None
         self._stopped: Stopped | None = None
+        self._noted: list[int] = []
+        self._announced = False
         self._generators: dict[str, Any] | None = None
         self._custody: Custody = None  # type: ignore[assignment]  # from opening on
         self._next_look = 0.0
         self._next_checkpoint_step = sys.maxsize
-
-    # -- what a user calls ------------------------------------------------------
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -112,7 +114,7 @@ class Run:
 
     def stop(self, reason: str = "run.stop()") -> None:
         """Ask the run to stop at the next boundary; from any thread."""
-        self._asked = self._asked or StopRequest(reason, statuses.PERSON)
+        self._asked = self._asked or StopRequest(str(reason)[:500], statuses.PERSON)
         self._next_look = 0.0
 
     def steps(self, total: int) -> Iterator[int]:
@@ -140,15 +142,16 @@ class Run:
                 if self._pass_boundary():
                     assert self._stopped is not None
                     raise self._stopped
+            self.finish()
         finally:
             self._leave_loop()
             self._counts_itself = False
-        self._finish(total)
+            self._total = None
 
     def boundary(self) -> bool:
         """Say that a step is complete; True means: leave the loop now.
 
-        >>> leave = run.boundary()  # doctest: +SKIP
+        At the end of a loop of your own call `run.finish()`; `run.steps` does it itself.
         """
         self._require_open()
         if self._counts_itself:
@@ -157,7 +160,6 @@ class Run:
                 "Use one of the two."
             )
         self._generators = None  # the step that ends here has drawn from them already
-        self._by_hand = True
         self._enter_loop()
         leave = self._pass_boundary()
         if leave:
@@ -178,7 +180,7 @@ class Run:
         """A boundary at which there is something to do, or to look after."""
         self._next_look = now + _LOOK_SECONDS
         self._custody.look_after_keeper()
-        self._guard.mend()
+        self._guard.mend(is_alone=not self._custody.has_keeper)
         if self._trouble is not None:
             raise self._trouble
         if self._total is None or self.step < self._total:  # else it is finished anyway
@@ -204,15 +206,20 @@ class Run:
             )
         self._guard.call_users_handler(request.number)
 
-    def _finish(self, total: int) -> None:
+    def finish(self) -> None:
+        """Say that training is complete: this step becomes durable, as the last one."""
+        self._require_open()
         if not self._saver.save_and_wait(self.step, "finished"):
             raise SaveFailed(
-                f"{self._folder}: trained to step {total}, but the last checkpoint was not made.\n"
-                "Make room and start the same command again: little is left to repeat."
+                f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "
+                "made.\nMake room and start the same command again: little is left to repeat."
             )
+        self._asked = None
         self._noted.clear()  # a stop that came in the last step is no interruption
-        self._note("finished", step=self.step, total=total)
+        self._note("finished", step=self.step, total=self._total or self.step)
         say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
+        if not self._counts_itself:
+            self._leave_loop()
 
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -231,30 +238,28 @@ class Run:
             text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
             self._trouble = RunIsLive(text, pid=0, host="")
         elif kind == "leave":
-            self._leave_at_once(message)
+            # If the keeper has written nothing, the trainer has, or an earlier attempt.
+            step = message["step"] or self._custody.durable_step or self.resumed_from
+            record = {"status": message["status"], "step": self.step, "durable_step": step}
+            leave_at_once(self._layout, self.attempt, message["reason"], record)
+        elif kind == "tick" and self._noted and not self._announced:
+            self._announced = True
+            announce_signal(self._noted[0], None, self.step + 1, None)
         self._next_look = 0.0
-
-    def _leave_at_once(self, message: dict[str, Any]) -> None:
-        status, step = message["status"], message["step"]
-        if step is None:  # the keeper has written nothing: the trainer has, or an earlier attempt
-            step = self._custody.durable_step or self.resumed_from
-        kept = "nothing is durable yet" if step is None else f"step {step} is durable"
-        say(f"leaving at once ({message['reason']}): {kept}. Status {status}.")
-        self._record_exit(status, message["reason"], step)
-        end_process(status)
-
-    # -- opening ----------------------------------------------------------------------
 
     def __enter__(self) -> Run:
         if self._is_open:
             raise HoldfastError(f"{self._folder}: this Run is open already.")
         self._layout, run_id = open_folder(self._folder)
         start = Start(self._layout, run_id, self._folder)
-        self.attempt = claim(self._layout, self._folder, say)
+        self.attempt = 0
         try:
+            self.attempt = claim(self._layout, self._folder, say)
             self._open(start, run_id)
         except BaseException as error:
-            self._abort(error)
+            start.close()
+            if self.attempt:
+                self._abort(error)
             if isinstance(error, OSError):
                 raise cannot_write(self._folder, error) from error
             raise
@@ -262,9 +267,9 @@ class Run:
 
     def _open(self, start: Start, run_id: str) -> None:
         self._stopped = self._asked = self._trouble = None
-        self._by_hand = False  # whether the loop is the user's own, with run.boundary()
-        self._next_look = 0.0
-        found = resume(start, self.attempt, self._state)
+        self._announced, self._next_look = False, 0.0
+        with beating(self._layout, self.attempt):
+            found = resume(start, self.attempt, self._state)
         self._generators = found.generators
         self.step = found.step
         self.resumed_from = found.resumed_from
@@ -286,10 +291,10 @@ class Run:
         self._saver = Saver(self._state, self._metrics, self._custody, self._cadence)
         found.hand_over(self._custody)
         self._next_checkpoint_step = self._cadence.next_step()
-        self._is_open = True
         self._pid = os.getpid()
         stacks = self._layout.stacks(self.attempt)
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
+        self._is_open = True
         self._guard.defer(False)
         self._noted = self._guard.noted
         self._note(
@@ -316,7 +321,8 @@ class Run:
         self._guard.defer(True)
 
     def _leave_loop(self) -> None:
-        if not self._is_open:  # the loop's generator may be closed after the run
+        # The loop's generator may be closed after the run, or by a forked child.
+        if not self._is_open or os.getpid() != self._pid:
             return
         self._words[IN_LOOP] = 0
         self._guard.defer(False)
@@ -334,8 +340,6 @@ class Run:
                 f"{self._folder}: the run is not open.\nUse it as `with holdfast.Run(…) as run:`."
             )
 
-    # -- closing ------------------------------------------------------------------------
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -345,12 +349,9 @@ class Run:
         if os.getpid() != self._pid:
             return  # a forked child that leaves the block: the run is its parent's
         self._guard.defer(True)  # our own work is not to be cut in two
-        if error is None and self._stopped is None and self._by_hand:
-            # The user's own loop has ended: leaving the block is its last boundary.
-            durable = self._saver.save_and_wait(self.step, "closed")
-        else:
-            durable = self._saver.keep_last("exception" if error is not None else "closed")
+        durable = self._saver.keep_last("exception" if error is not None else "closed")
         leaving = error or self._stopped
+        answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
             leaving = self._answer_late(error) or error
         if not durable and isinstance(leaving, Stopped | None):
@@ -358,30 +359,30 @@ class Run:
             leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
         self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
         self._close(leaving)
+        self._stopped = None  # else whoever catches it would keep it for ever
         if leaving is not None and leaving is not error:
             raise leaving from error
+        for number in self._noted[answered:] if leaving is None else ():
+            signal.raise_signal(number)  # it came while we were closing: let it act now
 
     def _answer_late(self, error: BaseException | None) -> Stopped | None:
-        """The loop was left before a boundary could answer a signal, if there was one."""
-        request, step = self._guard.request(), self._custody.durable_step
-        if request is None:
-            if error is not None and step is not None:
-                say(f"{type(error).__name__} in step {self.step + 1}; step {step} is durable.")
-            return None
-        if error is None:
-            say(f"{request.reason}: leaving; step {step} is durable.")
-            self._guard.call_users_handler(request.number)
-        else:  # data-loader workers may have died of the signal too
-            why = reason_of(error)
-            say(f"after {request.reason} the step failed ({why}); step {step} is durable.")
+        request = self._guard.request() or self._asked
+        asked = None if request is None else (request.reason, request.status)
+        durable_step = self._custody.durable_step
+        if durable_step is None:
+            durable_step = self.resumed_from
+        stopped = answer_late(asked, error, self.step, durable_step)
+        if stopped is not None and error is not None:
             record_trouble(self._layout, self.attempt, error)
-        return Stopped(request.status, request.reason, self.step)
+        elif request is not None:
+            self._guard.call_users_handler(request.number)
+        return stopped
 
     def _close(self, error: BaseException | None) -> None:
         seconds = self._settings.grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self._custody.close(leaving=(error.status, seconds))
-            bound_leaving(error, seconds, say, self._custody.stay)
+            bound_leaving(error, seconds, self._custody.stay)
         else:
             self._custody.close()
         self._saver.close()

@@ -47,7 +47,7 @@ class Settings:
     keep_best: str | None = None
     checkpoint_every: str | int = "5min"
     max_overhead: float = 0.01
-    signals: tuple[str, ...] = ("INT", "TERM", "USR1", "USR2", "QUIT")
+    signals: tuple[str, ...] = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
     grace_seconds: float | None = None
 
     def __post_init__(self) -> None:

@@ -70,6 +70,7 @@ def spec(name: str, value: torch.Tensor) -> TensorSpec:
         strides=None if contiguous else tuple(value.stride()),
         item_bytes=value.element_size(),
         size_bytes=value.numel() * value.element_size(),
+        device="" if value.device.type == "cpu" else str(value.device),
     )
 
 
@@ -142,7 +143,17 @@ def borrow(spec: TensorSpec, data: memoryview) -> torch.Tensor:
 
 
 def own(spec: TensorSpec, data: memoryview) -> torch.Tensor:
-    """A new tensor with the stored values and the stored layout in memory."""
+    """A new tensor with the stored values and layout, on the device it was on."""
+    fresh = _own_on_cpu(spec, data)
+    if not spec.device:
+        return fresh
+    try:
+        return fresh.to(spec.device)
+    except (RuntimeError, AssertionError):  # there is no such device here; whoever loads it decides
+        return fresh
+
+
+def _own_on_cpu(spec: TensorSpec, data: memoryview) -> torch.Tensor:
     dtype = _dtype(spec.dtype)
     values = borrow(spec, data)
     if spec.strides is None:

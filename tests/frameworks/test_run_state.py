@@ -130,13 +130,14 @@ def test_an_update_that_cannot_be_stored_is_refused_at_once(tmp_path):
     assert run.state["best"] == 9.0
 
 
-def test_a_loop_of_the_users_own_that_ends_leaves_its_last_step_durable(tmp_path):
+def test_a_loop_of_the_users_own_says_itself_that_it_is_finished(tmp_path):
     settings = holdfast.Settings(max_overhead=0, checkpoint_every="1h")
     values = np.zeros(3)
     with holdfast.Run(tmp_path / "run", settings=settings, values=values) as run:
         for _ in range(7):
             values += 1
             assert not run.boundary()
+        run.finish()
     assert list(manifests(tmp_path / "run")) == [7]
     again = np.zeros(3)
     with holdfast.Run(tmp_path / "run", settings=settings, values=again) as run:

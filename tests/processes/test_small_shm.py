@@ -50,7 +50,7 @@ def test_with_a_small_shm_a_kill_is_survived_exactly_and_what_is_lost_is_said(
     )
     in_memory = int(trainer.wait_for("holding").split()[1])
     assert in_memory > 0
-    assert "/dev/shm is too small for the snapshots" in trainer.output
+    assert "/dev/shm has no room for the snapshots" in trainer.output
     assert "if both are killed, what is left is the last checkpoint" in trainer.output
     assert arena_files(folder) == []
     trainer.kill()
@@ -70,7 +70,7 @@ def test_with_a_small_shm_a_replaced_keeper_still_has_the_snapshots(folder, ligh
         *("--settings", '{"max_overhead": 1.0}'),
         prefix=_SMALL_SHM,
     )
-    trainer.wait_for("/dev/shm is too small")
+    trainer.wait_for("/dev/shm has no room")
     keepers(folder)[0].kill()
     trainer.wait_for("started another")
     in_memory = int(trainer.wait_for("holding").split()[1])
@@ -84,7 +84,7 @@ def test_with_a_small_shm_a_replaced_keeper_still_has_the_snapshots(folder, ligh
 def test_what_fits_into_a_small_shm_stays_there(folder, light):
     trainer = light(folder, *_HELD, prefix=_SMALL_SHM)
     trainer.wait_for("holding")
-    assert "too small" not in trainer.output
+    assert "no room" not in trainer.output
     held = subprocess.run(
         ["nsenter", "--mount", "--target", str(trainer.pid), "ls", "/dev/shm"],
         capture_output=True,
@@ -99,7 +99,7 @@ def test_without_memory_for_slots_checkpoints_go_on_and_sigterm_is_still_exact(
 ):
     trainer = light(folder, *_HELD, "--room", 1 << 20, "--settings", '{"checkpoint_every": 5}')
     trainer.wait_for("holding")
-    assert trainer.output.count("too little memory for snapshots") == 1
+    assert trainer.output.count("no snapshots in memory: too little memory") == 1
     assert "only checkpoints on disk are kept" in trainer.output
     assert checkpoint_steps(folder) == [5]
     trainer.send(signal.SIGTERM)

@@ -114,7 +114,7 @@ def test_a_body_with_a_right_checksum_and_a_wrong_shape_is_damaged(body):
 def test_another_version_is_named_as_such():
     body = {**json.loads(Manifest("r", 1, 2, "x", 0.0, ()).to_bytes())["manifest"], "format": 99}
     text = json.dumps({"manifest": body, "xxh3_128": manifest._checksum(body)})
-    with pytest.raises(holdfast.DamagedCheckpoint, match="another version"):
+    with pytest.raises(holdfast.UnreadableCheckpoint, match="another version"):
         manifest.parse(text.encode(), "here")
 
 

@@ -40,6 +40,7 @@ def test_the_public_names_are_these():
         "StateError",
         "StateMismatch",
         "Stopped",
+        "UnreadableCheckpoint",
         "UnstorableState",
         "__version__",
         "save",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._cli.gather import History, read_history
-from holdfast._errors import DamagedCheckpoint
+from holdfast._errors import CheckpointError
 from holdfast._keeper.retention import choose_kept, list_checkpoints
-from holdfast._record.attempts import find_run, read_origins
+from holdfast._record.attempts import find_run, known_origins
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import trace_line
 from holdfast._resume.damage import find_damage
@@ -77,7 +77,7 @@ def _reasons(layout: RunLayout, history: History) -> dict[Path, str] | None:
     if history.keep_last is None:
         return None
     newest = max(layout.attempt_numbers(), default=0)
-    line = trace_line(read_origins(layout), newest)
+    line = trace_line(known_origins(layout), newest)
     mode, _, metric = (history.keep_best or "").partition(":")
     best = (mode, metric) if metric else None
     return choose_kept(list_checkpoints(layout), line, history.keep_last, best)
@@ -86,7 +86,7 @@ def _reasons(layout: RunLayout, history: History) -> dict[Path, str] | None:
 def _summary(path: Path, step: int, attempt: int, because: str | None) -> CheckpointSummary:
     try:
         found = read_manifest(path)
-    except DamagedCheckpoint:
+    except CheckpointError:
         return CheckpointSummary(str(path), step, attempt, None, None, None, because, {}, True)
     return CheckpointSummary(
         folder=str(path),

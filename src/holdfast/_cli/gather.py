@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import DamagedCheckpoint, NotARun
+from holdfast._errors import CheckpointError, NotARun
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.attempts import (
     find_run,
     is_live,
     keeper_of,
+    known_origins,
     lease_holder,
     read_json,
-    read_origins,
 )
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
-from holdfast._resume.find import open_leftovers
+from holdfast._resume.find import attempts_in_memory, open_leftovers
 from holdfast._resume.verify import read_manifest
 
 _DEPTH = 3
@@ -147,7 +147,8 @@ def summarize(folder: Path) -> RunSummary:
     if attempt and not live and (ended is None or ended.attempt < attempt):
         ended = Exit(attempt, None, "died", _whole(beat.get("step")), None, None)
     step = _newest_step(live, attempt, beat, ended, history)
-    line = trace_line(read_origins(layout), attempt)
+    in_memory = {attempt} if live else attempts_in_memory(run_id)
+    line = trace_line(known_origins(layout, in_memory), attempt)
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
     memory_step, memory_time = _newest_in_memory(live, run_id, line, beat)
     holder = lease_holder(layout, attempt) if attempt else None
@@ -247,7 +248,7 @@ def _newest_on_disk(
         if is_on_line(line, attempt, step):
             try:
                 found = read_manifest(path)
-            except DamagedCheckpoint:
+            except CheckpointError:
                 continue
             return step, _age(found.saved_at), found.size_bytes
     return None, None, None

@@ -19,6 +19,7 @@ from holdfast import _env
 from holdfast._keeper import messages
 from holdfast._keeper.keep import Policy
 from holdfast._save.control import ControlPage
+from holdfast._say import say
 
 _GOODBYE_SECONDS = 600.0
 
@@ -117,7 +118,10 @@ class KeeperLink:
 
     def _listen(self) -> None:
         while (received := messages.receive(self._socket)) is not None:
-            self._hear(received[0])
+            try:
+                self._hear(received[0])
+            except Exception as error:  # noqa: BLE001  whoever waits for an answer needs this thread
+                say(f"a message of the keeper could not be handled ({error!r}): {received[0]}")
 
 
 def _open_log(path: Path) -> IO[bytes]:

@@ -46,6 +46,7 @@ class Handle:
         self.reason = reason
         self.step: int | None = None  # set at the boundary that takes it
         self.error: str | None = None
+        self.attend: Callable[[], None] | None = None  # what the trainer must do while it waits
         self._done = threading.Event()
         self.trainer: threading.Thread | None = None  # the one that passes the boundaries
 
@@ -56,14 +57,19 @@ class Handle:
 
     def wait(self, timeout_seconds: float | None = None) -> int:
         """Wait until the checkpoint is durable and return its step."""
-        if self.step is None and threading.current_thread() is self.trainer and not self.done:
+        is_trainer = threading.current_thread() is self.trainer
+        if self.step is None and is_trainer and not self.done:
             raise HoldfastError(
                 "wait() would wait for ever: the checkpoint is taken at the next boundary, "
                 "and this thread is the one that gets there.\n"
                 "Call it after the boundary, or from another thread."
             )
-        if not self._done.wait(timeout_seconds):
-            raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not self._done.wait(_LOOK_SECONDS if deadline is None else 0.02):
+            if is_trainer and self.attend is not None:
+                self.attend()  # a keeper that dies is replaced by this very thread
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
         if self.error is not None:
             raise SaveFailed(f"the checkpoint was not made: {self.error}")
         assert self.step is not None
@@ -204,15 +210,13 @@ class Custody:
         self._link = None
         recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
         if len(recent) >= _GIVE_UP_AFTER:
-            say(
-                f"{how}, as did the ones before it: going on without. Checkpoints are written by "
-                f"the trainer itself. See {self.policy.layout.keeper_log(self.policy.attempt)}"
-            )
-            for order in self._orders.values():
-                order.settle("the keeper died")
-            self._orders.clear()
+            self._go_on_alone(f"{how}, and so were the ones before it")
             return
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            self._go_on_alone(f"{how}, and another cannot be started ({error.strerror})")
+            return
         say(f"{how}; started another (pid {self.keeper_pid}). Nothing is lost.")
         arena = self._snapshots.arena if self._snapshots else None
         if arena is not None:
@@ -220,6 +224,14 @@ class Custody:
         self._salvage_again()
         for number, order in list(self._orders.items()):
             self._send_order(number, order)
+
+    def _go_on_alone(self, why: str) -> None:
+        log = self.policy.layout.keeper_log(self.policy.attempt)
+        say(f"{why}: going on without. The trainer writes its checkpoints itself. See {log}")
+        for order in self._orders.values():
+            order.settle("the keeper died")
+        self._orders.clear()
+        threading.Thread(target=self._stand_in, name="holdfast-beat", daemon=True).start()
 
     def close(self, *, leaving: tuple[int, float] | None = None) -> None:
         """Let the keeper finish and go; with `leaving` it stays until this process is gone."""
@@ -297,6 +309,7 @@ class Custody:
                 }
                 with contextlib.suppress(OSError):
                     write_json(layout.heartbeat(attempt), record, durable=False)
+            self._hear_run({"kind": "tick"})
             for kind, details in take_requests(layout, attempt):
                 journal.append(layout.journal, "request", kind=kind, **details)
                 message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}

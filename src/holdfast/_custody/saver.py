@@ -51,13 +51,23 @@ class Saver:
     def want(self, handle: Handle) -> Handle:
         """Take a checkpoint at the next boundary; from any thread."""
         handle.trainer = self._trainer
+        handle.attend = self._custody.look_after_keeper
         self._wanted.append(handle)
         return handle
 
     def pass_boundary(self, now: float, step: int) -> None:
         """Save what is due at this boundary, without waiting for the disk."""
-        if self._wanted or self._cadence.checkpoint_due(now, step):
-            self._begin_checkpoint(step, self._wanted or [Handle("cadence")], 0.0)
+        self._trainer = threading.current_thread()
+        if self._wanted:
+            # Somebody asked for this very boundary, so it waits for a slot if it must.
+            handles = list(self._wanted)
+            self._begin_checkpoint(step, handles, _SLOT_SECONDS)
+            for handle in handles:
+                if handle.step is None:
+                    self._wanted.remove(handle)
+                    handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
+        elif self._cadence.checkpoint_due(now, step):
+            self._begin_checkpoint(step, [Handle("cadence")], 0.0)
         elif self._cadence.snapshot_due(now):
             self._take_snapshot(step, 0.0)
 

@@ -100,5 +100,7 @@ class Hasher:
             if held.pin(record):
                 try:
                     held.digests(record)
+                except (ValueError, OSError) as error:
+                    print(f"step {record.step} could not be hashed: {error}", flush=True)
                 finally:
                     held.unpin(record.slot)

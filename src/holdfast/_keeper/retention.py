@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._errors import DamagedCheckpoint
+from holdfast._errors import CheckpointError
 from holdfast._record import manifest
 from holdfast._record.atomic import discard_folder, remove_folder
 from holdfast._record.layout import MANIFEST, RunLayout
@@ -29,7 +29,7 @@ def list_checkpoints(layout: RunLayout) -> list[Kept]:
     found = []
     for step, attempt, path in layout.checkpoint_folders():
         metrics: dict[str, float | None] = {}
-        with contextlib.suppress(OSError, DamagedCheckpoint):
+        with contextlib.suppress(OSError, CheckpointError):
             metrics = manifest.parse((path / MANIFEST).read_bytes(), str(path)).metrics
         found.append(Kept(step, attempt, path, metrics))
     return found

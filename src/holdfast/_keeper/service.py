@@ -358,7 +358,9 @@ class Keeper:
         }
         with contextlib.suppress(OSError):
             write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)
-        numbers = self._policy.layout.attempt_numbers()
+        numbers: list[int] = []
+        with contextlib.suppress(OSError):
+            numbers = self._policy.layout.attempt_numbers()
         if numbers and numbers[-1] > self._policy.attempt and not self._is_leaving:
             self._tell("fenced", order=None, step=None, error=f"attempt {numbers[-1]} took over")
 

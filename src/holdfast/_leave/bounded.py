@@ -12,10 +12,13 @@ import contextlib
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable
+from typing import Any
 
 from holdfast._errors import Stopped
+from holdfast._leave.record import record_exit
+from holdfast._record.layout import RunLayout
+from holdfast._say import say
 
 
 def end_process(status: int) -> None:
@@ -31,25 +34,42 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
+def leave_at_once(layout: RunLayout, attempt: int, reason: str, record: dict[str, Any]) -> None:
+    """Say so, note it, and end the process: a person does not want to wait for the step."""
+    step, status = record["durable_step"], record["status"]
+    kept = "nothing is durable yet" if step is None else f"step {step} is durable"
+    say(f"leaving at once ({reason}): {kept}. Status {status}.")
+    record_exit(layout, attempt, {"how": reason, **record})
+    end_process(status)
+
+
 def is_interactive() -> bool:
     """Whether the interpreter lives on after an exception: a prompt or a notebook."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
 
 
-def bound_leaving(
-    stopped: Stopped, seconds: float, say: Callable[[str], None], stays: Callable[[], None]
-) -> None:
+def _is_leaving() -> bool:
+    """Whether the main thread is on its way out: in `finally` blocks, or joining what is left."""
+    main = threading.main_thread()
+    if not main.is_alive():
+        return True
+    found = sys._current_exceptions().get(main.ident or 0)
+    error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__context__  # another one came up on the way
+    return error is not None
+
+
+def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -> None:
     """End the process in `seconds` if it has not ended by then; `stays` if it was not leaving."""
     if is_interactive():
         stays()
         return
-    # While the exception is under way (`finally` blocks, joins) somebody holds it.
-    under_way = weakref.ref(stopped)
     status = stopped.status
 
     def watch() -> None:
         timer.wait(seconds)
-        if under_way() is None and threading.main_thread().is_alive():
+        if not _is_leaving():
             stays()
             return
         say(f"leaving took more than {seconds:.0f} s; ending the process. The state is durable.")

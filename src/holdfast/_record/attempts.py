@@ -12,13 +12,14 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import DamagedCheckpoint, FolderError, NotARun, RunIsLive
+from holdfast._errors import CheckpointError, FolderError, NotARun, RunIsLive
 from holdfast._record import manifest
 from holdfast._record.atomic import (
     create_atomic,
@@ -129,12 +130,15 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
     while True:
         numbers = layout.attempt_numbers()
         newest = numbers[-1] if numbers else 0
-        if newest:
+        if numbers:
             _refuse_if_live(layout, newest, folder, say)
             await_keeper(layout, newest, say)
         try:
-            if _publish_lease(layout, newest + 1):
-                return newest + 1
+            # A number that a checkpoint has is taken, even if its folder is gone.
+            taken = [attempt for _, attempt, _ in layout.checkpoint_folders()]
+            number = max([newest, *taken]) + 1
+            if _publish_lease(layout, number):
+                return number
         except OSError as error:
             raise cannot_write(folder, error) from error
 
@@ -175,6 +179,28 @@ def _refuse_if_live(
             pid=holder.pid,
             host=holder.host,
         )
+
+
+@contextlib.contextmanager
+def beating(layout: RunLayout, attempt: int) -> Iterator[None]:
+    """Keep the lease alive until there is a keeper: a large state takes its time to load."""
+    over = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not over.wait(BEAT_SECONDS):
+            count += 1
+            with contextlib.suppress(OSError):
+                record = {"beat": f"starting {count}", "time": time.time()}
+                write_json(layout.heartbeat(attempt), record, durable=False)
+
+    thread = threading.Thread(target=beat, name="holdfast-start", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) -> None:
@@ -220,11 +246,28 @@ def note_origin(layout: RunLayout, attempt: int, origin: Origin) -> None:
     sync_folder(layout.attempts)
 
 
-def mend_origins(layout: RunLayout, origins: dict[int, Origin]) -> None:
-    """Where an attempt's own note is lost or damaged, its checkpoints still know its origin."""
-    for _, attempt, folder in layout.checkpoint_folders():
+def known_origins(layout: RunLayout, in_memory: Collection[int] = ()) -> dict[int, Origin]:
+    """The origins of all attempts that count; `in_memory` are those that left an arena.
+
+    Where an attempt's own note is lost or damaged, its checkpoints still know its
+    origin. One that began afresh and left nothing does not count: it found no
+    checkpoints once (a folder that was not mounted), and would hide them for ever.
+    """
+    origins = read_origins(layout)
+    folders = layout.checkpoint_folders()
+    with_state = {attempt for _, attempt, _ in folders} | set(in_memory)
+    for number in sorted(origins, reverse=True):
+        if number in with_state or origins[number] is not None:
+            break
+        del origins[number]
+    _mend_origins(folders, origins)
+    return origins
+
+
+def _mend_origins(folders: list[tuple[int, int, Path]], origins: dict[int, Origin]) -> None:
+    for _, attempt, folder in folders:
         if attempt not in origins:
-            with contextlib.suppress(OSError, DamagedCheckpoint):
+            with contextlib.suppress(OSError, CheckpointError):
                 found = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
                 origins[attempt] = found.origin
 

@@ -36,6 +36,7 @@ class TensorSpec:
     strides: tuple[int, ...] | None  # only where the tensor is not in C order
     item_bytes: int
     size_bytes: int
+    device: str = ""  # where it was, if the framework has devices
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -102,7 +103,7 @@ def _alignment(item_bytes: int) -> int:
 def _header(
     specs: Sequence[TensorSpec], relative: list[int], order: list[int], end: int, capacity: int
 ) -> bytes:
-    own = [[s.name, s.kind, s.dtype, s.shape, s.strides, s.item_bytes] for s in specs]
+    own = [[s.name, s.kind, s.dtype, s.shape, s.strides, s.item_bytes, s.device] for s in specs]
     table: dict[str, Any] = {"__metadata__": {"format": _FORMAT, "specs": json.dumps(own)}}
     for index in order:
         spec = specs[index]
@@ -131,7 +132,7 @@ def parse_header(header: bytes) -> ImagePlan:
             raise ValueError("not written by this version of holdfast")
         specs = []
         offsets = []
-        for name, kind, dtype, shape, strides, item_bytes in json.loads(metadata["specs"]):
+        for name, kind, dtype, shape, strides, item_bytes, device in json.loads(metadata["specs"]):
             first, last = table[name]["data_offsets"]
             specs.append(
                 TensorSpec(
@@ -143,6 +144,7 @@ def parse_header(header: bytes) -> ImagePlan:
                     strides=None if strides is None else tuple(strides),
                     item_bytes=item_bytes,
                     size_bytes=last - first,
+                    device=str(device),
                 )
             )
             offsets.append(len(header) + first)

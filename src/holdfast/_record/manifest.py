@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from holdfast._errors import DamagedCheckpoint
+from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
 
 FORMAT = 1
 
@@ -71,7 +71,10 @@ def parse(data: bytes, where: str) -> Manifest:
         if outer["xxh3_128"] != _checksum(body):
             raise ValueError("its own checksum does not fit")
         if body.pop("format") != FORMAT:
-            raise ValueError("it was written by another version of holdfast")
+            raise UnreadableCheckpoint(
+                f"{where}: was written by another version of holdfast "
+                f"({body.get('holdfast') or 'unknown'}).\nUse that version; nothing was changed."
+            )
         files = tuple(
             DataFile(f["name"], f["size_bytes"], tuple(Part(**part) for part in f["parts"]))
             for f in body.pop("files")

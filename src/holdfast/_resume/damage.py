@@ -12,7 +12,7 @@ from typing import IO
 
 import xxhash
 
-from holdfast._errors import DamagedCheckpoint
+from holdfast._errors import CheckpointError
 from holdfast._record.image import decode_scalars, header_bytes, parse_header
 from holdfast._record.manifest import DataFile, Part
 from holdfast._resume.verify import check_head, name_part, read_manifest
@@ -24,7 +24,7 @@ def find_damage(folder: Path) -> list[str]:
     """One line for each thing that is wrong; none if every byte is as it was written."""
     try:
         found = read_manifest(folder)
-    except DamagedCheckpoint as error:
+    except CheckpointError as error:
         return [str(error).removeprefix(f"{folder}: ").rstrip(".")]
     lines: list[str] = []
     for file in found.files:

@@ -79,6 +79,15 @@ def open_leftovers(run_id: str) -> list[Leftover]:
     return found
 
 
+def attempts_in_memory(run_id: str) -> set[int]:
+    """The attempts of this run that left an arena."""
+    if sys.platform != "linux":
+        return set()
+    from holdfast._save.backing import attempt_of, find_leftovers
+
+    return {attempt_of(path) for path in find_leftovers(run_id)}
+
+
 def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
     """Move checkpoints that were begun and never committed out of the way."""
     for partial in layout.partial_folders():
@@ -103,6 +112,13 @@ def find_newest(
             return _read(candidate)
         except DamagedCheckpoint as error:
             damaged += _report(candidate, error, layout, say)
+    strangers = len(layout.checkpoint_folders())
+    if strangers and not damaged:
+        raise NoGoodCheckpoint(
+            f"{layout.folder}: none of the {strangers} checkpoints here is on this run's own line "
+            "of attempts, and training from the beginning must be somebody's wish.\n"
+            f"See them with: holdfast ls {layout.folder}. To begin anew, use another folder."
+        )
     if damaged or any(layout.set_aside.glob("step-*")):
         # Also at every later start: training from the beginning must be somebody's wish.
         raise NoGoodCheckpoint(

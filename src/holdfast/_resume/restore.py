@@ -15,7 +15,7 @@ from holdfast._errors import HoldfastError, RestoreDiffers, StateMismatch
 from holdfast._record.checksum import digest_all
 from holdfast._resume.fit import check_fit
 from holdfast._resume.verify import Loaded
-from holdfast._save.capture import adapter_of, adapters, capture
+from holdfast._save.capture import Captured, adapter_of, adapters, capture
 
 _NAMED = 8
 
@@ -196,45 +196,9 @@ def _decode_plain(tag: str, inner: Any) -> Any:
 
 
 def _compare(state: dict[str, Any], stored: Any, loaded: Loaded) -> list[str]:
-    """Capture again and compare with what was stored, to the bit."""
+    """Capture again and compare with what was stored, to the bit; returns what else changed."""
     captured = capture(state)
-    differing: list[str] = []
-    scalars: list[str] = []
-    views: list[memoryview] = []
-    expected: list[tuple[str, bytes]] = []
-    seen: set[tuple[int, int]] = set()
-
-    def look(then: Any, now: Any, path: str) -> None:
-        if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
-            if "$t" in then:
-                tensor(then["$t"], now["$t"])
-                return
-            for key in then:
-                look(then[key], now[key], path if key.startswith("$") else f"{path}.{key}")
-        elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-            for index, (a, b) in enumerate(zip(then, now, strict=True)):
-                look(a, b, f"{path}.{index}")
-        elif then != now:
-            scalars.append(f"{path} (stored {_short(then)}, now {_short(now)})")
-
-    def tensor(then: int, now: int) -> None:
-        if (then, now) in seen:
-            return
-        seen.add((then, now))
-        old, new = loaded.plan.specs[then], captured.specs[now]
-        if (old.dtype, old.shape) != (new.dtype, new.shape):
-            differing.append(
-                f"{old.name} (stored as {old.dtype} {list(old.shape)}, "
-                f"now {new.dtype} {list(new.shape)})"
-            )
-            return
-        views.append(adapter_of(new.kind).bytes_of(captured.values[now]))
-        expected.append((old.name, loaded.digests[old.name]))
-
-    look(stored, captured.tree["state"], "")
-    for (name, digest), actual in zip(expected, digest_all(views), strict=True):
-        if digest != actual:
-            differing.append(f"{name} (other values)")
+    differing = _compare_tensors(stored, captured, loaded)
     if differing:
         raise RestoreDiffers(
             "after loading, some of the state is not what was stored: "
@@ -242,7 +206,60 @@ def _compare(state: dict[str, Any], stored: Any, loaded: Loaded) -> list[str]:
             "Its load_state_dict changes what it is given, so the run would not go on exactly.",
             paths=tuple(differing),
         )
-    return [item.lstrip(".") for item in scalars]
+    changed: list[str] = []
+    _compare_plain(stored, captured.tree["state"], "", changed)
+    return [item.lstrip(".") for item in changed]
+
+
+def _compare_tensors(stored: Any, captured: Captured, loaded: Loaded) -> list[str]:
+    """The stored tensors that are lost, of another kind, or of other values now."""
+    now = {spec.name: index for index, spec in enumerate(captured.specs)}
+    differing: list[str] = []
+    views: list[memoryview] = []
+    expected: list[tuple[str, bytes]] = []
+    for then in sorted(_tensor_numbers(stored)):
+        old = loaded.plan.specs[then]
+        if old.name not in now:
+            differing.append(f"{old.name} (lost)")
+            continue
+        new = captured.specs[now[old.name]]
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            differing.append(
+                f"{old.name} (stored as {old.dtype} {list(old.shape)}, "
+                f"now {new.dtype} {list(new.shape)})"
+            )
+            continue
+        views.append(adapter_of(new.kind).bytes_of(captured.values[now[old.name]]))
+        expected.append((old.name, loaded.digests[old.name]))
+    for (name, digest), actual in zip(expected, digest_all(views), strict=True):
+        if digest != actual:
+            differing.append(f"{name} (other values)")
+    return differing
+
+
+def _tensor_numbers(encoded: Any) -> set[int]:
+    """The numbers of all tensors that an encoded value refers to."""
+    if isinstance(encoded, dict):
+        if "$t" in encoded:
+            return {encoded["$t"]}
+        encoded = encoded.values()
+    elif not isinstance(encoded, list):
+        return set()
+    return set().union(*map(_tensor_numbers, encoded))
+
+
+def _compare_plain(then: Any, now: Any, path: str, changed: list[str]) -> None:
+    """Collect what differs in the rest of the tree: numbers, strings, keys, lengths."""
+    if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
+        if "$t" not in then:
+            for key in then:
+                inner = path if key.startswith("$") else f"{path}.{key}"
+                _compare_plain(then[key], now[key], inner, changed)
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for index, (a, b) in enumerate(zip(then, now, strict=True)):
+            _compare_plain(a, b, f"{path}.{index}", changed)
+    elif then != now:
+        changed.append(f"{path} (stored {_short(then)}, now {_short(now)})")
 
 
 def _short(value: Any) -> str:

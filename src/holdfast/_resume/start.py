@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast._record.attempts import mend_origins, note_origin, read_origins
+from holdfast._record.attempts import known_origins, note_origin
 from holdfast._record.background import Background
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import trace_line
@@ -41,6 +41,10 @@ class Start:
         self.folder = folder
         self.leftovers: list[Leftover] = open_leftovers(run_id)
 
+    def close(self) -> None:
+        for leftover in self.leftovers:
+            leftover.arena.close()
+
 
 @dataclass
 class Resumed:
@@ -65,8 +69,7 @@ class Resumed:
                 spare = found.leftover.path
                 keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
         remove_leftovers(self.start.run_id, self.attempt, spare)
-        for leftover in self.start.leftovers:
-            leftover.arena.close()
+        self.start.close()
         self.found = None
 
 
@@ -83,8 +86,7 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
     began = time.monotonic()
     layout = start.layout
     set_aside_unfinished(layout, say)
-    origins = read_origins(layout)
-    mend_origins(layout, origins)
+    origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
     found = find_newest(layout, trace_line(origins, attempt - 1), start.leftovers, say)
     if found is None:
         note_origin(layout, attempt, None)

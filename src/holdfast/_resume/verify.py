@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import DamagedCheckpoint
+from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._record import manifest
 from holdfast._record.checksum import digest, digest_all, for_each
 from holdfast._record.image import ImagePlan, decode_scalars, parse_header
@@ -37,9 +38,10 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; DamagedCheckpoint if it is missing or wrong."""
     try:
         data = (folder / MANIFEST).read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{folder}: the manifest is missing.") from error
     except OSError as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
-        raise DamagedCheckpoint(f"{folder}: the manifest {reason}.") from error
+        raise _cannot_read(folder / MANIFEST, error) from error
     return manifest.parse(data, str(folder))
 
 
@@ -47,7 +49,9 @@ def read_checkpoint(folder: Path) -> Loaded:
     """Read a checkpoint into memory with every checksum verified."""
     found = read_manifest(folder)
     if len(found.files) != 1:
-        raise DamagedCheckpoint(f"{folder}: written by {len(found.files)} ranks, not one.")
+        raise UnreadableCheckpoint(
+            f"{folder}: written by {len(found.files)} ranks, and this run is one process."
+        )
     file = found.files[0]
     path = folder / file.name
     image = _read_verified(path, file)
@@ -57,8 +61,10 @@ def read_checkpoint(folder: Path) -> Loaded:
 def _read_verified(path: Path, file: DataFile) -> memoryview:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path}: is missing.") from error
     except OSError as error:
-        raise DamagedCheckpoint(f"{path}: {error.strerror}.") from error
+        raise _cannot_read(path, error) from error
     try:
         size = os.fstat(descriptor).st_size
         if size != file.size_bytes:
@@ -84,6 +90,15 @@ def _read_verified(path: Path, file: DataFile) -> memoryview:
     return image
 
 
+def _cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableCheckpoint:
+    """A bad block is damage; a mount, a permission or a limit may be right again tomorrow."""
+    if error.errno == errno.EIO:
+        return DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).")
+    return UnreadableCheckpoint(
+        f"{path}: cannot be read ({error.strerror}).\nNothing was changed; make it readable first."
+    )
+
+
 def name_part(name: str) -> str:
     """What an error calls a byte range."""
     return "the header" if name == "header" else f"tensor {name}"
@@ -101,7 +116,7 @@ def _read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> N
                     file.seek(offset + done)
                     count = file.readinto(piece) or 0
         except OSError as error:
-            raise DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).") from error
+            raise _cannot_read(path, error) from error
         if count == 0:
             raise DamagedCheckpoint(f"{path}: ends early.")
         done += count

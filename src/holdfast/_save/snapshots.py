@@ -19,6 +19,7 @@ from holdfast._save.backing import Backing, populate, reserve
 from holdfast._save.capture import Captured, adapter_of
 
 _BUILD_AT_ONCE_BYTES = 32 << 20
+_MOST_IN_VAIN = 3
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Snapshots:
         self._built: _Generation | None = None
         self._number = 0
         self._sequence = 0
+        self._in_vain = 0  # arenas in a row whose layout was gone before they were used
         self._promised: dict[int, int] = {}
         self.impossible = False  # there is no memory for slots: checkpoints only
         self.newest: Taken | None = None
@@ -182,6 +184,10 @@ class Snapshots:
             self._built.close()
             self._built.backing.remove()
             self._built = None
+            self._in_vain += 1
+            if self._in_vain >= _MOST_IN_VAIN:
+                self._give_up("the state changes its tensors' names or sizes too often")
+                return
         self._number += 1
         if 3 * plan.size_bytes <= _BUILD_AT_ONCE_BYTES:
             self._build(plan, self._number)
@@ -198,12 +204,33 @@ class Snapshots:
             if backing is not None:
                 break
         else:
-            self.impossible = True
-            self._say(
-                f"too little memory for snapshots (two slots of {plan.size_bytes / 2**30:.2f} GB): "
-                "only checkpoints on disk are kept, and each holds up training while it is written."
-            )
+            self._give_up(f"too little memory (two slots of {plan.size_bytes / 2**30:.2f} GB)")
             return
+        try:
+            self._built = self._format(backing, plan, number, slots)
+        except Exception as error:  # noqa: BLE001  a thread's error would be lost, and tried again
+            backing.remove()
+            self._give_up(f"{type(error).__name__}: {error}")
+            return
+        if backing.path is None and self._current is None:
+            self._say(
+                "/dev/shm has no room for the snapshots, so they live in memory that goes with "
+                "trainer and keeper: if both are killed, what is left is the last checkpoint."
+            )
+        if slots == 2:
+            self._say(
+                "memory allows two snapshot slots, not three: while a checkpoint is being written "
+                "no newer snapshot is taken."
+            )
+
+    def _give_up(self, why: str) -> None:
+        self.impossible = True
+        self._say(
+            f"no snapshots in memory: {why}. Only checkpoints on disk are kept, and each holds up "
+            "training while it is written."
+        )
+
+    def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> _Generation:
         arena = Arena.create(
             backing.descriptor,
             run_id=self._run_id,
@@ -213,21 +240,12 @@ class Snapshots:
             plan=plan,
         )
         populate(arena.mapped)
-        if backing.path is None and self._current is None:
-            self._say(
-                "/dev/shm is too small for the snapshots, so they live in memory that goes with "
-                "trainer and keeper: if both are killed, what is left is the last checkpoint."
-            )
-        if slots == 2:
-            self._say(
-                "memory allows two snapshot slots, not three: while a checkpoint is being written "
-                "no newer snapshot is taken."
-            )
-        self._built = _Generation(arena, backing, plan)
+        return _Generation(arena, backing, plan)
 
     def _adopt(self) -> None:
         former, self._current, self._built = self._current, self._built, None
         assert self._current is not None
+        self._in_vain = 0
         self._promised.clear()
         self._announce(self._current.arena, self._current.backing)
         # The keeper has its own mapping of the former arena, and removes that file

@@ -40,9 +40,11 @@ class Guard:
         if self._watch is not None:
             self._watch.defers = defers
 
-    def mend(self) -> None:
+    def mend(self, is_alone: bool) -> None:
         """Take back what another library has replaced, and say so."""
         if self._watch is not None:
+            self._watch.is_alone = is_alone
+        if self._watch is not None and threading.current_thread() is threading.main_thread():
             for what in self._watch.mend():
                 say(f"{what} had been replaced by another library; taken back.")
 
@@ -59,7 +61,7 @@ class Guard:
     def remove(self) -> None:
         """Put everything back as it was."""
         self._shield.remove()
-        if self._watch is not None:
+        if self._watch is not None and threading.current_thread() is threading.main_thread():
             self._watch.remove()
         if self._stacks is not None:
             self._stacks.close()

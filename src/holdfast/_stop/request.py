@@ -75,11 +75,12 @@ def take_requests(layout: RunLayout, attempt: int) -> list[tuple[str, dict[str, 
     found = []
     for kind in KINDS:
         path = layout.request(kind, attempt)
-        if path.exists():
-            details = read_json(path)
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if path.exists():
+                details = read_json(path)
                 path.unlink()
-            found.append((kind, details))
+                known = ("by", "reason", "now")
+                found.append((kind, {k: v for k, v in details.items() if k in known}))
     return found
 
 

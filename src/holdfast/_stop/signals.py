@@ -39,6 +39,7 @@ class SignalWatch:
 
     def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: IO[bytes] | None) -> None:
         self.noted: list[int] = []
+        self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
         self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
         self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
@@ -46,6 +47,7 @@ class SignalWatch:
         self._stacks = stacks
         self._former: dict[int, _Handler] = {}
         self._former_wakeup = -1
+        self._outer: SignalWatch | None = None  # of a run that this one was opened in
         self._at_c_level: dict[int, bytes] = {}
         # Python makes a new method object at each look; the handler must be one thing.
         self._handler = self._note
@@ -66,7 +68,7 @@ class SignalWatch:
             # At C level: it works while a call holds the interpreter. With `chain`
             # the process then dies of the signal, as a person at Ctrl-\ expects.
             faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=True, chain=True)
-        _installed = self
+        self._outer, _installed = _installed, self
         if not _fork_hook_set and hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=_block_signals,
@@ -79,7 +81,7 @@ class SignalWatch:
         """Put everything back as it was."""
         global _installed
         if _installed is self:
-            _installed = None
+            _installed = self._outer
         if self._wakeup >= 0:
             try:
                 signal.set_wakeup_fd(self._former_wakeup)
@@ -121,6 +123,12 @@ class SignalWatch:
     def _note(self, number: int, _frame: Any) -> None:
         if self.defers:
             self.noted.append(number)
+            if self.is_alone and self.noted.count(signal.SIGINT) > 1:
+                raise KeyboardInterrupt  # no keeper hears the second Ctrl-C
+            return
+        handler = self.users_handler(number)
+        if handler is not None:  # no boundary will come that could call it
+            handler(number, _frame)
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -1,0 +1,272 @@
+"""What may happen in the life of a run beside the straight way through its loop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast._record import manifest
+from tests.support import arena_files, checkpoint_steps, journal_events, keepers, wait_until
+
+NO_SNAPSHOTS = holdfast.Settings(max_overhead=0, checkpoint_every="1h")
+
+
+class Counter:
+    """An object with a state of its own."""
+
+    def __init__(self) -> None:
+        self.count = np.zeros(4)
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state) -> None:
+        self.count = state["count"]
+
+
+def train(folder, total, settings=NO_SNAPSHOTS):
+    counter = Counter()
+    with holdfast.Run(folder, settings=settings, counter=counter) as run:
+        for _ in run.steps(total):
+            counter.count += 1
+        return run.resumed_from, counter.count[0]
+
+
+def test_a_state_that_never_keeps_its_layout_is_still_checkpointed(tmp_path):
+    settings = holdfast.Settings(checkpoint_every=10)
+    large, growing = np.zeros(2_000_000), {"log": b""}
+    with holdfast.Run(tmp_path / "run", settings=settings, large=large, growing=growing) as run:
+        for step in run.steps(200):
+            growing["log"] = bytes(2000 + step)
+            threading.Event().wait(0.005)
+    made = [e["step"] for e in journal_events(tmp_path / "run", "checkpoint")]
+    assert len(made) > 5, made
+    assert made[-1] == 200
+    again = {"log": b""}
+    with holdfast.Run(tmp_path / "run", settings=settings, large=large, growing=again) as run:
+        assert run.step == 200
+        assert len(again["log"]) == 2199
+
+
+def test_a_ctrl_c_in_the_last_save_loses_nothing_of_a_finished_training(tmp_path, monkeypatch):
+    from holdfast._custody.saver import Saver
+
+    real = Saver.save_and_wait
+
+    def interrupted(self, step, reason):
+        if reason == "finished":
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, step, reason)
+
+    monkeypatch.setattr(Saver, "save_and_wait", interrupted)
+    assert train(tmp_path / "run", 30) == (None, 30)
+    assert checkpoint_steps(tmp_path / "run") == [30]
+
+
+def test_checkpoints_that_were_out_of_sight_once_are_not_hidden_for_ever(tmp_path):
+    folder = tmp_path / "run"
+    train(folder, 50)
+    shutil.move(folder / "checkpoints", tmp_path / "away")
+    with holdfast.Run(folder, settings=NO_SNAPSHOTS, counter=Counter()) as run:
+        assert run.resumed_from is None
+    shutil.rmtree(folder / "checkpoints")
+    shutil.move(tmp_path / "away", folder / "checkpoints")
+    assert train(folder, 60) == (50, 60)
+
+
+def test_lost_notes_of_all_attempts_hide_no_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    train(folder, 50)
+    train(folder, 70)
+    shutil.rmtree(folder / "attempts")
+    assert train(folder, 80) == (70, 80)
+
+
+def test_another_histories_checkpoints_are_not_overlooked_in_silence(tmp_path):
+    folder = tmp_path / "run"
+    train(folder, 50)
+    (only,) = (folder / "checkpoints").iterdir()
+    # As if attempt 2 had come from step 40 of attempt 1, and step 40 were gone.
+    (folder / "attempts" / "0002").mkdir()
+    (folder / "attempts" / "0002" / "origin.json").write_text('{"attempt": 1, "step": 40}')
+    with pytest.raises(holdfast.NoGoodCheckpoint, match="own line"):
+        train(folder, 60)
+    assert only.is_dir()
+
+
+def test_a_checkpoint_of_another_version_is_left_where_it_is(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    train(folder, 20)
+    monkeypatch.setattr(manifest, "FORMAT", 99)
+    for _ in range(2):
+        with pytest.raises(holdfast.UnreadableCheckpoint, match="another version"):
+            train(folder, 30)
+    monkeypatch.undo()
+    assert train(folder, 30) == (20, 30)
+
+
+def test_whoever_catches_stopped_and_goes_on_is_left_alone(tmp_path):
+    settings = holdfast.Settings(grace_seconds=0.3)
+    caught = None
+    try:
+        with holdfast.Run(tmp_path / "run", settings=settings, counter=Counter()) as run:
+            for _ in run.steps(100):
+                run.stop("enough")
+    except holdfast.Stopped as stopped:
+        caught = stopped  # and kept, which must not matter
+    # The thread that bounds the leaving sees that nobody leaves, and dismisses the keeper.
+    wait_until(lambda: not keepers(tmp_path / "run"), 20, "the keeper's goodbye")
+    assert (caught.status, caught.reason) == (130, "enough")
+    assert arena_files(tmp_path / "run") == []
+
+
+def test_waiting_for_a_checkpoint_outlives_the_keepers_death(tmp_path):
+    counter = Counter()
+    with holdfast.Run(tmp_path / "run", settings=NO_SNAPSHOTS, counter=counter) as run:
+        for step in run.steps(3):
+            counter.count += 1
+            if step == 1:
+                os.kill(run._custody.keeper_pid, signal.SIGSTOP)
+                handle = run.save()
+            if step == 2:
+                os.kill(run._custody.keeper_pid, signal.SIGKILL)
+                assert handle.wait(30) == 2
+    assert 2 in checkpoint_steps(tmp_path / "run")
+
+
+class Forgetful(Counter):
+    """Gives two tensors and takes one of them back, changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = np.ones(4)
+        self.forgets = False
+
+    def state_dict(self):
+        return {"count": self.count, **({} if self.forgets else {"other": self.other})}
+
+    def load_state_dict(self, state) -> None:
+        self.count, self.forgets = state["count"] + 7, True
+
+
+def test_a_tensor_that_is_lost_in_loading_is_named_as_is_one_that_is_spoilt(tmp_path):
+    with holdfast.Run(tmp_path / "run", thing=Forgetful()) as run:
+        for _ in run.steps(2):
+            pass
+    with (
+        pytest.raises(holdfast.RestoreDiffers, match=r"thing\.other \(lost\)") as raised,
+        holdfast.Run(tmp_path / "run", thing=Forgetful()),
+    ):
+        pass
+    assert "thing.count (other values)" in str(raised.value)
+
+
+def test_a_stop_is_answered_even_if_the_loop_is_left_before_a_boundary(tmp_path):
+    with (
+        pytest.raises(holdfast.Stopped) as stopped,
+        holdfast.Run(tmp_path / "run", counter=Counter()) as run,
+    ):
+        for step in run.steps(100):
+            if step == 5:
+                run.stop("loss is nan")
+                break
+    assert (stopped.value.status, stopped.value.reason) == (130, "loss is nan")
+
+
+def test_a_stop_counts_in_a_loop_after_the_first_one(tmp_path):
+    with (
+        pytest.raises(holdfast.Stopped),
+        holdfast.Run(tmp_path / "run", counter=Counter()) as run,
+    ):
+        for _ in run.steps(3):
+            pass
+        run.stop("now")
+        while not run.boundary():
+            assert run.step < 100
+    assert checkpoint_steps(tmp_path / "run")[-1] == 4
+
+
+def test_a_run_may_be_opened_in_the_main_thread_and_trained_in_another(tmp_path):
+    counter, errors = Counter(), []
+    with holdfast.Run(tmp_path / "run", counter=counter) as run:
+
+        def work():
+            try:
+                for _ in run.steps(50):
+                    counter.count += 1
+                    threading.Event().wait(0.005)
+            except BaseException as error:  # noqa: BLE001  asserted on below
+                errors.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert errors == []
+    assert checkpoint_steps(tmp_path / "run")[-1] == 50
+
+
+def test_a_forked_child_that_leaves_the_loop_leaves_the_run_alone(tmp_path):
+    counter = Counter()
+    with holdfast.Run(tmp_path / "run", counter=counter) as run:
+        for step in run.steps(20):
+            if step == 5:
+                child = os.fork()
+                if child == 0:
+                    steps = run._words[2]
+                    run._leave_loop()
+                    os._exit(0 if run._words[2] == steps == 1 else 1)
+                assert os.waitpid(child, 0)[1] == 0
+            counter.count += 1
+        assert run._words[2] == 0
+    assert checkpoint_steps(tmp_path / "run")[-1] == 20
+
+
+def test_a_run_inside_another_gives_the_signals_back_to_it(tmp_path):
+    from holdfast._stop import signals
+
+    with holdfast.Run(tmp_path / "outer", counter=Counter()):
+        outer = signals._installed
+        with holdfast.Run(tmp_path / "inner", counter=Counter()):
+            assert signals._installed is not outer
+        assert signals._installed is outer
+    assert signals._installed is None
+
+
+def test_a_reason_may_be_anything_of_any_length(tmp_path):
+    with (
+        pytest.raises(holdfast.Stopped),
+        holdfast.Run(tmp_path / "run", counter=Counter()) as run,
+    ):
+        for _ in run.steps(10):
+            run.stop(ValueError("x" * 100_000))
+    assert len(journal_events(tmp_path / "run", "stop")[0]["reason"]) <= 600
+
+
+def test_without_a_keeper_the_run_still_hears_requests_and_saves(tmp_path, monkeypatch, capfd):
+    from holdfast._custody import orders
+
+    monkeypatch.setattr(orders.sys, "platform", "darwin")
+    counter = Counter()
+    with (
+        pytest.raises(holdfast.Stopped) as stopped,
+        holdfast.Run(tmp_path / "run", counter=counter) as run,
+    ):
+        assert not run._custody.has_keeper
+        for step in run.steps(100_000):
+            counter.count += 1
+            threading.Event().wait(0.002)
+            if step == 20:
+                holdfast.stop(tmp_path / "run", "please")
+    assert "please" in stopped.value.reason
+    assert checkpoint_steps(tmp_path / "run") == [run.step]
+    assert "need Linux" in capfd.readouterr().err
+    monkeypatch.undo()
+    again = Counter()
+    with holdfast.Run(tmp_path / "run", counter=again) as resumed:
+        assert again.count[0] == resumed.step == run.step
