@@ -100,7 +100,7 @@ def test_without_memory_for_slots_checkpoints_go_on_and_sigterm_is_still_exact(
     trainer = light(folder, *_HELD, "--room", 1 << 20, "--settings", '{"checkpoint_every": 5}')
     trainer.wait_for("holding")
     assert trainer.output.count("no snapshots in memory: too little memory") == 1
-    assert "only checkpoints on disk are kept" in trainer.output
+    assert "Only checkpoints on disk are kept" in trainer.output
     assert checkpoint_steps(folder) == [5]
     trainer.send(signal.SIGTERM)
     trainer.wait_for("SIGTERM: step 9")
