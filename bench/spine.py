@@ -193,14 +193,20 @@ def measure_resume(folder: Path, megabytes: int, rounds: int) -> Topic:
     topic = Topic("resume from memory", "copy from shared memory", 1.5, [], [])
     run_folder = folder / "resume"
     arena = _leave_arena_behind(run_folder, megabytes)
-    kept = folder / "arena"
+    kept = arena.with_name("holdfast-bench-arena")
     shutil.copyfile(arena, kept)
-    for _ in range(rounds):
-        _put_back(kept, arena)
-        topic.plain.append(_child("copy-back", str(arena), megabytes))
-        _put_back(kept, arena)
-        topic.ours.append(_child("resume", str(run_folder), megabytes))
-    arena.unlink(missing_ok=True)
+    try:
+        for _ in range(rounds):
+            for what, place, seconds in (
+                ("copy-back", arena, topic.plain),
+                ("resume", run_folder, topic.ours),
+            ):
+                _put_back(kept, arena)
+                os.sync()  # else a small fsync waits for what the last round wrote
+                seconds.append(_child(what, str(place), megabytes))
+    finally:
+        kept.unlink()
+        arena.unlink(missing_ok=True)
     return topic
 
 
