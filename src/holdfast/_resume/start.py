@@ -42,8 +42,8 @@ class Start:
         self.leftovers: list[Leftover] = open_leftovers(run_id)
 
     def close(self) -> None:
-        for leftover in self.leftovers:
-            leftover.arena.close()
+        while self.leftovers:
+            self.leftovers.pop().arena.close()
 
 
 @dataclass
@@ -69,8 +69,9 @@ class Resumed:
                 spare = found.leftover.path
                 keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
         remove_leftovers(self.start.run_id, self.attempt, spare)
-        self.start.close()
+        # The last mapping of a removed file gives gigabytes back to the system, page by page.
         self.found = None
+        Background(self.start.close)
 
 
 def _with_checkpoints(

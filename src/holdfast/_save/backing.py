@@ -14,6 +14,7 @@ import mmap
 import os
 import re
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ SHM = Path("/dev/shm")
 _NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)")
 _MADV_POPULATE_WRITE = 23
 _RESERVE_BYTES = 256 << 20
+_LARGE_BYTES = 256 << 20
+_PATIENCE_SECONDS = 2.0
 _UNLIMITED = 1 << 60
 
 
@@ -39,8 +42,12 @@ class Backing:
 
 def reserve(run_id: str, attempt: int, generation: int, size_bytes: int) -> Backing | None:
     """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none."""
-    if available_bytes() < size_bytes + _RESERVE_BYTES:
-        return None
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while available_bytes() < size_bytes + _RESERVE_BYTES:
+        # What the last attempt held may be on its way back to the system.
+        if size_bytes < _LARGE_BYTES or time.monotonic() > deadline:
+            return None
+        time.sleep(0.1)
     name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
     return _reserve_shm(SHM / name, size_bytes) or _reserve_memfd(name, size_bytes)
 
