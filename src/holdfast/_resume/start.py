@@ -70,7 +70,7 @@ class Resumed:
                 keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
         remove_leftovers(self.start.run_id, self.attempt, spare)
         # The last mapping of a removed file gives gigabytes back to the system, page by page.
-        self.found = None
+        self.found = found = None  # else its views keep the mapping from being closed
         Background(self.start.close)
 
 
