@@ -31,6 +31,7 @@ from holdfast._save.control import ControlPage
 from holdfast._stop.request import stop_from_file, take_requests
 
 _REQUEST_SECONDS = 0.25
+_EARLY_BEATS = 8
 _SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and forwarded
 _TERM_GRACE_SECONDS = 10.0
 _WARNING_GRACE_SECONDS = 30.0
@@ -90,7 +91,8 @@ class Keeper:
             now = time.monotonic()
             if now >= next_beat:
                 self._beat_now()
-                next_beat = now + BEAT_SECONDS
+                # Often at first: somebody looks at `status` as soon as a run has started.
+                next_beat = now + (BEAT_SECONDS if self._beat > _EARLY_BEATS else _REQUEST_SECONDS)
             if now >= next_look:
                 self._look_for_requests()
                 next_look = now + _REQUEST_SECONDS
