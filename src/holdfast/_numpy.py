@@ -8,26 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast._record.image import TensorSpec
+from holdfast._record.image import STORED_AS, TensorSpec
 
 KIND = "numpy"
-
-_STORED_AS = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-}
 
 
 def is_array(value: object) -> bool:
@@ -61,7 +44,7 @@ def spec(name: str, value: Any) -> TensorSpec:
         kind=KIND,
         # A scalar is not an array of no dimensions: it is told apart by its dtype.
         dtype=("scalar " if isinstance(value, np.generic) else "") + _dtype_name(dtype),
-        stored_as=_STORED_AS.get(dtype.name, "U8") if native else "U8",
+        stored_as=STORED_AS.get(dtype.name, "U8") if native else "U8",
         shape=tuple(value.shape),
         strides=None if in_order else tuple(value.strides),
         item_bytes=dtype.itemsize,

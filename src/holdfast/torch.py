@@ -8,28 +8,9 @@ from typing import Any
 
 import torch
 
-from holdfast._record.image import TensorSpec
+from holdfast._record.image import STORED_AS, TensorSpec
 
 KIND = "torch"
-
-_STORED_AS = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "complex64": "C64",
-}
 
 
 def is_array(value: object) -> bool:
@@ -65,7 +46,7 @@ def spec(name: str, value: torch.Tensor) -> TensorSpec:
         name=name,
         kind=KIND,
         dtype=dtype,
-        stored_as=_STORED_AS.get(dtype, "U8"),
+        stored_as=STORED_AS.get(dtype, "U8"),
         shape=tuple(value.shape),
         strides=None if contiguous else tuple(value.stride()),
         item_bytes=value.element_size(),
