@@ -36,6 +36,10 @@ def interrupt(life: Life, number: signal.Signals, aim: str, rng: random.Random) 
     assert life.trainer.process.poll() is None, life.trainer.output
     # A stop is clean, and changes the slots: what it hit is to be seen before it only.
     before = life.kill(number, [life.trainer.pid], inside=aim)
+    if aim == "start-up" and _goes_on(life):
+        # Somewhere in the imports a bare `except` took the KeyboardInterrupt for its own.
+        wait_until(life.steps, 60)
+        before = life.kill(number, [life.trainer.pid])
     status = life.trainer.wait()
     stage = life.stage() if number == signal.SIGQUIT else before or life.stage()
     if stage in AFTER_THE_FIRST_STEP:
@@ -44,6 +48,12 @@ def interrupt(life: Life, number: signal.Signals, aim: str, rng: random.Random) 
     elif stage == "start-up":
         assert status in EARLY_STATUS[number], life.trainer.output
     return stage
+
+
+def _goes_on(life: Life) -> bool:
+    """Whether a process that was interrupted while it started begins to train all the same."""
+    wait_until(lambda: life.has_begun() or life.trainer.process.poll() is not None, 60)
+    return life.trainer.process.poll() is None
 
 
 def newest_left(life: Life, number: signal.Signals, at: int) -> int:
