@@ -7,6 +7,10 @@ STAMP := $(VENV)/.installed
 LOG := $(VENV)/install.log
 PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
 
+# What one looks at all the time; the rest of processes and crashes is for `make test`.
+QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_stop_and_save.py \
+	tests/processes/test_kill.py tests/crash/test_damage.py
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -32,7 +36,7 @@ demo: $(STAMP) ## see a run die and come back
 
 .PHONY: quick
 quick: $(STAMP) ## the tests of the inner loop, under two minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not soak" -n auto --maxprocesses 4
+	@$(BIN)/python -m pytest -q -m "not slow and not soak" -n auto --maxprocesses 4 $(QUICK)
 
 .PHONY: test
 test: $(STAMP) ## all tests but the long ones
