@@ -22,6 +22,10 @@ The first line of a message is the thing and the fact, the second the next step.
 
 from __future__ import annotations
 
+import re
+
+_PLACE = re.compile(r"holdfast: (epoch \d+, batch \d+[^\n]*)")
+
 
 class HoldfastError(Exception):
     """Base of all errors of holdfast."""
@@ -147,3 +151,12 @@ class Stopped(SystemExit):
         self.status = status
         self.reason = reason
         self.step = step
+
+
+def name_place(error: BaseException, epoch: int, batch: int, more: str = "") -> None:
+    """Add to an error of the data set where it happened; what a worker has said stays."""
+    if any(_PLACE.search(note) for note in getattr(error, "__notes__", ())):
+        return
+    said = _PLACE.search(str(error))  # torch gives a worker's error on as text
+    place = said[1] if said else f"epoch {epoch}, batch {batch}{more}"
+    error.add_note(f"holdfast: {place}")

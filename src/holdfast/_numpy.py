@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from holdfast._record.image import STORED_AS, TensorSpec
 
@@ -99,6 +100,11 @@ def copy_all(targets: Sequence[np.ndarray[Any, Any]], values: Sequence[Any]) -> 
         np.copyto(target, value, casting="no")
 
 
+def version(value: Any) -> Hashable:
+    """Another one whenever the values have changed."""
+    return xxhash.xxh3_128_digest(bytes_of(value))
+
+
 def bytes_of(value: Any) -> memoryview:
     flat = np.ascontiguousarray(value).reshape(-1)
     return flat.view(np.uint8).data if flat.size else memoryview(b"")
@@ -149,7 +155,20 @@ def restore_generator(value: Any, state: Any) -> None:
         value.set_state(state)
 
 
-def generators() -> dict[str, Any]:
+def seed_global(seed: int) -> None:
+    """Seed NumPy's global generator."""
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def reseed(value: Any, seed: int) -> None:
+    """Seed a generator that somebody holds."""
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = type(value.bit_generator)(seed).state
+    else:
+        value.seed([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  there are none
     return {"numpy": np.random.get_state(legacy=False)}
 
 

@@ -49,6 +49,11 @@ def copy_all(targets: Sequence[memoryview], values: Sequence[bytes]) -> None:
         target[:] = value
 
 
+def version(value: bytes | bytearray) -> Hashable:
+    """Another one whenever the value has changed."""
+    return bytes(value)
+
+
 def bytes_of(value: bytes | bytearray) -> memoryview:
     return memoryview(value)
 
@@ -84,5 +89,17 @@ def restore_generator(value: Any, state: Any) -> None:
     value.setstate((version, tuple(words), gauss))
 
 
-def generators() -> dict[str, Any]:
+def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  there are none
     return {}
+
+
+def seed_global(seed: int) -> None:
+    """Seed Python's own generator."""
+    import random
+
+    random.seed(seed)
+
+
+def reseed(value: Any, seed: int) -> None:
+    """Seed a generator that somebody holds."""
+    value.seed(seed)

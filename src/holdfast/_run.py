@@ -1,83 +1,43 @@
-"""Run: the only file that knows the order of the stages.
+"""Run: the loops that a user writes.
 
-open:      folder → attempt → newest good state → restore → keeper → signals
-boundary:  request? → snapshot → order → (stop: wait until durable)
-close:     last snapshot durable → goodbye → handlers put back
+Each loop passes its boundaries through the attempt, and nothing else does.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
-import holdfast
-from holdfast._custody.orders import Custody, Handle
-from holdfast._custody.saver import Saver
-from holdfast._errors import HoldfastError, RunIsLive, SaveFailed, SettingsError, Stopped
-from holdfast._keeper.keep import Policy
+from holdfast._attempt import Attempt, LoopMark
+from holdfast._custody.orders import Handle
+from holdfast._data.course import Lap, completes_step
+from holdfast._data.feed import Feed, feed_of
+from holdfast._data.laps import begin_fresh, begin_in_the_middle, owned_generators
+from holdfast._errors import HoldfastError, SaveFailed, SettingsError, name_place
 from holdfast._leave import statuses
-from holdfast._leave.bounded import bound_leaving, leave_at_once
-from holdfast._leave.late import answer_late
-from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
-from holdfast._metrics import Metrics
-from holdfast._record import journal
-from holdfast._record.attempts import beating, cannot_write, claim, open_folder
-from holdfast._resume.start import Start, resume
-from holdfast._save.cadence import Cadence
-from holdfast._save.capture import capture, restore_generators
-from holdfast._save.control import BOUNDARY_NS, IN_LOOP, STEP
-from holdfast._say import say, speak_plainly
-from holdfast._settings import Settings
-from holdfast._stop.guard import Guard, announce_signal
-from holdfast._stop.request import StopRequest, stop_from_file
+from holdfast._save.capture import capture, capture_generators, restore_generators
+from holdfast._save.control import BOUNDARY_NS, EPOCH, EPOCHS, IN_LOOP, REST, RESTS
+from holdfast._say import say
+from holdfast._stop.request import StopRequest
 
-_LOOK_SECONDS = 0.1
-_LEAVE_SECONDS = 60.0
+_NONE = object()
 
 
-class Run:
+class Run(Attempt):
     """A training run that cannot be lost.
 
     >>> with holdfast.Run("runs/a", model=model, optimizer=optimizer) as run:  # doctest: +SKIP
-    ...     for step in run.steps(10_000):
-    ...         train_one_step()
+    ...     for epoch in run.epochs(3):
+    ...         for batch in run.batches(loader):
+    ...             train_on(batch)
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str], *, settings: Settings | None = None, **state: Any
-    ) -> None:
-        speak_plainly()
-        if settings is not None and not isinstance(settings, Settings):
-            raise SettingsError(
-                f"settings={settings!r} is a {type(settings).__name__}.\n"
-                "Valid: holdfast.Settings(…), or None for the defaults."
-            )
-        self._folder = Path(folder)
-        self._settings = settings or Settings()
-        self._state = dict(state)
-        capture(self._state)  # what cannot be stored is refused now, not at the first save
-        self.step = 0
-        self.attempt = 0
-        self.resumed_from: int | None = None
-        self._metrics = Metrics(self._settings.best_metric)
-        self._asked: StopRequest | None = None
-        self._trouble: HoldfastError | None = None
-        self._is_open = False
-        self._counts_itself = False
-        self._total: int | None = None
-        self._stopped: Stopped | None = None
-        self._noted: list[int] = []
-        self._announced = False
-        self._generators: dict[str, Any] | None = None
-        self._custody: Custody = None  # type: ignore[assignment]  # from opening on
-        self._next_look = 0.0
-        self._next_checkpoint_step = sys.maxsize
+    #: Whether the batch that `run.batches` gave last completes an optimizer step.
+    completes_step: bool = True
+    _warned_of_boundary = False
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -117,14 +77,15 @@ class Run:
         self._asked = self._asked or StopRequest(str(reason)[:500], statuses.PERSON)
         self._next_look = 0.0
 
+    # -- loops ----------------------------------------------------------------------
+
     def steps(self, total: int) -> Iterator[int]:
         """The steps that are left, up to `total` in the whole life of the run.
 
         >>> for step in run.steps(10_000):  # doctest: +SKIP
         ...     train_one_step()
         """
-        if not isinstance(total, int) or isinstance(total, bool) or total < 0:
-            raise SettingsError(f"steps({total!r}): the total is a whole number, 0 or more.")
+        _check_count(total, f"steps({total!r})", least=0)
         self._require_open()
         return self._steps(total)
 
@@ -132,21 +93,161 @@ class Run:
         if self.step >= total:
             say(f"{self._folder}: finished at step {self.step} of {total}; nothing left to train.")
             return
-        self._total = total
-        self._note("loop", attempt=self.attempt, step=self.step, total=total)
-        self._counts_itself = True
-        self._enter_loop()
+        with self._loop("run.steps"):
+            if self._course.is_on_the_way:
+                self._arrive()  # the script has no loop over data any more
+            self._total = total
+            self._note("loop", attempt=self.attempt, step=self.step, total=total)
+            try:
+                while self.step < total:
+                    yield self.step
+                    if self._pass_boundary():
+                        assert self._stopped is not None
+                        raise self._stopped
+                self.finish()
+            finally:
+                self._total = None
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs that are left, up to `total` in the whole life of the run.
+
+        >>> for epoch in run.epochs(3):  # doctest: +SKIP
+        ...     for batch in run.batches(loader):
+        ...         train_on(batch)
+        """
+        _check_count(total, f"epochs({total!r})", least=0)
+        self._require_open()
+        return self._epochs(total)
+
+    def _epochs(self, total: int) -> Iterator[int]:
+        course = self._course
+        if course.epoch >= total:
+            say(
+                f"{self._folder}: finished after {course.epoch} of {total} epochs, at step "
+                f"{self.step}; nothing left to train."
+            )
+            return
+        with self._loop("run.epochs"):
+            self._has_course = True
+            self._epochs_total = total
+            self._words[EPOCHS] = total
+            self._note("loop", attempt=self.attempt, step=self.step, epochs=total)
+            course.begin_epochs(self.step)
+            try:
+                while course.epoch < total:
+                    self._words[EPOCH] = course.epoch + 1
+                    if course.is_on_the_way:
+                        self._found.look(self._state)
+                    yield course.epoch
+                    if self._pass_turn():
+                        assert self._stopped is not None
+                        raise self._stopped
+                self.finish()
+            finally:
+                self._epochs_total = None
+
+    def _pass_turn(self) -> bool:
+        """An epoch is over: a boundary that completes no step, unless the epoch had none."""
+        del self._loops[1:]  # one that was left by `break` may not be closed yet
+        if self._course.is_on_the_way:
+            self._arrive()
+            say("the loop over data in which the run was interrupted did not come again.")
+        if not self._course.turn(self.step):
+            return self._pass_boundary()
+        self._at_turn = True
+        now = time.monotonic()
+        self._words[BOUNDARY_NS] = int(now * 1e9)
+        return self._work(now)
+
+    def batches(self, loader: Any, *, accumulate: int = 1) -> Iterator[Any]:
+        """The batches of a loader that are left in this epoch, each a step of the run.
+
+        With `accumulate=4` four batches are one step; `run.completes_step` says when to step
+        the optimizer. Inside a phase they are no steps.
+
+        >>> for batch in run.batches(loader, accumulate=4):  # doctest: +SKIP
+        ...     loss(batch).backward()
+        ...     if run.completes_step:
+        ...         optimizer.step()
+        """
+        _check_count(accumulate, f"batches(…, accumulate={accumulate!r})", least=1)
+        self._require_open()
+        feed = self._feed_of(loader)
+        return self._just_batches(feed) if self._rests else self._batches(feed, accumulate)
+
+    def _batches(self, feed: Feed, accumulate: int) -> Iterator[Any]:
+        with self._loop("run.batches"):
+            if len(self._loops) == 1:
+                _refuse_second_lap(feed)
+            course, lap = self._course, self._course.begin_lap()
+            self._has_course = True
+            start, batches = self._begin_lap(feed, lap)
+            self._feed = feed
+            number, length, ahead = lap.skip, feed.length, _NONE
+            try:
+                while True:
+                    batch, ahead = ahead, _NONE
+                    if batch is _NONE:
+                        batch = self._take(batches, number)
+                    if batch is _NONE:
+                        break
+                    is_last = length is not None and number + 1 >= length
+                    if length is None and (number + 1) % accumulate:
+                        ahead = self._take(batches, number + 1)  # the only way to know
+                        is_last = ahead is _NONE
+                    course.batch = number
+                    self.completes_step = completes_step(number, accumulate, is_last)
+                    yield batch
+                    batch = None  # else two are in memory while the next one is made
+                    number += 1
+                    if self.completes_step:
+                        course.use(lap, number, length, start)
+                        if self._pass_boundary():
+                            assert self._stopped is not None
+                            raise self._stopped
+                        if is_last and length is None:
+                            break
+                course.end_lap()
+                self._saver.rest_at(time.monotonic(), self.step)
+            finally:
+                self._feed = None
+                del batches  # with it go the workers that do not outlive a pass
+
+    def _begin_lap(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
+        if lap.goal is not None:
+            self._arrive()
+            return begin_in_the_middle(feed, lap)
+        if lap.is_over:
+            return None, iter(())
+        return begin_fresh(feed, lap)
+
+    def _take(self, batches: Iterator[Any], number: int) -> Any:
+        """The next batch, or _NONE; an error says where in the data it came from."""
         try:
-            while self.step < total:
-                yield self.step
-                if self._pass_boundary():
-                    assert self._stopped is not None
-                    raise self._stopped
-            self.finish()
-        finally:
-            self._leave_loop()
-            self._counts_itself = False
-            self._total = None
+            return next(batches, _NONE)
+        except Exception as error:
+            name_place(error, self._course.epoch, number)
+            raise
+
+    def _just_batches(self, feed: Feed) -> Iterator[Any]:
+        """All batches, in a phase: it is repeated as a whole, so nothing is counted."""
+        _, batches = begin_fresh(feed, Lap(self._course.epoch, -1))
+        number = 0
+        try:
+            for batch in batches:
+                yield batch
+                number += 1
+        except Exception as error:
+            name_place(error, self._course.epoch, number)
+            raise
+
+    def _feed_of(self, loader: Any) -> Feed:
+        for feed in self._feeds:
+            if feed.source is loader:
+                return feed
+        feed = feed_of(loader, owned_generators(self._state))
+        self._feeds.append(feed)
+        return feed
 
     def boundary(self) -> bool:
         """Say that a step is complete; True means: leave the loop now.
@@ -154,57 +255,27 @@ class Run:
         At the end of a loop of your own call `run.finish()`; `run.steps` does it itself.
         """
         self._require_open()
-        if self._counts_itself:
+        self._refuse_phase("run.boundary")
+        if self._loops and self._loops[-1].name != "run.epochs":
             raise HoldfastError(
-                "run.boundary() inside run.steps(): run.steps passes the boundaries itself.\n"
-                "Use one of the two."
+                f"run.boundary() inside {self._loops[-1].name}(), which passes the boundaries "
+                "itself.\nUse one of the two."
             )
-        self._generators = None  # the step that ends here has drawn from them already
+        if self._loops and not self._warned_of_boundary:
+            self._warned_of_boundary = True
+            say(
+                "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
+                "known, so an interrupted epoch begins anew.\n"
+                "Loop over run.batches(loader), which knows, or keep the position in the state."
+            )
+        if self._generators is not None:
+            self._generators = None  # the step that ends here has drawn from them already
+            self._found.release()
         self._enter_loop()
         leave = self._pass_boundary()
-        if leave:
+        if leave and not self._loops:
             self._leave_loop()
         return leave
-
-    def _pass_boundary(self) -> bool:
-        self.step = step = self.step + 1
-        now = time.monotonic()
-        words = self._words
-        words[STEP] = step
-        words[BOUNDARY_NS] = int(now * 1e9)
-        if now < self._next_look and step < self._next_checkpoint_step and not self._noted:
-            return False
-        return self._work(now)
-
-    def _work(self, now: float) -> bool:
-        """A boundary at which there is something to do, or to look after."""
-        self._next_look = now + _LOOK_SECONDS
-        self._custody.look_after_keeper()
-        self._guard.mend(is_alone=not self._custody.has_keeper)
-        if self._trouble is not None:
-            raise self._trouble
-        if self._total is None or self.step < self._total:  # else it is finished anyway
-            request = self._guard.request() or self._asked
-            if request is not None:
-                self._stop_for(request)
-                return True
-        self._saver.pass_boundary(now, self.step)
-        self._next_look = min(self._next_look, self._cadence.next_look())
-        self._next_checkpoint_step = self._cadence.next_step()
-        return False
-
-    def _stop_for(self, request: StopRequest) -> None:
-        """Make this boundary durable and note why the run leaves."""
-        durable = self._saver.save_and_wait(self.step, f"stop: {request.reason}")
-        status = request.status if durable else statuses.NOT_DURABLE
-        self._stopped = Stopped(status, request.reason, self.step)
-        self._note("stop", step=self.step, reason=request.reason, status=status)
-        if durable:
-            say(
-                f"step {self.step} is durable; leaving with status {status} ({request.reason}). "
-                "Start the same command again to go on."
-            )
-        self._guard.call_users_handler(request.number)
 
     def finish(self) -> None:
         """Say that training is complete: this step becomes durable, as the last one."""
@@ -218,183 +289,94 @@ class Run:
         self._noted.clear()  # a stop that came in the last step is no interruption
         self._note("finished", step=self.step, total=self._total or self.step)
         say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
-        if not self._counts_itself:
+        if not self._loops:
             self._leave_loop()
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "noted":
-            newest = self._saver.newest
-            kept = None if newest is None else newest.step
-            announce_signal(message["signal"], message["grace"], self.step + 1, kept)
-        elif kind == "request" and message["request"] == "stop":
-            self._asked = self._asked or stop_from_file(message["details"])
-            say(f"asked to stop: {self._asked.reason}. Finishing step {self.step + 1}.")
-        elif kind == "request":
-            self._saver.want(Handle("holdfast save"))
-        elif kind == "failed":
-            say(f"a checkpoint could not be made: {message['error']}. It will be tried again.")
-        elif kind == "fenced":
-            text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
-            self._trouble = RunIsLive(text, pid=0, host="")
-        elif kind == "leave":
-            # If the keeper has written nothing, the trainer has, or an earlier attempt.
-            step = message["step"] or self._custody.durable_step or self.resumed_from
-            record = {"status": message["status"], "step": self.step, "durable_step": step}
-            leave_at_once(self._layout, self.attempt, message["reason"], record)
-        elif kind == "tick" and self._noted and not self._announced:
-            self._announced = True
-            announce_signal(self._noted[0], None, self.step + 1, None)
-        self._next_look = 0.0
+    @contextlib.contextmanager
+    def phase(self, name: str, *, trains: bool = False) -> Iterator[None]:
+        """A stretch of work that is no training step: "eval", "warmup", "compile", …
 
-    def __enter__(self) -> Run:
-        if self._is_open:
-            raise HoldfastError(f"{self._folder}: this Run is open already.")
-        self._layout, run_id = open_folder(self._folder)
-        start = Start(self._layout, run_id, self._folder)
-        self.attempt = 0
+        A stop inside leaves at once: what was trained is in memory, and the phase is repeated as
+        a whole. It leaves the random generators as it found them. With `trains=True` it is only
+        a name for steps that pass their boundaries as usual.
+
+        >>> with run.phase("eval"):  # doctest: +SKIP
+        ...     run.log(val_loss=evaluate())
+        """
+        self._require_open()
+        before = None if trains else capture_generators()
+        self._begin_phase(str(name), trains)
         try:
-            self.attempt = claim(self._layout, self._folder, say)
-            self._open(start, run_id)
-        except BaseException as error:
-            start.close()
-            if self.attempt:
-                self._abort(error)
-            if isinstance(error, OSError):
-                raise cannot_write(self._folder, error) from error
-            raise
-        return self
+            yield
+        finally:
+            self._end_phase(trains)
+            if before is not None:
+                restore_generators(before)
 
-    def _open(self, start: Start, run_id: str) -> None:
-        self._stopped = self._asked = self._trouble = None
-        self._announced, self._next_look = False, 0.0
-        with beating(self._layout, self.attempt):
-            found = resume(start, self.attempt, self._state)
-        self._generators = found.generators
-        self.step = found.step
-        self.resumed_from = found.resumed_from
-        self._metrics.restore(found.metrics)
-        settings = self._settings
-        policy = Policy(
-            layout=self._layout,
-            run_id=run_id,
-            attempt=self.attempt,
-            line=found.line,
-            keep_last=settings.keep_last,
-            best=settings.best_metric,
-            version=holdfast.__version__,
-        )
-        self._custody = Custody(policy, settings.grace_seconds, settings.signal_numbers, self._hear)
-        self._words = self._custody.words
-        self._words[STEP] = self.step
-        self._cadence = Cadence(settings, time.monotonic(), self.step)
-        self._saver = Saver(self._state, self._metrics, self._custody, self._cadence)
-        found.hand_over(self._custody)
-        self._next_checkpoint_step = self._cadence.next_step()
-        self._pid = os.getpid()
-        stacks = self._layout.stacks(self.attempt)
-        self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
-        self._is_open = True
-        self._guard.defer(False)
-        self._noted = self._guard.noted
-        self._note(
-            "start",
-            attempt=self.attempt,
-            step=self.step,
-            source=found.source,
-            pid=self._pid,
-            keep_last=settings.keep_last,
-            keep_best=settings.keep_best,
-        )
-        if self._generators is not None:
-            for lost in restore_generators(self._generators):
-                say(f"not restored: {lost}. The run goes on, but not to the same bits.")
+    # -- inside ---------------------------------------------------------------------
 
-    def _enter_loop(self) -> None:
-        if self._words[IN_LOOP]:
-            return
-        if self._generators is not None:
-            # Again: what the script drew between `with` and the loop, it drew before too.
-            restore_generators(self._generators)
-            self._generators = None
-        self._words[IN_LOOP] = 1
-        self._guard.defer(True)
-
-    def _leave_loop(self) -> None:
-        # The loop's generator may be closed after the run, or by a forked child.
-        if not self._is_open or os.getpid() != self._pid:
-            return
-        self._words[IN_LOOP] = 0
-        self._guard.defer(False)
-
-    def _record_exit(self, status: int, how: str, durable_step: int | None) -> None:
-        record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
-        record_exit(self._layout, self.attempt, record)
-
-    def _note(self, event: str, **fields: Any) -> None:
-        journal.append(self._layout.journal, event, **fields)
-
-    def _require_open(self) -> None:
-        if not self._is_open:
+    @contextlib.contextmanager
+    def _loop(self, name: str) -> Iterator[None]:
+        """Note a running loop, and refuse one where its boundaries would make no sense."""
+        self._refuse_phase(name)
+        outer = self._loops[-1].name if self._loops else None
+        if outer is not None and not (outer == "run.epochs" and name == "run.batches"):
+            remedy = "Put the inner one into `with run.phase('eval'):`, where it counts no steps."
+            if "run.steps" in (name, outer) or name == "run.epochs":
+                remedy = "Use `for epoch in run.epochs(n): for batch in run.batches(loader):`."
             raise HoldfastError(
-                f"{self._folder}: the run is not open.\nUse it as `with holdfast.Run(…) as run:`."
+                f"{name}() inside {outer}(): a step of the inner loop would be saved in the "
+                f"middle of a step of the outer one.\n{remedy}"
+            )
+        mark = LoopMark(name)
+        self._loops.append(mark)
+        self._enter_loop()
+        try:
+            yield
+        finally:
+            # Whoever breaks out of a loop and keeps its iterator ends it when he likes.
+            if mark in self._loops:
+                del self._loops[self._loops.index(mark) :]
+                if not self._loops:
+                    self._leave_loop()
+
+    def _refuse_phase(self, name: str) -> None:
+        if self._rests:
+            raise HoldfastError(
+                f"{name}() inside run.phase({self._phases[-1]!r}): a phase is repeated as a whole, "
+                "so it has no boundaries.\n"
+                f"If it trains, say so: run.phase({self._phases[-1]!r}, trains=True)."
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child that leaves the block: the run is its parent's
-        self._guard.defer(True)  # our own work is not to be cut in two
-        durable = self._saver.keep_last("exception" if error is not None else "closed")
-        leaving = error or self._stopped
-        answered = len(self._noted)
-        if self._stopped is None and not isinstance(error, Stopped):
-            leaving = self._answer_late(error) or error
-        if not durable and isinstance(leaving, Stopped | None):
-            reason = leaving.reason if leaving is not None else "closed"
-            leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
-        self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
-        self._close(leaving)
-        self._stopped = None  # else whoever catches it would keep it for ever
-        if leaving is not None and leaving is not error:
-            raise leaving from error
-        for number in self._noted[answered:] if leaving is None else ():
-            signal.raise_signal(number)  # it came while we were closing: let it act now
+    def _begin_phase(self, name: str, trains: bool) -> None:
+        if not trains and not self._rests and self._words[IN_LOOP]:
+            if self._loops and self._loops[-1].name != "run.epochs":
+                self._expect_phases()
+            self._words[REST] = RESTS
+            self._guard.rest(self._leave_from_rest)
+        self._phases.append(name)
+        self._rests += not trains
+        self._custody.tell_phase(name)
 
-    def _answer_late(self, error: BaseException | None) -> Stopped | None:
-        request = self._guard.request() or self._asked
-        asked = None if request is None else (request.reason, request.status)
-        durable_step = self._custody.durable_step
-        if durable_step is None:
-            durable_step = self.resumed_from
-        stopped = answer_late(asked, error, self.step, durable_step)
-        if stopped is not None and error is not None:
-            record_trouble(self._layout, self.attempt, error)
-        elif request is not None:
-            self._guard.call_users_handler(request.number)
-        return stopped
+    def _end_phase(self, trains: bool) -> None:
+        self._phases.pop()
+        self._rests -= not trains
+        self._custody.tell_phase(self._phases[-1] if self._phases else None)
+        if not self._rests:
+            self._guard.rest(None)
+            self._words[REST] = 0
 
-    def _close(self, error: BaseException | None) -> None:
-        seconds = self._settings.grace_seconds or _LEAVE_SECONDS
-        if isinstance(error, Stopped):
-            self._custody.close(leaving=(error.status, seconds))
-            bound_leaving(error, seconds, self._custody.stay)
-        else:
-            self._custody.close()
-        self._saver.close()
-        self._guard.remove()
-        self._custody.release()
-        self._is_open = False
 
-    def _abort(self, error: BaseException) -> None:
-        """Opening failed: leave the run as it was found."""
-        self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
-        if self._custody is not None:
-            self._custody.close()
-        if self._is_open:
-            self._guard.remove()
-            self._is_open = False
+def _check_count(value: object, what: str, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SettingsError(f"{what}: this is a whole number, {least} or more.")
+
+
+def _refuse_second_lap(feed: Feed) -> None:
+    if feed.is_used:
+        raise HoldfastError(
+            "run.batches() over the same loader a second time, outside of run.epochs(): after a "
+            "restart nobody could tell which of the two it was.\n"
+            "Write `for epoch in run.epochs(n):` around it."
+        )
+    feed.is_used = True

@@ -24,6 +24,6 @@ def write_direct(
     views = [memoryview(plan.header)]
     views += [adapter_of(s.kind).bytes_of(by_name[s.name]) for s, _ in plan.in_file_order()]
     views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
-    state = State(policy.attempt, step, reason, head["metrics"])
+    state = State(policy.attempt, step, reason, head["metrics"], bool(head.get("at_turn")))
     keep_checkpoint(policy, state, views, plan.extents(), lambda: digest_all(views))
     remove_old(policy)

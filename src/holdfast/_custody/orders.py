@@ -168,6 +168,11 @@ class Custody:
             self._orders[number] = order
         self._send_order(number, order)
 
+    def tell_phase(self, name: str | None) -> None:
+        """Let the keeper know what the run does just now, for those who look."""
+        if self._link is not None:
+            self._link.send("phase", may_drop=True, name=name)
+
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable what an earlier attempt left in memory."""
         self._salvaging = (path, sequence)

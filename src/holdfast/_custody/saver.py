@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast._custody.direct import write_direct
@@ -24,14 +25,21 @@ class Saver:
     """Saves the state of one attempt: in memory, and through the keeper on disk."""
 
     def __init__(
-        self, state: dict[str, Any], metrics: Metrics, custody: Custody, cadence: Cadence
+        self,
+        state: dict[str, Any],
+        metrics: Metrics,
+        custody: Custody,
+        cadence: Cadence,
+        where: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._state = state
         self._metrics = metrics
+        self._where = where  # in its data the run is, when it is asked
         self._custody = custody
         self._cadence = cadence
         self._wanted: list[Handle] = []
         self._specs: SpecCache = {}
+        self._at_turn = False
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
         if custody.has_keeper:
@@ -69,6 +77,14 @@ class Saver:
         elif self._cadence.checkpoint_due(now, step):
             self._begin_checkpoint(step, [Handle("cadence")], 0.0)
         elif self._cadence.snapshot_due(now):
+            self._take_snapshot(step, 0.0)
+
+    def rest_at(self, now: float, step: int) -> None:
+        """Have this boundary in memory: no other comes for a while, and a stop must find it."""
+        newest = self.newest
+        if newest is not None and newest.step == step:
+            return
+        if self._can_snapshot() and self._cadence.affords_snapshot(now):
             self._take_snapshot(step, 0.0)
 
     def save_and_wait(self, step: int, reason: str) -> bool:
@@ -131,10 +147,18 @@ class Saver:
         )
 
     def _capture(self) -> Captured:
-        return capture(self._state, {"generators": capture_generators()}, self._specs)
+        where = self._where()
+        self._at_turn = bool(where["at_turn"])
+        extra = {"generators": capture_generators(), "position": where["position"]}
+        return capture(self._state, extra, self._specs)
 
     def _head(self) -> dict[str, Any]:
-        return {"attempt": self._custody.policy.attempt, "metrics": self._metrics.values()}
+        """What stands beside the captured state."""
+        return {
+            "attempt": self._custody.policy.attempt,
+            "metrics": self._metrics.values(),
+            "at_turn": self._at_turn,
+        }
 
     def _take_snapshot(self, step: int, patience_seconds: float) -> Taken | None:
         if not self._can_snapshot():

@@ -35,6 +35,7 @@ class State:
     step: int
     reason: str
     metrics: dict[str, float | None]
+    at_turn: bool = False
 
 
 def keep_checkpoint(
@@ -52,12 +53,13 @@ def keep_checkpoint(
         attempt=state.attempt,
         writer_attempt=policy.attempt,
         step=state.step,
+        at_turn=state.at_turn,
         reason=state.reason,
         metrics=state.metrics,
         origin=read_origins(policy.layout, [state.attempt]).get(state.attempt),
         version=policy.version,
     )
-    path = policy.layout.checkpoint(state.step, state.attempt)
+    path = policy.layout.checkpoint(state.step, state.attempt, state.at_turn)
     if path.exists():
         return 0.0
     commit_checkpoint(commit, views, extents, digests)

@@ -39,6 +39,7 @@ class Commit:
     attempt: int  # the attempt that trained this state
     writer_attempt: int  # the attempt that writes it
     step: int
+    at_turn: bool  # of an epoch, and not at the boundary of the step
     reason: str
     metrics: dict[str, float | None]
     version: str
@@ -53,10 +54,10 @@ def commit_checkpoint(
 ) -> None:
     """Make an image durable as a checkpoint; `digests` is asked when the bytes are written."""
     layout = commit.layout
-    final = layout.checkpoint(commit.step, commit.attempt)
-    partial = layout.partial(commit.step, commit.attempt, os.getpid())
+    final = layout.checkpoint(commit.step, commit.attempt, commit.at_turn)
+    partial = layout.partial(final, os.getpid())
     try:
-        for stale in layout.partials_of(commit.step, commit.attempt):
+        for stale in layout.partials_of(final):
             # Of a keeper that was killed in this very commit: nobody else writes this state.
             remove_folder(stale)
         partial.mkdir()

@@ -22,6 +22,7 @@ from holdfast._keeper import messages
 from holdfast._keeper.held import Hasher, HeldArena
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.writer import Job, Outcome, Writer
+from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
@@ -39,6 +40,7 @@ _GUESSED_BYTES_PER_SECOND = 100e6
 _KILL_AFTER_SECONDS = 5.0
 _LEAVE_NOW_SECONDS = 60.0
 _GONE_AFTER_SECONDS = 5.0
+_HEAR_SECONDS = 3.0  # for a phase to hear of a stop: a long call in C does not
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Keeper:
         self._interrupted_at: float | None = None
         self._insure_at: float | None = None  # when the last slot must be on its way to disk
         self._kill_at: float | None = None
+        self._away_at: float | None = None  # when a phase that heard nothing is left for it
+        self._away: tuple[str, int] = ("", 0)
+        self._has_nudged = False  # the next SIGINT is the trainer's own
+        self._phase: str | None = None
         self._bury_at: float | None = None
         self._is_leaving = False
         self._leave_status: int | None = None
@@ -99,6 +105,10 @@ class Keeper:
             if self._insure_at is not None and now >= self._insure_at:
                 self._insure_at = None
                 self._persist_newest("deadline")
+            if self._away_at is not None and now >= self._away_at:
+                self._away_at = None
+                if self._ends.control.words[control.REST] == control.RESTS:
+                    self._leave_now(*self._away)
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
                 self._kill_trainer()
@@ -106,6 +116,7 @@ class Keeper:
                 self._bury()
                 return
             timers = [next_beat, next_look, self._insure_at, self._kill_at, self._bury_at]
+            timers.append(self._away_at)
             wait = min(at for at in timers if at is not None) - time.monotonic()
             for key, _ in selector.select(max(0.0, wait)):
                 key.data()
@@ -132,10 +143,13 @@ class Keeper:
             self._persist_ordered(message)
         elif kind == "salvage":
             self._salvage(descriptors[0], message)
+        elif kind == "phase":
+            self._phase = message["name"]
         elif kind == "leaving":
             self._kill_at = time.monotonic() + message["seconds"] + _KILL_AFTER_SECONDS
             self._leave_status = message["status"]
             self._is_leaving = True
+            self._away_at = None
             self._writer.wait_idle()
             self._let_go()
         elif kind == "goodbye":
@@ -201,6 +215,9 @@ class Keeper:
         now = time.monotonic()
         if not self._ends.control.words[control.IN_LOOP]:
             return  # outside the loop the trainer acts at once, by itself
+        if number == signal.SIGINT and self._has_nudged:
+            self._has_nudged = False
+            return
         name = signal.Signals(number).name
         if number == signal.SIGINT and self._interrupted_at is not None:
             if now - self._interrupted_at > _SAME_PRESS_SECONDS:
@@ -213,10 +230,19 @@ class Keeper:
         grace = self._grace
         if grace is None and number != signal.SIGINT:
             grace = _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
-        self._tell("noted", signal=number, grace=grace)
+        rests = self._ends.control.words[control.REST] == control.RESTS
+        self._tell("noted", signal=number, grace=grace, rests=rests)
+        if rests:
+            self._leave_rest(name, statuses.of_signal(number))
         if grace is not None:
             at = now + max(0.0, grace - self._write_seconds() - 1.0)
             self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
+
+    def _leave_rest(self, reason: str, status: int) -> None:
+        """A stop within a phase: its boundary is in memory, and the phase is repeated anyway."""
+        self._persist_newest(f"stop: {reason}")
+        self._away_at = time.monotonic() + _HEAR_SECONDS
+        self._away = (reason, status)
 
     def _write_seconds(self) -> float:
         """How long a write may take, on the safe side."""
@@ -229,8 +255,11 @@ class Keeper:
             journal.append(self._policy.layout.journal, "request", kind=kind, **details)
             if kind == "stop" and details.get("now"):
                 self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
-            else:
-                self._tell("request", request=kind, details=details)
+                continue
+            if kind == "stop" and self._ends.control.words[control.REST] == control.RESTS:
+                self._has_nudged = True
+                self._leave_rest(stop_from_file(details).reason, statuses.PERSON)
+            self._tell("request", request=kind, details=details)
 
     def _leave_now(self, reason: str, status: int) -> None:
         self._leave_status = status
@@ -355,6 +384,9 @@ class Keeper:
             "memory_step": None if newest is None else newest[1].step,
             "memory_time": None if newest is None else newest[1].captured_at,
             "durable_step": self._durable_step,
+            "epoch": int(words[control.EPOCH]) or None,
+            "epochs": int(words[control.EPOCHS]) or None,
+            "phase": self._phase,
             "slots": None if newest is None else newest[0].arena.slots,
             "in_shm": newest is not None and newest[0].path is not None,
         }

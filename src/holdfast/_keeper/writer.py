@@ -98,10 +98,12 @@ class Writer:
         arena, record = job.held.arena, job.record
         plan = arena.plan(record.slot)
         image = arena.image(record.slot)
-        head = image[plan.scalars.offset : plan.scalars.offset + plan.scalars.size_bytes]
+        scalars = image[plan.scalars.offset : plan.scalars.offset + plan.scalars.size_bytes]
+        head = decode_scalars(scalars)
+        metrics, at_turn = head.get("metrics", {}), bool(head.get("at_turn"))
         seconds = keep_checkpoint(
             self._policy,
-            State(arena.attempt, record.step, job.reason, decode_scalars(head).get("metrics", {})),
+            State(arena.attempt, record.step, job.reason, metrics, at_turn),
             [image],
             plan.extents(),
             lambda: job.held.digests(record),

@@ -155,8 +155,16 @@ def _candidates(
             if record.is_hashed  # else nobody can say that it is undamaged
         ]
     on_line = [c for c in found if is_on_line(line, c.attempt, c.step)]
-    # Newest first; of two at the same step the one in memory, which is quicker to read.
-    yield from sorted(on_line, key=lambda c: (-c.attempt, -c.step, c.folder is not None))
+    yield from sorted(on_line, key=_age, reverse=True)
+
+
+def _age(candidate: _Candidate) -> tuple[int, int, bool, int, str]:
+    """Newer is more. Of one step what is in memory comes first: it is quicker to read, and
+    never behind the disk, which got all it has from there."""
+    in_memory = candidate.folder is None
+    sequence = candidate.record.sequence if in_memory else 0
+    name = "" if candidate.folder is None else candidate.folder.name
+    return (candidate.attempt, candidate.step, in_memory, sequence, name)
 
 
 def _read(candidate: _Candidate) -> Found:

@@ -30,10 +30,16 @@ def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
     return _compare(state, stored, loaded)
 
 
-def decode_generators(loaded: Loaded) -> dict[str, Any]:
-    """The states of the global random generators."""
-    extra = _Loader(loaded).value(loaded.head["tree"]["extra"], borrowed=False)
-    found = extra["generators"]
+def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> None:
+    """Put some of the stored values back once more."""
+    loader = _Loader(loaded)
+    for name in names:
+        state[name] = loader.load(loaded.head["tree"]["state"][name], state[name], name)
+
+
+def decode_extra(loaded: Loaded) -> dict[str, Any]:
+    """What travels with the state: the global random generators, and where the data stood."""
+    found = _Loader(loaded).value(loaded.head["tree"]["extra"], borrowed=False)
     assert isinstance(found, dict)
     return found
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast._data.course import Position
 from holdfast._record.attempts import known_origins, note_origin
 from holdfast._record.background import Background
 from holdfast._record.layout import RunLayout
@@ -19,7 +20,8 @@ from holdfast._resume.find import (
     remove_leftovers,
     set_aside_unfinished,
 )
-from holdfast._resume.restore import decode_generators, restore_state
+from holdfast._resume.restore import decode_extra, restore_again, restore_state
+from holdfast._save.capture import adapter_of, capture
 from holdfast._say import say
 
 
@@ -58,20 +60,51 @@ class Resumed:
     resumed_from: int | None = None
     source: str = "new"
     generators: dict[str, Any] | None = None
+    position: Position | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
+    _before: dict[str, Any] = field(default_factory=dict)
+
+    def look(self, state: dict[str, Any]) -> None:
+        """Note the state before the script runs the top of an interrupted epoch again."""
+        if self.found is not None:
+            self._before = {name: _print_of(value) for name, value in state.items()}
+
+    def put_back(self, state: dict[str, Any]) -> list[str]:
+        """Undo what has changed since `look`: it had been done before, and is in the state."""
+        changed = []
+        if self.found is not None and self._before:
+            changed = [n for n, value in state.items() if _print_of(value) != self._before[n]]
+            restore_again(state, self.found.loaded, changed)
+        self.release()
+        return changed
 
     def hand_over(self, keeper: Salvager) -> None:
         """Give what was only in memory to the keeper, and clean up the rest."""
         found, spare = self.found, None
         if found is not None and found.leftover is not None and found.record is not None:
-            folder = self.start.layout.checkpoint(found.step, found.attempt)
+            at_turn = bool(found.loaded.head.get("at_turn"))
+            folder = self.start.layout.checkpoint(found.step, found.attempt, at_turn)
             if keeper.has_keeper and not folder.exists():
                 spare = found.leftover.path
                 keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
+        del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
+        if self.position is None or not self.position.batches:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the stored state."""
+        self._before.clear()
+        self.found = None  # else its views keep the mapping from being closed
         # The last mapping of a removed file gives gigabytes back to the system, page by page.
-        self.found = found = None  # else its views keep the mapping from being closed
         Background(self.start.close)
+
+
+def _print_of(value: Any) -> Any:
+    """Equal as long as nobody has changed the value."""
+    captured = capture({"value": value})
+    pairs = zip(captured.specs, captured.values, strict=True)
+    return captured.tree, captured.specs, [adapter_of(s.kind).version(v) for s, v in pairs]
 
 
 def _with_checkpoints(
@@ -98,7 +131,8 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
     for changed in restore_state(state, found.loaded):
         say(f"{changed} did not stay as it was stored; its object does not keep it.")
     flushing.join()
-    head = found.loaded.head
+    head, extra = found.loaded.head, decode_extra(found.loaded)
+    position = extra.get("position")
     line = trace_line({**origins, attempt: (found.attempt, found.step)}, attempt)
     resumed = Resumed(
         start,
@@ -108,7 +142,8 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
         step=found.step,
         resumed_from=found.step,
         source="memory" if found.leftover is not None else "disk",
-        generators=decode_generators(found.loaded),
+        generators=extra["generators"],
+        position=None if position is None else Position.from_tree(position),
         metrics=head.get("metrics", {}),
     )
     say(

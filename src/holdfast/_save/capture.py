@@ -110,15 +110,15 @@ def capture(
     return Captured(tree, encoder.specs, encoder.values)
 
 
-def capture_generators() -> dict[str, Any]:
-    """The state of every global random generator in use."""
+def capture_generators(*, devices: bool = True) -> dict[str, Any]:
+    """The state of every global random generator in use, those of devices only if asked for."""
     import random
 
     version, words, gauss = random.getstate()
     packed = struct.pack(f"<{len(words)}I", *words)
     states: dict[str, Any] = {"python": (version, packed, gauss)}
     for adapter in adapters():
-        states.update(adapter.generators())
+        states.update(adapter.generators(devices=devices))
     return states
 
 

@@ -14,6 +14,12 @@ from holdfast._record.image import PAGE
 STEP = 0  # completed steps
 BOUNDARY_NS = 1  # monotonic time of the last boundary
 IN_LOOP = 2  # 1 while the user's loop runs
+REST = 3  # RESTS while a phase runs that passes no boundary; HEARD when its stop was heard there
+EPOCH = 4  # of the current epoch 1 + its index; 0 without epochs
+EPOCHS = 5  # how many there are to be
+
+RESTS = 1
+HEARD = 2
 _WORDS = 16
 
 

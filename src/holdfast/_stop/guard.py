@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +41,17 @@ class Guard:
         """True: signals wait for a boundary. False: they act at once, as in any script."""
         if self._watch is not None:
             self._watch.defers = defers
+
+    def rest(self, leave: Callable[[int], BaseException] | None) -> None:
+        """While set, a signal leaves at once, by what `leave` gives: no boundary will come."""
+        if self._watch is not None:
+            self._watch.leave = leave
+
+    def nudge(self) -> None:
+        """From another thread: act in the main thread as if Ctrl-C had come."""
+        if self._watch is not None:
+            self._watch.nudged = True
+            _thread.interrupt_main(signal.SIGINT)
 
     def mend(self, is_alone: bool) -> None:
         """Take back what another library has replaced, and say so."""

@@ -41,6 +41,8 @@ class SignalWatch:
         self.noted: list[int] = []
         self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
+        self.leave: Callable[[int], BaseException] | None = None  # set: it leaves at once
+        self.nudged = False  # the next one is our own thread's
         self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
         self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
         self._wakeup = wakeup
@@ -122,7 +124,13 @@ class SignalWatch:
 
     def _note(self, number: int, _frame: Any) -> None:
         if self.defers:
-            self.noted.append(number)
+            nudged, self.nudged = self.nudged, False
+            if not nudged:
+                self.noted.append(number)
+            if self.leave is not None:
+                raise self.leave(number)
+            if nudged:
+                return
             if self.is_alone and self.noted.count(signal.SIGINT) > 1:
                 raise KeyboardInterrupt  # no keeper hears the second Ctrl-C
             return

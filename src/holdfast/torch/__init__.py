@@ -11,6 +11,7 @@ import torch
 from holdfast._record.image import STORED_AS, TensorSpec
 
 KIND = "torch"
+_SEED_MASK = (1 << 63) - 1
 
 
 def is_array(value: object) -> bool:
@@ -105,6 +106,12 @@ def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
         torch._foreach_copy_(list(targets), [value.detach() for value in values])
 
 
+def version(value: torch.Tensor) -> Hashable:
+    """Another one whenever the values may have changed: torch counts writes in place."""
+    count = None if value.is_inference() else value._version
+    return (value.data_ptr(), count)
+
+
 def bytes_of(value: torch.Tensor) -> memoryview:
     """A tensor's bytes in C order, on the CPU."""
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -188,10 +195,20 @@ def _device_modules() -> dict[str, Any]:
     return found
 
 
-def generators() -> dict[str, Any]:
-    """The CPU generator and those of every device in use."""
+def seed_global(seed: int) -> None:
+    """Seed the CPU generator; those of devices are not for data."""
+    torch.default_generator.manual_seed(seed & _SEED_MASK)
+
+
+def reseed(value: torch.Generator, seed: int) -> None:
+    """Seed a generator that somebody holds."""
+    value.manual_seed(seed & _SEED_MASK)
+
+
+def generators(*, devices: bool) -> dict[str, Any]:
+    """The CPU generator, and those of every device in use if asked for."""
     states: dict[str, Any] = {"torch": torch.get_rng_state()}
-    for name, module in _device_modules().items():
+    for name, module in _device_modules().items() if devices else ():
         if name == "mps":
             states["torch.mps"] = module.get_rng_state()
         elif module.is_initialized():

@@ -1,0 +1,1 @@
+"""Where in its data a run is, and how it gets back there."""

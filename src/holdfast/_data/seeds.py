@@ -1,0 +1,110 @@
+"""Random generators on the way of the data.
+
+A worker's generators advance with every batch that it made, ahead of the one that is
+used: nobody could put them back. So each batch is made from a seed of its own, drawn
+from the generators as they were when the lap began, and its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import xxhash
+
+from holdfast._save.capture import adapters, capture, capture_generators, restore_generators
+
+_LOOKED_AT = 2000
+_ITEMS = 64  # of a container: transforms stand in short lists, samples in long ones
+
+
+def mix(*numbers: int) -> int:
+    """One 64-bit seed from several numbers."""
+    masked = [number & 0xFFFFFFFFFFFFFFFF for number in numbers]
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(masked)}Q", *masked))
+
+
+def digest_states(states: Any) -> int:
+    """A seed from the states of generators."""
+    captured = capture({"states": states})
+    hasher = xxhash.xxh3_64(repr(captured.tree).encode())
+    for spec, value in zip(captured.specs, captured.values, strict=True):
+        adapter = next(a for a in adapters() if spec.kind == a.KIND)
+        hasher.update(adapter.bytes_of(value))
+    return hasher.intdigest()
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch, as far as they are loaded."""
+    for adapter in adapters():
+        adapter.seed_global(seed)
+
+
+@contextlib.contextmanager
+def apart(seed: int | None = None) -> Iterator[None]:
+    """Let what is drawn inside leave the global generators as they were."""
+    before = capture_generators(devices=False)
+    try:
+        if seed is not None:
+            seed_globals(seed)
+        yield
+    finally:
+        restore_generators(before)
+
+
+def held_generators(roots: list[Any], without: list[Any]) -> list[Any]:
+    """The random generators that objects hold, in attributes and short containers."""
+    found: list[Any] = []
+    seen = {id(item) for item in without}
+    waiting = list(reversed(roots))
+    while waiting and len(seen) < _LOOKED_AT:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, str | bytes | int | float | type | None):
+            continue
+        seen.add(id(item))
+        if any(adapter.is_generator(item) for adapter in adapters()):
+            found.append(item)
+        elif isinstance(item, Mapping):
+            waiting += [value for _, value in zip(range(_ITEMS), item.values(), strict=False)]
+        elif isinstance(item, list | tuple):
+            waiting += item[:_ITEMS]
+        elif not callable(getattr(item, "__array__", None)):  # an array holds none, and is large
+            waiting += getattr(item, "__dict__", {}).values()
+    return found
+
+
+def reseed(generators: list[Any], seed: int) -> None:
+    """Seed generators that somebody holds, each differently."""
+    for number, generator in enumerate(generators):
+        adapter = next(a for a in adapters() if a.is_generator(generator))
+        adapter.reseed(generator, mix(seed, number))
+
+
+def generator_states(generators: list[Any]) -> list[Any]:
+    """The states of generators that somebody holds."""
+    return [next(a for a in adapters() if a.is_generator(g)).generator_state(g) for g in generators]
+
+
+def restore_held(generators: list[Any], states: list[Any]) -> None:
+    for generator, state in zip(generators, states, strict=False):
+        adapter = next(a for a in adapters() if a.is_generator(generator))
+        adapter.restore_generator(generator, state)
+
+
+class Seeding:
+    """Seeds for one batch, in whichever process makes it; workers get a copy."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] | None = None
+
+    def __reduce__(self) -> tuple[type[Seeding], tuple[()]]:
+        return (Seeding, ())  # what the data set of another process holds are other objects
+
+    def __call__(self, dataset: Any, seed: int, in_worker: bool) -> None:
+        if in_worker:
+            seed_globals(seed)
+        if self._held is None:
+            self._held = held_generators([dataset], [])
+        reseed(self._held, seed)

@@ -1,0 +1,205 @@
+"""A torch DataLoader that can go on in the middle of an epoch.
+
+The user's loader is never changed: a shallow copy gets a sampler that numbers what the
+loader's own draws, and a data set that makes each batch from a seed of its own. For a data
+set by index nothing is loaded twice: the sampler draws again, and what was used is skipped.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+from holdfast.torch.samples import LazySamples, NamedSamples, Seed, Ticket
+
+# How a position is found again:
+SKIPS = "skips"  # the sampler draws again, and what was used is not loaded
+KEEPS = "keeps"  # the loader has a state of its own
+DATA_KEEPS = "data keeps"  # its data set has one, and no worker runs ahead of it
+REPLAYS = "replays"  # all batches are made again
+
+Apart = Callable[[], AbstractContextManager[None]]
+
+
+def is_loader(source: object) -> bool:
+    return isinstance(source, DataLoader)
+
+
+def way_of(loader: DataLoader[Any]) -> str:
+    """How a position in this loader is found again."""
+    data = loader.dataset
+    own_iter = type(loader).__iter__ is DataLoader.__iter__ or _keeps_state(loader)
+    is_pipe = isinstance(data, IterDataPipe | MapDataPipe)
+    if not isinstance(data, IterableDataset) and own_iter and not is_pipe:
+        return SKIPS
+    if _keeps_state(loader):
+        return KEEPS
+    if own_iter and loader.num_workers == 0 and _keeps_state(data):
+        return DATA_KEEPS
+    return REPLAYS
+
+
+def _keeps_state(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+def can_be_copied(loader: DataLoader[Any]) -> bool:
+    """Whether a copy with our sampler does what the loader does."""
+    own_iter = type(loader).__iter__ is DataLoader.__iter__ or _keeps_state(loader)
+    return own_iter and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
+
+
+def length_of(loader: DataLoader[Any]) -> int | None:
+    """The number of batches, if it is known for sure: of an iterable it is only a guess."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def samplers_of(loader: DataLoader[Any]) -> list[Any]:
+    """Whoever decides on the order."""
+    found: list[Any] = []
+    for each in (loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", 0)):
+        if each is not None and not any(each is other for other in found):
+            found.append(each)
+    return found
+
+
+def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
+    """Tell the epoch to whoever asks for it: a DistributedSampler shuffles by it."""
+    for each in (*samplers_of(loader), loader.dataset):
+        tell = getattr(each, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+def draws_by_itself(loader: DataLoader[Any]) -> bool:
+    """Whether a sampler may draw from the global generators in the middle of a pass.
+
+    torch's own draw when a pass begins, and never again.
+    """
+    own = [
+        type(each).__module__.startswith(("torch.utils.data", "torchdata."))
+        for each in samplers_of(loader)
+    ]
+    return not all(own)
+
+
+class Tickets:
+    """Stands where the loader's sampler stood: the same draws, each with number and seed."""
+
+    def __init__(self, sampler: Any, seed: Seed | None, apart: Apart | None) -> None:
+        self._sampler = sampler
+        self._sow = seed
+        self._apart = apart
+        self._drawing: _Drawing | None = None
+        self._epoch = self._seed = self._skip = 0
+        self._mix: Callable[..., int] = lambda *_: 0
+
+    def aim(self, epoch: int, seed: int, skip: int, mix: Callable[..., int]) -> None:
+        """Say which pass comes next."""
+        self._epoch, self._seed, self._skip, self._mix = epoch, seed, skip, mix
+
+    def catch_up(self) -> None:
+        """Draw what was used now, while the generators are as they were."""
+        if self._drawing is not None:
+            self._drawing.catch_up()
+
+    def __iter__(self) -> _Drawing:
+        draws = _draw_apart(self._sampler, self._apart) if self._apart else iter(self._sampler)
+        self._drawing = _Drawing(draws, self._skip, self._ticket)
+        return self._drawing
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def _ticket(self, drawn: Any, number: int) -> Ticket:
+        return Ticket(drawn, self._epoch, number, self._mix(self._seed, number), self._sow)
+
+
+class _Drawing:
+    """One pass of a sampler."""
+
+    def __init__(
+        self, draws: Iterator[Any], skip: int, ticket: Callable[[Any, int], Ticket]
+    ) -> None:
+        self._draws = draws
+        self._skip = skip
+        self._number = skip
+        self._ticket = ticket
+
+    def catch_up(self) -> None:
+        skip, self._skip = self._skip, 0
+        for _ in itertools.islice(self._draws, skip):
+            pass
+
+    def __iter__(self) -> _Drawing:
+        return self
+
+    def __next__(self) -> Ticket:
+        if self._skip:
+            self.catch_up()
+        ticket = self._ticket(next(self._draws), self._number)
+        self._number += 1
+        return ticket
+
+
+def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
+    """Draw each batch from a stream of the sampler's own.
+
+    Workers are given their indices ahead of time: draws from the global generators would
+    come at other moments after a restart.
+    """
+    with apart():
+        draws = iter(sampler)
+    while True:
+        with apart():
+            try:
+                drawn = next(draws)
+            except StopIteration:
+                return
+        yield drawn
+
+
+def copy_loader(
+    loader: DataLoader[Any], seed: Seed, apart: Apart | None
+) -> tuple[DataLoader[Any], Tickets]:
+    """The loader as we run it, and the sampler by which to aim it."""
+    data = loader.dataset
+    is_iterable = isinstance(data, IterableDataset)
+    mine = copy.copy(loader)
+    attributes = mine.__dict__  # DataLoader refuses to have these set
+    attributes["_iterator"] = None
+    batched = loader.batch_sampler is not None
+    tickets = Tickets(
+        loader.batch_sampler if batched else loader.sampler,
+        seed if is_iterable else None,
+        apart,
+    )
+    if loader.persistent_workers:
+        # They are made in the first pass of a life and draw a seed then: from the global
+        # generator, each life would take one number more from it.
+        attributes["generator"] = torch.Generator()
+    if batched:
+        attributes["batch_sampler"] = tickets
+    elif not is_iterable:
+        attributes["sampler"] = tickets
+    if not is_iterable:
+        attributes["dataset"] = NamedSamples(data, seed)
+    elif not _keeps_state(loader):
+        attributes["dataset"] = LazySamples(data, seed)
+        # Without batches no ticket reaches the workers: new ones begin with the pass's seed.
+        attributes["persistent_workers"] = loader.persistent_workers and batched
+    return mine, tickets

@@ -1,0 +1,126 @@
+"""What a data loader's workers see: each batch with its number and its seed.
+
+The wrappers stand where the loader's own sampler and data set stood, and let all
+else through. They are pickled for workers that are spawned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from holdfast._errors import name_place
+
+Seed = Callable[[Any, int, bool], None]
+
+
+class Ticket:
+    """What the sampler drew for one batch, and the seed with which to make it."""
+
+    __slots__ = ("drawn", "epoch", "number", "seed", "sow")
+
+    def __init__(self, drawn: Any, epoch: int, number: int, seed: int, sow: Seed | None) -> None:
+        self.drawn = drawn
+        self.epoch = epoch
+        self.number = number
+        self.seed = seed
+        self.sow = sow  # for an iterable data set, which is not asked by index
+
+    def __iter__(self) -> Iterator[Any]:
+        # A loader goes through the indices as it begins to take a batch from an iterable.
+        if self.sow is not None and get_worker_info() is not None:
+            self.sow(None, self.seed, True)
+        return iter(self.drawn)
+
+    def __len__(self) -> int:
+        return len(self.drawn)
+
+
+def _name_sample(error: Exception, ticket: Ticket, sample: Any) -> None:
+    worker = get_worker_info()
+    whose = "" if worker is None else f", worker {worker.id}"
+    name_place(error, ticket.epoch, ticket.number, f"{whose}, sample {sample}")
+
+
+class _Wrapped:
+    """Attributes of the data set itself, for worker_init_fn and whoever else looks at it."""
+
+    _holdfast_data: Any
+    _holdfast_seed: Seed
+
+    def __init__(self, data: Any, seed: Seed) -> None:
+        object.__setattr__(self, "_holdfast_data", data)
+        object.__setattr__(self, "_holdfast_seed", seed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._holdfast_data, self._holdfast_seed))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_holdfast"):
+            raise AttributeError(name)
+        return getattr(self._holdfast_data, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._holdfast_data, name, value)
+
+    def __len__(self) -> int:
+        return len(self._holdfast_data)
+
+
+class NamedSamples(_Wrapped, Dataset[Any]):
+    """A data set by index: made from the ticket's seed, and an error names its sample."""
+
+    def __getitems__(self, ticket: Ticket) -> list[Any]:
+        data = self._holdfast_data
+        self._holdfast_seed(data, ticket.seed, get_worker_info() is not None)
+        fetch = getattr(data, "__getitems__", None)
+        if callable(fetch):
+            try:
+                return list(fetch(ticket.drawn))
+            except Exception as error:
+                _name_sample(error, ticket, f"one of {_short(ticket.drawn)}")
+                raise
+        found = []
+        index = None
+        try:
+            for index in ticket.drawn:
+                found.append(data[index])
+        except Exception as error:
+            _name_sample(error, ticket, index)
+            raise
+        return found
+
+    def __getitem__(self, ticket: Ticket) -> Any:
+        data = self._holdfast_data
+        self._holdfast_seed(data, ticket.seed, get_worker_info() is not None)
+        try:
+            return data[ticket.drawn]
+        except Exception as error:
+            _name_sample(error, ticket, ticket.drawn)
+            raise
+
+
+class LazySamples(_Wrapped, IterableDataset[Any]):
+    """An iterable data set that begins with its first batch, so that this one's seed counts.
+
+    Workers that outlive an epoch begin it with generators that the last one has left.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        count = 0
+        try:
+            for sample in self._holdfast_data:
+                yield sample
+                count += 1
+        except Exception as error:
+            worker = get_worker_info()
+            whose = "" if worker is None else f" of worker {worker.id}"
+            error.add_note(f"holdfast: after {count} samples{whose}")
+            raise
+
+
+def _short(drawn: Any) -> str:
+    text = str(drawn)
+    return text if len(text) <= 200 else f"{text[:197]}…"
