@@ -350,7 +350,7 @@ class Run(Attempt):
 
     def _begin_phase(self, name: str, trains: bool) -> None:
         if not trains and not self._rests and self._words[IN_LOOP]:
-            if self._loops and self._loops[-1].name != "run.epochs":
+            if not self._loops or self._loops[-1].name != "run.epochs":
                 self._expect_phases()
             self._words[REST] = RESTS
             self._guard.rest(self._leave_from_rest)
