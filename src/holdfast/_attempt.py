@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import holdfast
 from holdfast._custody.orders import Custody, Handle
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
@@ -24,19 +23,22 @@ from holdfast._errors import HoldfastError, RunIsLive, SettingsError, Stopped
 from holdfast._keeper.keep import Policy
 from holdfast._leave import statuses
 from holdfast._leave.bounded import bound_leaving, leave_at_once
-from holdfast._leave.late import answer_late
+from holdfast._leave.late import answer_late, say_leaving
 from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
 from holdfast._metrics import Metrics
+from holdfast._phases import Phases
+from holdfast._progress import Progress, Standing
 from holdfast._record import journal
 from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._resume.start import Resumed, Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import capture, restore_generators
-from holdfast._save.control import BOUNDARY_NS, HEARD, IN_LOOP, REST, STEP
+from holdfast._save.control import BOUNDARY_NS, IN_LOOP, REST, STEP
 from holdfast._say import say, speak_plainly
 from holdfast._settings import Settings
 from holdfast._stop.guard import Guard, announce_signal
 from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
+from holdfast._version import __version__
 
 _LOOK_SECONDS = 0.1
 _LEAVE_SECONDS = 60.0
@@ -73,8 +75,7 @@ class Attempt:
         self._trouble: HoldfastError | None = None
         self._is_open = False
         self._loops: list[LoopMark] = []  # those that are running, the outermost first
-        self._phases: list[str] = []
-        self._rests = 0  # phases that pass no boundary
+        self._phases: Phases = None  # type: ignore[assignment]  # from opening on
         self._total: int | None = None
         self._epochs_total: int | None = None
         self._stopped: Stopped | None = None
@@ -85,23 +86,13 @@ class Attempt:
         self._course = Course()
         self._feeds: list[Feed] = []
         self._feed: Feed | None = None  # of the lap that is running
+        self._steps_expected: int | None = None  # of all epochs, if their loops are alike
+        self._progress = Progress(self._standing)
         self._has_course = False  # whether there is a position in data to speak of
         self._at_turn = False
         self._custody: Custody = None  # type: ignore[assignment]  # from opening on
         self._next_look = 0.0
         self._next_due_step = sys.maxsize
-        self._phase_step = -1  # the step in which a phase began last
-        self._expected_phase_step = sys.maxsize
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of `run.epochs` that is running, counted from 0 over all lives."""
-        return self._course.epoch
-
-    @property
-    def batch(self) -> int:
-        """The index in its epoch of the batch that `run.batches` gave last."""
-        return self._course.batch
 
     def _pass_boundary(self) -> bool:
         self.step = step = self.step + 1
@@ -127,7 +118,7 @@ class Attempt:
                 self._stop_for(request)
                 return True
         self._saver.pass_boundary(now, self.step)
-        if self.step == self._expected_phase_step:
+        if self.step == self._phases.expected_step:
             self._saver.rest_at(now, self.step)
         self._next_look = min(self._next_look, self._cadence.next_look())
         self._set_next_due_step()
@@ -140,17 +131,10 @@ class Attempt:
         return self._epochs_total is not None and self._course.epoch >= self._epochs_total
 
     def _set_next_due_step(self) -> None:
-        expected = self._expected_phase_step
+        expected = self._phases.expected_step
         if expected <= self.step:
             expected = sys.maxsize
         self._next_due_step = min(self._cadence.next_step(), expected)
-
-    def _expect_phases(self) -> None:
-        """A phase begins within a step: before the next one of its kind, rest at the boundary."""
-        every, self._phase_step = self.step - self._phase_step, self.step
-        if every > 0:
-            self._expected_phase_step = self.step + every
-            self._set_next_due_step()
 
     def _where(self) -> dict[str, Any]:
         """Where in its data the run is, for the saver."""
@@ -161,10 +145,25 @@ class Attempt:
                 position["state"] = self._feed.state()
         return {"position": position, "at_turn": self._at_turn}
 
+    def _standing(self) -> Standing:
+        """For the progress line: read by its thread, so nothing here waits for anything."""
+        newest, feed = self._saver.newest, self._feed
+        in_epochs = self._epochs_total is not None
+        return Standing(
+            step=self.step,
+            steps=self._total or self._steps_expected,
+            epoch=self._course.epoch if in_epochs else None,
+            epochs=self._epochs_total,
+            batch=None if feed is None else self._course.batch,
+            batches=None if feed is None else feed.length,
+            phase=self._phases.name,
+            metrics=self._metrics.glance(),
+            memory_step=None if newest is None else newest.step,
+            disk_step=self._durable_step(),
+        )
+
     def _leave_from_rest(self, number: int) -> Stopped:
-        """In the signal handler: what leaves a phase, which passes no boundary."""
-        self._guard.rest(None)  # once: the next signal has another meaning
-        self._words[REST] = HEARD
+        """What leaves a phase, in the signal handler."""
         request = self._asked or request_from_signal(number)
         return Stopped(request.status, request.reason, self.step)
 
@@ -175,10 +174,7 @@ class Attempt:
         self._stopped = Stopped(status, request.reason, self.step)
         self._note("stop", step=self.step, reason=request.reason, status=status)
         if durable:
-            say(
-                f"step {self.step} is durable; leaving with status {status} ({request.reason}). "
-                "Start the same command again to go on."
-            )
+            say_leaving(self._stopped, self.step)
         self._guard.call_users_handler(request.number)
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -206,6 +202,7 @@ class Attempt:
             # If the keeper has written nothing, the trainer has, or an earlier attempt.
             step = message["step"] or self._durable_step()
             record = {"status": message["status"], "step": self.step, "durable_step": step}
+            self._progress.close()
             leave_at_once(self._layout, self.attempt, message["reason"], record)
         elif kind == "tick" and self._noted and not self._announced:
             self._announced = True
@@ -241,9 +238,7 @@ class Attempt:
         self._has_course = found.position is not None
         self._at_turn = False
         self._loops.clear()  # a loop of the life before may not be closed yet
-        self._phases.clear()
         self._feeds.clear()
-        self._rests = 0
         self.step = found.step
         self.resumed_from = found.resumed_from
         self._metrics.restore(found.metrics)
@@ -255,7 +250,7 @@ class Attempt:
             line=found.line,
             keep_last=settings.keep_last,
             best=settings.best_metric,
-            version=holdfast.__version__,
+            version=__version__,
         )
         self._custody = Custody(policy, settings.grace_seconds, settings.signal_numbers, self._hear)
         self._words = self._custody.words
@@ -263,11 +258,11 @@ class Attempt:
         self._cadence = Cadence(settings, time.monotonic(), self.step)
         self._saver = Saver(self._state, self._metrics, self._custody, self._cadence, self._where)
         found.hand_over(self._custody)
-        self._phase_step, self._expected_phase_step = -1, sys.maxsize
-        self._set_next_due_step()
         self._pid = os.getpid()
         stacks = self._layout.stacks(self.attempt)
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
+        self._phases = Phases(self._words, self._guard, self._custody, self._leave_from_rest)
+        self._set_next_due_step()
         self._is_open = True
         self._guard.defer(False)
         self._noted = self._guard.noted
@@ -293,6 +288,7 @@ class Attempt:
             if not self._course.is_on_the_way:
                 self._generators = None
         self._words[IN_LOOP] = 1
+        self._progress.begin()
         self._guard.defer(True)
 
     def _leave_loop(self) -> None:
@@ -300,6 +296,7 @@ class Attempt:
         if not self._is_open or os.getpid() != self._pid:
             return
         self._words[IN_LOOP] = 0
+        self._progress.close()
         self._guard.defer(False)
 
     def _arrive(self) -> None:
@@ -334,6 +331,7 @@ class Attempt:
         if os.getpid() != self._pid:
             return  # a forked child that leaves the block: the run is its parent's
         self._guard.defer(True)  # our own work is not to be cut in two
+        self._progress.close()
         self._guard.rest(None)
         durable = self._saver.keep_last("exception" if error is not None else "closed")
         leaving = error or self._stopped
@@ -356,13 +354,8 @@ class Attempt:
     def _tell_of_rest(self, stopped: BaseException | None) -> None:
         """A signal has left a phase, or the code around the loops: say what that costs."""
         assert isinstance(stopped, Stopped)
-        kept = self._durable_step()
-        what = "nothing is durable yet" if kept is None else f"step {kept} is durable"
         self._note("stop", step=self.step, reason=stopped.reason, status=stopped.status)
-        say(
-            f"{what}; leaving with status {stopped.status} ({stopped.reason}). "
-            "Start the same command again to go on."
-        )
+        say_leaving(stopped, self._durable_step())
         if self._noted:
             self._guard.call_users_handler(self._noted[0])
 
@@ -391,6 +384,7 @@ class Attempt:
         self._guard.remove()
         self._custody.release()
         self._found.release()
+        self._feeds.clear()  # and with them the workers that outlive an epoch
         self._is_open = False
 
     def _abort(self, error: BaseException) -> None:

@@ -16,3 +16,16 @@ def child_environment() -> dict[str, str]:
     for name in ("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"):
         environment.pop(name, None)
     return environment
+
+
+def progress_wish() -> str:
+    """What HOLDFAST_PROGRESS asks for: "off", "plain", or "" for whatever suits."""
+    wish = os.environ.get("HOLDFAST_PROGRESS", "").strip().lower()
+    if wish in ("0", "off", "no", "false"):
+        return "off"
+    return "plain" if wish == "plain" else ""
+
+
+def terminal_is_dumb() -> bool:
+    """Whether the terminal can only append."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")

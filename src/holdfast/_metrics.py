@@ -16,6 +16,7 @@ class Metrics:
         self._latest: dict[str, Any] = {}
         self._mode, self._watched = best or ("", "")
         self._best: float | None = None
+        self._read: dict[str, float | None] = {}  # as they were last waited for
 
     def note(self, metrics: Mapping[str, Any]) -> bool:
         """Keep the values; True if the watched metric is better than ever before."""
@@ -32,14 +33,27 @@ class Metrics:
         self._best = value
         return True
 
+    def glance(self) -> dict[str, float | None]:
+        """The latest values that can be had without waiting for a device."""
+        found = dict(self._read)
+        for name, value in list(self._latest.items()):
+            device = getattr(value, "device", "cpu")
+            if str(getattr(device, "type", device)) == "cpu":
+                found[name] = _finite(float(value))
+        return found
+
     def values(self) -> dict[str, float | None]:
         """The latest value of each metric; None for what is no finite number."""
-        found = {name: float(value) for name, value in self._latest.items()}
-        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+        self._read = {name: _finite(float(value)) for name, value in self._latest.items()}
+        return dict(self._read)
 
     def restore(self, metrics: Mapping[str, float | None], best: float | None = None) -> None:
         self._latest = {name: math.nan if v is None else v for name, v in metrics.items()}
         self._best = best
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _held(name: str, value: Any) -> Any:

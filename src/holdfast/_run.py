@@ -6,6 +6,7 @@ Each loop passes its boundaries through the attempt, and nothing else does.
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -13,13 +14,13 @@ from typing import Any
 
 from holdfast._attempt import Attempt, LoopMark
 from holdfast._custody.orders import Handle
-from holdfast._data.course import Lap, completes_step
-from holdfast._data.feed import Feed, feed_of
+from holdfast._data.course import Lap, completes_step, steps_of_lap
+from holdfast._data.feed import Feed, SideBySide, feed_of
 from holdfast._data.laps import begin_fresh, begin_in_the_middle, owned_generators
 from holdfast._errors import HoldfastError, SaveFailed, SettingsError, name_place
 from holdfast._leave import statuses
 from holdfast._save.capture import capture, capture_generators, restore_generators
-from holdfast._save.control import BOUNDARY_NS, EPOCH, EPOCHS, IN_LOOP, REST, RESTS
+from holdfast._save.control import BOUNDARY_NS, EPOCH, EPOCHS
 from holdfast._say import say
 from holdfast._stop.request import StopRequest
 
@@ -43,6 +44,16 @@ class Run(Attempt):
     def state(self) -> Mapping[str, Any]:
         """The state by name, as it was given or as it was restored."""
         return MappingProxyType(self._state)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of `run.epochs` that is running, counted from 0 over all lives."""
+        return self._course.epoch
+
+    @property
+    def batch(self) -> int:
+        """The index in its epoch of the batch that `run.batches` gave last."""
+        return self._course.batch
 
     def update(self, **state: Any) -> None:
         """Hand over new values for state that cannot change in place, such as numbers.
@@ -159,11 +170,12 @@ class Run(Attempt):
         self._words[BOUNDARY_NS] = int(now * 1e9)
         return self._work(now)
 
-    def batches(self, loader: Any, *, accumulate: int = 1) -> Iterator[Any]:
+    def batches(self, loader: Any, *more: Any, accumulate: int = 1) -> Iterator[Any]:
         """The batches of a loader that are left in this epoch, each a step of the run.
 
         With `accumulate=4` four batches are one step; `run.completes_step` says when to step
-        the optimizer. Inside a phase they are no steps.
+        the optimizer. Inside a phase they are no steps. Several loaders are gone through side
+        by side, as `zip` does.
 
         >>> for batch in run.batches(loader, accumulate=4):  # doctest: +SKIP
         ...     loss(batch).backward()
@@ -172,17 +184,20 @@ class Run(Attempt):
         """
         _check_count(accumulate, f"batches(…, accumulate={accumulate!r})", least=1)
         self._require_open()
-        feed = self._feed_of(loader)
-        return self._just_batches(feed) if self._rests else self._batches(feed, accumulate)
+        feed = self._feeds_of((loader, *more))
+        return self._just_batches(feed) if self._phases.rests else self._batches(feed, accumulate)
 
     def _batches(self, feed: Feed, accumulate: int) -> Iterator[Any]:
         with self._loop("run.batches"):
             if len(self._loops) == 1:
-                _refuse_second_lap(feed)
+                feed.refuse_second_lap()
             course, lap = self._course, self._course.begin_lap()
             self._has_course = True
             start, batches = self._begin_lap(feed, lap)
+            if lap.is_over:
+                return
             self._feed = feed
+            self._expect_steps(feed, lap, accumulate)
             number, length, ahead = lap.skip, feed.length, _NONE
             try:
                 while True:
@@ -212,6 +227,14 @@ class Run(Attempt):
             finally:
                 self._feed = None
                 del batches  # with it go the workers that do not outlive a pass
+
+    def _expect_steps(self, feed: Feed, lap: Lap, accumulate: int) -> None:
+        """How many steps there will be, if every epoch has this one loop."""
+        self._steps_expected = None
+        if feed.length is not None and lap.number == 0:
+            each = steps_of_lap(feed.length, accumulate)
+            left = (self._epochs_total or lap.epoch + 1) - lap.epoch
+            self._steps_expected = self.step + left * each - steps_of_lap(lap.skip, accumulate)
 
     def _begin_lap(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
         if lap.goal is not None:
@@ -249,13 +272,24 @@ class Run(Attempt):
         self._feeds.append(feed)
         return feed
 
+    def _feeds_of(self, loaders: tuple[Any, ...]) -> Feed:
+        feeds = [self._feed_of(loader) for loader in loaders]
+        if len(feeds) == 1:
+            return feeds[0]
+        sources = [feed.source for feed in feeds]
+        for feed in self._feeds:
+            if isinstance(feed, SideBySide) and all(map(operator.is_, feed.source, sources)):
+                return feed
+        self._feeds.append(SideBySide(feeds))
+        return self._feeds[-1]
+
     def boundary(self) -> bool:
         """Say that a step is complete; True means: leave the loop now.
 
         At the end of a loop of your own call `run.finish()`; `run.steps` does it itself.
         """
         self._require_open()
-        self._refuse_phase("run.boundary")
+        self._phases.refuse("run.boundary")
         if self._loops and self._loops[-1].name != "run.epochs":
             raise HoldfastError(
                 f"run.boundary() inside {self._loops[-1].name}(), which passes the boundaries "
@@ -305,11 +339,13 @@ class Run(Attempt):
         """
         self._require_open()
         before = None if trains else capture_generators()
-        self._begin_phase(str(name), trains)
+        is_amid_steps = not self._loops or self._loops[-1].name != "run.epochs"
+        self._phases.begin(str(name), trains=trains, step=self.step, is_amid_steps=is_amid_steps)
+        self._set_next_due_step()
         try:
             yield
         finally:
-            self._end_phase(trains)
+            self._phases.end(trains=trains)
             if before is not None:
                 restore_generators(before)
 
@@ -318,7 +354,7 @@ class Run(Attempt):
     @contextlib.contextmanager
     def _loop(self, name: str) -> Iterator[None]:
         """Note a running loop, and refuse one where its boundaries would make no sense."""
-        self._refuse_phase(name)
+        self._phases.refuse(name)
         outer = self._loops[-1].name if self._loops else None
         if outer is not None and not (outer == "run.epochs" and name == "run.batches"):
             remedy = "Put the inner one into `with run.phase('eval'):`, where it counts no steps."
@@ -340,43 +376,7 @@ class Run(Attempt):
                 if not self._loops:
                     self._leave_loop()
 
-    def _refuse_phase(self, name: str) -> None:
-        if self._rests:
-            raise HoldfastError(
-                f"{name}() inside run.phase({self._phases[-1]!r}): a phase is repeated as a whole, "
-                "so it has no boundaries.\n"
-                f"If it trains, say so: run.phase({self._phases[-1]!r}, trains=True)."
-            )
-
-    def _begin_phase(self, name: str, trains: bool) -> None:
-        if not trains and not self._rests and self._words[IN_LOOP]:
-            if not self._loops or self._loops[-1].name != "run.epochs":
-                self._expect_phases()
-            self._words[REST] = RESTS
-            self._guard.rest(self._leave_from_rest)
-        self._phases.append(name)
-        self._rests += not trains
-        self._custody.tell_phase(name)
-
-    def _end_phase(self, trains: bool) -> None:
-        self._phases.pop()
-        self._rests -= not trains
-        self._custody.tell_phase(self._phases[-1] if self._phases else None)
-        if not self._rests:
-            self._guard.rest(None)
-            self._words[REST] = 0
-
 
 def _check_count(value: object, what: str, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingsError(f"{what}: this is a whole number, {least} or more.")
-
-
-def _refuse_second_lap(feed: Feed) -> None:
-    if feed.is_used:
-        raise HoldfastError(
-            "run.batches() over the same loader a second time, outside of run.epochs(): after a "
-            "restart nobody could tell which of the two it was.\n"
-            "Write `for epoch in run.epochs(n):` around it."
-        )
-    feed.is_used = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.support import wait_until
 
 CTRL_C = "\x03"
 CTRL_BACKSLASH = "\x1c"
+_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
@@ -43,7 +45,10 @@ class Terminal:
 
     @property
     def output(self) -> str:
-        return self._data.decode(errors="replace").replace("\r\n", "\n")
+        """What was written, without the codes that move the cursor and erase: each writing
+        of the progress line stands as a line of its own."""
+        text = _CODES.sub("", self._data.decode(errors="replace"))
+        return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def wait_for(self, text: str, seconds: float = 60.0) -> str:
         """Wait for a line that contains `text`, and return it."""

@@ -79,7 +79,7 @@ def test_values_of_an_error_are_attributes_too():
     assert (mismatch.missing, mismatch.unexpected, mismatch.reshaped) == (("a",), (), ())
 
 
-HEAVY = ("numpy", "torch", "rich", "click", "psutil")
+HEAVY = ("numpy", "torch", "rich", "click", "psutil", "tqdm")
 
 
 @pytest.mark.parametrize("program", ["import holdfast", "import holdfast; holdfast.Run"])

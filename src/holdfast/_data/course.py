@@ -92,9 +92,9 @@ class Course:
             self._here = replace(self._here, is_over=True)
 
     def turn(self, step: int) -> bool:
-        """The epoch is over; True if a step was made in it."""
+        """The epoch is over; True if a step was made in it, else the turn itself is one."""
         has_stepped = step > self._steps_at_top
-        self._begin_epoch(self.epoch + 1, step)
+        self._begin_epoch(self.epoch + 1, step if has_stepped else step + 1)
         return has_stepped
 
     def begin_epochs(self, step: int) -> None:

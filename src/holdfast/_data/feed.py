@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast._data.course import Lap
@@ -38,13 +39,15 @@ class Feed:
         self.source = source
         self.owned = owned  # generators that travel with the run's state
         self.is_used = False  # outside of epochs, where a second lap could not be told apart
-        self._base = 0
+        self.base = 0  # of the generators that the source holds, as they were given
         self._held: list[Any] = []
         with contextlib.suppress(TypeError):
             self.length = len(source)
+        self._hold([source], [])
 
     def open(self, lap: Lap, seed: int) -> Iterator[Any]:
         """The batches of this lap that are left; all that is drawn to get there is drawn now."""
+        self._reseed_held(lap)
         batches = _each_apart(self.source, seed)
         _replay(batches, lap.skip, self.source)
         return batches
@@ -53,22 +56,34 @@ class Feed:
         """The source's own state, if it is what a position is found by."""
         return None
 
+    def refuse_second_lap(self) -> None:
+        """Outside of epochs a source is gone through once."""
+        if self.is_used:
+            raise HoldfastError(
+                "run.batches() over the same loader a second time, outside of run.epochs(): after "
+                "a restart nobody could tell which of the two it was.\n"
+                "Write `for epoch in run.epochs(n):` around it."
+            )
+        self.is_used = True
+
     def _hold(self, holders: list[Any], without: list[Any]) -> None:
         """Find the generators that decide on the order, and remember how they were given."""
         self._held = held_generators(holders, [*without, *self.owned])
-        self._base = digest_states(generator_states(self._held)) if self._held else 0
+        self.base = digest_states(generator_states(self._held)) if self._held else 0
 
-    def _reseed_held(self, lap: Lap) -> None:
-        # A generator of the sampler's own is the same in every life when the script has made
+    def _reseed_held(self, lap: Lap, *more: int) -> None:
+        # A generator of the source's own is the same in every life when the script has made
         # it, and never again: so each pass seeds it anew.
-        reseed(self._held, mix_seeds(self._base, lap.epoch, lap.number))
+        reseed(self._held, mix_seeds(self.base, lap.epoch, lap.number, *more))
 
 
 class SequenceFeed(Feed):
     """Batches that can be had by index."""
 
     def open(self, lap: Lap, seed: int) -> Iterator[Any]:  # noqa: ARG002  nothing is drawn
-        return (self.source[i] for i in range(lap.skip, len(self.source)))
+        for number in range(lap.skip, len(self.source)):
+            self._reseed_held(lap, number)
+            yield self.source[number]
 
 
 class StatefulFeed(Feed):
@@ -97,7 +112,7 @@ class LoaderFeed(Feed):
         self.length = loader.length_of(source)
         self._way = loader.way_of(source)
         ahead = source.num_workers > 0
-        away = ahead and loader.draws_by_itself(source)
+        away = loader.draws_by_itself(source)
         if loader.can_be_copied(source):
             stream = _Stream() if away else None
             mine, self._tickets = loader.copy_loader(source, Seeding(), stream)
@@ -105,7 +120,11 @@ class LoaderFeed(Feed):
             self._stream = stream
         else:
             self._mine, self._tickets, self._stream = source, None, None
-        self._hold([source.generator, *loader.samplers_of(source)], [source.dataset])
+        deciding = [source.generator, *loader.samplers_of(source)]
+        if self._way == loader.REPLAYS:
+            self._hold([*deciding, source.dataset, source.collate_fn], [])
+        else:
+            self._hold(deciding, [source.dataset])
         if ahead and not getattr(source, "in_order", True):
             say(
                 "the loader has in_order=False, so the order of its batches depends on which "
@@ -146,6 +165,31 @@ class LoaderFeed(Feed):
         if self._way == self._torch.DATA_KEEPS:
             return self.source.dataset.state_dict()
         return None
+
+
+class SideBySide(Feed):
+    """Several sources, gone through as `zip` does: it ends with the shortest."""
+
+    def __init__(self, feeds: list[Feed]) -> None:
+        self.source = [feed.source for feed in feeds]
+        self.owned = feeds[0].owned
+        self.is_used = False
+        self._feeds = feeds
+        lengths = [feed.length for feed in feeds]
+        known = [length for length in lengths if length is not None]
+        self.length = min(known) if len(known) == len(lengths) else None
+
+    def open(self, lap: Lap, seed: int) -> Iterator[Any]:
+        opened = []
+        for number, feed in enumerate(self._feeds):
+            goal = lap.goal
+            if goal is not None and goal.state is not None:
+                goal = replace(goal, state=goal.state[number])
+            opened.append(feed.open(replace(lap, goal=goal), mix_seeds(seed, number)))
+        return zip(*opened, strict=False)
+
+    def state(self) -> Any:
+        return [feed.state() for feed in self._feeds]
 
 
 class _Stream:

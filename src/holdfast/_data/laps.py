@@ -27,7 +27,7 @@ def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
         "global": capture_generators(devices=False),
         "owned": generator_states(feed.owned),
     }
-    start = {**states, "seed": digest_states(states)}
+    start = {**states, "seed": digest_states(states), "base": feed.base}
     return start, feed.open(lap, start["seed"])
 
 
@@ -42,6 +42,7 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
             f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
             f"behind the first {lap.skip}, but these are not the ones it had used."
         )
+    feed.base = start["base"]  # a generator that the script did not seed is another in each life
     before = capture_generators(devices=False), generator_states(feed.owned)
     restore_generators(start["global"])
     restore_held(feed.owned, start["owned"])

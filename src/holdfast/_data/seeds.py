@@ -8,8 +8,10 @@ from the generators as they were when the lap began, and its number.
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 from collections.abc import Iterator, Mapping
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import xxhash
@@ -18,6 +20,8 @@ from holdfast._save.capture import adapters, capture, capture_generators, restor
 
 _LOOKED_AT = 2000
 _ITEMS = 64  # of a container: transforms stand in short lists, samples in long ones
+_HOLD_NONE = str | bytes | int | float | type | ModuleType | None
+_EMPTY_CELL = CellType()
 
 
 def mix(*numbers: int) -> int:
@@ -61,18 +65,32 @@ def held_generators(roots: list[Any], without: list[Any]) -> list[Any]:
     waiting = list(reversed(roots))
     while waiting and len(seen) < _LOOKED_AT:
         item = waiting.pop()
-        if id(item) in seen or isinstance(item, str | bytes | int | float | type | None):
+        if id(item) in seen or isinstance(item, _HOLD_NONE):
             continue
         seen.add(id(item))
         if any(adapter.is_generator(item) for adapter in adapters()):
-            found.append(item)
-        elif isinstance(item, Mapping):
-            waiting += [value for _, value in zip(range(_ITEMS), item.values(), strict=False)]
-        elif isinstance(item, list | tuple):
-            waiting += item[:_ITEMS]
-        elif not callable(getattr(item, "__array__", None)):  # an array holds none, and is large
-            waiting += getattr(item, "__dict__", {}).values()
+            if not any(adapter.is_global(item) for adapter in adapters()):
+                found.append(item)
+        else:
+            waiting += _parts_of(item)
     return found
+
+
+def _parts_of(item: Any) -> list[Any]:
+    if isinstance(item, Mapping):
+        return [value for _, value in zip(range(_ITEMS), item.values(), strict=False)]
+    if isinstance(item, list | tuple):
+        return list(item[:_ITEMS])
+    if isinstance(item, MethodType):
+        return [item.__self__]
+    if isinstance(item, functools.partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if isinstance(item, FunctionType):
+        cells = item.__closure__ or ()
+        return [cell.cell_contents for cell in cells if cell != _EMPTY_CELL]
+    if callable(getattr(item, "__array__", None)):  # an array holds none, and is large
+        return []
+    return list(getattr(item, "__dict__", {}).values())
 
 
 def reseed(generators: list[Any], seed: int) -> None:
@@ -100,11 +118,11 @@ class Seeding:
         self._held: list[Any] | None = None
 
     def __reduce__(self) -> tuple[type[Seeding], tuple[()]]:
-        return (Seeding, ())  # what the data set of another process holds are other objects
+        return (Seeding, ())  # what the holders of another process hold are other objects
 
-    def __call__(self, dataset: Any, seed: int, in_worker: bool) -> None:
+    def __call__(self, holders: list[Any], seed: int, in_worker: bool) -> None:
         if in_worker:
             seed_globals(seed)
         if self._held is None:
-            self._held = held_generators([dataset], [])
+            self._held = held_generators(holders, [])
         reseed(self._held, seed)

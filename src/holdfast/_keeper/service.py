@@ -230,7 +230,8 @@ class Keeper:
         grace = self._grace
         if grace is None and number != signal.SIGINT:
             grace = _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
-        rests = self._ends.control.words[control.REST] == control.RESTS
+        # The trainer may have heard of it already.
+        rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
         self._tell("noted", signal=number, grace=grace, rests=rests)
         if rests:
             self._leave_rest(name, statuses.of_signal(number))

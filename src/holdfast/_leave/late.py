@@ -7,11 +7,23 @@ from holdfast._leave.record import reason_of
 from holdfast._say import say
 
 
+def say_leaving(stopped: Stopped, durable_step: int | None) -> None:
+    """Say what is durable as a run leaves that was asked to, and how to go on."""
+    say(
+        f"{_kept(durable_step)}; leaving with status {stopped.status} ({stopped.reason}). "
+        "Start the same command again to go on."
+    )
+
+
+def _kept(durable_step: int | None) -> str:
+    return "nothing is durable yet" if durable_step is None else f"step {durable_step} is durable"
+
+
 def answer_late(
     asked: tuple[str, int] | None, error: BaseException | None, step: int, durable_step: int | None
 ) -> Stopped | None:
     """The answer to a stop (its reason and status) that came too late for a boundary, if any."""
-    kept = "nothing is durable yet" if durable_step is None else f"step {durable_step} is durable"
+    kept = _kept(durable_step)
     if asked is None:
         if error is not None:
             say(f"{type(error).__name__} in step {step + 1}; {kept}.")

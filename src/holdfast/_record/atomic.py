@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from holdfast._record.faults import pass_point
 
@@ -57,6 +59,58 @@ def create_atomic(path: Path, data: bytes) -> bool:
         part.unlink()
     sync_folder(path.parent)
     return True
+
+
+@contextlib.contextmanager
+def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
+    """A file to write into, which gets its name when it is whole and durable.
+
+    FileExistsError if the name is taken by then and not to be replaced. Where the
+    system has files without a name, a kill leaves nothing at all.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    nameless = _open_nameless(path.parent)
+    try:
+        with part.open("xb") if nameless is None else nameless as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            pass_point("before-naming")
+            if nameless is not None:
+                _give_name(file, part if replace else path)
+        if replace:
+            os.replace(part, path)
+        elif nameless is None:
+            _link_or_replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    sync_folder(path.parent)
+
+
+def _link_or_replace(part: Path, path: Path) -> None:
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: here the last one wins
+        os.replace(part, path)
+
+
+def _open_nameless(folder: Path) -> IO[bytes] | None:
+    if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").is_dir():
+        return None
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError:  # not on this file system
+        return None
+    return os.fdopen(descriptor, "wb")
+
+
+def _give_name(file: IO[bytes], path: Path) -> None:
+    # With a descriptor of a folder Python calls linkat, which follows the link in /proc.
+    number = file.fileno()
+    os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)
 
 
 def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:

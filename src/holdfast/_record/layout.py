@@ -10,6 +10,7 @@ runs/demo/
     stacks.txt  keeper.log  trouble.txt
   checkpoints/step-000000001240-a0002/
     manifest.json  rank-00000.safetensors
+  checkpoints/step-000000001240-a0002-turn/    the same step, when its epoch was over
   requests/stop-0002.json          asked from another process
   set-aside/                       damaged or unfinished checkpoints
 """
@@ -21,9 +22,19 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})")
+_CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})(-turn)?")
 _ATTEMPT = re.compile(r"\d{4,}")
+_TEMPORARY = re.compile(r"\..+\.\d+\.(part|new)")
+_WRITER = re.compile(
+    r"\.(?:claim|probe)-(\d+)-[0-9a-f]+|\.partial-.+[.-](\d+)|\..+\.(\d+)\.(?:part|new)"
+)
 MANIFEST = "manifest.json"
+
+
+def writer_of(path: Path) -> int | None:
+    """The process that made a file or folder which has no final name yet."""
+    match = _WRITER.fullmatch(path.name)
+    return int(next(filter(None, match.groups()))) if match else None
 
 
 def rank_file(rank: int) -> str:
@@ -88,15 +99,17 @@ class RunLayout:
     def request(self, kind: str, attempt: int) -> Path:
         return self.requests / f"{kind}-{attempt:04d}.json"
 
-    def checkpoint(self, step: int, attempt: int) -> Path:
-        return self.checkpoints / f"step-{step:012d}-a{attempt:04d}"
+    def checkpoint(self, step: int, attempt: int, at_turn: bool = False) -> Path:
+        turn = "-turn" if at_turn else ""
+        return self.checkpoints / f"step-{step:012d}-a{attempt:04d}{turn}"
 
-    def partial(self, step: int, attempt: int, pid: int) -> Path:
-        return self.checkpoints / f".partial-step-{step:012d}-a{attempt:04d}-{pid}"
+    def partial(self, checkpoint: Path, pid: int) -> Path:
+        """A checkpoint while process `pid` writes it."""
+        return self.checkpoints / f".partial-{checkpoint.name}.{pid}"
 
-    def partials_of(self, step: int, attempt: int) -> list[Path]:
-        """This state's checkpoint as it was begun, by whomever."""
-        return sorted(self.checkpoints.glob(f".partial-step-{step:012d}-a{attempt:04d}-*"))
+    def partials_of(self, checkpoint: Path) -> list[Path]:
+        """This checkpoint as it was begun, by whomever."""
+        return sorted(self.checkpoints.glob(f".partial-{checkpoint.name}.*"))
 
     def attempt_numbers(self) -> list[int]:
         """The attempts so far, oldest first."""
@@ -114,7 +127,8 @@ class RunLayout:
             match = _CHECKPOINT.fullmatch(entry.name)
             if match is not None:
                 found.append((int(match[1]), int(match[2]), entry))
-        return sorted(found, key=lambda item: (item[1], item[0]))
+        # Of one step, the turn of its epoch comes later, and so does its name.
+        return sorted(found, key=lambda item: (item[1], item[0], item[2].name))
 
     def partial_folders(self) -> list[Path]:
         """Checkpoints that were begun and never committed."""
@@ -135,3 +149,19 @@ class RunLayout:
         if not self.checkpoints.is_dir():
             return []
         return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".removing-"))
+
+    def claims(self) -> list[Path]:
+        """Attempts that were prepared and never begun."""
+        if not self.attempts.is_dir():
+            return []
+        names = (".claim-", ".probe-")
+        return sorted(e for e in self.attempts.iterdir() if e.name.startswith(names))
+
+    def temporary_files(self) -> list[Path]:
+        """Small files that were begun and never got their name."""
+        folders = [self.folder, self.requests, *map(self.attempt, self.attempt_numbers())]
+        found: list[Path] = []
+        for folder in folders:
+            if folder.is_dir():
+                found += (e for e in folder.iterdir() if _TEMPORARY.fullmatch(e.name))
+        return sorted(found)

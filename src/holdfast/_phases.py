@@ -1,0 +1,80 @@
+"""Phases: stretches of work that pass no boundary, such as an evaluation.
+
+A phase rests on the boundary before it. That boundary is in memory when the phase begins, so
+a stop inside can leave at once and loses nothing: the phase is repeated as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from holdfast._custody.orders import Custody
+from holdfast._errors import HoldfastError, Stopped
+from holdfast._save.control import HEARD, IN_LOOP, REST, RESTS
+from holdfast._stop.guard import Guard
+
+
+class Phases:
+    """The phases of one life that are running, the outermost first."""
+
+    def __init__(
+        self, words: Any, guard: Guard, custody: Custody, leave: Callable[[int], Stopped]
+    ) -> None:
+        self._words = words
+        self._guard = guard
+        self._custody = custody
+        self._leave = leave
+        self._names: list[str] = []
+        self._resting = 0  # those that pass no boundary
+        self._last_step = -1  # in which a phase began amid steps
+        self.expected_step = sys.maxsize  # the boundary before the next one, if they are regular
+
+    @property
+    def name(self) -> str | None:
+        """The innermost phase."""
+        return self._names[-1] if self._names else None
+
+    @property
+    def rests(self) -> bool:
+        return self._resting > 0
+
+    def begin(self, name: str, *, trains: bool, step: int, is_amid_steps: bool) -> None:
+        if not trains and not self._resting and self._words[IN_LOOP]:
+            if is_amid_steps:
+                self._expect_next(step)
+            self._words[REST] = RESTS
+            self._guard.rest(self._hear)
+        self._names.append(name)
+        self._resting += not trains
+        self._custody.tell_phase(name)
+
+    def end(self, *, trains: bool) -> None:
+        self._names.pop()
+        self._resting -= not trains
+        self._custody.tell_phase(self.name)
+        if not self._resting:
+            self._guard.rest(None)
+            self._words[REST] = 0
+
+    def refuse(self, what: str) -> None:
+        """Refuse boundaries inside a phase that is to be repeated as a whole."""
+        if self._resting:
+            raise HoldfastError(
+                f"{what}() inside run.phase({self.name!r}): a phase is repeated as a whole, so it "
+                "has no boundaries.\n"
+                f"If it trains, say so: run.phase({self.name!r}, trains=True)."
+            )
+
+    def _expect_next(self, step: int) -> None:
+        """Amid steps, the boundary before a phase is in memory only if we knew it was coming."""
+        every, self._last_step = step - self._last_step, step
+        if every > 0:
+            self.expected_step = step + every
+
+    def _hear(self, number: int) -> Stopped:
+        """In the signal handler: what leaves the phase."""
+        self._guard.rest(None)  # once: the next signal has another meaning
+        self._words[REST] = HEARD
+        return self._leave(number)
