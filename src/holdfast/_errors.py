@@ -15,7 +15,7 @@
     │   └── NoGoodCheckpoint   there were checkpoints, and none is whole
     └── SaveFailed           a checkpoint could not be made durable
 
-    Stopped (a SystemExit)   the run was asked to stop and is durable
+    Stopped                  the run was asked to stop and is durable
 
 The first line of a message is the thing and the fact, the second the next step.
 """
@@ -23,7 +23,12 @@ The first line of a message is the thing and the fact, the second the next step.
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
+from holdfast._interactive import ends_a_cell
+
+_PACKAGE = str(Path(__file__).parent)
 _PLACE = re.compile(r"holdfast: (epoch \d+, batch \d+[^\n]*)")
 
 
@@ -31,6 +36,12 @@ class HoldfastError(Exception):
     """Base of all errors of holdfast."""
 
     __module__ = "holdfast"
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        place = place_of(self)
+        lines = [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+        return lines if place is None else [*lines, f"  at {place}"]
 
 
 class SettingsError(HoldfastError, ValueError):
@@ -137,20 +148,64 @@ class SaveFailed(HoldfastError):
     __module__ = "holdfast"
 
 
-class Stopped(SystemExit):
+class Stopped(BaseException):
     """The run was asked to stop before its end; its state is durable.
 
-    A SystemExit, so that code after the loop, which believes that training is
-    complete, does not run, while `finally` blocks do.
+    Not an Exception, so that code after the loop, which believes that training is
+    complete, does not run, while `finally` blocks do. In a script it is a SystemExit
+    too, with `status`. At a prompt or in a notebook it is a KeyboardInterrupt instead:
+    the cell ends, and the ones that wait behind it, and the interpreter lives on.
     """
 
     __module__ = "holdfast"
+
+    def __new__(cls, *_arguments: Any, **_named: Any) -> Stopped:
+        if cls is Stopped:
+            cls = _StoppedCell if ends_a_cell() else _StoppedScript
+        return super().__new__(cls)
 
     def __init__(self, status: int, reason: str = "", step: int = 0) -> None:
         super().__init__(status)
         self.status = status
         self.reason = reason
         self.step = step
+        self.message = f"stopped at step {step}" + (f" ({reason})." if reason else ".")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stopped, (self.status, self.reason, self.step), {"message": self.message}
+
+
+class _StoppedScript(Stopped, SystemExit):
+    __module__ = "holdfast"
+
+
+class _StoppedCell(Stopped, KeyboardInterrupt):
+    __module__ = "holdfast"
+
+    def __str__(self) -> str:
+        return self.message
+
+    def _render_traceback_(self) -> list[str]:
+        # As a SystemExit, IPython would tell how to leave it; as another exception, where we raise.
+        return [f"holdfast: {self.message}"]
+
+
+for _kind in (_StoppedScript, _StoppedCell):  # two ways to be one thing
+    _kind.__name__ = _kind.__qualname__ = "Stopped"
+
+
+def place_of(error: BaseException) -> str | None:
+    """Where in the user's code an error came up: the file and line, and in a cell its text."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if not f.filename.startswith((_PACKAGE, "<"))]
+    if not ours:
+        return None
+    last = ours[-1]
+    if Path(last.filename).parent.name.startswith("ipykernel_"):
+        return f"line {last.lineno} of the cell: {last.line}"
+    return f"{last.filename}:{last.lineno}"
 
 
 def name_place(error: BaseException, epoch: int, batch: int, more: str = "") -> None:

@@ -155,6 +155,11 @@ def restore_generator(value: Any, state: Any) -> None:
         value.set_state(state)
 
 
+def is_global(value: object) -> bool:
+    """Whether a generator is the one behind the module's own functions."""
+    return value is np.random.mtrand._rand
+
+
 def seed_global(seed: int) -> None:
     """Seed NumPy's global generator."""
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])

@@ -89,6 +89,11 @@ def restore_generator(value: Any, state: Any) -> None:
     value.setstate((version, tuple(words), gauss))
 
 
+def is_global(value: object) -> bool:
+    """Whether a generator is the one behind the module's own functions."""
+    return value is getattr(sys.modules.get("random"), "_inst", None)
+
+
 def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  there are none
     return {}
 

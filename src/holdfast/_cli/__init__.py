@@ -34,7 +34,8 @@ def _run() -> int:
     import click
 
     from holdfast._cli import words
-    from holdfast._cli.commands import NobodyReads, cli
+    from holdfast._cli.commands import cli
+    from holdfast._cli.group import NobodyReads
     from holdfast._errors import FolderError, HoldfastError, SettingsError
 
     try:

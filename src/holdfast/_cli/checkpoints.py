@@ -11,7 +11,7 @@ from holdfast._cli.gather import History, read_history
 from holdfast._errors import CheckpointError
 from holdfast._keeper.retention import choose_kept, list_checkpoints
 from holdfast._record.attempts import find_run, known_origins
-from holdfast._record.layout import RunLayout
+from holdfast._record.layout import RunLayout, is_turn
 from holdfast._record.line import trace_line
 from holdfast._resume.damage import find_damage
 from holdfast._resume.verify import read_manifest
@@ -25,6 +25,7 @@ class CheckpointSummary:
 
     folder: str
     step: int
+    at_turn: bool  # of an epoch
     attempt: int
     age_seconds: float | None
     size_bytes: int | None
@@ -87,10 +88,13 @@ def _summary(path: Path, step: int, attempt: int, because: str | None) -> Checkp
     try:
         found = read_manifest(path)
     except CheckpointError:
-        return CheckpointSummary(str(path), step, attempt, None, None, None, because, {}, True)
+        return CheckpointSummary(
+            str(path), step, is_turn(path), attempt, None, None, None, because, {}, True
+        )
     return CheckpointSummary(
         folder=str(path),
         step=step,
+        at_turn=is_turn(path),
         attempt=attempt,
         age_seconds=max(0.0, time.time() - found.saved_at),
         size_bytes=found.size_bytes,

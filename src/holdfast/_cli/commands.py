@@ -1,74 +1,82 @@
-"""The commands: what they take, and which function each calls."""
+"""The commands that look at a run and ask it: what they take, and which function each calls."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-import holdfast
 from holdfast._cli import words
+from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
+from holdfast._cli.using import clean, completion, export
 
-_FOLDER = click.Path(path_type=Path)
-_RUN = click.argument("run", metavar="RUN", type=_FOLDER)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+__all__ = ["cli"]
 
+for command in (clean, completion, export):
+    cli.add_command(command)
 
-class NobodyReads(Exception):
-    """The other end of the pipe has gone."""
-
-
-class _Group(click.Group):
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except BrokenPipeError as error:
-            # click would leave with status 1, which for `verify` means damage.
-            raise NobodyReads from error
+_WATCH_SECONDS = 1
 
 
-@click.group(
-    cls=_Group,
-    context_settings=_SETTINGS,
-    epilog="RUN is the folder that holdfast.Run was given. To see it work: holdfast demo",
+class _Status(click.Command):
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # The seconds may be left out, and then the next word is a folder.
+        for at, word in enumerate(args):
+            if word == "--watch" and not _is_number("".join(args[at + 1 : at + 2])):
+                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
+                break
+        return super().parse_args(context, args)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_seconds(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not 0.1 <= seconds <= 86400:  # nan is neither
+        raise click.BadParameter(f"{seconds} is not between 0.1 and 86400 seconds.")
+    return seconds
+
+
+@cli.command(cls=_Status)
+@click.argument("path", metavar="[PATH]", type=FOLDER, default=".", shell_complete=complete_runs)
+@click.option(
+    "--watch",
+    metavar="[SECONDS]",
+    type=float,
+    callback=_check_seconds,
+    help=f"Look again every so often ({_WATCH_SECONDS} s), until Ctrl-C.",
 )
-@click.version_option(holdfast.__version__, message="holdfast %(version)s")
-def cli() -> None:
-    """Makes an ML training run impossible to lose.
-
-    A training that uses holdfast.Run keeps itself; these commands look at it and talk to it, from
-    any shell that can see the run folder.
-
-    \b
-    Example:
-      holdfast status runs        how do my runs do, and what is safe?
-      holdfast stop runs/a        end this step, save, leave
-    """
-
-
-@cli.command()
-@click.argument("path", metavar="[PATH]", type=_FOLDER, default=".")
-@_JSON
-def status(path: Path, as_json: bool) -> None:
+@AS_JSON
+def status(path: Path, watch: float | None, as_json: bool) -> None:
     """Show how a run does and what of it is safe.
 
     PATH is a run folder, or a folder with runs in it (up to three levels down); without it, the
     current folder. With --json: a list with one object for each run.
 
+    With --watch a terminal is drawn over in place; into a pipe goes a block (with --json a line)
+    whenever something has changed. It goes on when a run ends: the run may come back.
+
     \b
     Example:
       holdfast status runs/a
-      holdfast status runs
+      holdfast status runs --watch
     """
+    if watch is not None:
+        from holdfast._cli.watch import watch as keep_watching
+
+        keep_watching(path, watch, as_json=as_json)
+        return
     from holdfast._cli.gather import find_runs, summarize_all
 
     runs = summarize_all(find_runs(path))
     if as_json:
-        _print_json([asdict(run) for run in runs])
+        print_json([asdict(run) for run in runs])
         return
     from holdfast._cli.show import Screen, show_run, show_runs
 
@@ -79,8 +87,8 @@ def status(path: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@_RUN
-@_JSON
+@RUN
+@AS_JSON
 def ls(run: Path, as_json: bool) -> None:
     """List the checkpoints of a run, and why each is kept.
 
@@ -92,7 +100,7 @@ def ls(run: Path, as_json: bool) -> None:
 
     found = list_with_reasons(run)
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
         return
     from holdfast._cli.show import Screen, show_checkpoints
 
@@ -100,8 +108,8 @@ def ls(run: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@_RUN
-@_JSON
+@RUN
+@AS_JSON
 def verify(run: Path, as_json: bool) -> int:
     """Check every byte of every checkpoint of a run.
 
@@ -122,14 +130,14 @@ def verify(run: Path, as_json: bool) -> int:
         if not as_json:
             show_verdict(screen, verdict)
     if as_json:
-        _print_json([asdict(verdict) for verdict in verdicts])
+        print_json([asdict(verdict) for verdict in verdicts])
     elif not verdicts:
         screen.write(f"{words.name(run)}: no checkpoints yet.")
     return int(any(verdict.damage for verdict in verdicts))
 
 
 @cli.command()
-@_RUN
+@RUN
 @click.option("--now", is_flag=True, help="Do not finish the step: keep the last snapshot.")
 @click.option("--reason", metavar="TEXT", default="", help="Noted in the run's journal.")
 @click.option("--wait", is_flag=True, help="Return when the run has stopped (Ctrl-C: sooner).")
@@ -166,7 +174,7 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
 
 
 @cli.command()
-@_RUN
+@RUN
 @click.option("--wait", is_flag=True, help="Return when the checkpoint is durable.")
 def save(run: Path, wait: bool) -> int:
     """Ask a run for a checkpoint now; it goes on training.
@@ -200,7 +208,7 @@ def save(run: Path, wait: bool) -> int:
     default="auto",
     help="What to train with; auto takes PyTorch if it is installed.",
 )
-@click.option("--keep", metavar="FOLDER", type=_FOLDER, help="Keep the two runs there.")
+@click.option("--keep", metavar="FOLDER", type=FOLDER, help="Keep the two runs there.")
 @click.option(
     "--sabotage", is_flag=True, help="Spoil one number after the resume, to see it noticed."
 )
@@ -219,7 +227,3 @@ def demo(framework: str, keep: Path | None, sabotage: bool) -> int:
     from holdfast._cli.demo import tell
 
     return tell(framework, keep, sabotage=sabotage)
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -53,6 +54,9 @@ class RunSummary:
     is_live: bool
     step: int | None
     total: int | None
+    epoch: int | None  # of a live run with epochs, counted from 1
+    epochs: int | None
+    phase: str | None
     attempt: int | None
     memory_step: int | None
     memory_age_seconds: float | None
@@ -103,7 +107,7 @@ def find_runs(path: Path) -> list[Path]:
     """The run folder at `path`, or those in the folders below it."""
     if _is_run(path):
         return [path]
-    found = sorted(_below(path, _DEPTH))
+    found = sorted(runs_below(path))
     if not found:
         raise NotARun(
             f"{path}: there is no run here, nor in the folders below.\n"
@@ -116,7 +120,12 @@ def _is_run(path: Path) -> bool:
     return bool(read_json(RunLayout(path).identity).get("run_id"))
 
 
-def _below(path: Path, depth: int) -> Iterator[Path]:
+def runs_below(
+    path: Path, depth: int = _DEPTH, deadline_seconds: float = math.inf
+) -> Iterator[Path]:
+    """The run folders below this one, as far as they are found until the (monotonic) deadline."""
+    if time.monotonic() > deadline_seconds:
+        return
     try:
         with os.scandir(path) as entries:
             names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
@@ -126,7 +135,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
         if _is_run(path / name):
             yield path / name
         elif depth > 1:
-            yield from _below(path / name, depth - 1)
+            yield from runs_below(path / name, depth - 1, deadline_seconds)
 
 
 def summarize_all(folders: list[Path]) -> list[RunSummary]:
@@ -162,6 +171,9 @@ def summarize(folder: Path) -> RunSummary:
         is_live=live,
         step=step,
         total=history.total,
+        epoch=_whole(beat.get("epoch")) if live else None,
+        epochs=_whole(beat.get("epochs")) if live else None,
+        phase=_text(beat.get("phase")) if live else None,
         attempt=attempt or None,
         memory_step=memory_step,
         memory_age_seconds=_age(memory_time),
@@ -283,3 +295,7 @@ def _age(moment: float | None) -> float | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -31,11 +33,19 @@ _NO_WIDTH = 1000  # of a pipe: a line is never broken, and whoever reads it brea
 
 
 class Screen(Console):
-    """Standard output; a name in brackets stays a name in brackets."""
+    """Standard output, or lines collected for it; a name in brackets stays one."""
 
-    def __init__(self) -> None:
+    def __init__(self, into: IO[str] | None = None) -> None:
         columns = shutil.get_terminal_size((_NO_WIDTH, 24)).columns
-        super().__init__(width=columns, markup=False, highlight=False, emoji=False)
+        super().__init__(
+            file=into,
+            # What is collected is for standard output in the end, and looks as there.
+            force_terminal=None if into is None else sys.stdout.isatty(),
+            width=columns,
+            markup=False,
+            highlight=False,
+            emoji=False,
+        )
 
     def on_broken_pipe(self) -> None:
         # rich would leave with status 1, which for `verify` means damage.
@@ -94,9 +104,14 @@ def _progress(run: RunSummary) -> str:
     if run.step is None:
         return ""
     total = f" of {run.total}" if run.total is not None else ""
+    epoch = f", epoch {run.epoch} of {run.epochs}" if run.epoch and run.epochs else ""
     late = run.boundary_age_seconds or 0.0
-    slow = f", in its next step since {words.duration(late)}" if late > _LONG_STEP_SECONDS else ""
-    return f", step {run.step}{total} (attempt {run.attempt}){slow}"
+    slow = ""
+    if run.phase is not None:
+        slow = f", in {words.name(run.phase)} since {words.duration(late)}"
+    elif late > _LONG_STEP_SECONDS:
+        slow = f", in its next step since {words.duration(late)}"
+    return f"{epoch}, step {run.step}{total} (attempt {run.attempt}){slow}"
 
 
 def _safe(run: RunSummary) -> str:
@@ -231,7 +246,7 @@ def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | 
     names = sorted(each.metrics, key=lambda name: (name != watched, name))
     metrics = ", ".join(f"{name} {words.number(each.metrics[name])}" for name in names)
     return [
-        str(each.step),
+        f"{each.step} (end of epoch)" if each.at_turn else str(each.step),
         "" if each.age_seconds is None else words.duration(each.age_seconds),
         "" if each.size_bytes is None else words.size(each.size_bytes),
         Text("damaged manifest", style="bold red") if each.is_damaged else Text(metrics),

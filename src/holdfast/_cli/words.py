@@ -71,13 +71,12 @@ def name(path: Path | str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
 
 
-def command(verb: str, folder: Path) -> str:
+def command(verb: str, *folders: Path) -> str:
     """A command that can be pasted into a shell.
 
     >>> command("ls", Path("runs/my run"))
     "holdfast ls 'runs/my run'"
     """
-    text = str(folder)
-    if not text.isprintable():
-        return f"holdfast {verb} {name(folder)}"
-    return f"holdfast {verb} {shlex.quote(text)}"
+    texts = [str(each) for each in folders]
+    shown = [shlex.quote(text) if text.isprintable() else name(text) for text in texts]
+    return " ".join(["holdfast", verb, *shown])

@@ -34,12 +34,12 @@ class Feed:
     """A source of batches; this one replays it from its beginning."""
 
     length: int | None = None
+    base: Any = 0  # a seed from the generators that the source holds, as they were given
 
     def __init__(self, source: Any, owned: list[Any]) -> None:
         self.source = source
         self.owned = owned  # generators that travel with the run's state
         self.is_used = False  # outside of epochs, where a second lap could not be told apart
-        self.base = 0  # of the generators that the source holds, as they were given
         self._held: list[Any] = []
         with contextlib.suppress(TypeError):
             self.length = len(source)
@@ -144,7 +144,7 @@ class LoaderFeed(Feed):
             self._tickets.aim(lap.epoch, seed, drawn, mix_seeds)
         if way == self._torch.SKIPS:
             batches = iter(self._mine)
-            if skip and self._tickets is not None:
+            if self._tickets is not None:
                 self._tickets.catch_up()
             return batches
         if goal is not None and way == self._torch.KEEPS:
@@ -178,6 +178,15 @@ class SideBySide(Feed):
         lengths = [feed.length for feed in feeds]
         known = [length for length in lengths if length is not None]
         self.length = min(known) if len(known) == len(lengths) else None
+
+    @property
+    def base(self) -> Any:
+        return [feed.base for feed in self._feeds]
+
+    @base.setter
+    def base(self, bases: Any) -> None:
+        for feed, base in zip(self._feeds, bases, strict=True):
+            feed.base = base
 
     def open(self, lap: Lap, seed: int) -> Iterator[Any]:
         opened = []

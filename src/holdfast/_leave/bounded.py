@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from holdfast._errors import Stopped
+from holdfast._interactive import is_interactive
+from holdfast._leave import statuses
 from holdfast._leave.record import record_exit
 from holdfast._record.layout import RunLayout
 from holdfast._say import say
@@ -41,11 +44,6 @@ def leave_at_once(layout: RunLayout, attempt: int, reason: str, record: dict[str
     say(f"leaving at once ({reason}): {kept}. Status {status}.")
     record_exit(layout, attempt, {"how": reason, **record})
     end_process(status)
-
-
-def is_interactive() -> bool:
-    """Whether the interpreter lives on after an exception: a prompt or a notebook."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
 
 
 def _is_leaving() -> bool:
@@ -77,3 +75,13 @@ def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -
 
     timer = threading.Event()
     threading.Thread(target=watch, name="holdfast-leave", daemon=True).start()
+
+
+def die_if_terminated(stopped: Stopped) -> None:
+    """Let a SIGTERM end an interpreter that no exception ends, now that the state is durable.
+
+    A notebook server sends it to a kernel that is to be gone, and a killing follows.
+    """
+    asked = stopped.status == statuses.TERMINATED and is_interactive()
+    if asked and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else the user's was called
+        signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,8 @@
-"""What a run leaves with when its loop was left without a boundary to answer."""
+"""The words with which a run leaves: at a boundary, or when none was left to answer.
+
+In a script they are said. At a prompt or in a notebook the exception carries them,
+since the interpreter shows it anyway, and once is enough.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,19 @@ from holdfast._errors import Stopped
 from holdfast._leave.record import reason_of
 from holdfast._say import say
 
+_AGAIN = "Run it again to go on."
+
 
 def say_leaving(stopped: Stopped, durable_step: int | None) -> None:
     """Say what is durable as a run leaves that was asked to, and how to go on."""
+    kept = _kept(durable_step)
+    if isinstance(stopped, KeyboardInterrupt):
+        stopped.message = f"{_as_a_person_says(stopped.reason)}: {kept}. {_AGAIN}"
+        return
     say(
-        f"{_kept(durable_step)}; leaving with status {stopped.status} ({stopped.reason}). "
+        f"{kept}; leaving with status {stopped.status} ({stopped.reason}). "
         "Start the same command again to go on."
     )
-
-
-def _kept(durable_step: int | None) -> str:
-    return "nothing is durable yet" if durable_step is None else f"step {durable_step} is durable"
 
 
 def answer_late(
@@ -31,8 +37,25 @@ def answer_late(
             say(f"the loop was left early, at step {step}; {kept}.")
         return None
     reason, status = asked
+    stopped = Stopped(status, reason, step)
+    if isinstance(stopped, KeyboardInterrupt):
+        reason = _as_a_person_says(reason)
     if error is None:
-        say(f"{reason}: leaving; {kept}.")
+        words = f"{reason}: leaving; {kept}."
+    elif isinstance(error, KeyboardInterrupt):
+        words = f"{reason}: step {step + 1} was not finished; {kept}."
     else:  # data-loader workers may have died of the signal too
-        say(f"after {reason} the step failed ({reason_of(error)}); {kept}.")
-    return Stopped(status, reason, step)
+        words = f"after {reason} the step failed ({reason_of(error)}); {kept}."
+    if isinstance(stopped, KeyboardInterrupt):
+        stopped.message = f"{words} {_AGAIN}"
+    else:
+        say(words)
+    return stopped
+
+
+def _kept(durable_step: int | None) -> str:
+    return "nothing is durable yet" if durable_step is None else f"step {durable_step} is durable"
+
+
+def _as_a_person_says(reason: str) -> str:
+    return "interrupted" if reason == "SIGINT" else reason  # there is no Ctrl-C in a notebook

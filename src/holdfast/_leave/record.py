@@ -17,6 +17,8 @@ def status_of(error: BaseException | None) -> int:
     """The exit status that Python will give for this exception."""
     if error is None:
         return statuses.FINISHED
+    if isinstance(error, Stopped):
+        return error.status
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return statuses.PERSON if isinstance(error, KeyboardInterrupt) else 1

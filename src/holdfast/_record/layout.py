@@ -42,6 +42,11 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+def is_turn(checkpoint: Path) -> bool:
+    """Whether a checkpoint was made at the turn of an epoch."""
+    return checkpoint.name.endswith("-turn")
+
+
 @dataclass(frozen=True)
 class RunLayout:
     """The paths of one run folder."""

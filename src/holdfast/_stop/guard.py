@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from holdfast._interactive import is_interactive
 from holdfast._say import say
 from holdfast._stop.children import ChildShield
 from holdfast._stop.request import StopRequest, request_from_signal
@@ -41,22 +42,32 @@ class Guard:
         """True: signals wait for a boundary. False: they act at once, as in any script."""
         if self._watch is not None:
             self._watch.defers = defers
+            if defers and is_interactive():  # the run may be open since an earlier cell
+                self._take_back()
 
     def rest(self, leave: Callable[[int], BaseException] | None) -> None:
         """While set, a signal leaves at once, by what `leave` gives: no boundary will come."""
         if self._watch is not None:
             self._watch.leave = leave
 
-    def nudge(self) -> None:
-        """From another thread: act in the main thread as if Ctrl-C had come."""
-        if self._watch is not None:
-            self._watch.nudged = True
+    def nudge(self, *, ends_the_step: bool = False) -> None:
+        """From another thread: act in the main thread as if Ctrl-C had come, or a second one."""
+        if self._watch is None:
+            return
+        self._watch.nudged = True
+        self._watch.ends_the_step = ends_the_step
+        if hasattr(signal, "pthread_kill"):  # which also wakes it from a system call
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
             _thread.interrupt_main(signal.SIGINT)
 
     def mend(self, is_alone: bool) -> None:
         """Take back what another library has replaced, and say so."""
         if self._watch is not None:
             self._watch.is_alone = is_alone
+        self._take_back()
+
+    def _take_back(self) -> None:
         if self._watch is not None and threading.current_thread() is threading.main_thread():
             for what in self._watch.mend():
                 say(f"{what} had been replaced by another library; taken back.")
@@ -86,7 +97,12 @@ class Guard:
 def announce_signal(number: int, grace: float | None, step: int, newest: int | None) -> None:
     """Tell the person at once what will happen, and what a second Ctrl-C does."""
     kept = "nothing new" if newest is None else f"step {newest}"
-    if number == signal.SIGINT:
+    if number == signal.SIGINT and is_interactive():
+        say(
+            f"interrupted: step {step} is being finished and saved. "
+            f"Another interrupt does not wait for it and keeps {kept}."
+        )
+    elif number == signal.SIGINT:
         say(
             f"Ctrl-C: step {step} is being finished and saved, then the run leaves. "
             f"Ctrl-C again leaves at once and keeps {kept}."

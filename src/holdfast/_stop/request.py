@@ -20,6 +20,7 @@ from holdfast._record.identity import host_name
 from holdfast._record.layout import RunLayout
 
 KINDS = ("stop", "save")
+SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and forwarded
 
 
 @dataclass(frozen=True)

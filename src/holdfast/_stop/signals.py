@@ -7,7 +7,8 @@ keeper at C level, so that the clock of a deadline starts even while the main
 thread sits in a long call.
 
 Only outside the user's loop, where no boundary will come, it raises at once, as
-Python would.
+Python would; and for the second Ctrl-C where nobody else answers it: without a
+keeper, and at a prompt or in a notebook, whose process must live on.
 """
 
 from __future__ import annotations
@@ -18,14 +19,21 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from holdfast._errors import Stopped
+from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
+from holdfast._stop.request import SAME_PRESS_SECONDS
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
 _SIGACTION_BYTES = 256
+_OURS = ("_attempt.py", "_custody", "_leave", "_record", "_save", "_stop")
+_OUR_WORK = tuple(str(Path(__file__).parents[1] / name) for name in _OURS)
 _Handler = Callable[[int, Any], Any] | int | None
 
 # The one that fork must undo in the child; there is at most one run that owns the signals.
@@ -43,6 +51,8 @@ class SignalWatch:
         self.defers = True  # False: outside the loop, where a signal acts at once
         self.leave: Callable[[int], BaseException] | None = None  # set: it leaves at once
         self.nudged = False  # the next one is our own thread's
+        self.ends_the_step = False  # True: what nudges does not wait for the boundary
+        self._pressed_at: float | None = None
         self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
         self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
         self._wakeup = wakeup
@@ -99,20 +109,24 @@ class SignalWatch:
     def mend(self) -> list[str]:
         """Take back what another library has replaced, and return what that was."""
         replaced = []
+        # Around each cell and prompt these are put in place: nobody's wish, and no news.
+        defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
         for number in tuple(self._former):
             found = signal.getsignal(number)
             if found is self._handler and _c_handler(number) == self._at_c_level[number]:
                 continue
             if found is not self._handler and callable(found):
                 self._former[number] = found  # the user's newest wish, kept for the boundary
-            replaced.append(f"the handler of {signal.Signals(number).name}")
+            if number != signal.SIGINT or found not in defaults:
+                replaced.append(f"the handler of {signal.Signals(number).name}")
             signal.signal(number, self._handler)
             self._at_c_level[number] = _c_handler(number)
         if self._wakeup >= 0:
             descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
             if descriptor != self._wakeup:
                 self._former_wakeup = descriptor
-                replaced.append("the wakeup descriptor")
+                if descriptor not in defaults:
+                    replaced.append("the wakeup descriptor")
         return replaced
 
     def users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
@@ -122,25 +136,35 @@ class SignalWatch:
             return None
         return former
 
-    def _note(self, number: int, _frame: Any) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if self.defers:
             nudged, self.nudged = self.nudged, False
+            again = not nudged and self._is_pressed_again(number)
             if not nudged:
                 self.noted.append(number)
             if self.leave is not None:
                 raise self.leave(number)
-            if nudged:
-                return
-            if self.is_alone and self.noted.count(signal.SIGINT) > 1:
+            if again and self.is_alone:
                 raise KeyboardInterrupt  # no keeper hears the second Ctrl-C
+            at_once = again or (nudged and self.ends_the_step)
+            if at_once and is_interactive() and not _is_our_work(frame):
+                raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
             return
         handler = self.users_handler(number)
         if handler is not None:  # no boundary will come that could call it
-            handler(number, _frame)
+            handler(number, frame)
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise Stopped(statuses.of_signal(number), signal.Signals(number).name)
+
+    def _is_pressed_again(self, number: int) -> bool:
+        if number != signal.SIGINT:
+            return False
+        first, now = self._pressed_at, time.monotonic()
+        if first is None:
+            self._pressed_at = now
+        return first is not None and now - first > SAME_PRESS_SECONDS
 
     def _undo_in_child(self) -> None:
         # A forked worker must neither run our handler nor write into our descriptor:
@@ -151,6 +175,13 @@ class SignalWatch:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
             if self._takes_quit and _SIGQUIT is not None:
                 faulthandler.unregister(_SIGQUIT)
+
+
+def _is_our_work(frame: FrameType | None) -> bool:
+    """Whether the thread saves or closes, which must not be cut in two."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_OUR_WORK):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _block_signals() -> None:

@@ -195,6 +195,11 @@ def _device_modules() -> dict[str, Any]:
     return found
 
 
+def is_global(value: object) -> bool:
+    """Whether a generator is the one that torch draws from unless told otherwise."""
+    return value is torch.default_generator
+
+
 def seed_global(seed: int) -> None:
     """Seed the CPU generator; those of devices are not for data."""
     torch.default_generator.manual_seed(seed & _SEED_MASK)
@@ -257,6 +262,9 @@ def settle(value: object, stored: Any) -> None:
     """Undo the casts of Optimizer.load_state_dict, which gives moments the parameters' dtype."""
     if not isinstance(value, torch.optim.Optimizer) or not isinstance(stored, dict):
         return
+    if stored.get("state"):
+        # It has stepped, in the life before: a scheduler that steps first has nothing to warn of.
+        value._opt_called = True  # type: ignore[attr-defined]
     parameters = [p for group in value.param_groups for p in group["params"]]
     indices = [i for group in stored.get("param_groups", []) for i in group["params"]]
     for index, parameter in zip(indices, parameters, strict=False):

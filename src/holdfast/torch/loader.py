@@ -8,6 +8,7 @@ set by index nothing is loaded twice: the sampler draws again, and what was used
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from holdfast.torch.samples import LazySamples, NamedSamples, Seed, Ticket
+from holdfast.torch.samples import LazySamples, NamedSamples, Seed, Ticket, WorkerStart
 
 # How a position is found again:
 SKIPS = "skips"  # the sampler draws again, and what was used is not loaded
@@ -39,7 +40,7 @@ def way_of(loader: DataLoader[Any]) -> str:
     is_pipe = isinstance(data, IterDataPipe | MapDataPipe)
     if not isinstance(data, IterableDataset) and own_iter and not is_pipe:
         return SKIPS
-    if _keeps_state(loader):
+    if _keeps_state(loader) and not _has_no_state(data):
         return KEEPS
     if own_iter and loader.num_workers == 0 and _keeps_state(data):
         return DATA_KEEPS
@@ -50,6 +51,14 @@ def _keeps_state(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
+
+
+def _has_no_state(data: object) -> bool:
+    """Whether a loader that keeps states finds none here, and would replay by itself.
+
+    The data set has none, and its iterator is a generator of Python's, which has none either.
+    """
+    return not _keeps_state(data) and inspect.isgeneratorfunction(type(data).__iter__)  # type: ignore[attr-defined]
 
 
 def can_be_copied(loader: DataLoader[Any]) -> bool:
@@ -113,7 +122,7 @@ class Tickets:
         self._epoch, self._seed, self._skip, self._mix = epoch, seed, skip, mix
 
     def catch_up(self) -> None:
-        """Draw what was used now, while the generators are as they were."""
+        """Draw what was used, or else the first, now: while the generators are as they were."""
         if self._drawing is not None:
             self._drawing.catch_up()
 
@@ -139,31 +148,38 @@ class _Drawing:
         self._skip = skip
         self._number = skip
         self._ticket = ticket
+        self._has_drawn = False
 
     def catch_up(self) -> None:
-        skip, self._skip = self._skip, 0
-        for _ in itertools.islice(self._draws, skip):
+        if self._has_drawn:
+            return
+        self._has_drawn = True
+        for _ in itertools.islice(self._draws, self._skip):
             pass
+        if not self._skip:
+            # A sampler draws its order with the first batch: before anything else does.
+            self._draws = itertools.chain([*itertools.islice(self._draws, 1)], self._draws)
 
     def __iter__(self) -> _Drawing:
         return self
 
     def __next__(self) -> Ticket:
-        if self._skip:
-            self.catch_up()
+        self.catch_up()
         ticket = self._ticket(next(self._draws), self._number)
         self._number += 1
         return ticket
 
 
 def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
-    """Draw each batch from a stream of the sampler's own.
+    """Draw each batch but the first from a stream of the sampler's own.
 
-    Workers are given their indices ahead of time: draws from the global generators would
-    come at other moments after a restart.
+    Draws from the global generators would come at other moments after a restart: it does not
+    repeat what the training drew in between. Most samplers draw all in the beginning, as ever.
     """
-    with apart():
-        draws = iter(sampler)
+    draws = iter(sampler)
+    for drawn in draws:
+        yield drawn
+        break
     while True:
         with apart():
             try:
@@ -188,6 +204,7 @@ def copy_loader(
         seed if is_iterable else None,
         apart,
     )
+    attributes["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
     if loader.persistent_workers:
         # They are made in the first pass of a life and draw a seed then: from the global
         # generator, each life would take one number more from it.
@@ -197,9 +214,9 @@ def copy_loader(
     elif not is_iterable:
         attributes["sampler"] = tickets
     if not is_iterable:
-        attributes["dataset"] = NamedSamples(data, seed)
-    elif not _keeps_state(loader):
-        attributes["dataset"] = LazySamples(data, seed)
+        attributes["dataset"] = NamedSamples(data, loader.collate_fn, seed)
+    elif way_of(loader) != KEEPS:
+        attributes["dataset"] = LazySamples(data, loader.collate_fn, seed)
         # Without batches no ticket reaches the workers: new ones begin with the pass's seed.
         attributes["persistent_workers"] = loader.persistent_workers and batched
     return mine, tickets

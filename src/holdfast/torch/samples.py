@@ -6,6 +6,10 @@ else through. They are pickled for workers that are spawned.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from holdfast._errors import name_place
 
-Seed = Callable[[Any, int, bool], None]
+Seed = Callable[[list[Any], int, bool], None]
 
 
 class Ticket:
@@ -30,12 +34,44 @@ class Ticket:
 
     def __iter__(self) -> Iterator[Any]:
         # A loader goes through the indices as it begins to take a batch from an iterable.
-        if self.sow is not None and get_worker_info() is not None:
-            self.sow(None, self.seed, True)
+        worker = get_worker_info()
+        if self.sow is not None and worker is not None:
+            if isinstance(worker.dataset, _Wrapped):
+                worker.dataset.holdfast_sow(self.seed)
+            else:
+                self.sow([], self.seed, True)  # what it holds is in its own state
         return iter(self.drawn)
 
     def __len__(self) -> int:
         return len(self.drawn)
+
+
+class WorkerStart:
+    """The first thing in a worker: its life is tied to the trainer's, then the user's own start.
+
+    torch's workers look who their parent is once they run. One whose trainer was killed before
+    takes the system's first process for it, and stays for ever, with all that it has mapped.
+    """
+
+    _PR_SET_PDEATHSIG = 1
+
+    def __init__(self, users: Callable[[int], Any] | None) -> None:
+        self._users = users
+        self._trainer = os.getpid()
+        # The system counts the end of the thread that has started it, and only this one stays.
+        self._is_tied = (
+            sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+        )
+
+    def __call__(self, worker: int) -> None:
+        if self._is_tied:
+            import ctypes
+
+            ctypes.CDLL(None).prctl(self._PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._trainer:
+            os._exit(1)
+        if self._users is not None:
+            self._users(worker)
 
 
 def _name_sample(error: Exception, ticket: Ticket, sample: Any) -> None:
@@ -48,14 +84,22 @@ class _Wrapped:
     """Attributes of the data set itself, for worker_init_fn and whoever else looks at it."""
 
     _holdfast_data: Any
+    _holdfast_collate: Any  # it may hold generators too
     _holdfast_seed: Seed
 
-    def __init__(self, data: Any, seed: Seed) -> None:
+    def __init__(self, data: Any, collate: Any, seed: Seed) -> None:
         object.__setattr__(self, "_holdfast_data", data)
+        object.__setattr__(self, "_holdfast_collate", collate)
         object.__setattr__(self, "_holdfast_seed", seed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self._holdfast_data, self._holdfast_seed))
+        parts = (self._holdfast_data, self._holdfast_collate, self._holdfast_seed)
+        return (type(self), parts)
+
+    def holdfast_sow(self, seed: int) -> None:
+        """Let what is drawn from here on come from this seed."""
+        holders = [self._holdfast_data, self._holdfast_collate]
+        self._holdfast_seed(holders, seed, get_worker_info() is not None)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_holdfast"):
@@ -74,7 +118,7 @@ class NamedSamples(_Wrapped, Dataset[Any]):
 
     def __getitems__(self, ticket: Ticket) -> list[Any]:
         data = self._holdfast_data
-        self._holdfast_seed(data, ticket.seed, get_worker_info() is not None)
+        self.holdfast_sow(ticket.seed)
         fetch = getattr(data, "__getitems__", None)
         if callable(fetch):
             try:
@@ -94,7 +138,7 @@ class NamedSamples(_Wrapped, Dataset[Any]):
 
     def __getitem__(self, ticket: Ticket) -> Any:
         data = self._holdfast_data
-        self._holdfast_seed(data, ticket.seed, get_worker_info() is not None)
+        self.holdfast_sow(ticket.seed)
         try:
             return data[ticket.drawn]
         except Exception as error:
