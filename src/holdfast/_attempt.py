@@ -9,209 +9,42 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from holdfast._custody.orders import Custody, Handle
+from holdfast._boundary import Boundaries
+from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
-from holdfast._data.feed import Feed
-from holdfast._errors import HoldfastError, RunIsLive, SettingsError, Stopped
+from holdfast._errors import HoldfastError, Stopped
+from holdfast._interactive import is_interactive
 from holdfast._keeper.keep import Policy
 from holdfast._leave import statuses
-from holdfast._leave.bounded import bound_leaving, leave_at_once
+from holdfast._leave.bounded import bound_leaving, die_if_terminated
+from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
 from holdfast._leave.late import answer_late, say_leaving
 from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
-from holdfast._metrics import Metrics
 from holdfast._phases import Phases
-from holdfast._progress import Progress, Standing
-from holdfast._record import journal
 from holdfast._record.attempts import beating, cannot_write, claim, open_folder
-from holdfast._resume.start import Resumed, Start, resume
+from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
-from holdfast._save.capture import capture, restore_generators
-from holdfast._save.control import BOUNDARY_NS, IN_LOOP, REST, STEP
-from holdfast._say import say, speak_plainly
-from holdfast._settings import Settings
-from holdfast._stop.guard import Guard, announce_signal
-from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
+from holdfast._save.capture import restore_generators
+from holdfast._save.control import STAYS, STEP
+from holdfast._say import say
+from holdfast._stop.guard import Guard
 from holdfast._version import __version__
 
-_LOOK_SECONDS = 0.1
 _LEAVE_SECONDS = 60.0
 
 
-class LoopMark:
-    """A loop that is running, told apart from others of its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class Attempt:
-    """What a run does between its loops and the other stages; `Run` adds the loops."""
-
-    def __init__(
-        self, folder: str | os.PathLike[str], *, settings: Settings | None = None, **state: Any
-    ) -> None:
-        speak_plainly()
-        if settings is not None and not isinstance(settings, Settings):
-            raise SettingsError(
-                f"settings={settings!r} is a {type(settings).__name__}.\n"
-                "Valid: holdfast.Settings(…), or None for the defaults."
-            )
-        self._folder = Path(folder)
-        self._settings = settings or Settings()
-        self._state = dict(state)
-        capture(self._state)  # what cannot be stored is refused now, not at the first save
-        self.step = 0
-        self.attempt = 0
-        self.resumed_from: int | None = None
-        self._metrics = Metrics(self._settings.best_metric)
-        self._asked: StopRequest | None = None
-        self._trouble: HoldfastError | None = None
-        self._is_open = False
-        self._loops: list[LoopMark] = []  # those that are running, the outermost first
-        self._phases: Phases = None  # type: ignore[assignment]  # from opening on
-        self._total: int | None = None
-        self._epochs_total: int | None = None
-        self._stopped: Stopped | None = None
-        self._noted: list[int] = []
-        self._announced = False
-        self._generators: dict[str, Any] | None = None
-        self._found: Resumed = None  # type: ignore[assignment]  # from opening on
-        self._course = Course()
-        self._feeds: list[Feed] = []
-        self._feed: Feed | None = None  # of the lap that is running
-        self._steps_expected: int | None = None  # of all epochs, if their loops are alike
-        self._progress = Progress(self._standing)
-        self._has_course = False  # whether there is a position in data to speak of
-        self._at_turn = False
-        self._custody: Custody = None  # type: ignore[assignment]  # from opening on
-        self._next_look = 0.0
-        self._next_due_step = sys.maxsize
-
-    def _pass_boundary(self) -> bool:
-        self.step = step = self.step + 1
-        self._at_turn = False
-        now = time.monotonic()
-        words = self._words
-        words[STEP] = step
-        words[BOUNDARY_NS] = int(now * 1e9)
-        if now < self._next_look and step < self._next_due_step and not self._noted:
-            return False
-        return self._work(now)
-
-    def _work(self, now: float) -> bool:
-        """A boundary at which there is something to do, or to look after."""
-        self._next_look = now + _LOOK_SECONDS
-        self._custody.look_after_keeper()
-        self._guard.mend(is_alone=not self._custody.has_keeper)
-        if self._trouble is not None:
-            raise self._trouble
-        if not self._is_complete():
-            request = self._guard.request() or self._asked
-            if request is not None:
-                self._stop_for(request)
-                return True
-        self._saver.pass_boundary(now, self.step)
-        if self.step == self._phases.expected_step:
-            self._saver.rest_at(now, self.step)
-        self._next_look = min(self._next_look, self._cadence.next_look())
-        self._set_next_due_step()
-        return False
-
-    def _is_complete(self) -> bool:
-        """Whether training is over anyway, so that there is nothing to stop any more."""
-        if self._total is not None and self.step >= self._total:
-            return True
-        return self._epochs_total is not None and self._course.epoch >= self._epochs_total
-
-    def _set_next_due_step(self) -> None:
-        expected = self._phases.expected_step
-        if expected <= self.step:
-            expected = sys.maxsize
-        self._next_due_step = min(self._cadence.next_step(), expected)
-
-    def _where(self) -> dict[str, Any]:
-        """Where in its data the run is, for the saver."""
-        position = None
-        if self._has_course:
-            position = self._course.position.to_tree()
-            if self._feed is not None and not self._course.position.is_over:
-                position["state"] = self._feed.state()
-        return {"position": position, "at_turn": self._at_turn}
-
-    def _standing(self) -> Standing:
-        """For the progress line: read by its thread, so nothing here waits for anything."""
-        newest, feed = self._saver.newest, self._feed
-        in_epochs = self._epochs_total is not None
-        return Standing(
-            step=self.step,
-            steps=self._total or self._steps_expected,
-            epoch=self._course.epoch if in_epochs else None,
-            epochs=self._epochs_total,
-            batch=None if feed is None else self._course.batch,
-            batches=None if feed is None else feed.length,
-            phase=self._phases.name,
-            metrics=self._metrics.glance(),
-            memory_step=None if newest is None else newest.step,
-            disk_step=self._durable_step(),
-        )
-
-    def _leave_from_rest(self, number: int) -> Stopped:
-        """What leaves a phase, in the signal handler."""
-        request = self._asked or request_from_signal(number)
-        return Stopped(request.status, request.reason, self.step)
-
-    def _stop_for(self, request: StopRequest) -> None:
-        """Make this boundary durable and note why the run leaves."""
-        durable = self._saver.save_and_wait(self.step, f"stop: {request.reason}")
-        status = request.status if durable else statuses.NOT_DURABLE
-        self._stopped = Stopped(status, request.reason, self.step)
-        self._note("stop", step=self.step, reason=request.reason, status=status)
-        if durable:
-            say_leaving(self._stopped, self.step)
-        self._guard.call_users_handler(request.number)
-
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "noted":
-            newest = self._saver.newest
-            kept = None if newest is None else newest.step
-            if not message["rests"]:  # else it leaves at once, and says so then
-                announce_signal(message["signal"], message["grace"], self.step + 1, kept)
-        elif kind == "request" and message["request"] == "stop":
-            self._asked = self._asked or stop_from_file(message["details"])
-            resting = bool(self._words[REST])
-            doing = "Leaving" if resting else f"Finishing step {self.step + 1}"
-            say(f"asked to stop: {self._asked.reason}. {doing}.")
-            if resting:
-                self._guard.nudge()
-        elif kind == "request":
-            self._saver.want(Handle("holdfast save"))
-        elif kind == "failed":
-            say(f"a checkpoint could not be made: {message['error']}. It will be tried again.")
-        elif kind == "fenced":
-            text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
-            self._trouble = RunIsLive(text, pid=0, host="")
-        elif kind == "leave":
-            # If the keeper has written nothing, the trainer has, or an earlier attempt.
-            step = message["step"] or self._durable_step()
-            record = {"status": message["status"], "step": self.step, "durable_step": step}
-            self._progress.close()
-            leave_at_once(self._layout, self.attempt, message["reason"], record)
-        elif kind == "tick" and self._noted and not self._announced:
-            self._announced = True
-            announce_signal(self._noted[0], None, self.step + 1, None)
-        self._next_look = 0.0
+class Attempt(Boundaries):
+    """Opens and closes a run; `Run` adds the loops."""
 
     def __enter__(self) -> Self:
-        if self._is_open:
+        if self._is_open and not is_interactive():
             raise HoldfastError(f"{self._folder}: this Run is open already.")
+        close_forgotten(self._folder)
         self._layout, run_id = open_folder(self._folder)
         start = Start(self._layout, run_id, self._folder)
         self.attempt = 0
@@ -255,6 +88,7 @@ class Attempt:
         self._custody = Custody(policy, settings.grace_seconds, settings.signal_numbers, self._hear)
         self._words = self._custody.words
         self._words[STEP] = self.step
+        self._words[STAYS] = is_interactive()
         self._cadence = Cadence(settings, time.monotonic(), self.step)
         self._saver = Saver(self._state, self._metrics, self._custody, self._cadence, self._where)
         found.hand_over(self._custody)
@@ -264,6 +98,7 @@ class Attempt:
         self._phases = Phases(self._words, self._guard, self._custody, self._leave_from_rest)
         self._set_next_due_step()
         self._is_open = True
+        note_open(self._folder, self)
         self._guard.defer(False)
         self._noted = self._guard.noted
         self._note(
@@ -279,57 +114,14 @@ class Attempt:
             for lost in restore_generators(self._generators):
                 say(f"not restored: {lost}. The run goes on, but not to the same bits.")
 
-    def _enter_loop(self) -> None:
-        if self._words[IN_LOOP]:
-            return
-        if self._generators is not None:
-            # Again: what the script drew between `with` and the loop, it drew before too.
-            restore_generators(self._generators)
-            if not self._course.is_on_the_way:
-                self._generators = None
-        self._words[IN_LOOP] = 1
-        self._progress.begin()
-        self._guard.defer(True)
-
-    def _leave_loop(self) -> None:
-        # The loop's generator may be closed after the run, or by a forked child.
-        if not self._is_open or os.getpid() != self._pid:
-            return
-        self._words[IN_LOOP] = 0
-        self._progress.close()
-        self._guard.defer(False)
-
-    def _arrive(self) -> None:
-        """Here the life before had been: everything is to be as it was stored."""
-        changed = self._found.put_back(self._state)
-        if changed:
-            self._note("put-back", names=changed)
-        if self._generators is not None:
-            restore_generators(self._generators)
-            self._generators = None
-        self._metrics.restore(self._found.metrics)
-
-    def _record_exit(self, status: int, how: str, durable_step: int | None) -> None:
-        record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
-        record_exit(self._layout, self.attempt, record)
-
-    def _note(self, event: str, **fields: Any) -> None:
-        journal.append(self._layout.journal, event, **fields)
-
-    def _require_open(self) -> None:
-        if not self._is_open:
-            raise HoldfastError(
-                f"{self._folder}: the run is not open.\nUse it as `with holdfast.Run(…) as run:`."
-            )
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child that leaves the block: the run is its parent's
+        if os.getpid() != self._pid or not self._is_open:
+            return  # a forked child that leaves its parent's block, or closed as forgotten
         self._guard.defer(True)  # our own work is not to be cut in two
         self._progress.close()
         self._guard.rest(None)
@@ -346,6 +138,8 @@ class Attempt:
         self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
         self._close(leaving)
         self._stopped = None  # else whoever catches it would keep it for ever
+        if isinstance(leaving, Stopped):
+            die_if_terminated(leaving)
         if leaving is not None and leaving is not error:
             raise leaving from error
         for number in self._noted[answered:] if leaving is None else ():
@@ -359,9 +153,14 @@ class Attempt:
         if self._noted:
             self._guard.call_users_handler(self._noted[0])
 
-    def _durable_step(self) -> int | None:
-        step = self._custody.durable_step
-        return self.resumed_from if step is None else step
+    def close_forgotten(self) -> None:
+        """Close a run that was opened without `with`, before its folder is opened again."""
+        self._guard.defer(True)
+        self._guard.rest(None)
+        self._progress.close()
+        self._saver.keep_last("closed")
+        self._record_exit(statuses.FINISHED, "left open", self._custody.durable_step)
+        self._close(None)
 
     def _answer_late(self, error: BaseException | None) -> Stopped | None:
         request = self._guard.request() or self._asked
@@ -382,10 +181,12 @@ class Attempt:
             self._custody.close()
         self._saver.close()
         self._guard.remove()
+        self._words, self._next_look = [0] * 16, 0.0  # for a loop that is still alive
         self._custody.release()
         self._found.release()
         self._feeds.clear()  # and with them the workers that outlive an epoch
         self._is_open = False
+        note_closed(self._folder)
 
     def _abort(self, error: BaseException) -> None:
         """Opening failed: leave the run as it was found."""
@@ -395,3 +196,8 @@ class Attempt:
         if self._is_open:
             self._guard.remove()
             self._is_open = False
+            note_closed(self._folder)
+
+    def _record_exit(self, status: int, how: str, durable_step: int | None) -> None:
+        record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
+        record_exit(self._layout, self.attempt, record)

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from holdfast._attempt import Attempt, LoopMark
+from holdfast._attempt import Attempt
+from holdfast._boundary import LoopMark
 from holdfast._custody.orders import Handle
 from holdfast._data.course import Lap, completes_step, steps_of_lap
 from holdfast._data.feed import Feed, SideBySide, feed_of
@@ -108,7 +109,8 @@ class Run(Attempt):
             if self._course.is_on_the_way:
                 self._arrive()  # the script has no loop over data any more
             self._total = total
-            self._note("loop", attempt=self.attempt, step=self.step, total=total)
+            attempt = self.attempt
+            self._note("loop", attempt=attempt, step=self.step, total=total)
             try:
                 while self.step < total:
                     yield self.step
@@ -117,7 +119,8 @@ class Run(Attempt):
                         raise self._stopped
                 self.finish()
             finally:
-                self._total = None
+                if self.attempt == attempt:  # a traceback may keep us into the next opening
+                    self._total = None
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs that are left, up to `total` in the whole life of the run.
@@ -142,7 +145,8 @@ class Run(Attempt):
             self._has_course = True
             self._epochs_total = total
             self._words[EPOCHS] = total
-            self._note("loop", attempt=self.attempt, step=self.step, epochs=total)
+            attempt = self.attempt
+            self._note("loop", attempt=attempt, step=self.step, epochs=total)
             course.begin_epochs(self.step)
             try:
                 while course.epoch < total:
@@ -155,7 +159,8 @@ class Run(Attempt):
                         raise self._stopped
                 self.finish()
             finally:
-                self._epochs_total = None
+                if self.attempt == attempt:
+                    self._epochs_total = None
 
     def _pass_turn(self) -> bool:
         """An epoch is over: a boundary that completes no step, unless the epoch had none."""
@@ -225,7 +230,8 @@ class Run(Attempt):
                 course.end_lap()
                 self._saver.rest_at(time.monotonic(), self.step)
             finally:
-                self._feed = None
+                if self._feed is feed:
+                    self._feed = None
                 del batches  # with it go the workers that do not outlive a pass
 
     def _expect_steps(self, feed: Feed, lap: Lap, accumulate: int) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import SCRIPTS, Trainer, environment
+
+if TYPE_CHECKING:
+    from tests.processes.notebook import Notebook
 
 LIGHT = SCRIPTS / "light.py"
 # Snapshots as often as they can be, whatever they cost.
@@ -72,3 +75,35 @@ def light_reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., s
         return known[total, size]
 
     return find
+
+
+@pytest.fixture
+def open_notebook(tmp_path: Path) -> Iterator[Callable[[], Notebook]]:
+    """Open a notebook with a kernel of its own; it is ended at the end of the test."""
+    from tests.processes.notebook import Notebook  # slow to import
+
+    opened: list[Notebook] = []
+
+    def begin() -> Notebook:
+        opened.append(Notebook(tmp_path / f"notebook{len(opened)}"))
+        return opened[-1]
+
+    yield begin
+    for notebook in opened:
+        notebook.end()
+
+
+@pytest.fixture(scope="module")
+def one_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    from tests.processes.notebook import Notebook  # slow to import
+
+    notebook = Notebook(tmp_path_factory.mktemp("kernel") / "notebook")
+    yield notebook
+    notebook.end()
+
+
+@pytest.fixture
+def notebook(one_kernel: Notebook) -> Notebook:
+    """A kernel in which other runs have been before, as in a long day."""
+    assert one_kernel.manager.is_alive()
+    return one_kernel

@@ -2,8 +2,8 @@
 
 It may run for days beside a training that needs every core, so it takes 2% of one at
 most: only what has changed is read again, and if that is still too much, it looks
-less often, though at least every five seconds. It never hides the cursor or switches screens, so that no end of it, not
-even kill -9, leaves a terminal that must be reset.
+less often, though at least every five seconds. It never hides the cursor or switches
+screens, so that no end of it, not even kill -9, leaves a terminal that must be reset.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 
 from holdfast._record.checksum import digest
-from holdfast._save.arena import Arena, SlotRecord
+from holdfast._save.arena import Arena, NotAnArena, SlotRecord
 
 
 class HeldArena:
@@ -62,6 +63,9 @@ class HeldArena:
         with self._guard:
             return None if self._retired else self.arena.newest()
 
+    def find(self, sequence: int) -> SlotRecord | None:
+        return next((r for r in self.arena.whole() if r.sequence == sequence), None)
+
     def retire(self, *, remove: bool = True) -> None:
         """Unmap it when the last reader is done, and remove its file now."""
         if remove and self.path is not None:
@@ -74,6 +78,62 @@ class HeldArena:
     def _close_if_idle(self) -> None:
         if self._retired and not any(self._readers.values()) and self.arena.descriptor >= 0:
             self.arena.close()
+
+
+class Holdings:
+    """All arenas that the keeper of one attempt holds, its own and what it salvages."""
+
+    def __init__(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._own: dict[int, HeldArena] = {}  # by generation
+        self._salvaged: list[HeldArena] = []
+        self._lock = threading.Lock()
+
+    def hold(self, descriptor: int, path: str | None) -> HeldArena | None:
+        """Map an arena that somebody has handed over; None if it is none."""
+        try:
+            held = HeldArena(Arena(descriptor), path)
+        except NotAnArena as error:
+            print(f"refused an arena: {error}", flush=True)
+            os.close(descriptor)
+            return None
+        with self._lock:
+            if held.arena.attempt == self._attempt:
+                self._own[held.arena.generation] = held
+        return held
+
+    def salvage(self, held: HeldArena) -> None:
+        """An arena of an earlier attempt is on its way to disk, and goes then."""
+        with self._lock:
+            self._salvaged.append(held)
+
+    def of(self, generation: int) -> HeldArena | None:
+        return self._own.get(generation)
+
+    def drop_before(self, generation: int) -> None:
+        """A newer generation holds a whole slot: the older ones are not needed any more."""
+        with self._lock:
+            for number in [number for number in self._own if number < generation]:
+                self._own.pop(number).retire()
+
+    def newest(self) -> tuple[HeldArena, SlotRecord] | None:
+        """The newest whole slot of this attempt."""
+        with self._lock:
+            found = [(held, held.newest()) for held in self._own.values()]
+        whole = [(held, record) for held, record in found if record is not None]
+        return max(whole, key=lambda pair: pair[1].sequence, default=None)
+
+    def slot_bytes(self) -> int:
+        """The size of a slot, the largest if there are several generations."""
+        return max((held.arena.slot_bytes for held in self._own.values()), default=0)
+
+    def let_go(self, *, remove: bool) -> None:
+        """Unmap everything; with `remove` the files go too."""
+        with self._lock:
+            # Also what was salvaged: the thread that waits to retire it may come too late.
+            for held in (*self._own.values(), *self._salvaged):
+                held.retire(remove=remove)
+            self._own.clear()
 
 
 class Hasher:

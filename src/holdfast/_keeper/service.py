@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._keeper import messages
-from holdfast._keeper.held import Hasher, HeldArena
+from holdfast._keeper.held import Hasher, HeldArena, Holdings
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.writer import Job, Outcome, Writer
 from holdfast._leave import statuses
@@ -27,13 +27,11 @@ from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
 from holdfast._save import control
-from holdfast._save.arena import Arena, NotAnArena, SlotRecord
 from holdfast._save.control import ControlPage
-from holdfast._stop.request import stop_from_file, take_requests
+from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
 
 _REQUEST_SECONDS = 0.25
 _EARLY_BEATS = 8
-_SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and forwarded
 _TERM_GRACE_SECONDS = 10.0
 _WARNING_GRACE_SECONDS = 30.0
 _GUESSED_BYTES_PER_SECOND = 100e6
@@ -66,9 +64,7 @@ class Keeper:
         self._grace = grace
         self._hasher = Hasher()
         self._writer = Writer(policy, self._outcome)
-        self._arenas: dict[int, HeldArena] = {}
-        self._salvaged: list[HeldArena] = []
-        self._lock = threading.Lock()
+        self._holdings = Holdings(policy.attempt)
         self._durable_sequence = 0
         self._durable_step: int | None = None
         self._failed = False
@@ -136,7 +132,7 @@ class Keeper:
         message, descriptors = received
         kind = message["kind"]
         if kind == "arena":
-            self._hold(descriptors[0], message.get("path"))
+            self._holdings.hold(descriptors[0], message.get("path"))
         elif kind == "snapshot":
             self._snapshot_taken(message["generation"], message["sequence"])
         elif kind == "persist":
@@ -157,31 +153,16 @@ class Keeper:
             self._let_go()
             self._done = True
 
-    def _hold(self, descriptor: int, path: str | None) -> HeldArena | None:
-        try:
-            held = HeldArena(Arena(descriptor), path)
-        except NotAnArena as error:
-            print(f"refused an arena: {error}", flush=True)
-            os.close(descriptor)
-            return None
-        if held.arena.attempt == self._policy.attempt:
-            with self._lock:
-                self._arenas[held.arena.generation] = held
-        return held
-
     def _snapshot_taken(self, generation: int, sequence: int) -> None:
-        with self._lock:
-            older = [number for number in self._arenas if number < generation]
-            for number in older:
-                self._arenas.pop(number).retire()
-        held = self._arenas.get(generation)
-        record = None if held is None else _find(held, sequence)
+        self._holdings.drop_before(generation)
+        held = self._holdings.of(generation)
+        record = None if held is None else held.find(sequence)
         if held is not None and record is not None:
             self._hasher.want(held, record)
 
     def _persist_ordered(self, message: dict[str, Any]) -> None:
-        held = self._arenas.get(message["generation"])
-        record = None if held is None else _find(held, message["sequence"])
+        held = self._holdings.of(message["generation"])
+        record = None if held is None else held.find(message["sequence"])
         if held is None or record is None or not held.pin(record):
             self._tell("failed", order=message["order"], error="the slot is gone")
             return
@@ -190,12 +171,12 @@ class Keeper:
 
     def _salvage(self, descriptor: int, message: dict[str, Any]) -> None:
         """Make durable what an earlier attempt left in memory, and then remove that."""
-        held = self._hold(descriptor, message["path"])
+        held = self._holdings.hold(descriptor, message["path"])
         if held is None:
             return
-        record = _find(held, message["sequence"])
+        record = held.find(message["sequence"])
         if record is not None and held.pin(record):
-            self._salvaged.append(held)
+            self._holdings.salvage(held)
             self._writer.submit(Job(held, record, "salvaged"))
             threading.Thread(target=self._retire_when_idle, args=(held,), daemon=True).start()
 
@@ -220,9 +201,12 @@ class Keeper:
             return
         name = signal.Signals(number).name
         if number == signal.SIGINT and self._interrupted_at is not None:
-            if now - self._interrupted_at > _SAME_PRESS_SECONDS:
+            if now - self._interrupted_at > SAME_PRESS_SECONDS:
                 journal.append(self._policy.layout.journal, "signal", name=name, count=2)
-                self._leave_now("second Ctrl-C", 130)
+                if self._ends.control.words[control.STAYS]:
+                    self._persist_newest("second Ctrl-C")  # the trainer ends its step by itself
+                else:
+                    self._leave_now("second Ctrl-C", 130)
             return
         if number == signal.SIGINT:
             self._interrupted_at = now
@@ -248,8 +232,7 @@ class Keeper:
     def _write_seconds(self) -> float:
         """How long a write may take, on the safe side."""
         speed = (self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND) / 2
-        sizes = [held.arena.slot_bytes for held in self._arenas.values()]
-        return max(sizes, default=0) / speed
+        return self._holdings.slot_bytes() / speed
 
     def _look_for_requests(self) -> None:
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
@@ -277,16 +260,10 @@ class Keeper:
 
     # -- making durable ---------------------------------------------------------
 
-    def _newest(self) -> tuple[HeldArena, SlotRecord] | None:
-        with self._lock:
-            found = [(held, held.newest()) for held in self._arenas.values()]
-        whole = [(held, record) for held, record in found if record is not None]
-        return max(whole, key=lambda pair: pair[1].sequence, default=None)
-
     def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
         """Write the newest whole slot unless it is durable already; False if there is none."""
         for _ in range(100):
-            newest = self._newest()
+            newest = self._holdings.newest()
             if newest is None or newest[1].sequence <= self._durable_sequence:
                 return False
             held, record = newest
@@ -322,7 +299,7 @@ class Keeper:
         while (received := messages.receive(self._ends.link)) is not None:
             message, descriptors = received
             if message["kind"] == "arena":
-                self._hold(descriptors[0], message.get("path"))
+                self._holdings.hold(descriptors[0], message.get("path"))
         self._writer.wait_idle()
         self._persist_newest("death")
         self._writer.wait_idle()
@@ -347,21 +324,19 @@ class Keeper:
         remove = not self._failed or not self._policy.layout.identity.exists()
         if not remove:
             self._hash_newest()
-        with self._lock:
-            # Also what was salvaged: the thread that waits to retire it may come too late.
-            for held in (*self._arenas.values(), *self._salvaged):
-                held.retire(remove=remove)
-            self._arenas.clear()
+        self._holdings.let_go(remove=remove)
 
     def _hash_newest(self) -> None:
         """Without its checksums nobody would trust what is left in memory."""
-        newest = self._newest()
+        newest = self._holdings.newest()
         if newest is not None and newest[0].pin(newest[1]):
             newest[0].digests(newest[1])
             newest[0].unpin(newest[1].slot)
 
     def _kill_trainer(self) -> None:
         """The trainer said that it was leaving, or was told to, and is still there."""
+        if self._ends.control.words[control.STAYS]:
+            return  # a kernel holds more than our run
         status = Path(f"/proc/{self._ends.trainer_pid}/status")
         with contextlib.suppress(OSError):
             fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
@@ -375,7 +350,7 @@ class Keeper:
     def _beat_now(self) -> None:
         self._beat += 1
         words = self._ends.control.words
-        newest = self._newest()
+        newest = self._holdings.newest()
         beat = {
             "beat": self._beat,
             "keeper": self._identity,
@@ -401,10 +376,6 @@ class Keeper:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         messages.send(self._ends.link, kind, **fields)
-
-
-def _find(held: HeldArena, sequence: int) -> SlotRecord | None:
-    return next((r for r in held.arena.whole() if r.sequence == sequence), None)
 
 
 def _age(boundary_ns: int) -> float | None:

@@ -17,6 +17,7 @@ IN_LOOP = 2  # 1 while the user's loop runs
 REST = 3  # RESTS while a phase runs that passes no boundary; HEARD when its stop was heard there
 EPOCH = 4  # of the current epoch 1 + its index; 0 without epochs
 EPOCHS = 5  # how many there are to be
+STAYS = 6  # 1 if the process outlives the run, as a notebook's kernel does
 
 RESTS = 1
 HEARD = 2

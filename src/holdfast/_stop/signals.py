@@ -32,7 +32,7 @@ from holdfast._stop.request import SAME_PRESS_SECONDS
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
 _SIGACTION_BYTES = 256
-_OURS = ("_attempt.py", "_custody", "_leave", "_record", "_save", "_stop")
+_OURS = ("_attempt.py", "_boundary.py", "_custody", "_leave", "_record", "_save", "_stop")
 _OUR_WORK = tuple(str(Path(__file__).parents[1] / name) for name in _OURS)
 _Handler = Callable[[int, Any], Any] | int | None
 
