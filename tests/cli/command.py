@@ -18,7 +18,7 @@ FEW = json.dumps({"checkpoint_every": 1_000_000})
 
 def environment(**extra: str) -> dict[str, str]:
     """Ours, without what would colour or break the lines."""
-    left_out = ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")
+    left_out = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")
     return {**{k: v for k, v in os.environ.items() if k not in left_out}, **extra}
 
 
