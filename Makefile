@@ -63,7 +63,7 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 
 .PHONY: bench
 bench: $(STAMP) ## measure what holdfast costs a training step
-	@$(BIN)/python bench/spine.py
+	@$(BIN)/python bench/spine.py; spine=$$?; $(BIN)/python bench/loaders.py && exit $$spine
 
 .PHONY: clean
 clean: ## remove .venv, caches and built packages
