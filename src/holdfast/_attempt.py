@@ -74,7 +74,7 @@ class Attempt(Boundaries):
         self._feeds.clear()
         self.step = found.step
         self.resumed_from = found.resumed_from
-        self._metrics.restore(found.metrics)
+        self._metrics.restore(found.metrics, found.best)
         settings = self._settings
         policy = Policy(
             layout=self._layout,

@@ -5,9 +5,13 @@ request? → snapshot → order → (stop: wait until durable)
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,29 @@ from holdfast._stop.guard import Guard, announce_signal
 from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
 
 _LOOK_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def _children_unheard() -> Iterator[None]:
+    """Let the handler of a child's death wait until our own work is done.
+
+    torch's raises as soon as a worker of a loader has died, between any two lines: a slot would
+    stay locked, or a state that was to be saved would not be.
+    """
+    number = getattr(signal, "SIGCHLD", None)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(number) if number is not None and is_main else None
+    if number is None or not callable(handler):
+        yield
+        return
+    heard: list[int] = []
+    signal.signal(number, lambda *_: heard.append(1))
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+    if heard:
+        handler(number, None)
 
 
 class LoopMark:
@@ -108,6 +135,10 @@ class Boundaries:
 
     def _work(self, now: float) -> bool:
         """A boundary at which there is something to do, or to look after."""
+        with _children_unheard():
+            return self._save_or_stop(now)
+
+    def _save_or_stop(self, now: float) -> bool:
         self._require_open()
         self._next_look = now + _LOOK_SECONDS
         self._custody.look_after_keeper()
@@ -185,11 +216,11 @@ class Boundaries:
             newest = self._saver.newest
             kept = None if newest is None else newest.step
             if not message["rests"]:  # else it leaves at once, and says so then
-                announce_signal(message["signal"], message["grace"], self.step + 1, kept)
+                announce_signal(message["signal"], message["grace"], self._step_at_hand(), kept)
         elif kind == "request" and message["request"] == "stop":
             self._asked = self._asked or stop_from_file(message["details"])
             resting = bool(self._words[REST])
-            doing = "Leaving" if resting else f"Finishing step {self.step + 1}"
+            doing = "Leaving" if resting else f"Finishing step {self._step_at_hand()}"
             say(f"asked to stop: {self._asked.reason}. {doing}.")
             if resting:
                 self._guard.nudge()
@@ -212,8 +243,12 @@ class Boundaries:
             leave_at_once(self._layout, self.attempt, message["reason"], record)
         elif kind == "tick" and self._noted and not self._announced:
             self._announced = True
-            announce_signal(self._noted[0], None, self.step + 1, None)
+            announce_signal(self._noted[0], None, self._step_at_hand(), None)
         self._next_look = 0.0
+
+    def _step_at_hand(self) -> int:
+        """The step that is being made: after the last one, still the last."""
+        return self.step + 1 if self._total is None else min(self.step + 1, self._total)
 
     def _enter_loop(self) -> None:
         if self._words[IN_LOOP]:
@@ -223,9 +258,9 @@ class Boundaries:
             restore_generators(self._generators)
             if not self._course.is_on_the_way:
                 self._generators = None
+        self._guard.defer(True)  # first: a signal that acts at once would cut the rest in two
         self._words[IN_LOOP] = 1
         self._progress.begin()
-        self._guard.defer(True)
 
     def _leave_loop(self) -> None:
         # The loop's generator may be closed after the run, or by a forked child.
@@ -243,7 +278,7 @@ class Boundaries:
         if self._generators is not None:
             restore_generators(self._generators)
             self._generators = None
-        self._metrics.restore(self._found.metrics)
+        self._metrics.restore(self._found.metrics, self._found.best)
 
     def _durable_step(self) -> int | None:
         step = self._custody.durable_step

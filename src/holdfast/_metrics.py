@@ -33,6 +33,11 @@ class Metrics:
         self._best = value
         return True
 
+    @property
+    def best(self) -> dict[str, float]:
+        """The best value so far, by what was watched: another life may watch something else."""
+        return {} if self._best is None else {f"{self._mode}:{self._watched}": self._best}
+
     def glance(self) -> dict[str, float | None]:
         """The latest values that can be had without waiting for a device."""
         found = dict(self._read)
@@ -47,9 +52,11 @@ class Metrics:
         self._read = {name: _finite(float(value)) for name, value in self._latest.items()}
         return dict(self._read)
 
-    def restore(self, metrics: Mapping[str, float | None], best: float | None = None) -> None:
+    def restore(
+        self, metrics: Mapping[str, float | None], best: Mapping[str, float] | None = None
+    ) -> None:
         self._latest = {name: math.nan if v is None else v for name, v in metrics.items()}
-        self._best = best
+        self._best = (best or {}).get(f"{self._mode}:{self._watched}")
 
 
 def _finite(value: float) -> float | None:

@@ -320,6 +320,10 @@ class Run(Attempt):
     def finish(self) -> None:
         """Say that training is complete: this step becomes durable, as the last one."""
         self._require_open()
+        if not self._loops and self.step == self.resumed_from:
+            say(f"{self._folder}: finished at step {self.step}; nothing left to train.")
+            self._leave_loop()
+            return
         if not self._saver.save_and_wait(self.step, "finished"):
             raise SaveFailed(
                 f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.support import traced_steps, train_to_the_end, wait_for_keeper_gone, wait_until
+from tests.support import SCRIPTS, traced_steps, train_to_the_end, wait_for_keeper_gone, wait_until
 
 torch = pytest.importorskip("torch")
 
@@ -29,4 +29,22 @@ def test_a_training_on_a_gpu_goes_on_to_the_same_bits(folder, tmp_path, start, n
         wait_for_keeper_gone(folder)
     last = start(folder, *arguments)
     assert last.ready() > 100
+    assert last.state_hash() == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_loader_with_pinned_memory_goes_on_in_mid_epoch(folder, tmp_path, start, number):
+    script = SCRIPTS / "train_loader_on_gpu.py"
+    trace = tmp_path / "trace"
+    trace.touch()
+    expected = train_to_the_end(tmp_path / "reference", 0, tmp_path / "unused", script=script)
+    for life in range(3):
+        before = len(trace.read_text().split())
+        trainer = start(folder, 0.01, trace, script=script)
+        wait_until(lambda n=before + 37 + life: len(trace.read_text().split()) > n, 90)
+        trainer.send(number)
+        trainer.wait()
+        wait_for_keeper_gone(folder)
+    last = start(folder, 0, trace, script=script)
+    assert last.ready() > 60
     assert last.state_hash() == expected

@@ -65,7 +65,7 @@ def test_what_is_not_one_number_is_refused_by_name(value):
 
 def test_restored_metrics_come_back_as_they_were():
     metrics = Metrics(("min", "loss"))
-    metrics.restore({"loss": 0.5, "bad": None}, best=0.5)
+    metrics.restore({"loss": 0.5, "bad": None}, best={"min:loss": 0.5, "max:loss": 9.0})
     assert metrics.values() == {"loss": 0.5, "bad": None}
     assert not metrics.note({"loss": 0.6})
     assert metrics.note({"loss": 0.4})

@@ -157,6 +157,7 @@ class Saver:
         return {
             "attempt": self._custody.policy.attempt,
             "metrics": self._metrics.values(),
+            "best": self._metrics.best,
             "at_turn": self._at_turn,
         }
 

@@ -205,10 +205,6 @@ def copy_loader(
         apart,
     )
     attributes["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
-    if loader.persistent_workers:
-        # They are made in the first pass of a life and draw a seed then: from the global
-        # generator, each life would take one number more from it.
-        attributes["generator"] = torch.Generator()
     if batched:
         attributes["batch_sampler"] = tickets
     elif not is_iterable:
@@ -219,4 +215,8 @@ def copy_loader(
         attributes["dataset"] = LazySamples(data, loader.collate_fn, seed)
         # Without batches no ticket reaches the workers: new ones begin with the pass's seed.
         attributes["persistent_workers"] = loader.persistent_workers and batched
+    if mine.persistent_workers:
+        # They are made in the first pass of a life and draw a seed then: from the global
+        # generator, each life would take one number more from it.
+        attributes["generator"] = torch.Generator()
     return mine, tickets
