@@ -13,10 +13,12 @@ import time
 from types import TracebackType
 from typing import Self
 
-from holdfast._boundary import Boundaries
+from holdfast._boundary import Boundaries, children_unheard
 from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
+from holdfast._data.feeds import Feeds
+from holdfast._data.laps import owned_generators
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._keeper.keep import Policy
@@ -71,7 +73,7 @@ class Attempt(Boundaries):
         self._has_course = found.position is not None
         self._at_turn = False
         self._loops.clear()  # a loop of the life before may not be closed yet
-        self._feeds.clear()
+        self._feeds = Feeds(owned_generators(self._state))
         self.step = found.step
         self.resumed_from = found.resumed_from
         self._metrics.restore(found.metrics, found.best)
@@ -96,6 +98,7 @@ class Attempt(Boundaries):
         stacks = self._layout.stacks(self.attempt)
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
         self._phases = Phases(self._words, self._guard, self._custody, self._leave_from_rest)
+        self._phases.recall(found.phases)
         self._set_next_due_step()
         self._is_open = True
         note_open(self._folder, self)
@@ -122,6 +125,10 @@ class Attempt(Boundaries):
     ) -> None:
         if os.getpid() != self._pid or not self._is_open:
             return  # a forked child that leaves its parent's block, or closed as forgotten
+        with children_unheard(for_good=True):
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
         self._guard.defer(True)  # our own work is not to be cut in two
         self._progress.close()
         self._guard.rest(None)
@@ -184,7 +191,7 @@ class Attempt(Boundaries):
         self._words, self._next_look = [0] * 16, 0.0  # for a loop that is still alive
         self._custody.release()
         self._found.release()
-        self._feeds.clear()  # and with them the workers that outlive an epoch
+        self._feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
         self._is_open = False
         note_closed(self._folder)
 

@@ -19,6 +19,7 @@ from holdfast._custody.orders import Custody, Handle
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
 from holdfast._data.feed import Feed
+from holdfast._data.feeds import Feeds
 from holdfast._errors import HoldfastError, RunIsLive, SettingsError, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
@@ -42,8 +43,8 @@ _LOOK_SECONDS = 0.1
 
 
 @contextlib.contextmanager
-def _children_unheard() -> Iterator[None]:
-    """Let the handler of a child's death wait until our own work is done.
+def children_unheard(*, for_good: bool = False) -> Iterator[None]:
+    """Let the handler of a child's death wait until our own work is done, or not be called.
 
     torch's raises as soon as a worker of a loader has died, between any two lines: a slot would
     stay locked, or a state that was to be saved would not be.
@@ -60,7 +61,7 @@ def _children_unheard() -> Iterator[None]:
         yield
     finally:
         signal.signal(number, handler)
-    if heard:
+    if heard and not for_good:
         handler(number, None)
 
 
@@ -112,7 +113,7 @@ class Boundaries:
         self._announced = False
         self._generators: dict[str, Any] | None = None
         self._course = Course()
-        self._feeds: list[Feed] = []
+        self._feeds = Feeds([])
         self._feed: Feed | None = None  # of the lap that is running
         self._steps_expected: int | None = None  # of all epochs, if their loops are alike
         self._progress = Progress(self._standing)
@@ -135,7 +136,7 @@ class Boundaries:
 
     def _work(self, now: float) -> bool:
         """A boundary at which there is something to do, or to look after."""
-        with _children_unheard():
+        with children_unheard():
             return self._save_or_stop(now)
 
     def _save_or_stop(self, now: float) -> bool:
@@ -152,7 +153,7 @@ class Boundaries:
                 return True
         self._saver.pass_boundary(now, self.step)
         if self.step == self._phases.expected_step:
-            self._saver.rest_at(now, self.step)
+            self._saver.rest_at(self.step)
         self._next_look = min(self._next_look, self._cadence.next_look())
         self._set_next_due_step()
         return False
@@ -176,7 +177,11 @@ class Boundaries:
             position = self._course.position.to_tree()
             if self._feed is not None and not self._course.position.is_over:
                 position["state"] = self._feed.state()
-        return {"position": position, "at_turn": self._at_turn}
+        return {
+            "position": position,
+            "at_turn": self._at_turn,
+            "phases": self._phases.remember(),
+        }
 
     def _standing(self) -> Standing:
         """For the progress line: read by its thread, so nothing here waits for anything."""

@@ -12,6 +12,7 @@ import xxhash
 from holdfast._record.image import STORED_AS, TensorSpec
 
 KIND = "numpy"
+GENERATOR = "numpy"  # the name of its global generator
 
 
 def is_array(value: object) -> bool:

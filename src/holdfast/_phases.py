@@ -29,7 +29,9 @@ class Phases:
         self._names: list[str] = []
         self._resting = 0  # those that pass no boundary
         self._last_step = -1  # in which a phase began amid steps
-        self.expected_step = sys.maxsize  # the boundary before the next one, if they are regular
+        self._every: int | None = None
+        self._has_rested = False  # in this epoch, outside of its loops
+        self.follows_loops = True  # whether to expect one there: until an epoch had none
 
     @property
     def name(self) -> str | None:
@@ -40,10 +42,28 @@ class Phases:
     def rests(self) -> bool:
         return self._resting > 0
 
+    @property
+    def expected_step(self) -> int:
+        """The boundary before the next phase amid steps, if they are regular."""
+        return sys.maxsize if self._every is None else self._last_step + self._every
+
+    def remember(self) -> list[int | None]:
+        """What the next life is to know of when phases come."""
+        return [self._last_step, self._every]
+
+    def recall(self, memory: list[int | None] | None) -> None:
+        if memory is not None:
+            self._last_step, self._every = memory[0] or 0, memory[1]
+
+    def turn(self) -> None:
+        """An epoch is over."""
+        self.follows_loops, self._has_rested = self._has_rested, False
+
     def begin(self, name: str, *, trains: bool, step: int, is_amid_steps: bool) -> None:
         if not trains and not self._resting and self._words[IN_LOOP]:
             if is_amid_steps:
                 self._expect_next(step)
+            self._has_rested |= not is_amid_steps
             self._words[REST] = RESTS
             self._guard.rest(self._hear)
         self._names.append(name)
@@ -71,7 +91,7 @@ class Phases:
         """Amid steps, the boundary before a phase is in memory only if we knew it was coming."""
         every, self._last_step = step - self._last_step, step
         if every > 0:
-            self.expected_step = step + every
+            self._every = every
 
     def _hear(self, number: int) -> Stopped:
         """In the signal handler: what leaves the phase."""

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast._record.image import TensorSpec
 
 KIND = "bytes"
+GENERATOR = "python"  # the name of its global generator
 _INLINE_BYTES = 1024
 
 

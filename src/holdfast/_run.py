@@ -6,18 +6,17 @@ Each loop passes its boundaries through the attempt, and nothing else does.
 from __future__ import annotations
 
 import contextlib
-import operator
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from holdfast._attempt import Attempt
-from holdfast._boundary import LoopMark
+from holdfast._boundary import LoopMark, children_unheard
 from holdfast._custody.orders import Handle
 from holdfast._data.course import Lap, completes_step, steps_of_lap
-from holdfast._data.feed import Feed, SideBySide, feed_of
-from holdfast._data.laps import begin_fresh, begin_in_the_middle, owned_generators
+from holdfast._data.feed import Feed
+from holdfast._data.laps import begin_fresh, begin_in_the_middle
 from holdfast._errors import HoldfastError, SaveFailed, SettingsError, name_place
 from holdfast._leave import statuses
 from holdfast._save.capture import capture, capture_generators, restore_generators
@@ -164,6 +163,7 @@ class Run(Attempt):
 
     def _pass_turn(self) -> bool:
         """An epoch is over: a boundary that completes no step, unless the epoch had none."""
+        self._phases.turn()
         del self._loops[1:]  # one that was left by `break` may not be closed yet
         if self._course.is_on_the_way:
             self._arrive()
@@ -189,13 +189,16 @@ class Run(Attempt):
         """
         _check_count(accumulate, f"batches(…, accumulate={accumulate!r})", least=1)
         self._require_open()
-        feed = self._feeds_of((loader, *more))
-        return self._just_batches(feed) if self._phases.rests else self._batches(feed, accumulate)
+        sources = (loader, *more)
+        if self._phases.rests:
+            return self._just_batches(self._feeds.of(sources))
+        return self._batches(sources, accumulate)
 
-    def _batches(self, feed: Feed, accumulate: int) -> Iterator[Any]:
+    def _batches(self, sources: tuple[Any, ...], accumulate: int) -> Iterator[Any]:
         with self._loop("run.batches"):
             if len(self._loops) == 1:
-                feed.refuse_second_lap()
+                self._feeds.refuse_second_lap(sources)
+            feed = self._feeds.of(sources)
             course, lap = self._course, self._course.begin_lap()
             self._has_course = True
             start, batches = self._begin_lap(feed, lap)
@@ -228,7 +231,8 @@ class Run(Attempt):
                         if is_last and length is None:
                             break
                 course.end_lap()
-                self._saver.rest_at(time.monotonic(), self.step)
+                if self._phases.follows_loops:
+                    self._saver.rest_at(self.step)
             finally:
                 if self._feed is feed:
                     self._feed = None
@@ -270,25 +274,6 @@ class Run(Attempt):
             name_place(error, self._course.epoch, number)
             raise
 
-    def _feed_of(self, loader: Any) -> Feed:
-        for feed in self._feeds:
-            if feed.source is loader:
-                return feed
-        feed = feed_of(loader, owned_generators(self._state))
-        self._feeds.append(feed)
-        return feed
-
-    def _feeds_of(self, loaders: tuple[Any, ...]) -> Feed:
-        feeds = [self._feed_of(loader) for loader in loaders]
-        if len(feeds) == 1:
-            return feeds[0]
-        sources = [feed.source for feed in feeds]
-        for feed in self._feeds:
-            if isinstance(feed, SideBySide) and all(map(operator.is_, feed.source, sources)):
-                return feed
-        self._feeds.append(SideBySide(feeds))
-        return self._feeds[-1]
-
     def boundary(self) -> bool:
         """Say that a step is complete; True means: leave the loop now.
 
@@ -324,7 +309,9 @@ class Run(Attempt):
             say(f"{self._folder}: finished at step {self.step}; nothing left to train.")
             self._leave_loop()
             return
-        if not self._saver.save_and_wait(self.step, "finished"):
+        with children_unheard():
+            is_saved = self._saver.save_and_wait(self.step, "finished")
+        if not is_saved:
             raise SaveFailed(
                 f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "
                 "made.\nMake room and start the same command again: little is left to repeat."

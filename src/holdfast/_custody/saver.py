@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast._save.snapshots import Snapshots, Taken
 
 _SLOT_SECONDS = 60.0
+_REST_SECONDS = 0.5  # for a slot, before a phase that may take minutes
 
 
 class Saver:
@@ -40,6 +41,7 @@ class Saver:
         self._wanted: list[Handle] = []
         self._specs: SpecCache = {}
         self._at_turn = False
+        self._phases: Any = None
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
         if custody.has_keeper:
@@ -79,13 +81,13 @@ class Saver:
         elif self._cadence.snapshot_due(now):
             self._take_snapshot(step, 0.0)
 
-    def rest_at(self, now: float, step: int) -> None:
+    def rest_at(self, step: int) -> None:
         """Have this boundary in memory: no other comes for a while, and a stop must find it."""
         newest = self.newest
         if newest is not None and newest.step == step:
             return
-        if self._can_snapshot() and self._cadence.affords_snapshot(now):
-            self._take_snapshot(step, 0.0)
+        if self._can_snapshot() and self._cadence.takes_snapshots:
+            self._take_snapshot(step, _REST_SECONDS)
 
     def save_and_wait(self, step: int, reason: str) -> bool:
         """Make this boundary durable now; False, and a line, if that cannot be."""
@@ -148,7 +150,7 @@ class Saver:
 
     def _capture(self) -> Captured:
         where = self._where()
-        self._at_turn = bool(where["at_turn"])
+        self._at_turn, self._phases = bool(where["at_turn"]), where["phases"]
         extra = {"generators": capture_generators(), "position": where["position"]}
         return capture(self._state, extra, self._specs)
 
@@ -159,6 +161,7 @@ class Saver:
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
             "at_turn": self._at_turn,
+            "phases": self._phases,
         }
 
     def _take_snapshot(self, step: int, patience_seconds: float) -> Taken | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -12,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._data.course import Lap
 from holdfast._data.seeds import (
+    Bases,
     Seeding,
+    Seeds,
     apart,
     digest_states,
     generator_states,
     held_generators,
+    mix_all,
     reseed,
 )
 from holdfast._data.seeds import mix as mix_seeds
@@ -30,118 +32,127 @@ if TYPE_CHECKING:
 _SAY_AFTER_SECONDS = 5.0
 
 
+class Kit:
+    """What all feeds of one life share."""
+
+    def __init__(self, owned: list[Any]) -> None:
+        self.owned = owned  # generators that travel with the run's state
+        self.bases = Bases()
+        self._said: set[str] = set()
+
+    def warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
+
+
 class Feed:
     """A source of batches; this one replays it from its beginning."""
 
     length: int | None = None
-    base: Any = 0  # a seed from the generators that the source holds, as they were given
 
-    def __init__(self, source: Any, owned: list[Any]) -> None:
-        self.source = source
-        self.owned = owned  # generators that travel with the run's state
-        self.is_used = False  # outside of epochs, where a second lap could not be told apart
-        self._held: list[Any] = []
+    def __init__(self, source: Any, kit: Kit) -> None:
+        self._source = source
         with contextlib.suppress(TypeError):
             self.length = len(source)
-        self._hold([source], [])
+        self._hold(kit, [source], [])
 
-    def open(self, lap: Lap, seed: int) -> Iterator[Any]:
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         """The batches of this lap that are left; all that is drawn to get there is drawn now."""
         self._reseed_held(lap)
-        batches = _each_apart(self.source, seed)
-        _replay(batches, lap.skip, self.source)
+        batches = _each_apart(self._source, seeds)
+        _replay(batches, lap.skip, self._source)
         return batches
 
     def state(self) -> Any:
         """The source's own state, if it is what a position is found by."""
         return None
 
-    def refuse_second_lap(self) -> None:
-        """Outside of epochs a source is gone through once."""
-        if self.is_used:
-            raise HoldfastError(
-                "run.batches() over the same loader a second time, outside of run.epochs(): after "
-                "a restart nobody could tell which of the two it was.\n"
-                "Write `for epoch in run.epochs(n):` around it."
-            )
-        self.is_used = True
+    @property
+    def bases(self) -> Any:
+        """Seeds from the generators that the source holds, as they were given."""
+        return [self.kit.bases.of(generator) for generator in self._held]
 
-    def _hold(self, holders: list[Any], without: list[Any]) -> None:
+    @bases.setter
+    def bases(self, bases: Any) -> None:
+        # A generator that the script did not seed is another in each life.
+        for generator, base in zip(self._held, bases, strict=False):
+            self.kit.bases.know(generator, base)
+
+    def _hold(self, kit: Kit, holders: list[Any], without: list[Any]) -> None:
         """Find the generators that decide on the order, and remember how they were given."""
-        self._held = held_generators(holders, [*without, *self.owned])
-        self.base = digest_states(generator_states(self._held)) if self._held else 0
+        self.kit = kit
+        self._held = held_generators(holders, [*without, *kit.owned])
+        _ = self.bases
 
     def _reseed_held(self, lap: Lap, *more: int) -> None:
         # A generator of the source's own is the same in every life when the script has made
         # it, and never again: so each pass seeds it anew.
-        reseed(self._held, mix_seeds(self.base, lap.epoch, lap.number, *more))
+        for number, (generator, base) in enumerate(zip(self._held, self.bases, strict=True)):
+            reseed([generator], mix_seeds(base, number, lap.epoch, lap.number, *more))
 
 
 class SequenceFeed(Feed):
     """Batches that can be had by index."""
 
-    def open(self, lap: Lap, seed: int) -> Iterator[Any]:  # noqa: ARG002  nothing is drawn
-        for number in range(lap.skip, len(self.source)):
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  nothing is drawn
+        for number in range(lap.skip, len(self._source)):
             self._reseed_held(lap, number)
-            yield self.source[number]
+            yield self._source[number]
 
 
 class StatefulFeed(Feed):
     """A source that gives and takes its own position."""
 
-    def open(self, lap: Lap, seed: int) -> Iterator[Any]:  # noqa: ARG002  it has its own
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  it has its own
         if lap.goal is not None:
-            self.source.load_state_dict(lap.goal.state)
-        return iter(self.source)
+            self._source.load_state_dict(lap.goal.state)
+        return iter(self._source)
 
     def state(self) -> Any:
-        return self.source.state_dict()
+        return self._source.state_dict()
 
 
 class LoaderFeed(Feed):
-    """A torch DataLoader."""
+    """A torch DataLoader. It is not held: with the user's last reference it goes, and this too."""
 
-    def __init__(self, source: Any, owned: list[Any]) -> None:
+    def __init__(self, source: Any, kit: Kit) -> None:
         from holdfast.torch import loader
 
-        self.source = source
-        self.owned = owned
-        self.is_used = False
         self._torch = loader
-        self._tickets: Tickets | None
         self.length = loader.length_of(source)
         self._way = loader.way_of(source)
-        ahead = source.num_workers > 0
-        away = loader.draws_by_itself(source)
+        self._data = source.dataset
+        self._samplers = loader.samplers_of(source)
+        self._generator = source.generator
+        self._is_alone = source.num_workers == 0
+        self._tickets: Tickets | None = None
+        self._stream = _Stream() if loader.draws_by_itself(source) else None
+        self._mine: Any = source
         if loader.can_be_copied(source):
-            stream = _Stream() if away else None
-            mine, self._tickets = loader.copy_loader(source, Seeding(), stream)
-            self._mine: Any = mine
-            self._stream = stream
-        else:
-            self._mine, self._tickets, self._stream = source, None, None
-        deciding = [source.generator, *loader.samplers_of(source)]
+            self._mine, self._tickets = loader.copy_loader(source, Seeding(), self._stream)
+        deciding = [self._generator, *self._samplers]
         if self._way == loader.REPLAYS:
-            self._hold([*deciding, source.dataset, source.collate_fn], [])
+            self._hold(kit, [*deciding, self._data, source.collate_fn], [])
         else:
-            self._hold(deciding, [source.dataset])
-        if ahead and not getattr(source, "in_order", True):
-            say(
+            self._hold(kit, deciding, [self._data])
+        if not self._is_alone and not getattr(source, "in_order", True):
+            kit.warn_once(
                 "the loader has in_order=False, so the order of its batches depends on which "
                 "worker is quicker: it cannot be the same after a restart.\n"
                 "Use in_order=True, DataLoader's default."
             )
 
-    def open(self, lap: Lap, seed: int) -> Iterator[Any]:
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         self._reseed_held(lap)
-        self._torch.set_epoch(self.source, lap.epoch)
+        self._torch.set_epoch([*self._samplers, self._data], lap.epoch)
         way, skip, goal = self._way, lap.skip, lap.goal
         batches: Iterator[Any]
         if self._stream is not None:
-            self._stream.begin(mix_seeds(seed, lap.number))
+            self._stream.begin(mix_all(seeds, -2))
         if self._tickets is not None:
             drawn = skip if way == self._torch.SKIPS else 0
-            self._tickets.aim(lap.epoch, seed, drawn, mix_seeds)
+            self._tickets.aim(lap.epoch, self._seed_of_workers(seeds), drawn, mix_seeds)
         if way == self._torch.SKIPS:
             batches = iter(self._mine)
             if self._tickets is not None:
@@ -150,51 +161,54 @@ class LoaderFeed(Feed):
         if goal is not None and way == self._torch.KEEPS:
             self._mine.load_state_dict(goal.state)
         elif goal is not None and way == self._torch.DATA_KEEPS:
-            self.source.dataset.load_state_dict(goal.state)
+            self._data.load_state_dict(goal.state)
         elif way == self._torch.REPLAYS:
-            alone = self.source.num_workers == 0
-            batches = _each_apart(self._mine, seed) if alone else iter(self._mine)
-            _replay(batches, skip, self.source)
+            batches = _each_apart(self._mine, seeds) if self._is_alone else iter(self._mine)
+            _replay(batches, skip, self._data)
             return batches
         batches = iter(self._mine)
         return batches
+
+    def _seed_of_workers(self, seeds: Seeds) -> int:
+        """One for all generators in them, as torch does: from the loader's own, or the global."""
+        if self._generator is None:
+            return seeds["torch"]
+        return digest_states(generator_states([self._generator]))
 
     def state(self) -> Any:
         if self._way == self._torch.KEEPS:
             return self._mine.state_dict()
         if self._way == self._torch.DATA_KEEPS:
-            return self.source.dataset.state_dict()
+            return self._data.state_dict()
         return None
 
 
 class SideBySide(Feed):
     """Several sources, gone through as `zip` does: it ends with the shortest."""
 
-    def __init__(self, feeds: list[Feed]) -> None:
-        self.source = [feed.source for feed in feeds]
-        self.owned = feeds[0].owned
-        self.is_used = False
+    def __init__(self, feeds: list[Feed], kit: Kit) -> None:
+        self.kit = kit
         self._feeds = feeds
         lengths = [feed.length for feed in feeds]
         known = [length for length in lengths if length is not None]
         self.length = min(known) if len(known) == len(lengths) else None
 
     @property
-    def base(self) -> Any:
-        return [feed.base for feed in self._feeds]
+    def bases(self) -> Any:
+        return [feed.bases for feed in self._feeds]
 
-    @base.setter
-    def base(self, bases: Any) -> None:
-        for feed, base in zip(self._feeds, bases, strict=True):
-            feed.base = base
+    @bases.setter
+    def bases(self, bases: Any) -> None:
+        for feed, of_feed in zip(self._feeds, bases, strict=False):
+            feed.bases = of_feed
 
-    def open(self, lap: Lap, seed: int) -> Iterator[Any]:
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         opened = []
         for number, feed in enumerate(self._feeds):
             goal = lap.goal
             if goal is not None and goal.state is not None:
                 goal = replace(goal, state=goal.state[number])
-            opened.append(feed.open(replace(lap, goal=goal), mix_seeds(seed, number)))
+            opened.append(feed.open(replace(lap, goal=goal), mix_all(seeds, number)))
         return zip(*opened, strict=False)
 
     def state(self) -> Any:
@@ -206,10 +220,10 @@ class _Stream:
 
     def __init__(self) -> None:
         self._states: Mapping[str, Any] | None = None
-        self._seed = 0
+        self._seeds: Seeds = {}
 
-    def begin(self, seed: int) -> None:
-        self._states, self._seed = None, seed
+    def begin(self, seeds: Seeds) -> None:
+        self._states, self._seeds = None, seeds
 
     def __call__(self) -> AbstractContextManager[None]:
         return self._enter()
@@ -218,28 +232,23 @@ class _Stream:
     def _enter(self) -> Iterator[None]:
         from holdfast._save.capture import capture_generators, restore_generators
 
-        with apart(self._seed if self._states is None else None):
+        with apart(self._seeds if self._states is None else None):
             if self._states is not None:
                 restore_generators(self._states)
             yield
             self._states = capture_generators(devices=False)
 
 
-def feed_of(source: Any, owned: list[Any]) -> Feed:
-    """The feed for a loader, or for anything that can be looped over."""
-    if "torch" in sys.modules:
-        from holdfast.torch import loader
-
-        if loader.is_loader(source):
-            return LoaderFeed(source, owned)
+def feed_of(source: Any, kit: Kit) -> Feed:
+    """The feed for anything that can be looped over and is no DataLoader."""
     if is_stateful(source) and hasattr(source, "__iter__"):
-        return StatefulFeed(source, owned)
+        return StatefulFeed(source, kit)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         if not isinstance(source, Mapping):
-            return SequenceFeed(source, owned)
+            return SequenceFeed(source, kit)
     elif hasattr(source, "__next__") or isinstance(source, set | frozenset):
         what = "an iterator, which" if hasattr(source, "__next__") else "a set, whose order"
-        say(
+        kit.warn_once(
             f"run.batches was given {what} may be another after a restart: the run will go on "
             "behind as many batches as it had used, counted from its beginning.\n"
             "To be exact, give it a DataLoader, a list, an object whose __iter__ begins anew, "
@@ -250,16 +259,16 @@ def feed_of(source: Any, owned: list[Any]) -> Feed:
             f"run.batches({type(source).__name__}): this cannot be looped over.\n"
             "Give it a DataLoader, a list of batches, or anything else that `for` takes."
         )
-    return Feed(source, owned)
+    return Feed(source, kit)
 
 
-def _each_apart(source: Any, seed: int) -> Iterator[Any]:
+def _each_apart(source: Any, seeds: Seeds) -> Iterator[Any]:
     """Each batch made from its own seed, away from what the training draws in between."""
-    with apart(mix_seeds(seed, -1)):
+    with apart(mix_all(seeds, -1)):
         batches = iter(source)
     number = 0
     while True:
-        with apart(mix_seeds(seed, number)):
+        with apart(mix_all(seeds, number)):
             try:
                 batch = next(batches)
             except StopIteration:

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast._data.course import Lap
 from holdfast._data.feed import Feed
-from holdfast._data.seeds import digest_states, generator_states, restore_held
+from holdfast._data.seeds import generator_states, restore_held, seeds_of
 from holdfast._save.capture import adapters, capture_generators, restore_generators
 from holdfast._say import say
 
@@ -23,12 +23,14 @@ def owned_generators(state: Mapping[str, Any]) -> list[Any]:
 
 def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     """A lap from its first batch; also returns what it takes to begin it again."""
-    states: dict[str, Any] = {
-        "global": capture_generators(devices=False),
-        "owned": generator_states(feed.owned),
+    states = capture_generators(devices=False)
+    start = {
+        "global": states,
+        "owned": generator_states(feed.kit.owned),
+        "seeds": seeds_of(states),
+        "bases": feed.bases,
     }
-    start = {**states, "seed": digest_states(states), "base": feed.base}
-    return start, feed.open(lap, start["seed"])
+    return start, feed.open(lap, start["seeds"])
 
 
 def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
@@ -42,13 +44,13 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
             f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
             f"behind the first {lap.skip}, but these are not the ones it had used."
         )
-    feed.base = start["base"]  # a generator that the script did not seed is another in each life
-    before = capture_generators(devices=False), generator_states(feed.owned)
+    feed.bases = start["bases"]
+    before = capture_generators(devices=False), generator_states(feed.kit.owned)
     restore_generators(start["global"])
-    restore_held(feed.owned, start["owned"])
+    restore_held(feed.kit.owned, start["owned"])
     try:
-        batches = feed.open(lap, start["seed"])
+        batches = feed.open(lap, start["seeds"])
     finally:
         restore_generators(before[0])
-        restore_held(feed.owned, before[1])
+        restore_held(feed.kit.owned, before[1])
     return start, batches

@@ -24,6 +24,9 @@ _HOLD_NONE = str | bytes | int | float | type | ModuleType | None
 _EMPTY_CELL = CellType()
 
 
+Seeds = dict[str, int]  # by the name of a generator
+
+
 def mix(*numbers: int) -> int:
     """One 64-bit seed from several numbers."""
     masked = [number & 0xFFFFFFFFFFFFFFFF for number in numbers]
@@ -40,19 +43,31 @@ def digest_states(states: Any) -> int:
     return hasher.intdigest()
 
 
-def seed_globals(seed: int) -> None:
+def seeds_of(states: Mapping[str, Any]) -> Seeds:
+    """A seed for each global generator from its own state.
+
+    Apart from each other: a script may have seeded the one that it uses, and no other.
+    """
+    return {name: digest_states(state) for name, state in states.items()}
+
+
+def mix_all(seeds: Seeds, *numbers: int) -> Seeds:
+    return {name: mix(seed, *numbers) for name, seed in seeds.items()}
+
+
+def seed_globals(seeds: Seeds) -> None:
     """Seed the global generators of Python, NumPy and torch, as far as they are loaded."""
     for adapter in adapters():
-        adapter.seed_global(seed)
+        adapter.seed_global(seeds.get(adapter.GENERATOR, seeds["python"]))
 
 
 @contextlib.contextmanager
-def apart(seed: int | None = None) -> Iterator[None]:
+def apart(seeds: Seeds | None = None) -> Iterator[None]:
     """Let what is drawn inside leave the global generators as they were."""
     before = capture_generators(devices=False)
     try:
-        if seed is not None:
-            seed_globals(seed)
+        if seeds is not None:
+            seed_globals(seeds)
         yield
     finally:
         restore_generators(before)
@@ -111,6 +126,24 @@ def restore_held(generators: list[Any], states: list[Any]) -> None:
         adapter.restore_generator(generator, state)
 
 
+class Bases:
+    """A seed for each generator that a source holds, from how it was when it was first seen."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, int]] = []
+
+    def of(self, generator: Any) -> int:
+        for known, base in self._known:
+            if known is generator:
+                return base
+        return self.know(generator, digest_states(generator_states([generator])))
+
+    def know(self, generator: Any, base: int) -> int:
+        self._known = [pair for pair in self._known if pair[0] is not generator]
+        self._known.append((generator, base))
+        return base
+
+
 class Seeding:
     """Seeds for one batch, in whichever process makes it; workers get a copy."""
 
@@ -122,7 +155,7 @@ class Seeding:
 
     def __call__(self, holders: list[Any], seed: int, in_worker: bool) -> None:
         if in_worker:
-            seed_globals(seed)
+            seed_globals({"python": seed})  # and all the others
         if self._held is None:
             self._held = held_generators(holders, [])
         reseed(self._held, seed)

@@ -62,6 +62,7 @@ class Resumed:
     generators: dict[str, Any] | None = None
     position: Position | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
+    phases: list[int | None] | None = None  # when they came
     best: dict[str, float] | None = None  # of the metric that decides which checkpoint is kept
     _before: dict[str, Any] = field(default_factory=dict)
 
@@ -146,6 +147,7 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
         generators=extra["generators"],
         position=None if position is None else Position.from_tree(position),
         metrics=head.get("metrics", {}),
+        phases=head.get("phases"),
         best=head.get("best"),
     )
     say(

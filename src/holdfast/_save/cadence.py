@@ -11,7 +11,6 @@ _SHORTEST_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS = 0.1  # the first snapshot of a life is cold, and says little of the next
 _CREDIT_SECONDS = 0.5  # stall that a life may be ahead of its share
 _REMEMBERED = 8
-_REST_SHARE = 0.2  # of the time since the last one, for a snapshot before a pause
 
 
 class Cadence:
@@ -31,7 +30,6 @@ class Cadence:
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
         self._paid_until = now
-        self._last_snapshot = now
         self._last_checkpoint = now
         self._last_checkpoint_step = step
 
@@ -58,13 +56,10 @@ class Cadence:
     def snapshot_due(self, now: float) -> bool:
         return now >= self._next_snapshot
 
-    def affords_snapshot(self, now: float) -> bool:
-        """Whether one may be taken before its turn: not if the last was a moment ago."""
-        if self._max_overhead == 0 or self._next_snapshot == float("inf"):
-            return False
-        if not self._costs:
-            return True
-        return now - self._last_snapshot >= self._expected_cost() / _REST_SHARE
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether there are to be any."""
+        return self._next_snapshot != float("inf")
 
     def checkpoint_due(self, now: float, step: int) -> bool:
         if self._checkpoint_steps is not None:
@@ -75,7 +70,6 @@ class Cadence:
     def took_snapshot(self, now: float, seconds: float) -> None:
         """A snapshot ended at `now` and had stalled training for `seconds`."""
         self._costs.append(seconds)
-        self._last_snapshot = now
         pause = self.snapshot_seconds
         if pause is None:
             return

@@ -11,6 +11,7 @@ import torch
 from holdfast._record.image import STORED_AS, TensorSpec
 
 KIND = "torch"
+GENERATOR = "torch"  # the name of its global generator
 _SEED_MASK = (1 << 63) - 1
 
 

@@ -86,9 +86,9 @@ def samplers_of(loader: DataLoader[Any]) -> list[Any]:
     return found
 
 
-def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
+def set_epoch(listeners: list[Any], epoch: int) -> None:
     """Tell the epoch to whoever asks for it: a DistributedSampler shuffles by it."""
-    for each in (*samplers_of(loader), loader.dataset):
+    for each in listeners:
         tell = getattr(each, "set_epoch", None)
         if callable(tell):
             tell(epoch)

@@ -1,0 +1,47 @@
+"""The feeds of one life: one for each loader, as long as the user has it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from holdfast._data.feed import Feed, Kit, LoaderFeed, SideBySide, feed_of
+from holdfast._errors import HoldfastError
+
+
+class Feeds:
+    """Finds the feed for what `run.batches` is given."""
+
+    def __init__(self, owned: list[Any]) -> None:
+        self._kit = Kit(owned)
+        # Its workers may outlive a pass, so a loader has the same feed in the next one. A script
+        # that makes a new loader for each epoch must not find the old ones in its memory.
+        self._loaders: weakref.WeakKeyDictionary[Any, LoaderFeed] = weakref.WeakKeyDictionary()
+        self._once: list[Any] = []  # gone through outside of epochs
+
+    def of(self, sources: tuple[Any, ...]) -> Feed:
+        """The feed for one source, or for several side by side."""
+        found = [self._of_one(source) for source in sources]
+        return found[0] if len(found) == 1 else SideBySide(found, self._kit)
+
+    def refuse_second_lap(self, sources: tuple[Any, ...]) -> None:
+        """Outside of epochs a source is gone through once."""
+        if any(source is other for source in sources for other in self._once):
+            raise HoldfastError(
+                "run.batches() over the same loader a second time, outside of run.epochs(): after "
+                "a restart nobody could tell which of the two it was.\n"
+                "Write `for epoch in run.epochs(n):` around it."
+            )
+        self._once += sources
+
+    def _of_one(self, source: Any) -> Feed:
+        if "torch" in sys.modules:
+            from holdfast.torch import loader
+
+            if loader.is_loader(source):
+                feed = self._loaders.get(source)
+                if feed is None:
+                    feed = self._loaders[source] = LoaderFeed(source, self._kit)
+                return feed
+        return feed_of(source, self._kit)

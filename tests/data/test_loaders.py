@@ -1,0 +1,134 @@
+"""Every kind of loader, interrupted ten times by kill -9 and ten times by SIGTERM.
+
+The instants are random: as a life starts or goes on in the middle, between two batches,
+in a phase, between two epochs. Whatever is given again is what was given before, to the
+byte, and the training ends with the bits of one that nobody has interrupted.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.data.lives import SLEEP_SECONDS, Line, Training, Zygote, interrupt_all
+from tests.support import wait_until
+
+torch = pytest.importorskip("torch", reason="pip install torch")
+pytest.importorskip("torchdata", reason="pip install torchdata")
+
+from tests.data.kinds import KINDS  # noqa: E402
+
+INTERRUPTIONS = 10
+Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
+    kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+):
+    training = _interrupted(kind, signal.SIGKILL, zygote, undisturbed, tmp_path)
+    reference, _ = undisturbed(kind)
+    lives = [_of_training(lines) for lines in training.lines_by_life()]
+    assert _effective(lives) == _of_training(reference)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_at_random_instants_no_batch_is_given_twice(
+    kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+):
+    training = _interrupted(kind, signal.SIGTERM, zygote, undisturbed, tmp_path)
+    reference, _ = undisturbed(kind)
+    lives = [_of_training(lines) for lines in training.lines_by_life()]
+    if KINDS[kind].eval_every:
+        # A stop in a phase amid steps leaves at once, with the last boundary that is in memory.
+        assert _effective(lives) == _of_training(reference)
+        return
+    assert [line for lines in lives for line in lines] == _of_training(reference)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_undisturbed_epoch_has_every_sample_once(kind: str, undisturbed: Undisturbed):
+    lines, _ = undisturbed(kind)
+    loops: dict[tuple[int, str], list[int]] = {}
+    for line in lines:
+        epoch, loop, _ = line["at"]
+        loops.setdefault((epoch, loop), []).extend(line["samples"])
+    trained = {at: samples for at, samples in loops.items() if at[1].startswith("train")}
+    expected = KINDS[kind].samples
+    for samples in trained.values():
+        assert expected is None or len(set(samples)) == len(samples) == expected
+    if kind not in ("list", "counter"):  # nobody shuffles these
+        assert len({tuple(samples) for samples in trained.values()}) == len(trained)
+
+
+def test_workers_end_at_once_with_a_trainer_that_is_killed(zygote: Zygote, tmp_path):
+    training = Training(zygote, "persistent", tmp_path, {})
+    life = training.begin("--sleep", SLEEP_SECONDS, "--brake", 3)
+    wait_until(lambda: len(training.lines()) >= 3, 60, "three batches")
+    assert len(zygote.processes(life)) == 3
+    life.send(signal.SIGKILL)
+    assert life.wait() == -signal.SIGKILL
+    # By themselves torch's workers look every five seconds.
+    wait_until(lambda: not zygote.processes(life), 3, "the end of the workers")
+    training.check_nothing_left()
+
+
+def _interrupted(
+    kind: str, number: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+) -> Training:
+    reference, ended = undisturbed(kind)
+    seed = zlib.crc32(f"{kind} {number}".encode())
+    rng = random.Random(seed)
+    settings = {"checkpoint_every": 2} if rng.random() < 0.5 else {}
+    training = Training(zygote, kind, tmp_path, settings)
+    statuses = interrupt_all(
+        training, number, INTERRUPTIONS, reference, rng, KINDS[kind].start_seconds
+    )
+    expected = {-number, 143} if number == signal.SIGTERM else {-number}
+    assert set(statuses) <= expected, (statuses, training.output)
+    known = {tuple(line["at"]): line for line in reference}
+    for lines in training.lines_by_life():
+        for line in _without_the_way(lines, known):
+            assert line == known[tuple(line["at"])], training.output
+    assert training.result() == ended, training.output
+    training.check_nothing_left()
+    return training
+
+
+def _without_the_way(lines: list[Line], known: dict[tuple[Any, ...], Line]) -> list[Line]:
+    """Without the phases that a life comes by again on its way to where it goes on.
+
+    The script runs an epoch from its top, and its phases there see a later state. Nothing is
+    trained on the way.
+    """
+    way = 0
+    for line in lines:
+        if line["at"][1].startswith("train") or line["step"] == known[tuple(line["at"])]["step"]:
+            break
+        way += 1
+    return lines[way:]
+
+
+def _of_training(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if line["at"][1].startswith("train")]
+
+
+def _effective(lives: list[list[Line]]) -> list[Line]:
+    """What counts of all lives: of each what the next one did not do again."""
+    effective: list[Line] = []
+    for lines in lives:
+        if lines and lines[0] in effective:
+            del effective[effective.index(lines[0]) :]
+        effective += lines
+    return effective
