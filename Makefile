@@ -68,4 +68,4 @@ bench: $(STAMP) ## measure what holdfast costs a training step
 .PHONY: clean
 clean: ## remove .venv, caches and built packages
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -18,7 +18,6 @@ from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
 from holdfast._data.feeds import Feeds
-from holdfast._data.laps import owned_generators
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._keeper.keep import Policy
@@ -73,7 +72,7 @@ class Attempt(Boundaries):
         self._has_course = found.position is not None
         self._at_turn = False
         self._loops.clear()  # a loop of the life before may not be closed yet
-        self._feeds = Feeds(owned_generators(self._state))
+        self._feeds = Feeds(list(self._state.values()))
         self.step = found.step
         self.resumed_from = found.resumed_from
         self._metrics.restore(found.metrics, found.best)
@@ -125,15 +124,16 @@ class Attempt(Boundaries):
     ) -> None:
         if os.getpid() != self._pid or not self._is_open:
             return  # a forked child that leaves its parent's block, or closed as forgotten
-        with children_unheard(for_good=True):
+        with children_unheard() as deaths:
             self._leave(error)
+            deaths.clear()
 
     def _leave(self, error: BaseException | None) -> None:
         self._guard.defer(True)  # our own work is not to be cut in two
         self._progress.close()
         self._guard.rest(None)
         durable = self._saver.keep_last("exception" if error is not None else "closed")
-        leaving = error or self._stopped
+        leaving = self._stopped or error
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
             leaving = self._answer_late(error) or error

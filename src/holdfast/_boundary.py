@@ -43,8 +43,10 @@ _LOOK_SECONDS = 0.1
 
 
 @contextlib.contextmanager
-def children_unheard(*, for_good: bool = False) -> Iterator[None]:
-    """Let the handler of a child's death wait until our own work is done, or not be called.
+def children_unheard() -> Iterator[list[int]]:
+    """Let the handler of a child's death wait until our own work is done.
+
+    It is not called if whoever works clears the list that this gives.
 
     torch's raises as soon as a worker of a loader has died, between any two lines: a slot would
     stay locked, or a state that was to be saved would not be.
@@ -52,16 +54,16 @@ def children_unheard(*, for_good: bool = False) -> Iterator[None]:
     number = getattr(signal, "SIGCHLD", None)
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(number) if number is not None and is_main else None
-    if number is None or not callable(handler):
-        yield
-        return
     heard: list[int] = []
+    if number is None or not callable(handler):
+        yield heard
+        return
     signal.signal(number, lambda *_: heard.append(1))
     try:
-        yield
+        yield heard
     finally:
         signal.signal(number, handler)
-    if heard and not for_good:
+    if heard:
         handler(number, None)
 
 
@@ -136,8 +138,11 @@ class Boundaries:
 
     def _work(self, now: float) -> bool:
         """A boundary at which there is something to do, or to look after."""
-        with children_unheard():
-            return self._save_or_stop(now)
+        with children_unheard() as deaths:
+            leaves = self._save_or_stop(now)
+            if leaves:
+                deaths.clear()  # the step that needed them is made
+        return leaves
 
     def _save_or_stop(self, now: float) -> bool:
         self._require_open()

@@ -29,6 +29,7 @@ from typing import Any
 from holdfast._interactive import ends_a_cell
 
 _PACKAGE = str(Path(__file__).parent)
+_LIBRARY = str(Path(re.__file__).parents[1])  # Python's own
 _PLACE = re.compile(r"holdfast: (epoch \d+, batch \d+[^\n]*)")
 
 
@@ -199,7 +200,7 @@ def place_of(error: BaseException) -> str | None:
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if not f.filename.startswith((_PACKAGE, "<"))]
+    ours = [f for f in frames if not f.filename.startswith((_PACKAGE, _LIBRARY, "<"))]
     if not ours:
         return None
     last = ours[-1]

@@ -161,6 +161,14 @@ def is_global(value: object) -> bool:
     return value is np.random.mtrand._rand
 
 
+def global_state() -> Any:
+    return np.random.get_state(legacy=False)
+
+
+def set_global_state(state: Any) -> None:
+    np.random.set_state(state)
+
+
 def seed_global(seed: int) -> None:
     """Seed NumPy's global generator."""
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])

@@ -99,6 +99,18 @@ def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  there are n
     return {}
 
 
+def global_state() -> Any:
+    import random
+
+    return random.getstate()
+
+
+def set_global_state(state: Any) -> None:
+    import random
+
+    random.setstate(state)
+
+
 def seed_global(seed: int) -> None:
     """Seed Python's own generator."""
     import random

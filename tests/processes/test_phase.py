@@ -15,14 +15,12 @@ from tests.support import (
     Trainer,
     arena_files,
     checkpoint_steps,
-    environment,
     journal_events,
     wait_for_keeper_gone,
     wait_until,
 )
 
 PHASES = SCRIPTS / "phases.py"
-ROOT = SCRIPTS.parent.parent
 SHAPES = ("epochs", "steps", "by_hand")
 STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 
@@ -30,7 +28,7 @@ STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 @pytest.fixture
 def begin(start) -> Callable[..., Trainer]:
     def begin(folder: Path, *arguments: object) -> Trainer:
-        return start(folder, *arguments, script=PHASES, env=environment(PYTHONPATH=str(ROOT)))
+        return start(folder, *arguments, script=PHASES)
 
     return begin
 
@@ -42,9 +40,7 @@ def undisturbed(tmp_path_factory) -> Callable[[str], str]:
     def find(shape: str) -> str:
         if shape not in known:
             folder = tmp_path_factory.mktemp("undisturbed") / "run"
-            trainer = Trainer(
-                folder, "--shape", shape, script=PHASES, env=environment(PYTHONPATH=str(ROOT))
-            )
+            trainer = Trainer(folder, "--shape", shape, script=PHASES)
             known[shape] = trainer.state_hash()
         return known[shape]
 

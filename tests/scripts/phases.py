@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from light import make_weights, show_hash, stick_in_c, train_one
 
 import holdfast
-from tests.scripts.light import make_weights, show_hash, stick_in_c, train_one
 
 
 class Decay:

@@ -86,7 +86,7 @@ class Saver:
         newest = self.newest
         if newest is not None and newest.step == step:
             return
-        if self._can_snapshot() and self._cadence.takes_snapshots:
+        if self._can_snapshot() and self._cadence.affords_rest(time.monotonic()):
             self._take_snapshot(step, _REST_SECONDS)
 
     def save_and_wait(self, step: int, reason: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,13 @@ from holdfast._data.seeds import (
     generator_states,
     held_generators,
     mix_all,
+    put_globals,
     reseed,
+    take_globals,
 )
 from holdfast._data.seeds import mix as mix_seeds
 from holdfast._errors import HoldfastError
-from holdfast._save.capture import is_stateful
+from holdfast._save.capture import adapters, is_stateful
 from holdfast._say import say
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ _SAY_AFTER_SECONDS = 5.0
 class Kit:
     """What all feeds of one life share."""
 
-    def __init__(self, owned: list[Any]) -> None:
-        self.owned = owned  # generators that travel with the run's state
+    def __init__(self, state: list[Any]) -> None:
+        self.state = state
+        # The generators among it, which travel with it:
+        self.owned = [v for v in state if any(a.is_generator(v) for a in adapters())]
         self.bases = Bases()
         self._said: set[str] = set()
 
@@ -127,10 +131,18 @@ class LoaderFeed(Feed):
         self._generator = source.generator
         self._is_alone = source.num_workers == 0
         self._tickets: Tickets | None = None
-        self._stream = _Stream() if loader.draws_by_itself(source) else None
+        self._draws_by_itself = loader.draws_by_itself(source)
+        self._seeds: Seeds = {}
         self._mine: Any = source
         if loader.can_be_copied(source):
-            self._mine, self._tickets = loader.copy_loader(source, Seeding(), self._stream)
+            stream = self._begin_stream if self._draws_by_itself else None
+            self._mine, self._tickets = loader.copy_loader(source, Seeding(), stream)
+        if any(value is mine for value in kit.state for mine in (source, *self._samplers)):
+            raise HoldfastError(
+                "the loader, or its sampler, is part of the run's state and is given to "
+                "run.batches too: its position would be put back twice.\n"
+                "Take it out of the state; run.batches keeps it."
+            )
         deciding = [self._generator, *self._samplers]
         if self._way == loader.REPLAYS:
             self._hold(kit, [*deciding, self._data, source.collate_fn], [])
@@ -148,8 +160,7 @@ class LoaderFeed(Feed):
         self._torch.set_epoch([*self._samplers, self._data], lap.epoch)
         way, skip, goal = self._way, lap.skip, lap.goal
         batches: Iterator[Any]
-        if self._stream is not None:
-            self._stream.begin(mix_all(seeds, -2))
+        self._seeds = seeds
         if self._tickets is not None:
             drawn = skip if way == self._torch.SKIPS else 0
             self._tickets.aim(lap.epoch, self._seed_of_workers(seeds), drawn, mix_seeds)
@@ -168,6 +179,9 @@ class LoaderFeed(Feed):
             return batches
         batches = iter(self._mine)
         return batches
+
+    def _begin_stream(self) -> _Stream:
+        return _Stream(mix_all(self._seeds, -2))
 
     def _seed_of_workers(self, seeds: Seeds) -> int:
         """One for all generators in them, as torch does: from the loader's own, or the global."""
@@ -218,35 +232,29 @@ class SideBySide(Feed):
 class _Stream:
     """A stream of random numbers beside the global one; called, it is entered."""
 
-    def __init__(self) -> None:
-        self._states: Mapping[str, Any] | None = None
-        self._seeds: Seeds = {}
-
-    def begin(self, seeds: Seeds) -> None:
-        self._states, self._seeds = None, seeds
+    def __init__(self, seeds: Seeds) -> None:
+        self._states: Any = None
+        self._seeds = seeds
 
     def __call__(self) -> AbstractContextManager[None]:
         return self._enter()
 
     @contextlib.contextmanager
     def _enter(self) -> Iterator[None]:
-        from holdfast._save.capture import capture_generators, restore_generators
-
         with apart(self._seeds if self._states is None else None):
             if self._states is not None:
-                restore_generators(self._states)
+                put_globals(self._states)
             yield
-            self._states = capture_generators(devices=False)
+            self._states = take_globals()
 
 
 def feed_of(source: Any, kit: Kit) -> Feed:
     """The feed for anything that can be looped over and is no DataLoader."""
     if is_stateful(source) and hasattr(source, "__iter__"):
         return StatefulFeed(source, kit)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        if not isinstance(source, Mapping):
-            return SequenceFeed(source, kit)
-    elif hasattr(source, "__next__") or isinstance(source, set | frozenset):
+    if _is_sequence(source):
+        return SequenceFeed(source, kit)
+    if hasattr(source, "__next__") or isinstance(source, set | frozenset):
         what = "an iterator, which" if hasattr(source, "__next__") else "a set, whose order"
         kit.warn_once(
             f"run.batches was given {what} may be another after a restart: the run will go on "
@@ -260,6 +268,14 @@ def feed_of(source: Any, kit: Kit) -> Feed:
             "Give it a DataLoader, a list of batches, or anything else that `for` takes."
         )
     return Feed(source, kit)
+
+
+def _is_sequence(source: Any) -> bool:
+    """Whether its batches are what its indices give: a home-made loader may mean samples."""
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        return False
+    is_array = hasattr(source, "__array__")
+    return isinstance(source, Sequence) or is_array or not hasattr(source, "__iter__")
 
 
 def _each_apart(source: Any, seeds: Seeds) -> Iterator[Any]:

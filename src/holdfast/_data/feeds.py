@@ -13,8 +13,8 @@ from holdfast._errors import HoldfastError
 class Feeds:
     """Finds the feed for what `run.batches` is given."""
 
-    def __init__(self, owned: list[Any]) -> None:
-        self._kit = Kit(owned)
+    def __init__(self, state: list[Any]) -> None:
+        self._kit = Kit(state)
         # Its workers may outlive a pass, so a loader has the same feed in the next one. A script
         # that makes a new loader for each epoch must not find the old ones in its memory.
         self._loaders: weakref.WeakKeyDictionary[Any, LoaderFeed] = weakref.WeakKeyDictionary()

@@ -6,19 +6,14 @@ began, the source draws, and the generators go to where they were at the boundar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast._data.course import Lap
 from holdfast._data.feed import Feed
 from holdfast._data.seeds import generator_states, restore_held, seeds_of
-from holdfast._save.capture import adapters, capture_generators, restore_generators
+from holdfast._save.capture import capture_generators, restore_generators
 from holdfast._say import say
-
-
-def owned_generators(state: Mapping[str, Any]) -> list[Any]:
-    """The generators that the user has given to the run."""
-    return [v for v in state.values() if any(a.is_generator(v) for a in adapters())]
 
 
 def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:

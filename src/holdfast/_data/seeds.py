@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import xxhash
 
-from holdfast._save.capture import adapters, capture, capture_generators, restore_generators
+from holdfast._save.capture import adapters, capture
 
 _LOOKED_AT = 2000
 _ITEMS = 64  # of a container: transforms stand in short lists, samples in long ones
 _HOLD_NONE = str | bytes | int | float | type | ModuleType | None
 _EMPTY_CELL = CellType()
+# Where a data set makes a sample: what it uses of its module's names is found there.
+_MAKERS = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 
 
 Seeds = dict[str, int]  # by the name of a generator
@@ -64,22 +67,32 @@ def seed_globals(seeds: Seeds) -> None:
 @contextlib.contextmanager
 def apart(seeds: Seeds | None = None) -> Iterator[None]:
     """Let what is drawn inside leave the global generators as they were."""
-    before = capture_generators(devices=False)
+    before = take_globals()
     try:
         if seeds is not None:
             seed_globals(seeds)
         yield
     finally:
-        restore_generators(before)
+        put_globals(before)
+
+
+def take_globals() -> list[tuple[ModuleType, Any]]:
+    """The states of the global generators as they are, for this process only: this is quick."""
+    return [(adapter, adapter.global_state()) for adapter in adapters()]
+
+
+def put_globals(states: list[tuple[ModuleType, Any]]) -> None:
+    for adapter, state in states:
+        adapter.set_global_state(state)
 
 
 def held_generators(roots: list[Any], without: list[Any]) -> list[Any]:
     """The random generators that objects hold, in attributes and short containers."""
     found: list[Any] = []
     seen = {id(item) for item in without}
-    waiting = list(reversed(roots))
+    waiting = deque(roots)  # the near ones first: a transform's generator before the samples
     while waiting and len(seen) < _LOOKED_AT:
-        item = waiting.pop()
+        item = waiting.popleft()
         if id(item) in seen or isinstance(item, _HOLD_NONE):
             continue
         seen.add(id(item))
@@ -101,11 +114,23 @@ def _parts_of(item: Any) -> list[Any]:
     if isinstance(item, functools.partial):
         return [item.func, *item.args, *item.keywords.values()]
     if isinstance(item, FunctionType):
-        cells = item.__closure__ or ()
-        return [cell.cell_contents for cell in cells if cell != _EMPTY_CELL]
+        cells = [cell.cell_contents for cell in item.__closure__ or () if cell != _EMPTY_CELL]
+        names = item.__code__.co_names
+        return cells + [item.__globals__[name] for name in names if name in item.__globals__]
     if callable(getattr(item, "__array__", None)):  # an array holds none, and is large
         return []
-    return list(getattr(item, "__dict__", {}).values())
+    kind = type(item)
+    slots = [name for each in kind.__mro__ for name in _names(getattr(each, "__slots__", ()))]
+    makers = [getattr(kind, name, None) for name in _MAKERS]
+    return [
+        *getattr(item, "__dict__", {}).values(),
+        *(getattr(item, name, None) for name in slots),
+        *(maker for maker in makers if isinstance(maker, FunctionType)),
+    ]
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def reseed(generators: list[Any], seed: int) -> None:
@@ -149,6 +174,7 @@ class Seeding:
 
     def __init__(self) -> None:
         self._held: list[Any] | None = None
+        self._is_sure = False
 
     def __reduce__(self) -> tuple[type[Seeding], tuple[()]]:
         return (Seeding, ())  # what the holders of another process hold are other objects
@@ -159,3 +185,11 @@ class Seeding:
         if self._held is None:
             self._held = held_generators(holders, [])
         reseed(self._held, seed)
+
+    def has_grown(self, holders: list[Any]) -> bool:
+        """Whether making the first batch has made a generator: then it is made again, seeded."""
+        if self._is_sure:
+            return False
+        self._is_sure = True
+        before, self._held = self._held or [], held_generators(holders, [])
+        return len(self._held) > len(before)

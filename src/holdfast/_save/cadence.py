@@ -11,6 +11,8 @@ _SHORTEST_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS = 0.1  # the first snapshot of a life is cold, and says little of the next
 _CREDIT_SECONDS = 0.5  # stall that a life may be ahead of its share
 _REMEMBERED = 8
+_SMALL_SECONDS = 0.02
+_REST_SHARE = 0.05
 
 
 class Cadence:
@@ -30,6 +32,7 @@ class Cadence:
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
         self._paid_until = now
+        self._last_snapshot = now
         self._last_checkpoint = now
         self._last_checkpoint_step = step
 
@@ -56,10 +59,16 @@ class Cadence:
     def snapshot_due(self, now: float) -> bool:
         return now >= self._next_snapshot
 
-    @property
-    def takes_snapshots(self) -> bool:
-        """Whether there are to be any."""
-        return self._next_snapshot != float("inf")
+    def affords_rest(self, now: float) -> bool:
+        """Whether a snapshot may be taken before its turn, since no boundary comes for a while.
+
+        A small one always; a large one if it costs a small share of the time since the last.
+        """
+        if self._next_snapshot == float("inf"):
+            return False
+        if not self._costs or self._expected_cost() <= _SMALL_SECONDS:
+            return True
+        return now - self._last_snapshot >= self._expected_cost() / _REST_SHARE
 
     def checkpoint_due(self, now: float, step: int) -> bool:
         if self._checkpoint_steps is not None:
@@ -70,6 +79,7 @@ class Cadence:
     def took_snapshot(self, now: float, seconds: float) -> None:
         """A snapshot ended at `now` and had stalled training for `seconds`."""
         self._costs.append(seconds)
+        self._last_snapshot = now
         pause = self.snapshot_seconds
         if pause is None:
             return

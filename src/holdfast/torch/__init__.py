@@ -201,6 +201,14 @@ def is_global(value: object) -> bool:
     return value is torch.default_generator
 
 
+def global_state() -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_global_state(state: torch.Tensor) -> None:
+    torch.set_rng_state(state)
+
+
 def seed_global(seed: int) -> None:
     """Seed the CPU generator; those of devices are not for data."""
     torch.default_generator.manual_seed(seed & _SEED_MASK)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -109,17 +110,21 @@ def draws_by_itself(loader: DataLoader[Any]) -> bool:
 class Tickets:
     """Stands where the loader's sampler stood: the same draws, each with number and seed."""
 
-    def __init__(self, sampler: Any, seed: Seed | None, apart: Apart | None) -> None:
+    def __init__(self, sampler: Any, seed: Seed | None, apart: Callable[[], Apart] | None) -> None:
         self._sampler = sampler
         self._sow = seed
         self._apart = apart
         self._drawing: _Drawing | None = None
-        self._epoch = self._seed = self._skip = 0
-        self._mix: Callable[..., int] = lambda *_: 0
+        self._skip = 0
+        self._ticket: Callable[[Any, int], Ticket] = lambda *_: Ticket(None, 0, 0, 0, None)
 
     def aim(self, epoch: int, seed: int, skip: int, mix: Callable[..., int]) -> None:
-        """Say which pass comes next."""
-        self._epoch, self._seed, self._skip, self._mix = epoch, seed, skip, mix
+        """Say which pass comes next; one that is under way goes on as it was."""
+
+        def ticket(drawn: Any, number: int) -> Ticket:
+            return Ticket(drawn, epoch, number, mix(seed, number), self._sow)
+
+        self._skip, self._ticket = skip, ticket
 
     def catch_up(self) -> None:
         """Draw what was used, or else the first, now: while the generators are as they were."""
@@ -127,15 +132,13 @@ class Tickets:
             self._drawing.catch_up()
 
     def __iter__(self) -> _Drawing:
-        draws = _draw_apart(self._sampler, self._apart) if self._apart else iter(self._sampler)
+        apart = self._apart() if self._apart else None
+        draws = _draw_apart(self._sampler, apart) if apart else iter(self._sampler)
         self._drawing = _Drawing(draws, self._skip, self._ticket)
         return self._drawing
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-    def _ticket(self, drawn: Any, number: int) -> Ticket:
-        return Ticket(drawn, self._epoch, number, self._mix(self._seed, number), self._sow)
 
 
 class _Drawing:
@@ -190,7 +193,7 @@ def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
 
 
 def copy_loader(
-    loader: DataLoader[Any], seed: Seed, apart: Apart | None
+    loader: DataLoader[Any], seed: Seed, apart: Callable[[], Apart] | None
 ) -> tuple[DataLoader[Any], Tickets]:
     """The loader as we run it, and the sampler by which to aim it."""
     data = loader.dataset
@@ -204,7 +207,9 @@ def copy_loader(
         seed if is_iterable else None,
         apart,
     )
-    attributes["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
+    context = loader.multiprocessing_context or multiprocessing
+    method = context.get_start_method(allow_none=True) or "fork"
+    attributes["worker_init_fn"] = WorkerStart(loader.worker_init_fn, method)
     if batched:
         attributes["batch_sampler"] = tickets
     elif not is_iterable:

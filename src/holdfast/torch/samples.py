@@ -11,13 +11,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from holdfast._errors import name_place
 
-Seed = Callable[[list[Any], int, bool], None]
+
+class Seed(Protocol):
+    """Seeds what the process that makes a batch draws from."""
+
+    def __call__(self, holders: list[Any], seed: int, in_worker: bool) -> None: ...
+
+    def has_grown(self, holders: list[Any]) -> bool: ...
 
 
 class Ticket:
@@ -51,12 +57,15 @@ class WorkerStart:
 
     torch's workers look who their parent is once they run. One whose trainer was killed before
     takes the system's first process for it, and stays for ever, with all that it has mapped.
+    Tied so, it need not hear a SIGTERM that a scheduler sends to all processes of a job: the
+    step that is to be finished needs its data, and torch ends it by other means.
     """
 
     _PR_SET_PDEATHSIG = 1
 
-    def __init__(self, users: Callable[[int], Any] | None) -> None:
+    def __init__(self, users: Callable[[int], Any] | None, method: str) -> None:
         self._users = users
+        self._is_served = method == "forkserver"
         self._trainer = os.getpid()
         # The system counts the end of the thread that has started it, and only this one stays.
         self._is_tied = (
@@ -64,12 +73,14 @@ class WorkerStart:
         )
 
     def __call__(self, worker: int) -> None:
-        if self._is_tied:
+        # The parent of a worker from a fork server is the server, which lives as long as it likes.
+        if self._is_tied and not self._is_served:
             import ctypes
 
             ctypes.CDLL(None).prctl(self._PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._trainer:
-            os._exit(1)
+            if os.getppid() != self._trainer:
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         if self._users is not None:
             self._users(worker)
 
@@ -98,8 +109,10 @@ class _Wrapped:
 
     def holdfast_sow(self, seed: int) -> None:
         """Let what is drawn from here on come from this seed."""
-        holders = [self._holdfast_data, self._holdfast_collate]
-        self._holdfast_seed(holders, seed, get_worker_info() is not None)
+        self._holdfast_seed(self._holders(), seed, get_worker_info() is not None)
+
+    def _holders(self) -> list[Any]:
+        return [self._holdfast_data, self._holdfast_collate]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_holdfast"):
@@ -116,13 +129,26 @@ class _Wrapped:
 class NamedSamples(_Wrapped, Dataset[Any]):
     """A data set by index: made from the ticket's seed, and an error names its sample."""
 
-    def __getitems__(self, ticket: Ticket) -> list[Any]:
-        data = self._holdfast_data
+    def __getitems__(self, ticket: Ticket) -> Any:
+        return self._made(ticket, self._make_batch)
+
+    def __getitem__(self, ticket: Ticket) -> Any:
+        return self._made(ticket, self._make_sample)
+
+    def _made(self, ticket: Ticket, make: Callable[[Ticket], Any]) -> Any:
         self.holdfast_sow(ticket.seed)
+        made = make(ticket)
+        if self._holdfast_seed.has_grown(self._holders()):
+            self.holdfast_sow(ticket.seed)
+            made = make(ticket)
+        return made
+
+    def _make_batch(self, ticket: Ticket) -> Any:
+        data = self._holdfast_data
         fetch = getattr(data, "__getitems__", None)
         if callable(fetch):
             try:
-                return list(fetch(ticket.drawn))
+                return fetch(ticket.drawn)
             except Exception as error:
                 _name_sample(error, ticket, f"one of {_short(ticket.drawn)}")
                 raise
@@ -136,11 +162,9 @@ class NamedSamples(_Wrapped, Dataset[Any]):
             raise
         return found
 
-    def __getitem__(self, ticket: Ticket) -> Any:
-        data = self._holdfast_data
-        self.holdfast_sow(ticket.seed)
+    def _make_sample(self, ticket: Ticket) -> Any:
         try:
-            return data[ticket.drawn]
+            return self._holdfast_data[ticket.drawn]
         except Exception as error:
             _name_sample(error, ticket, ticket.drawn)
             raise
