@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from types import TracebackType
 from typing import Self
@@ -30,7 +31,6 @@ from holdfast._phases import Phases
 from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
-from holdfast._save.capture import restore_generators
 from holdfast._save.control import STAYS, STEP
 from holdfast._say import say
 from holdfast._stop.guard import Guard
@@ -62,7 +62,7 @@ class Attempt(Boundaries):
         return self
 
     def _open(self, start: Start, run_id: str) -> None:
-        self._stopped = self._asked = self._trouble = None
+        self._stopped = self._asked = self._asked_late = self._trouble = None
         self._announced, self._next_look = False, 0.0
         with beating(self._layout, self.attempt):
             found = resume(start, self.attempt, self._state)
@@ -71,6 +71,7 @@ class Attempt(Boundaries):
         self._course = Course(found.position)
         self._has_course = found.position is not None
         self._at_turn = False
+        self._loop_number, self._is_by_hand = -1, False
         self._loops.clear()  # a loop of the life before may not be closed yet
         self._feeds = Feeds(list(self._state.values()))
         self.step = found.step
@@ -93,7 +94,7 @@ class Attempt(Boundaries):
         self._cadence = Cadence(settings, time.monotonic(), self.step)
         self._saver = Saver(self._state, self._metrics, self._custody, self._cadence, self._where)
         found.hand_over(self._custody)
-        self._pid = os.getpid()
+        self._pid, self._thread = os.getpid(), threading.get_ident()
         stacks = self._layout.stacks(self.attempt)
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
         self._phases = Phases(self._words, self._guard, self._custody, self._leave_from_rest)
@@ -112,9 +113,9 @@ class Attempt(Boundaries):
             keep_last=settings.keep_last,
             keep_best=settings.keep_best,
         )
-        if self._generators is not None:
-            for lost in restore_generators(self._generators):
-                say(f"not restored: {lost}. The run goes on, but not to the same bits.")
+        if self._generators is not None and found.by_hand:
+            # A loop of the user's own begins where nobody sees it.
+            self._restore_generators()
 
     def __exit__(
         self,

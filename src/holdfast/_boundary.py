@@ -86,6 +86,7 @@ class Boundaries:
     _phases: Phases
     _found: Resumed
     _pid: int
+    _thread: int
 
     def __init__(
         self, folder: str | os.PathLike[str], *, settings: Settings | None = None, **state: Any
@@ -105,8 +106,11 @@ class Boundaries:
         self.resumed_from: int | None = None
         self._metrics = Metrics(self._settings.best_metric)
         self._asked: StopRequest | None = None
+        self._asked_late: StopRequest | None = None  # in the last step of a loop
         self._trouble: HoldfastError | None = None
         self._is_open = False
+        self._loop_number = -1  # of the outermost loops in this life, the last one
+        self._is_by_hand = False  # the last boundary was passed by run.boundary()
         self._loops: list[LoopMark] = []  # those that are running, the outermost first
         self._total: int | None = None
         self._epochs_total: int | None = None
@@ -182,11 +186,13 @@ class Boundaries:
             position = self._course.position.to_tree()
             if self._feed is not None and not self._course.position.is_over:
                 position["state"] = self._feed.state()
-        return {
-            "position": position,
+        head = {
             "at_turn": self._at_turn,
             "phases": self._phases.remember(),
+            "loop": self._loop_number,
+            "by_hand": self._is_by_hand,
         }
+        return {"position": position, "head": head}
 
     def _standing(self) -> Standing:
         """For the progress line: read by its thread, so nothing here waits for anything."""
@@ -264,8 +270,8 @@ class Boundaries:
         if self._words[IN_LOOP]:
             return
         if self._generators is not None:
-            # Again: what the script drew between `with` and the loop, it drew before too.
-            restore_generators(self._generators)
+            # What the script drew between `with` and the loop, it drew before too.
+            self._restore_generators()
             if not self._course.is_on_the_way:
                 self._generators = None
         self._guard.defer(True)  # first: a signal that acts at once would cut the rest in two
@@ -279,6 +285,20 @@ class Boundaries:
         self._words[IN_LOOP] = 0
         self._progress.close()
         self._guard.defer(False)
+
+    def _reach_loop(self, *, is_passed_over: bool = False) -> None:
+        """Count the outermost loops: code between them may have run before the state was stored."""
+        self._loop_number += 1
+        if self._found.is_released:
+            return
+        if self._loop_number < self._found.loop:
+            self._found.look(self._state)
+        elif is_passed_over or not self._course.is_on_the_way:
+            self._arrive()
+
+    def _restore_generators(self) -> None:
+        for lost in restore_generators(self._generators or {}):
+            say(f"not restored: {lost}. The run goes on, but not to the same bits.")
 
     def _arrive(self) -> None:
         """Here the life before had been: everything is to be as it was stored."""

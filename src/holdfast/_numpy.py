@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from holdfast._record.image import STORED_AS, TensorSpec
 
@@ -99,11 +98,6 @@ def _typed(data: memoryview, spec: TensorSpec) -> np.ndarray[Any, Any]:
 def copy_all(targets: Sequence[np.ndarray[Any, Any]], values: Sequence[Any]) -> None:
     for target, value in zip(targets, values, strict=True):
         np.copyto(target, value, casting="no")
-
-
-def version(value: Any) -> Hashable:
-    """Another one whenever the values have changed."""
-    return xxhash.xxh3_128_digest(bytes_of(value))
 
 
 def bytes_of(value: Any) -> memoryview:

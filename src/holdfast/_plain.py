@@ -50,11 +50,6 @@ def copy_all(targets: Sequence[memoryview], values: Sequence[bytes]) -> None:
         target[:] = value
 
 
-def version(value: bytes | bytearray) -> Hashable:
-    """Another one whenever the value has changed."""
-    return bytes(value)
-
-
 def bytes_of(value: bytes | bytearray) -> memoryview:
     return memoryview(value)
 

@@ -6,6 +6,8 @@ Each loop passes its boundaries through the attempt, and nothing else does.
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -14,7 +16,7 @@ from typing import Any
 from holdfast._attempt import Attempt
 from holdfast._boundary import LoopMark, children_unheard
 from holdfast._custody.orders import Handle
-from holdfast._data.course import Lap, completes_step, steps_of_lap
+from holdfast._data.course import Lap, completes_step, expect_steps
 from holdfast._data.feed import Feed
 from holdfast._data.laps import begin_fresh, begin_in_the_middle
 from holdfast._errors import HoldfastError, SaveFailed, SettingsError, name_place
@@ -103,10 +105,9 @@ class Run(Attempt):
     def _steps(self, total: int) -> Iterator[int]:
         if self.step >= total:
             say(f"{self._folder}: finished at step {self.step} of {total}; nothing left to train.")
+            self._reach_loop(is_passed_over=True)
             return
         with self._loop("run.steps"):
-            if self._course.is_on_the_way:
-                self._arrive()  # the script has no loop over data any more
             self._total = total
             attempt = self.attempt
             self._note("loop", attempt=attempt, step=self.step, total=total)
@@ -139,6 +140,7 @@ class Run(Attempt):
                 f"{self._folder}: finished after {course.epoch} of {total} epochs, at step "
                 f"{self.step}; nothing left to train."
             )
+            self._reach_loop(is_passed_over=True)
             return
         with self._loop("run.epochs"):
             self._has_course = True
@@ -150,7 +152,10 @@ class Run(Attempt):
             try:
                 while course.epoch < total:
                     self._words[EPOCH] = course.epoch + 1
-                    if course.is_on_the_way:
+                    top = course.note_top(capture_generators())
+                    if top is not None:
+                        # The interrupted epoch begins again, and draws at its top what it drew.
+                        restore_generators(top)
                         self._found.look(self._state)
                     yield course.epoch
                     if self._pass_turn():
@@ -167,7 +172,12 @@ class Run(Attempt):
         del self._loops[1:]  # one that was left by `break` may not be closed yet
         if self._course.is_on_the_way:
             self._arrive()
-            say("the loop over data in which the run was interrupted did not come again.")
+            raise HoldfastError(
+                f"the loop over data in which the run was interrupted (number "
+                f"{self._course.position.lap + 1} of its epoch) did not come again: the loops of "
+                "an epoch must come in the same order in every life.\n"
+                "Nothing was trained. Give each epoch the same loops, or use another folder."
+            )
         if not self._course.turn(self.step):
             return self._pass_boundary()
         self._at_turn = True
@@ -199,13 +209,17 @@ class Run(Attempt):
             if len(self._loops) == 1:
                 self._feeds.refuse_second_lap(sources)
             feed = self._feeds.of(sources)
+            is_elsewhere = threading.get_ident() != self._thread
+            self._feeds.warn_of_looking_ahead(sys._getframe(1).f_code, is_elsewhere)
             course, lap = self._course, self._course.begin_lap()
             self._has_course = True
             start, batches = self._begin_lap(feed, lap)
             if lap.is_over:
                 return
             self._feed = feed
-            self._expect_steps(feed, lap, accumulate)
+            self._steps_expected = expect_steps(
+                self.step, feed.length, accumulate, lap, self._epochs_total
+            )
             number, length, ahead = lap.skip, feed.length, _NONE
             try:
                 while True:
@@ -230,21 +244,13 @@ class Run(Attempt):
                             raise self._stopped
                         if is_last and length is None:
                             break
-                course.end_lap()
+                course.end_lap(lap, feed.state())
                 if self._phases.follows_loops:
                     self._saver.rest_at(self.step)
             finally:
                 if self._feed is feed:
                     self._feed = None
                 del batches  # with it go the workers that do not outlive a pass
-
-    def _expect_steps(self, feed: Feed, lap: Lap, accumulate: int) -> None:
-        """How many steps there will be, if every epoch has this one loop."""
-        self._steps_expected = None
-        if feed.length is not None and lap.number == 0:
-            each = steps_of_lap(feed.length, accumulate)
-            left = (self._epochs_total or lap.epoch + 1) - lap.epoch
-            self._steps_expected = self.step + left * each - steps_of_lap(lap.skip, accumulate)
 
     def _begin_lap(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
         if lap.goal is not None:
@@ -293,9 +299,10 @@ class Run(Attempt):
                 "known, so an interrupted epoch begins anew.\n"
                 "Loop over run.batches(loader), which knows, or keep the position in the state."
             )
-        if self._generators is not None:
+        if not self._found.is_released:
             self._generators = None  # the step that ends here has drawn from them already
             self._found.release()
+        self._is_by_hand = not self._loops
         self._enter_loop()
         leave = self._pass_boundary()
         if leave and not self._loops:
@@ -316,8 +323,10 @@ class Run(Attempt):
                 f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "
                 "made.\nMake room and start the same command again: little is left to repeat."
             )
+        # A stop that came in the last step is no interruption, unless another loop follows.
+        self._asked_late = self._guard.request() or self._asked
         self._asked = None
-        self._noted.clear()  # a stop that came in the last step is no interruption
+        self._noted.clear()
         self._note("finished", step=self.step, total=self._total or self.step)
         say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
         if not self._loops:
@@ -339,7 +348,11 @@ class Run(Attempt):
         is_amid_steps = not self._loops or self._loops[-1].name != "run.epochs"
         self._phases.begin(str(name), trains=trains, step=self.step, is_amid_steps=is_amid_steps)
         self._set_next_due_step()
+        newest = self._saver.newest
         try:
+            if self._noted and self._phases.rests and newest and newest.step == self.step:
+                # It came in this step, before the phase: nothing would look at it for long.
+                raise self._leave_from_rest(self._noted[0])
             yield
         finally:
             self._phases.end(trains=trains)
@@ -363,7 +376,11 @@ class Run(Attempt):
             )
         mark = LoopMark(name)
         self._loops.append(mark)
+        self._is_by_hand = False
         self._enter_loop()
+        if outer is None:
+            self._asked, self._asked_late = self._asked or self._asked_late, None
+            self._reach_loop()
         try:
             yield
         finally:

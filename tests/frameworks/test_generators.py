@@ -59,13 +59,29 @@ def test_the_next_draws_are_those_of_the_undisturbed_run(tmp_path, between):
     assert first + second == whole
 
 
-def test_the_generators_are_restored_before_the_loop_too(tmp_path):
+def test_a_loop_by_hand_finds_the_generators_restored_as_soon_as_the_run_is_open(tmp_path):
     seed(1)
-    drawn_by(tmp_path / "run", 3)
-    expected = draw()
+    with holdfast.Run(tmp_path / "run") as run:
+        for _ in range(3):
+            draw()
+            run.boundary()
+        run.finish()
+        expected = draw()
     seed(99)
     with holdfast.Run(tmp_path / "run"):
         assert draw() == expected
+
+
+def test_between_opening_and_a_loop_a_script_draws_the_same_in_every_life(tmp_path):
+    found = []
+    for total in (3, 6):
+        seed(1)
+        with holdfast.Run(tmp_path / "run") as run:
+            found.append(draw())  # a split of the data, say
+            drawn = [draw() for _ in run.steps(total)]
+    seed(1)
+    assert found == [draw()] * 2
+    assert drawn == [draw() for _ in range(6)][3:]
 
 
 def test_a_second_loop_of_the_same_run_does_not_repeat_the_draws(tmp_path):

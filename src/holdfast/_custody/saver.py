@@ -40,8 +40,7 @@ class Saver:
         self._cadence = cadence
         self._wanted: list[Handle] = []
         self._specs: SpecCache = {}
-        self._at_turn = False
-        self._phases: Any = None
+        self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
         if custody.has_keeper:
@@ -150,7 +149,7 @@ class Saver:
 
     def _capture(self) -> Captured:
         where = self._where()
-        self._at_turn, self._phases = bool(where["at_turn"]), where["phases"]
+        self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
         return capture(self._state, extra, self._specs)
 
@@ -160,8 +159,7 @@ class Saver:
             "attempt": self._custody.policy.attempt,
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
-            "at_turn": self._at_turn,
-            "phases": self._phases,
+            **self._beside,
         }
 
     def _take_snapshot(self, step: int, patience_seconds: float) -> Taken | None:

@@ -23,8 +23,10 @@ class Position:
     batches: int = 0  # of that lap, used; 0 stands for the top of the epoch
     is_over: bool = False  # the lap has no more batches
     length: int | None = None  # of the lap, to notice a loader that has changed
+    top: Any = None  # the generators when the epoch began
     start: Any = None  # the generators when the lap began
     state: Any = None  # of a loader that keeps its own position
+    states: Any = None  # of such loaders at the end of their last lap, by the lap's number
 
     def to_tree(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -42,6 +44,7 @@ class Lap:
     number: int
     is_over: bool = False  # all its batches were used before: nothing to do
     goal: Position | None = None  # set for the lap that goes on in the middle
+    state: Any = None  # a loader's own, from the end of its last lap in the life before
 
     @property
     def skip(self) -> int:
@@ -60,6 +63,9 @@ class Course:
         self._lap = -1
         self._here = start
         self._steps_at_top = 0
+        self._top = start.top
+        self._states: dict[int, Any] = dict(start.states or {})
+        self._former_states = dict(self._states)  # not given back to their loaders yet
 
     @property
     def is_on_the_way(self) -> bool:
@@ -76,18 +82,31 @@ class Course:
         self._lap += 1
         goal = self._goal
         if goal is None:
-            return Lap(self.epoch, self._lap)
+            state = self._former_states.pop(self._lap, None)
+            return Lap(self.epoch, self._lap, state=state)
         if self._lap < goal.lap:
             return Lap(self.epoch, self._lap, is_over=True)
         self._goal = None
+        if not goal.is_over:
+            self._former_states.pop(self._lap, None)
         return Lap(self.epoch, self._lap, goal.is_over, goal)
 
     def use(self, lap: Lap, batches: int, length: int | None, start: Any) -> None:
         """At a boundary: so many batches of the lap are used."""
-        self._here = Position(lap.epoch, lap.number, batches, length=length, start=start)
+        self._here = Position(
+            lap.epoch,
+            lap.number,
+            batches,
+            length=length,
+            top=self._top,
+            start=start,
+            states=self._states,
+        )
 
-    def end_lap(self) -> None:
+    def end_lap(self, lap: Lap, state: Any) -> None:
         """The lap has no more batches; only a boundary that passed its last one knows."""
+        if state is not None:
+            self._states[lap.number] = state
         if self._here.batches:
             self._here = replace(self._here, is_over=True)
 
@@ -96,6 +115,13 @@ class Course:
         has_stepped = step > self._steps_at_top
         self._begin_epoch(self.epoch + 1, step if has_stepped else step + 1)
         return has_stepped
+
+    def note_top(self, generators: Any) -> Any:
+        """An epoch begins; gives the generators with which it is to begin, if it began before."""
+        if self._goal is not None and self._top is not None:
+            return self._top
+        self._top = generators
+        return None
 
     def begin_epochs(self, step: int) -> None:
         """The epochs begin; of an epoch that goes on in the middle, steps were made before."""
@@ -108,7 +134,7 @@ class Course:
         self._goal = None
         self._steps_at_top = step
         # The generators of the last lap stay, unused: a state whose layout changes costs memory.
-        self._here = Position(epoch, start=self._here.start)
+        self._here = Position(epoch, top=self._top, start=self._here.start, states=self._states)
 
 
 def completes_step(number: int, accumulate: int, is_last: bool) -> bool:
@@ -127,3 +153,17 @@ def steps_of_lap(length: int, accumulate: int) -> int:
     3
     """
     return -(-length // accumulate)
+
+
+def expect_steps(
+    step: int, length: int | None, accumulate: int, lap: Lap, epochs: int | None
+) -> int | None:
+    """The steps that a run will have in the end, if every epoch has this one lap.
+
+    >>> expect_steps(step=3, length=10, accumulate=4, lap=Lap(epoch=1, number=0), epochs=3)
+    9
+    """
+    if length is None or lap.number > 0:
+        return None
+    left = (epochs or lap.epoch + 1) - lap.epoch
+    return step + left * steps_of_lap(length, accumulate) - steps_of_lap(lap.skip, accumulate)

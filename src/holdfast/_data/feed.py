@@ -109,8 +109,9 @@ class StatefulFeed(Feed):
     """A source that gives and takes its own position."""
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  it has its own
-        if lap.goal is not None:
-            self._source.load_state_dict(lap.goal.state)
+        state = lap.state if lap.goal is None else lap.goal.state
+        if state is not None:
+            self._source.load_state_dict(state)
         return iter(self._source)
 
     def state(self) -> Any:
@@ -169,10 +170,11 @@ class LoaderFeed(Feed):
             if self._tickets is not None:
                 self._tickets.catch_up()
             return batches
-        if goal is not None and way == self._torch.KEEPS:
-            self._mine.load_state_dict(goal.state)
-        elif goal is not None and way == self._torch.DATA_KEEPS:
-            self._data.load_state_dict(goal.state)
+        state = lap.state if goal is None else goal.state
+        if state is not None and way == self._torch.KEEPS:
+            self._mine.load_state_dict(state)
+        elif state is not None and way == self._torch.DATA_KEEPS:
+            self._data.load_state_dict(state)
         elif way == self._torch.REPLAYS:
             batches = _each_apart(self._mine, seeds) if self._is_alone else iter(self._mine)
             _replay(batches, skip, self._data)
@@ -220,13 +222,18 @@ class SideBySide(Feed):
         opened = []
         for number, feed in enumerate(self._feeds):
             goal = lap.goal
-            if goal is not None and goal.state is not None:
-                goal = replace(goal, state=goal.state[number])
-            opened.append(feed.open(replace(lap, goal=goal), mix_all(seeds, number)))
+            if goal is not None:
+                goal = replace(goal, state=_part(goal.state, number))
+            part = replace(lap, goal=goal, state=_part(lap.state, number))
+            opened.append(feed.open(part, mix_all(seeds, number)))
         return zip(*opened, strict=False)
 
     def state(self) -> Any:
         return [feed.state() for feed in self._feeds]
+
+
+def _part(state: Any, number: int) -> Any:
+    return None if state is None else state[number]
 
 
 class _Stream:

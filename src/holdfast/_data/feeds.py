@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
+from types import CodeType
 from typing import Any
 
 from holdfast._data.feed import Feed, Kit, LoaderFeed, SideBySide, feed_of
@@ -34,6 +36,21 @@ class Feeds:
                 "Write `for epoch in run.epochs(n):` around it."
             )
         self._once += sources
+
+    def warn_of_looking_ahead(self, caller: CodeType, is_elsewhere: bool) -> None:
+        """Whoever takes a batch early makes the position run ahead of the state."""
+        if is_elsewhere:
+            self._kit.warn_once(
+                "run.batches is used in another thread than the one that opened the run. If the "
+                "steps are not made in that thread too, they are saved in their middle: then let "
+                "the thread work behind the loader, run.batches(prefetch(loader))."
+            )
+        if caller.co_flags & inspect.CO_GENERATOR and "tqdm" not in caller.co_filename:
+            self._kit.warn_once(
+                f"run.batches is used by the generator {caller.co_qualname}. If that takes a batch "
+                "before the step with the last one is made, a restart loses it: then put it "
+                "inside, run.batches(prefetch(loader)). Else all is well."
+            )
 
     def _of_one(self, source: Any) -> Feed:
         if "torch" in sys.modules:

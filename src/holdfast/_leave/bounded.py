@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -46,14 +47,17 @@ def leave_at_once(layout: RunLayout, attempt: int, reason: str, record: dict[str
     end_process(status)
 
 
-def _is_leaving() -> bool:
-    """Whether the main thread is on its way out: in `finally` blocks, or joining what is left."""
+def _is_leaving_by(stopped: weakref.ref[Stopped]) -> bool:
+    """Whether the main thread is on its way out: in `finally` blocks, or joining what is left.
+
+    By this very exception: a process that makes one run after the other may handle another.
+    """
     main = threading.main_thread()
     if not main.is_alive():
         return True
     found = sys._current_exceptions().get(main.ident or 0)
     error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
-    while error is not None and not isinstance(error, Stopped):
+    while error is not None and error is not stopped():
         error = error.__context__  # another one came up on the way
     return error is not None
 
@@ -63,11 +67,11 @@ def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -
     if is_interactive():
         stays()
         return
-    status = stopped.status
+    status, leaving = stopped.status, weakref.ref(stopped)
 
     def watch() -> None:
         timer.wait(seconds)
-        if not _is_leaving():
+        if not _is_leaving_by(leaving):
             stays()
             return
         say(f"leaving took more than {seconds:.0f} s; ending the process. The state is durable.")

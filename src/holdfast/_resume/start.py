@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from holdfast._data.course import Position
 from holdfast._record.attempts import known_origins, note_origin
 from holdfast._record.background import Background
+from holdfast._record.checksum import digest_all
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import trace_line
 from holdfast._resume.find import (
@@ -63,12 +64,14 @@ class Resumed:
     position: Position | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     phases: list[int | None] | None = None  # when they came
+    loop: int = 0  # in which of the script's loops the state was stored
+    by_hand: bool = True  # or between two calls of run.boundary()
     best: dict[str, float] | None = None  # of the metric that decides which checkpoint is kept
     _before: dict[str, Any] = field(default_factory=dict)
 
     def look(self, state: dict[str, Any]) -> None:
-        """Note the state before the script runs the top of an interrupted epoch again."""
-        if self.found is not None:
+        """Note the state before the script runs again what it ran before the state was stored."""
+        if self.found is not None and not self._before:
             self._before = {name: _print_of(value) for name, value in state.items()}
 
     def put_back(self, state: dict[str, Any]) -> list[str]:
@@ -91,8 +94,12 @@ class Resumed:
                 keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
         del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
-        if self.position is None or not self.position.batches:
+        if self.found is None:
             self.release()
+
+    @property
+    def is_released(self) -> bool:
+        return self.found is None
 
     def release(self) -> None:
         """Let go of the stored state."""
@@ -106,7 +113,9 @@ def _print_of(value: Any) -> Any:
     """Equal as long as nobody has changed the value."""
     captured = capture({"value": value})
     pairs = zip(captured.specs, captured.values, strict=True)
-    return captured.tree, captured.specs, [adapter_of(s.kind).version(v) for s, v in pairs]
+    # Read to the last byte: torch does not count what is written through `.data`.
+    digests = digest_all([adapter_of(s.kind).bytes_of(v) for s, v in pairs])
+    return captured.tree, captured.specs, digests
 
 
 def _with_checkpoints(
@@ -148,6 +157,8 @@ def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
         position=None if position is None else Position.from_tree(position),
         metrics=head.get("metrics", {}),
         phases=head.get("phases"),
+        loop=head.get("loop", 0),
+        by_hand=head.get("by_hand", True),
         best=head.get("best"),
     )
     say(

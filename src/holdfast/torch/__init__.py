@@ -107,12 +107,6 @@ def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
         torch._foreach_copy_(list(targets), [value.detach() for value in values])
 
 
-def version(value: torch.Tensor) -> Hashable:
-    """Another one whenever the values may have changed: torch counts writes in place."""
-    count = None if value.is_inference() else value._version
-    return (value.data_ptr(), count)
-
-
 def bytes_of(value: torch.Tensor) -> memoryview:
     """A tensor's bytes in C order, on the CPU."""
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
