@@ -1,0 +1,23 @@
+"""A training from a DataLoader with two workers; prints `ready STEP`, and a line for each step."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import holdfast
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    loader = DataLoader(TensorDataset(torch.randn(4000, 4)), batch_size=2, num_workers=2)
+    with holdfast.Run(sys.argv[1], model=model) as run:
+        print("ready", run.step, flush=True)
+        for _ in run.epochs(100):
+            for (batch,) in run.batches(loader):
+                model(batch).sum().backward()
+                print("at", run.step, flush=True)
+                time.sleep(0.005)
