@@ -57,9 +57,11 @@ class WorkerStart:
 
     torch's workers look who their parent is once they run. One whose trainer was killed before
     takes the system's first process for it, and stays for ever, with all that it has mapped.
-    Tied so, it need not hear a SIGTERM that a scheduler sends to all processes of a job: the
-    step that is to be finished needs its data, and torch ends it by other means.
+    Tied so, it may answer a SIGTERM later than at once: a scheduler sends it to all processes of
+    a job, and the step that is to be finished needs its data.
     """
+
+    _LATER_SECONDS = 12.0  # than the time that a trainer takes for its last step by default
 
     _PR_SET_PDEATHSIG = 1
 
@@ -80,9 +82,15 @@ class WorkerStart:
             ctypes.CDLL(None).prctl(self._PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._trainer:
                 os._exit(1)
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            # No blocked mask: what a data set starts itself would be born with it.
+            signal.signal(signal.SIGTERM, self._leave_later)
         if self._users is not None:
             self._users(worker)
+
+    def _leave_later(self, *_: Any) -> None:
+        timer = threading.Timer(self._LATER_SECONDS, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
 
 
 def _name_sample(error: Exception, ticket: Ticket, sample: Any) -> None:
