@@ -92,7 +92,7 @@ def test_a_worker_init_fn_may_split_an_iterable(folder, options):
 
 
 def test_a_worker_whose_trainer_is_gone_does_not_start():
-    start = WorkerStart(None)
+    start = WorkerStart(None, "fork")
     pid = os.fork()
     if pid == 0:
         between = os.fork()  # the child of a child: its parent is not the trainer

@@ -79,7 +79,7 @@ class Life:
                     length = loop.length if loop.is_known else None
                     self.course.use(lap, number + 1, length, f"start of {lap.number}")
                     self._pass_boundary()
-        self.course.end_lap()
+        self.course.end_lap(lap, None)
 
     def _pass_boundary(self) -> None:
         self.step += 1

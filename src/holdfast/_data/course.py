@@ -100,7 +100,7 @@ class Course:
             length=length,
             top=self._top,
             start=start,
-            states=self._states,
+            states=self._known_states(),
         )
 
     def end_lap(self, lap: Lap, state: Any) -> None:
@@ -108,7 +108,7 @@ class Course:
         if state is not None:
             self._states[lap.number] = state
         if self._here.batches:
-            self._here = replace(self._here, is_over=True)
+            self._here = replace(self._here, is_over=True, states=self._known_states())
 
     def turn(self, step: int) -> bool:
         """The epoch is over; True if a step was made in it, else the turn itself is one."""
@@ -134,7 +134,12 @@ class Course:
         self._goal = None
         self._steps_at_top = step
         # The generators of the last lap stay, unused: a state whose layout changes costs memory.
-        self._here = Position(epoch, top=self._top, start=self._here.start, states=self._states)
+        self._here = Position(
+            epoch, top=self._top, start=self._here.start, states=self._known_states()
+        )
+
+    def _known_states(self) -> dict[int, Any] | None:
+        return dict(self._states) or None
 
 
 def completes_step(number: int, accumulate: int, is_last: bool) -> bool:
