@@ -11,6 +11,10 @@ PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
 QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_stop_and_save.py \
 	tests/processes/test_kill.py tests/crash/test_damage.py
 
+# What bears another test beside it on two cores, and what measures time or fills the machine.
+BESIDE := tests/data tests/examples tests/frameworks tests/unit
+ALONE := tests/cli tests/crash tests/processes
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -41,7 +45,8 @@ quick: $(STAMP) ## the tests of the inner loop, under two minutes
 .PHONY: test
 test: $(STAMP) ## all tests but the long ones
 	@tools/system-packages
-	@$(BIN)/python -m pytest -m "not soak"
+	@$(BIN)/python -m pytest -m "not soak" -n 2 $(BESIDE)
+	@$(BIN)/python -m pytest -m "not soak" $(ALONE)
 
 .PHONY: soak
 soak: $(STAMP) ## the long tests

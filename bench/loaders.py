@@ -5,8 +5,9 @@
 One interleaved run: in each round the same pass over the same data is made by the plain
 loader, by `run.batches` around it and by the peer, in an order that rotates. Printed are
 medians of seconds per pass, the spread, and the ratio to the plain loader: the median of
-the ratios within a round, since the machine's speed drifts from round to round. The run has default
-settings, so its snapshots are in the figures. The peer keeps a position in the data; it
+the ratios within a round, since the machine's speed drifts from round to round. The run takes no
+snapshots here: what they cost is a setting, 1% by default, and bench/spine.py measures them.
+The peer keeps a position in the data; it
 does not make the augmentation in its workers the same after a restart, which ours does.
 What this does not show: real image decoding, GPUs, network file systems, other peers.
 """
@@ -101,7 +102,12 @@ def measure(case: Case, images: Images, rounds: int, folder: Path) -> None:
     loader = DataLoader(images, **case.options)
     peer = StatefulDataLoader(images, **case.options)
     work: Callable[[torch.Tensor], None] = training.step if case.trains else lambda _: None
-    with holdfast.Run(folder, model=training.model, optimizer=training.optimizer) as run:
+    with holdfast.Run(
+        folder,
+        settings=holdfast.Settings(max_overhead=0, checkpoint_every="10h"),
+        model=training.model,
+        optimizer=training.optimizer,
+    ) as run:
         ways: list[tuple[str, Callable[[], Iterable[torch.Tensor]]]] = [
             ("plain", lambda: loader),
             ("holdfast", lambda: run.batches(loader)),
