@@ -74,8 +74,6 @@ def main() -> None:
 
     weights, carts = np.zeros(4), Carts(seed=0)
     with holdfast.Run(options.folder, weights=weights, carts=carts, upright=0.0) as run:
-        if run.step >= options.steps:
-            print(f"trained to step {run.step} before: nothing left to train")
         while run.step < options.steps:
             slope, fell = play(carts, weights)
             weights += 0.5 * slope  # in place: the run knows this array
