@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -112,7 +113,7 @@ class StatefulFeed(Feed):
         state = lap.state if lap.goal is None else lap.goal.state
         if state is not None:
             self._source.load_state_dict(state)
-        return iter(self._source)
+        return iter(self._source) if lap.state is None else _next_pass(self._source)
 
     def state(self) -> Any:
         return self._source.state_dict()
@@ -170,7 +171,9 @@ class LoaderFeed(Feed):
             if self._tickets is not None:
                 self._tickets.catch_up()
             return batches
-        state = lap.state if goal is None else goal.state
+        # A pass with workers of its own begins with a fresh copy of the data set, as ever.
+        ended = lap.state if self._is_alone else None
+        state = ended if goal is None else goal.state
         if state is not None and way == self._torch.KEEPS:
             self._mine.load_state_dict(state)
         elif state is not None and way == self._torch.DATA_KEEPS:
@@ -179,7 +182,7 @@ class LoaderFeed(Feed):
             batches = _each_apart(self._mine, seeds) if self._is_alone else iter(self._mine)
             _replay(batches, skip, self._data)
             return batches
-        batches = iter(self._mine)
+        batches = iter(self._mine) if ended is None else _next_pass(self._mine)
         return batches
 
     def _begin_stream(self) -> _Stream:
@@ -230,6 +233,20 @@ class SideBySide(Feed):
 
     def state(self) -> Any:
         return [feed.state() for feed in self._feeds]
+
+
+def _next_pass(source: Any) -> Iterator[Any]:
+    """The pass after the one whose last state the source was given.
+
+    Some sources begin anew when they are at the end; others go on from there first, and so
+    have nothing left, once.
+    """
+    before = take_globals()
+    batches = iter(source)
+    for first in batches:
+        return itertools.chain([first], batches)
+    put_globals(before)  # beginning once more, it draws what it drew in the life before
+    return iter(source)
 
 
 def _part(state: Any, number: int) -> Any:
