@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import signal
-import struct
-import subprocess
-import termios
-import threading
 from typing import Any
 
 import pyte
 
 from tests.cli.command import environment
 from tests.support import wait_until
+from tests.terminal import ForegroundJob
 
-CTRL_C = "\x03"
 
-
-class TerminalScreen:
+class TerminalScreen(ForegroundJob):
     """Runs a command in a terminal, and knows what stands on the screen."""
 
     def __init__(self, *command: Any, columns: int = 80, rows: int = 24, **popen: Any) -> None:
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
-        self._master, slave = pty.openpty()
-        self.resize(columns, rows)
-        self.raw = b""
-        self.process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-            env=popen.pop("env", None) or environment(TERM="xterm"),
-            **popen,
-        )
-        os.close(slave)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        env = popen.pop("env", None) or environment(TERM="xterm")
+        super().__init__([str(word) for word in command], columns, rows, env=env, **popen)
 
     @property
     def lines(self) -> list[str]:
         """The screen from its top to its last line with something in it."""
-        return "\n".join(line.rstrip() for line in self._screen.display).rstrip().split("\n")
+        with self._lock:
+            shown = [line.rstrip() for line in self._screen.display]
+        return "\n".join(shown).rstrip().split("\n")
 
     @property
     def cursor(self) -> tuple[int, bool]:
@@ -61,38 +40,10 @@ class TerminalScreen:
             f"{text!r} on the screen",
         )
 
-    def press(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
     def resize(self, columns: int, rows: int) -> None:
-        self._screen.resize(rows, columns)
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        with self._lock:
+            self._screen.resize(rows, columns)
+        self._set_size(columns, rows)
 
-    def wait(self, seconds: float = 20.0) -> int:
-        status = self.process.wait(seconds)
-        self._reader.join(10)
-        return status
-
-    def end(self) -> None:
-        """End it if it still runs; for clean-up only."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join(10)
-        os.close(self._master)
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self._master, 65536)
-            except OSError:
-                return  # nobody has the other end any more
-            if not data:
-                return
-            self.raw += data
-            self._stream.feed(data)
-
-
-def _take_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    def hear(self, data: bytes) -> None:
+        self._stream.feed(data)

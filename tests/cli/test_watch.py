@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from tests.cli.command import PROGRAM, TRAIN_NUMPY, environment, holdfast
-from tests.cli.screen import CTRL_C, TerminalScreen
+from tests.cli.screen import TerminalScreen
 from tests.support import wait_until
+from tests.terminal import CTRL_C
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.processes.conftest import LIGHT
-from tests.processes.terminal import CTRL_C, Terminal
+from tests.processes.terminal import Terminal
 from tests.support import SCRIPTS, checkpoint_steps, keepers, wait_for_keeper_gone
+from tests.terminal import CTRL_C
 
 _BETWEEN_PRESSES_SECONDS = 0.25
 _IPYTHON = ("-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.processes.conftest import EAGER, LIGHT
-from tests.processes.terminal import CTRL_BACKSLASH, CTRL_C, Terminal
+from tests.processes.terminal import Terminal
 from tests.support import (
     TRAIN,
     arena_files,
@@ -25,6 +25,7 @@ from tests.support import (
     wait_for_keeper_gone,
     wait_until,
 )
+from tests.terminal import CTRL_BACKSLASH, CTRL_C
 
 # Nobody presses twice within a tenth of a second; what comes that soon is one press, doubled.
 _BETWEEN_PRESSES_SECONDS = 0.25

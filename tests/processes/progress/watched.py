@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import signal
-import struct
-import subprocess
-import termios
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pyte
 
 from tests.support import wait_until
+from tests.terminal import ForegroundJob
 
 ROWS = 24
 
 
-class Watched:
+class Watched(ForegroundJob):
     """A script in the foreground of a terminal, and the screen that it makes."""
 
     def __init__(self, command: list[str], gates: Path, columns: int, env: dict[str, str]) -> None:
         self._gates = gates
         self.screen = pyte.HistoryScreen(columns, ROWS, history=1000)
         self._stream = pyte.ByteStream(self.screen)
-        self._lock = threading.Lock()
-        self.raw = b""
-        self._master, slave = pty.openpty()
-        self._set_size(columns)
-        self.process = subprocess.Popen(
-            command,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-            env=env,
-        )
-        os.close(slave)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _set_size(self, columns: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        super().__init__(command, columns, ROWS, env=env)
 
     def resize(self, columns: int) -> None:
         with self._lock:
             self.screen.resize(ROWS, columns)
-            self._set_size(columns)
+            self._set_size(columns, ROWS)
+
+    def hear(self, data: bytes) -> None:
+        self._stream.feed(data)
 
     @property
     def lines(self) -> list[str]:
@@ -87,33 +65,3 @@ class Watched:
 
     def let(self, gate: str) -> None:
         (self._gates / gate).touch()
-
-    def press(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def wait(self) -> int:
-        status = self.process.wait(30)
-        self._reader.join(10)
-        return status
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join(10)
-        os.close(self._master)
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self._master, 65536)
-            except OSError:
-                return
-            with self._lock:
-                self.raw += data
-                self._stream.feed(data)
-
-
-def _take_terminal() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
