@@ -51,7 +51,7 @@ class BarLock:
         THREAD_LOCK.release()
 
 
-class Bottom(Bar):  # type: ignore[misc]
+class Bottom(Bar):  # type: ignore[misc]  # tqdm ships no types
     """Our line. Whoever calls a method holds the lock."""
 
     monitor_interval = 0  # no second thread
@@ -115,11 +115,11 @@ class Bottom(Bar):  # type: ignore[misc]
             self._put("\n" * down + f"\r{_TO_END_OF_LINE}" + _UP * down)
             self.is_shown = False
 
-    def refresh(self, nolock: bool = False, lock_args: object = None) -> bool:  # noqa: ARG002
+    def refresh(self, nolock: bool = False, lock_args: object = None) -> bool:  # noqa: ARG002  tqdm's
         self.draw()
         return True
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # noqa: ARG002
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # noqa: ARG002  tqdm's
         self.draw()
         return True
 

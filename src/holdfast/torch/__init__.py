@@ -267,7 +267,7 @@ def settle(value: object, stored: Any) -> None:
         return
     if stored.get("state"):
         # It has stepped, in the life before: a scheduler that steps first has nothing to warn of.
-        value._opt_called = True  # type: ignore[attr-defined]
+        value._opt_called = True  # type: ignore[attr-defined]  # set by its schedulers
     parameters = [p for group in value.param_groups for p in group["params"]]
     indices = [i for group in stored.get("param_groups", []) for i in group["params"]]
     for index, parameter in zip(indices, parameters, strict=False):

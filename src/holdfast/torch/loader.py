@@ -59,7 +59,8 @@ def _has_no_state(data: object) -> bool:
 
     The data set has none, and its iterator is a generator of Python's, which has none either.
     """
-    return not _keeps_state(data) and inspect.isgeneratorfunction(type(data).__iter__)  # type: ignore[attr-defined]
+    begin = getattr(type(data), "__iter__", None)
+    return not _keeps_state(data) and inspect.isgeneratorfunction(begin)
 
 
 def can_be_copied(loader: DataLoader[Any]) -> bool:
