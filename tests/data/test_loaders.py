@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.lives import SLEEP_SECONDS, Line, Training, Zygote, interrupt_all
+from tests.data.lives import Line, Training, Zygote, interrupt_all
 from tests.support import wait_until
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -74,7 +74,7 @@ def test_an_undisturbed_epoch_has_every_sample_once(kind: str, undisturbed: Undi
 
 def test_workers_end_at_once_with_a_trainer_that_is_killed(zygote: Zygote, tmp_path):
     training = Training(zygote, "persistent", tmp_path, {})
-    life = training.begin("--sleep", SLEEP_SECONDS, "--brake", 3)
+    life = training.begin("--brake", 3, "--brake-seconds", 60)
     wait_until(lambda: len(training.lines()) >= 3, 60, "three batches")
     assert len(zygote.processes(life)) == 3
     life.send(signal.SIGKILL)

@@ -27,10 +27,11 @@ from tests.data.sources import BATCH, Samples
 class Trace:
     """Lines that are whole or not there, in a file that outlives its writer."""
 
-    def __init__(self, path: Path, sleep_seconds: float, brake: int) -> None:
+    def __init__(self, path: Path, sleep_seconds: float, brake: int, brake_seconds: float) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._sleep_seconds = sleep_seconds
         self._left = brake
+        self._brake_seconds = brake_seconds
 
     def note(self, run: Any, loop: str, number: int, batch: Any, model: Any) -> None:
         indices, samples = batch
@@ -45,7 +46,7 @@ class Trace:
         os.write(self._file, json.dumps(line).encode() + b"\n")
         # A busy machine may hold up whoever wants to interrupt us: do not run away from it.
         self._left -= 1
-        time.sleep(self._sleep_seconds if self._left >= 0 else 40 * self._sleep_seconds)
+        time.sleep(self._sleep_seconds if self._left >= 0 else self._brake_seconds)
 
 
 def hash_of(*tensors: torch.Tensor) -> str:
@@ -72,6 +73,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("result", type=Path, help="gets the hashes when the training is complete")
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds added to each batch")
     parser.add_argument("--brake", type=int, default=1 << 30, help="slow after so many batches")
+    parser.add_argument("--brake-seconds", type=float, default=0.0, help="how slow, a batch")
     parser.add_argument("--settings", type=json.loads, default={})
     options = parser.parse_args(argv)
     torch.manual_seed(1)
@@ -84,7 +86,7 @@ def main(argv: list[str]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
     settings = holdfast.Settings(max_overhead=1.0, **options.settings)
-    trace = Trace(options.trace, options.sleep, options.brake)
+    trace = Trace(options.trace, options.sleep, options.brake, options.brake_seconds)
     run = holdfast.Run(
         options.folder,
         settings=settings,
