@@ -164,8 +164,13 @@ def set_global_state(state: Any) -> None:
 
 
 def seed_global(seed: int) -> None:
-    """Seed NumPy's global generator."""
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    """Seed NumPy's global generator: for every batch, and a list of words costs 30 times more."""
+    np.random.seed(_folded(seed))
+
+
+def _folded(seed: int) -> int:
+    """The 32 bits that the old generator takes, of all that there are."""
+    return (seed ^ seed >> 32) & 0xFFFFFFFF
 
 
 def reseed(value: Any, seed: int) -> None:
@@ -173,7 +178,7 @@ def reseed(value: Any, seed: int) -> None:
     if isinstance(value, np.random.Generator):
         value.bit_generator.state = type(value.bit_generator)(seed).state
     else:
-        value.seed([seed & 0xFFFFFFFF, seed >> 32])
+        value.seed(_folded(seed))
 
 
 def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  there are none

@@ -15,6 +15,8 @@ A tensor that appears twice (tied weights) is stored once, and both places refer
 from __future__ import annotations
 
 import base64
+import functools
+import importlib
 import math
 import struct
 import sys
@@ -28,6 +30,7 @@ from holdfast import _plain
 from holdfast._errors import UnstorableState
 from holdfast._record.image import SCALARS, TensorSpec
 
+_FRAMEWORKS = {"torch": "holdfast.torch", "numpy": "holdfast._numpy"}
 _DEPTH = 200
 _INT_BITS = 1024  # Python refuses to make decimal text of a few thousand digits
 # What stands beside the tensors in the header and the manifest.
@@ -53,30 +56,16 @@ def adapters() -> list[ModuleType]:
     An array of a framework exists only where that framework is loaded, so
     nothing is ever imported on a suspicion.
     """
-    found = [_plain]
-    if "torch" in sys.modules:
-        from holdfast import torch
-
-        found.append(torch)
-    if "numpy" in sys.modules:
-        from holdfast import _numpy
-
-        found.append(_numpy)
-    return found
+    return [_plain, *(adapter_of(kind) for kind in _FRAMEWORKS if kind in sys.modules)]
 
 
+@functools.cache  # a worker asks for every batch, and an import statement takes a microsecond
 def adapter_of(kind: str) -> ModuleType:
     """The adapter that stored tensors of this kind, imported if need be."""
-    if kind == "torch":
-        from holdfast import torch
-
-        return torch
-    if kind == "numpy":
-        from holdfast import _numpy
-
-        return _numpy
     if kind == "bytes":
         return _plain
+    if kind in _FRAMEWORKS:
+        return importlib.import_module(_FRAMEWORKS[kind])
     raise ValueError(f"the checkpoint holds a tensor of kind {kind!r}, which this holdfast lacks")
 
 
