@@ -114,9 +114,10 @@ def own(spec: TensorSpec, data: memoryview) -> Any:
     array = _typed(data, spec)
     if spec.dtype.startswith("scalar "):
         return array[()]
-    if spec.strides is None:
+    strides = spec.strides
+    if strides is None:
         return array.copy()
-    order = sorted(range(array.ndim), key=lambda axis: -abs(spec.strides[axis]))  # type: ignore[index]
+    order = sorted(range(array.ndim), key=lambda axis: -abs(strides[axis]))
     fresh = np.empty([array.shape[axis] for axis in order], array.dtype)
     back = np.argsort(order)
     target: np.ndarray[Any, Any] = fresh.transpose(back)

@@ -162,12 +162,7 @@ def test_a_live_run_is_never_touched(folder, start):
 
 
 def test_memory_that_is_the_newest_state_goes_only_if_it_is_dropped(folder, start, memory):
-    trainer = start(folder, "--sleep", 0.01, script=TRAIN_NUMPY)
-    trainer.ready()
-    wait_until(lambda: status_of(folder)["memory_step"])
-    kill_both(folder, trainer)
-    memory(arena_files(folder))
-    (arena,) = arena_files(folder)
+    arena = left_in_memory(folder, start, memory)
     step = status_of(folder)["memory_step"]
     shown = succeed("clean", folder, "--yes")
     assert f"step {step} is the newest state of this run (nothing is on disk)" in shown
@@ -209,12 +204,7 @@ def test_memory_that_is_on_disk_too_goes(folder, start, tmp_path, memory):
 
 
 def test_memory_of_a_run_that_is_not_here_needs_time_and_a_word(folder, start, memory):
-    trainer = start(folder, "--sleep", 0.01, script=TRAIN_NUMPY)
-    trainer.ready()
-    wait_until(lambda: status_of(folder)["memory_step"])
-    kill_both(folder, trainer)
-    (arena,) = arena_files(folder)
-    memory([arena])
+    arena = left_in_memory(folder, start, memory)
     shutil.rmtree(folder)
     here = folder.parent
 
@@ -232,28 +222,29 @@ def test_memory_of_a_run_that_is_not_here_needs_time_and_a_word(folder, start, m
 
 def test_all_memory_is_looked_at_only_when_asked_or_without_folders(run, start, memory):
     stranger = run.parent / "stranger"
-    trainer = start(stranger, "--sleep", 0.01, script=TRAIN_NUMPY)
-    trainer.ready()
-    wait_until(lambda: status_of(stranger)["memory_step"])
-    kill_both(stranger, trainer)
-    (arena,) = arena_files(stranger)
-    memory([arena])
+    arena = left_in_memory(stranger, start, memory)
     assert str(arena) not in succeed("clean", run)
     assert str(arena) in succeed("clean", run, "--all-memory")
     assert "is the newest state" in succeed("clean", run, stranger)
 
 
 def test_an_arena_that_was_never_filled_goes(folder, start, memory):
+    arena = left_in_memory(folder, start, memory)
+    arena.write_bytes(bytes(20_000))
+    (item,) = listed(folder, "--yes")["items"]
+    assert item["is_removed"]
+    assert item["why"] == "holds no snapshot that a start would use"
+
+
+def left_in_memory(folder, start, memory):
+    """The arena of a run that was killed with its keeper, before anything was on disk."""
     trainer = start(folder, "--sleep", 0.01, script=TRAIN_NUMPY)
     trainer.ready()
     wait_until(lambda: status_of(folder)["memory_step"])
     kill_both(folder, trainer)
     (arena,) = arena_files(folder)
     memory([arena])
-    arena.write_bytes(bytes(20_000))
-    (item,) = listed(folder, "--yes")["items"]
-    assert item["is_removed"]
-    assert item["why"] == "holds no snapshot that a start would use"
+    return arena
 
 
 def make_old(path):

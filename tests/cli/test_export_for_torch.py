@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install torch")
 safetensors = pytest.importorskip("safetensors", reason="pip install safetensors")
 
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from holdfast.torch import bytes_of  # noqa: E402
-from tests.cli.command import succeed  # noqa: E402
-from tests.scripts import train_varied  # noqa: E402
-from tests.support import SCRIPTS, Trainer  # noqa: E402
+from holdfast.torch import bytes_of
+from tests.cli.command import succeed
+from tests.scripts import train_varied
+from tests.support import SCRIPTS, Trainer
 
 pytestmark = pytest.mark.slow
 

@@ -75,7 +75,7 @@ class Dying(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == BAD:
-            time.sleep(1.0)
+            time.sleep(1.0)  # till then the trainer has used the batches before
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(float(index))
 

@@ -12,9 +12,9 @@ import holdfast
 from tests.data.lives_here import train
 
 torch = pytest.importorskip("torch", reason="pip install torch")
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader
 
-from tests.data.broken import (  # noqa: E402
+from tests.data.broken import (
     Dying,
     Failing,
     FailingByMany,

@@ -21,7 +21,7 @@ from tests.support import wait_until
 torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
 
-from tests.data.kinds import KINDS  # noqa: E402
+from tests.data.kinds import KINDS
 
 INTERRUPTIONS = 10
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]

@@ -15,12 +15,12 @@ from tests.data.lives_here import train, train_in_lives
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from holdfast.torch.samples import WorkerStart  # noqa: E402
-from tests.data.broken import Split, give_part  # noqa: E402
-from tests.data.kinds import VARIATIONS  # noqa: E402
-from tests.data.sources import OwnOrder, Samples  # noqa: E402
+from holdfast.torch.samples import WorkerStart
+from tests.data.broken import Split, give_part
+from tests.data.kinds import VARIATIONS
+from tests.data.sources import OwnOrder, Samples
 
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
 

@@ -64,6 +64,7 @@ def _become(output: str) -> None:
 
 
 if __name__ == "__main__":
+    # Whatever a training imports, once and before any life begins.
     import multiprocessing.popen_spawn_posix
     import multiprocessing.queues  # noqa: F401
 
@@ -95,7 +96,7 @@ if __name__ == "__main__":
         sys.excepthook(*sys.exc_info())
         status = 1
     # As the interpreter leaves, but for clearing half a gigabyte of modules, object by object.
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

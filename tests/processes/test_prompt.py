@@ -45,17 +45,27 @@ def train(folder: Path) -> str:
     return f"import sys, light; sys.argv[1:] = {command}; light.main()"
 
 
+def interrupt(terminal):
+    """Press Ctrl-C in the middle of step 9."""
+    terminal.wait_for("holding")
+    terminal.press(CTRL_C)
+    terminal.wait_for("interrupted: step 9 is being finished and saved.")
+
+
+def answers(terminal):
+    """The prompt is there, and takes a line."""
+    type_in(terminal, "print('still', 'there')")
+    terminal.wait_for("still there")
+
+
 @pytest.mark.parametrize("interpreter", [("-i", "-q"), _IPYTHON], ids=["python", "ipython"])
 def test_ctrl_c_ends_the_loop_and_the_prompt_comes_back(folder, gate, prompt, interpreter):
     terminal = prompt(*interpreter)
     type_in(terminal, train(folder))
-    terminal.wait_for("holding")
-    terminal.press(CTRL_C)
-    terminal.wait_for("interrupted: step 9 is being finished and saved.")
+    interrupt(terminal)
     gate.touch()
     terminal.wait_for("holdfast: interrupted: step 9 is durable. Run it again to go on.")
-    type_in(terminal, "print('still', 'there')")
-    terminal.wait_for("still there")
+    answers(terminal)
     for word in ("Traceback", "SystemExit", "use %tb", "replaced"):
         assert word not in terminal.output
     assert checkpoint_steps(folder) == [9]
@@ -72,26 +82,20 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step_and_the_prompt_comes_back(
 ):
     terminal = prompt(*interpreter)
     type_in(terminal, train(folder))
-    terminal.wait_for("holding")
-    terminal.press(CTRL_C)
-    terminal.wait_for("interrupted: step 9 is being finished and saved.")
+    interrupt(terminal)
     time.sleep(_BETWEEN_PRESSES_SECONDS)
     terminal.press(CTRL_C)
     terminal.wait_for("holdfast: interrupted: step 9 was not finished; ", 20)
-    type_in(terminal, "print('still', 'there')")
-    terminal.wait_for("still there")
+    answers(terminal)
     assert "Traceback" not in terminal.output
     wait_for_keeper_gone(folder)
 
 
 def test_a_script_under_python_i_comes_to_its_prompt(folder, gate, prompt):
     terminal = prompt("-i", LIGHT, folder, "--gate", gate, "--total", 40, "--hold-at", 8)
-    terminal.wait_for("holding")
-    terminal.press(CTRL_C)
-    terminal.wait_for("interrupted: step 9 is being finished and saved.")
+    interrupt(terminal)
     gate.touch()
     terminal.wait_for("holdfast: interrupted: step 9 is durable. Run it again to go on.")
-    type_in(terminal, "print('still', 'there')")
-    terminal.wait_for("still there")
+    answers(terminal)
     assert "Traceback" not in terminal.output
     assert keepers(folder) == []

@@ -179,6 +179,7 @@ class _Loader:
             ordered = OrderedDict(pairs)
             if "$metadata" in encoded:
                 metadata = self.value(encoded["$metadata"], borrowed=False)
+                # As torch's modules have it: the versions of their states.
                 ordered._metadata = metadata  # type: ignore[attr-defined]
             return ordered
         if tag in ("$tuple", "$set", "$frozenset"):

@@ -46,13 +46,14 @@ class ChildShield:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+        # Their own method, and nothing less, is what every child of theirs comes by.
         processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]
 
     def remove(self) -> None:
         if self._former is not None:
             from multiprocessing import process as processes
 
-            processes.BaseProcess.start = self._former  # type: ignore[method-assign]
+            processes.BaseProcess.start = self._former  # type: ignore[method-assign]  # as it was
             self._former = None
 
 
