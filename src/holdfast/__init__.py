@@ -3,6 +3,9 @@
 with holdfast.Run("runs/demo", model=model, optimizer=optimizer) as run:
     for step in run.steps(10_000):
         ...
+
+PYTEST_DONT_REWRITE: where holdfast is imported before pytest begins, pytest would warn of it, since
+there is a plugin in it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ __all__ = [
     "HoldfastError",
     "NoGoodCheckpoint",
     "NotARun",
+    "ProofError",
     "RestoreDiffers",
     "Run",
     "RunIsLive",
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
         HoldfastError,
         NoGoodCheckpoint,
         NotARun,
+        ProofError,
         RestoreDiffers,
         RunIsLive,
         SaveFailed,

@@ -35,6 +35,7 @@ from holdfast._save.control import STAYS, STEP
 from holdfast._say import say
 from holdfast._stop.guard import Guard
 from holdfast._version import __version__
+from holdfast._witness.run_eye import open_run_eye
 
 _LEAVE_SECONDS = 60.0
 
@@ -97,7 +98,10 @@ class Attempt(Boundaries):
         self._pid, self._thread = os.getpid(), threading.get_ident()
         stacks = self._layout.stacks(self.attempt)
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
-        self._phases = Phases(self._words, self._guard, self._custody, self._leave_from_rest)
+        self._eye = open_run_eye(self._folder, self.step)
+        self._phases = Phases(
+            self._words, self._guard, self._custody, self._leave_from_rest, self._eye
+        )
         self._phases.recall(found.phases)
         self._set_next_due_step()
         self._is_open = True
@@ -193,6 +197,8 @@ class Attempt(Boundaries):
         self._custody.release()
         self._found.release()
         self._feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
+        if self._eye is not None:
+            self._eye.close()
         self._is_open = False
         note_closed(self._folder)
 

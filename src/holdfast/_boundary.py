@@ -29,6 +29,7 @@ from holdfast._metrics import Metrics
 from holdfast._phases import Phases
 from holdfast._progress import Progress, Standing
 from holdfast._record import journal
+from holdfast._record.errand import current as current_errand
 from holdfast._record.layout import RunLayout
 from holdfast._resume.start import Resumed
 from holdfast._save.cadence import Cadence
@@ -38,6 +39,7 @@ from holdfast._say import say, speak_plainly
 from holdfast._settings import Settings
 from holdfast._stop.guard import Guard, announce_signal
 from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
+from holdfast._witness.run_eye import RunEye
 
 _LOOK_SECONDS = 0.1
 
@@ -85,6 +87,7 @@ class Boundaries:
     _guard: Guard
     _phases: Phases
     _found: Resumed
+    _eye: RunEye | None  # only while `holdfast prove` watches
     _pid: int
     _thread: int
 
@@ -97,7 +100,8 @@ class Boundaries:
                 f"settings={settings!r} is a {type(settings).__name__}.\n"
                 "Valid: holdfast.Settings(…), or None for the defaults."
             )
-        self._folder = Path(folder)
+        errand = current_errand()
+        self._folder = Path(folder) if errand is None else errand.redirected(Path(folder))
         self._settings = settings or Settings()
         self._state = dict(state)
         capture(self._state)  # what cannot be stored is refused now, not at the first save
@@ -155,6 +159,8 @@ class Boundaries:
         self._guard.mend(is_alone=not self._custody.has_keeper)
         if self._trouble is not None:
             raise self._trouble
+        if self._eye is not None:
+            self._show(self._eye)
         if not self._is_complete():
             request = self._guard.request() or self._asked
             if request is not None:
@@ -164,8 +170,22 @@ class Boundaries:
         if self.step == self._phases.expected_step:
             self._saver.rest_at(self.step)
         self._next_look = min(self._next_look, self._cadence.next_look())
+        if self._eye is not None:
+            self._next_look = 0.0  # every boundary is to be seen
         self._set_next_due_step()
         return False
+
+    def _show(self, eye: RunEye) -> None:
+        """Let a proof see this boundary, and interrupt it here if it likes."""
+        wants_checkpoint = eye.boundary(
+            self.step,
+            at_turn=self._at_turn,
+            state=self._state,
+            metrics=self._metrics.values(),
+            position=self._course.position.to_tree() if self._has_course else None,
+        )
+        if wants_checkpoint:
+            self._saver.want(Handle("prove"))
 
     def _is_complete(self) -> bool:
         """Whether training is over anyway, so that there is nothing to stop any more."""

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 
+_NOT_FOR_THE_KEEPER = (
+    *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
+    "HOLDFAST_ERRAND",  # it is no script to be watched
+)
+
 
 def fault_spec() -> str:
     """The commit stage at which the tests kill this process: `stage@marker-file`, or nothing."""
@@ -13,7 +18,7 @@ def fault_spec() -> str:
 def child_environment() -> dict[str, str]:
     """The environment for the keeper: ours, without what would make its start slower."""
     environment = dict(os.environ)
-    for name in ("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"):
+    for name in _NOT_FOR_THE_KEEPER:
         environment.pop(name, None)
     return environment
 
@@ -29,3 +34,14 @@ def progress_wish() -> str:
 def terminal_is_dumb() -> bool:
     """Whether the terminal can only append."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def errand_text() -> str:
+    """What a proof has asked this process to tell, as JSON; nothing in an ordinary run."""
+    return os.environ.get("HOLDFAST_ERRAND", "")
+
+
+def rank() -> int:
+    """Which process of a job that was started by torchrun this is."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() else 0

@@ -13,7 +13,8 @@
     │   ├── DamagedCheckpoint  a checkpoint's bytes are not those that were written
     │   ├── UnreadableCheckpoint  it cannot be read now, or not by this version
     │   └── NoGoodCheckpoint   there were checkpoints, and none is whole
-    └── SaveFailed           a checkpoint could not be made durable
+    ├── SaveFailed           a checkpoint could not be made durable
+    └── ProofError           a script that is interrupted does not end as it should
 
     Stopped                  the run was asked to stop and is durable
 
@@ -147,6 +148,16 @@ class SaveFailed(HoldfastError):
     """A checkpoint could not be made durable."""
 
     __module__ = "holdfast"
+
+
+class ProofError(HoldfastError):
+    """A script that is interrupted does not end as it should; `proof` has all that is known."""
+
+    __module__ = "holdfast"
+
+    def __init__(self, message: str, *, proof: Any) -> None:
+        super().__init__(message)
+        self.proof = proof
 
 
 class Stopped(BaseException):

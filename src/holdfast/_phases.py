@@ -14,18 +14,25 @@ from holdfast._custody.orders import Custody
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._save.control import HEARD, IN_LOOP, REST, RESTS
 from holdfast._stop.guard import Guard
+from holdfast._witness.run_eye import RunEye
 
 
 class Phases:
     """The phases of one life that are running, the outermost first."""
 
     def __init__(
-        self, words: Any, guard: Guard, custody: Custody, leave: Callable[[int], Stopped]
+        self,
+        words: Any,
+        guard: Guard,
+        custody: Custody,
+        leave: Callable[[int], Stopped],
+        eye: RunEye | None = None,
     ) -> None:
         self._words = words
         self._guard = guard
         self._custody = custody
         self._leave = leave
+        self._eye = eye
         self._names: list[str] = []
         self._resting = 0  # those that pass no boundary
         self._last_step = -1  # in which a phase began amid steps
@@ -69,6 +76,8 @@ class Phases:
         self._names.append(name)
         self._resting += not trains
         self._custody.tell_phase(name)
+        if self._eye is not None:
+            self._eye.phase(name)
 
     def end(self, *, trains: bool) -> None:
         self._names.pop()

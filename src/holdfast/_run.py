@@ -234,6 +234,8 @@ class Run(Attempt):
                         is_last = ahead is _NONE
                     course.batch = number
                     self.completes_step = completes_step(number, accumulate, is_last)
+                    if self._eye is not None:
+                        self._eye.batch(number, batch)
                     yield batch
                     batch = None  # else two are in memory while the next one is made
                     number += 1

@@ -33,7 +33,7 @@ def test_wrong_use_is_status_2(arguments):
     assert done.stderr.startswith("Usage: holdfast")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "export", "clean", "demo", "completion"])
+@pytest.mark.parametrize("command", [*COMMANDS, "export", "clean", "demo", "prove", "completion"])
 def test_each_command_explains_itself_with_an_example(command):
     shown = succeed(command, "--help")
     assert re.search(rf"Example:\n +holdfast {command}", shown)

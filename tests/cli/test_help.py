@@ -10,7 +10,7 @@ GROUPS = {
     "Look": ["status", "ls", "verify"],
     "Ask": ["stop", "save"],
     "Use": ["export", "clean"],
-    "Try": ["demo", "completion"],
+    "Try": ["demo", "prove", "completion"],
 }
 COMMANDS = [name for names in GROUPS.values() for name in names]
 

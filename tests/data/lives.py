@@ -41,6 +41,9 @@ class Life:
     def output(self) -> str:
         return self._output.read_text() if self._output.exists() else ""
 
+    def poll(self) -> int | None:
+        return self.status
+
     def send(self, number: int) -> None:
         if not self.is_over:
             os.kill(self.pid, number)
@@ -54,9 +57,9 @@ class Life:
 class Zygote:
     """The process that forks the trainings; all of them end with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.data.zygote") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.data.zygote"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -66,10 +69,11 @@ class Zygote:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def start(self, output: Path, *argv: Any) -> Life:
+    def start(self, output: Path, *argv: Any, **more: Any) -> Life:
         life = Life(len(self.lives), output)
         self.lives.append(life)
         request = {"number": life.number, "output": str(output), "argv": [str(a) for a in argv]}
+        request |= more
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()

@@ -14,10 +14,11 @@ import select
 import signal
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 
-def serve() -> list[str]:
+def serve() -> dict[str, Any]:
     """Fork a child for each request; returns, in a child, with what it is to do."""
     ends: dict[int, tuple[int, int]] = {}  # pidfd: number of the request, pid
     unread = b""
@@ -43,7 +44,7 @@ def serve() -> list[str]:
                     for inherited in ends:
                         os.close(inherited)
                     _become(request["output"])
-                    return list(request["argv"])
+                    return dict(request)
                 ends[os.pidfd_open(pid)] = request["number"], pid
                 _answer({"number": request["number"], "pid": pid})
 
@@ -63,8 +64,8 @@ def _become(output: str) -> None:
     os.close(written)
 
 
-if __name__ == "__main__":
-    # Whatever a training imports, once and before any life begins.
+def warm_up() -> None:
+    """Import whatever a training imports, once and before any life begins."""
     import multiprocessing.popen_spawn_posix
     import multiprocessing.queues  # noqa: F401
 
@@ -75,7 +76,6 @@ if __name__ == "__main__":
     import holdfast._run
     import holdfast._save.snapshots
     import holdfast.torch.loader  # noqa: F401
-    from tests.data import train
 
     torch.set_num_threads(1)
     # A first step imports half of torch. No backward pass: a fork would lose its threads.
@@ -86,18 +86,31 @@ if __name__ == "__main__":
     optimizer.step()
     optimizer.zero_grad()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any script
-    sys.argv[1:] = serve()
-    status = 0
+
+
+def run_and_leave(train: Callable[[], Any]) -> NoReturn:
+    """As the interpreter does, but for clearing half a gigabyte of modules, object by object."""
+    status, interrupted = 0, False
     try:
-        train.main(sys.argv[1:])
+        train()
     except SystemExit as stopped:
-        status = stopped.code if isinstance(stopped.code, int) else 1
-    except BaseException:  # noqa: BLE001  as the interpreter does
+        status = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+    except BaseException as error:  # noqa: BLE001  as the interpreter does
         sys.excepthook(*sys.exc_info())
-        status = 1
-    # As the interpreter leaves, but for clearing half a gigabyte of modules, object by object.
+        status, interrupted = 1, isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter itself calls
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(status)
+
+
+if __name__ == "__main__":
+    from tests.data import train
+
+    warm_up()
+    sys.argv[1:] = serve()["argv"]
+    run_and_leave(lambda: train.main(sys.argv[1:]))

@@ -31,6 +31,7 @@ def test_the_public_names_are_these():
         "HoldfastError",
         "NoGoodCheckpoint",
         "NotARun",
+        "ProofError",
         "RestoreDiffers",
         "Run",
         "RunIsLive",

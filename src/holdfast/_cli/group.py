@@ -33,6 +33,7 @@ _GROUPS = {
     },
     "Try": {
         "demo": "holdfast demo",
+        "prove": "holdfast prove -- python train.py",
         "completion": 'eval "$(holdfast completion bash)"',
     },
 }

@@ -76,7 +76,7 @@ def open_stage(keep: Path | None) -> Iterator[Path]:
         return
     folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
-        with _ended_by_signals():
+        with ended_by_signals():
             yield folder
     finally:
         former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C can wait
@@ -160,7 +160,7 @@ def _end(process: subprocess.Popen[str], layout: RunLayout) -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """A closed terminal and a kill leave as little behind as Ctrl-C."""
 
     def leave(number: int, _: FrameType | None) -> None:

@@ -1,11 +1,18 @@
-"""A state as a .pt file that torch loads with weights_only=True: on the CPU, and no code in it."""
+"""A .pt file that torch loads with weights_only=True, written and read: no code is in it or run."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import pickle
+import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 from holdfast import torch as adapter
@@ -46,3 +53,60 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
     found = adapter.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
     is_number = spec.dtype.startswith("scalar ") and found.ndim == 0
     return found.item() if is_number else found
+
+
+# -- reading what others wrote -----------------------------------------------------
+
+_MAPPED_BYTES = 1 << 30
+
+
+class Refused(Exception):
+    """The file holds objects that could run code when they are loaded."""
+
+
+def read_pt(path: Path, tensor: Callable[[str, tuple[int, ...], memoryview], Any]) -> Any:
+    """The tree that torch.save wrote, with `tensor(dtype, shape, bytes)` for every tensor.
+
+    No code of the file is run: Refused if it cannot be read without, and whatever torch
+    raises if it is damaged.
+    """
+    # A mapping costs no memory, and a process whose file shrinks meanwhile.
+    mapped = path.stat().st_size > _MAPPED_BYTES and zipfile.is_zipfile(path)
+    try:
+        with _allowing(_harmless()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch thinks about old files
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        raise Refused(str(error).partition("\n")[0]) from error
+    return _replaced(value, tensor)
+
+
+def _allowing(types: list[Any]) -> contextlib.AbstractContextManager[Any]:
+    found = getattr(torch.serialization, "safe_globals", None)  # since 2.5
+    return contextlib.nullcontext() if found is None else found(types)
+
+
+def _harmless() -> list[Any]:
+    """Types that scripts put into their checkpoints, and that only hold values."""
+    core = np._core if hasattr(np, "_core") else np.core
+    numpy_types = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
+    holders = [argparse.Namespace, PosixPath, PurePosixPath, np.ndarray, np.dtype, *numpy_types]
+    return [*holders, core.multiarray.scalar, core.multiarray._reconstruct]
+
+
+def _replaced(value: Any, tensor: Callable[[str, tuple[int, ...], memoryview], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_quantized:
+            dense = value.dequantize() if value.is_quantized else value.to_dense()
+            return _replaced(dense, tensor)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return tensor(dtype, tuple(value.shape), adapter.bytes_of(value))
+    if isinstance(value, dict):
+        return {key: _replaced(item, tensor) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(item, tensor) for item in value]
+    if isinstance(value, argparse.Namespace):
+        return _replaced(vars(value), tensor)
+    if isinstance(value, torch.dtype | torch.device | PurePosixPath):
+        return str(value)
+    return value

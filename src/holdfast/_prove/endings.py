@@ -1,0 +1,108 @@
+"""The ends of two courses: how far apart their weights are, and whether their files are equal."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from holdfast._prove.course import Course, Undisturbed
+from holdfast._prove.files import compare_files
+from holdfast._prove.interrupted import Interrupted
+from holdfast._prove.trail import Finding
+
+
+def end_distance(one: Course, other: Course) -> float | None:
+    """The norm of the difference of all weights, relative to their norm."""
+    paths = one.end / "0.npz", other.end / "0.npz"
+    if not all(path.exists() for path in paths):
+        return None
+    with np.load(paths[0]) as first, np.load(paths[1]) as second:
+        if set(first.files) != set(second.files):
+            return None
+        squares = [
+            (float(np.sum((first[name] - second[name]) ** 2)), float(np.sum(first[name] ** 2)))
+            for name in first.files
+            if first[name].shape == second[name].shape
+        ]
+    apart, whole = (math.sqrt(math.fsum(column)) for column in zip(*squares, strict=True))
+    return apart / whole if whole else apart
+
+
+def say_apart(distance: float) -> str:
+    if distance == 0.0:
+        return "the weights are the same in the end"
+    return f"the weights are {distance:.2%} apart in the end"
+
+
+def compare_results(
+    courses: tuple[Course, Course, Course], asked: tuple[str, ...], interrupted: Interrupted
+) -> Finding | None:
+    """The first file that differs: those that were asked for, and what the script saves as result.
+
+    A file that it resumes from is none: when it was saved last depends on the interruptions.
+    """
+    reference, again, course = courses
+    results = sorted(
+        name
+        for name, saved in reference.filing.saved.items()
+        if name not in course.filing.loaded
+        and not Path(name).is_absolute()
+        and (name in course.filing.saved or saved.place >= reference_steps(reference))
+    )
+    after = interrupted.interruptions[-1].number if interrupted.interruptions else None
+    for name in dict.fromkeys([*asked, *results]):
+        expected, found = _place(reference, name), _place(course, name)
+        difference = compare_files(name, expected, found)
+        if difference is None:
+            continue
+        if name not in asked and compare_files(name, expected, _place(again, name)) is not None:
+            continue  # it is another one each time
+        return Finding(
+            f"{name}: {difference.item}",
+            None,
+            after,
+            [difference.expected, None, 1],
+            [f"{difference.found} ({difference.apart})", None, 1],
+            "result-differs",
+        )
+    return None
+
+
+def reference_steps(course: Course) -> int:
+    return max((saved.place for saved in course.filing.saved.values()), default=0)
+
+
+def _place(course: Course, name: str) -> Path:
+    name = name.replace("{dir}", str(course.folder / "dir"))
+    return course.work / name
+
+
+def tally(reference: Undisturbed, course: Course) -> list[str]:
+    """What was compared, in words."""
+    history = reference.histories[0]
+    found = []
+    if history.sights:
+        kinds: dict[str, int] = {}
+        for item in history.end or history.sights[-1].items:
+            kind = item.partition("/")[0]
+            kinds[kind] = kinds.get(kind, 0) + 1
+        words = {
+            "weight": "tensors of weights",
+            "moment": "of optimizer state",
+            "scheduler": "values of schedulers",
+            "scaler": "of gradient scalers",
+            "generator": "generators",
+            "buffer": "buffers",
+        }
+        found += [f"{kinds[kind]} {text}" for kind, text in words.items() if kind in kinds]
+        batches = sum(len(sight.batches) for sight in history.sights)
+        if batches:
+            found.append(f"{batches} batches")
+    if history.boundaries:
+        found.append(f"{len(history.boundaries)} boundaries of the run with all its state")
+    files = sum(name not in course.filing.loaded for name in reference.course.filing.saved)
+    if files:
+        found.append(f"{files} files")
+    return found

@@ -1,0 +1,57 @@
+"""The files that a script saves, renames and loads: which of them it resumes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Saved:
+    """A file that was saved whole."""
+
+    place: int  # updates of the undisturbed run that were made
+    in_handler: bool
+
+
+class Filing:
+    """Over all lives of one course."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work.resolve()
+        self._pending: dict[str, Saved] = {}
+        self.saved: dict[str, Saved] = {}  # by path below the folder, as it is called now
+        self.loaded: set[str] = set()
+        self.failed: dict[str, str] = {}  # loads of this life that failed, with the error
+        self.newest: Saved | None = None
+        self.count = 0
+
+    def begin_life(self) -> None:
+        self._pending.clear()
+        self.failed = {}
+
+    def note(self, event: Mapping[str, Any], place: int) -> None:
+        kind = event["event"]
+        if kind == "save":
+            self.count += 1
+            self._pending[self._name(event["path"])] = Saved(place, event["in_handler"])
+        elif kind == "saved":
+            name = self._name(event["path"])
+            saved = self._pending.pop(name, None)
+            if saved is not None:
+                self.saved[name] = self.newest = saved
+        elif kind == "rename":
+            source, target = self._name(event["source"]), self._name(event["target"])
+            if source in self.saved:
+                self.saved[target] = self.saved.pop(source)
+        elif kind == "loaded":
+            self.loaded.add(self._name(event["path"]))
+        elif kind == "load-failed":
+            self.loaded.add(self._name(event["path"]))
+            self.failed[self._name(event["path"])] = event["error"]
+
+    def _name(self, path: str) -> str:
+        whole = Path(path)
+        return str(whole.relative_to(self._work)) if whole.is_relative_to(self._work) else path

@@ -1,0 +1,98 @@
+"""What was seen of one process of a training: its sights, in the order of its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Leaf = list[Any]  # [hash or text, norm or value or None, how many numbers]
+Items = Mapping[str, Leaf]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What decides one update, just before it."""
+
+    optimizer: int
+    items: Items
+    batches: tuple[dict[str, Any], ...]
+    counters: Mapping[str, int]
+    mark: tuple[str, int] | None  # the run of holdfast, and its step
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Sight:
+        mark = event.get("mark")
+        return cls(
+            optimizer=event["optimizer"],
+            items=event["items"],
+            batches=tuple(event["batches"]),
+            counters=event["counters"],
+            mark=None if mark is None else (mark[0], mark[1]),
+        )
+
+    def hashes(self, kind: str) -> tuple[tuple[str, str], ...]:
+        """The items of a kind, in a form that can be compared at once."""
+        return tuple(sorted((k, v[0]) for k, v in self.items.items() if k.startswith(kind)))
+
+
+@dataclass
+class History:
+    """The undisturbed run of one rank."""
+
+    sights: list[Sight] = field(default_factory=list)
+    boundaries: dict[str, Items] = field(default_factory=dict)  # of runs of holdfast
+    end: Items | None = None
+    names: dict[str, str] = field(default_factory=dict)  # of the trained parameters
+    seeds: dict[str, str] = field(default_factory=dict)
+    by_weights: dict[Any, list[int]] = field(default_factory=dict)
+    by_mark: dict[Any, int] = field(default_factory=dict)
+    by_batch: dict[str, list[int]] = field(default_factory=dict)
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Take in what a process has told."""
+        kind = event["event"]
+        if kind == "sight":
+            self._note_sight(Sight.from_event(event))
+            self.names |= event["names"]
+            self.seeds |= event["seeds"]
+        elif kind == "boundary":
+            self.boundaries[event["key"]] = event["items"]
+        elif kind == "end":
+            self.end = event["items"]
+
+    def _note_sight(self, sight: Sight) -> None:
+        number = len(self.sights)
+        self.sights.append(sight)
+        self.by_weights.setdefault(weights_key(sight), []).append(number)
+        if sight.mark is not None:
+            self.by_mark.setdefault((sight.mark, sight.optimizer), number)
+        for batch in sight.batches:
+            self.by_batch.setdefault(batch["bytes"], []).append(number)
+
+    def display(self, item: str) -> str:
+        """An item in words."""
+        kind, _, rest = item.partition("/")
+        parts = rest.split("/")
+        parameter = self.names.get("/".join(parts[:2]), f"parameter {parts[-1]}")
+        if kind == "weight":
+            return f"weights {parameter}"
+        if kind == "moment":
+            return f"optimizer state {parts[2]} of {parameter}"
+        if kind == "setting":
+            return f"{parts[2]} of the optimizer"
+        if kind == "scheduler":
+            return f"{parts[1]} of the scheduler"
+        if kind == "scaler":
+            return f"{parts[1]} of the gradient scaler"
+        if kind == "gradient":
+            return "the gradients"
+        if kind == "generator":
+            return f"random generator {rest}"
+        if kind in ("value", "module", "buffer"):
+            return f"{kind} {rest}".replace("value ", "tensor ")
+        return f"{kind} {rest}" if rest else kind
+
+
+def weights_key(sight: Sight) -> tuple[Any, ...]:
+    return (sight.optimizer, sight.hashes("weight/"))

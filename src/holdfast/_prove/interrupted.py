@@ -1,0 +1,284 @@
+"""The interrupted course: strike, restart, and follow the training along the undisturbed one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast._prove.course import Course, Hung, Undisturbed
+from holdfast._prove.history import Sight
+from holdfast._prove.life import Client, Event
+from holdfast._prove.plan import Planned
+from holdfast._prove.proof import Interruption, Watcher
+from holdfast._prove.trail import Finding, Trail
+
+_COMMIT_SECONDS = 0.05
+_LEAST_SIGHTS_BETWEEN = 4  # of a life that lives on after an interruption
+_MOST_LIVES_WITHOUT_PROGRESS = 3
+
+
+class Interrupted:
+    """All lives of one interrupted training."""
+
+    def __init__(
+        self,
+        course: Course,
+        reference: Undisturbed,
+        plan: list[Planned],
+        volatile: frozenset[str],
+        watcher: Watcher,
+        deadline: float | None,
+        compares: bool,
+    ) -> None:
+        self._course = course
+        self._reference = reference
+        self._plan = list(plan)
+        self._watcher = watcher
+        self._deadline = deadline
+        self._compares = compares
+        self._trails = {
+            rank: Trail(history, volatile) for rank, history in reference.histories.items()
+        }
+        self._count = 0  # boundaries or sights of the first rank, where there is nothing to follow
+        self._marks: dict[str, int] = {}
+        self._end_seen = False
+        self._due: float | None = None  # when the signal of the present interruption goes out
+        self._present: Planned | None = None
+        self._struck: Interruption | None = None  # the last one, in this life
+        self._sights_since = 0
+        self.interruptions: list[Interruption] = []
+        self.finding: Finding | None = None
+        self.finding_rank: int | None = None
+        self.status: int | None = None
+
+    # -- lives ------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Live until the script is complete, or something is wrong."""
+        barren = 0
+        while True:
+            reached = self._reached()
+            self._begin_life()
+            try:
+                status = self._course.live(
+                    self._hear, self._tick, self._reference.course.longest_silence
+                )
+            except Hung:
+                self._fail("hangs", "steps", "none any more")
+                return
+            self.status = status
+            self._end_life(status)
+            if self.finding is not None:
+                return
+            if status == 0 and (self._struck is None or self._is_complete()):
+                self._finish()
+                return
+            if self._struck is None:
+                self._fail_to_resume(status)
+                return
+            barren = barren + 1 if self._reached() <= reached and not self._plan else 0
+            if barren > _MOST_LIVES_WITHOUT_PROGRESS:
+                self._fail("resume-fails", "the script goes on", "it ends again and again")
+                return
+
+    def _begin_life(self) -> None:
+        after = self.interruptions[-1].number if self.interruptions else None
+        newest = self._course.filing.newest
+        for trail in self._trails.values():
+            trail.begin_life(
+                after,
+                newest.place if newest else 0,
+                newest is not None and newest.in_handler,
+            )
+        self._struck, self._end_seen, self._sights_since = None, False, 0
+        self._ends: dict[int, Mapping[str, Any]] = {}
+        self._take_next()
+        if self._present is not None and self._present.moment == "start":
+            self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
+
+    def _take_next(self) -> None:
+        self._due = None
+        is_late = self._deadline is not None and time.monotonic() > self._deadline
+        if is_late:
+            self._plan.clear()
+        self._present = self._plan.pop(0) if self._plan else None
+
+    def _end_life(self, status: int) -> None:
+        if self._struck is not None:
+            self._struck.status = status
+            if self._present is not None:
+                self._plan.insert(0, self._present)
+        elif self._present is not None:
+            # It ended before its moment came: it did not strike.
+            self._note(self._present, struck=False)
+        for rank, trail in sorted(self._trails.items()):
+            if trail.finding is not None and self.finding is None and self._compares:
+                self.finding, self.finding_rank = trail.finding, rank
+        self._look_for_lost_progress()
+
+    def _look_for_lost_progress(self) -> None:
+        """A checkpoint that could not be read, and a training that silently begins anew."""
+        failed, newest = self._course.filing.failed, self._course.filing.newest
+        trail = self._trails.get(0)
+        if self.finding is not None or not failed or newest is None or not newest.place:
+            return
+        if trail is not None and trail.started_at == 0:
+            name, error = next(iter(failed.items()))
+            self._fail(
+                "torn-checkpoint",
+                f"goes on from step {newest.place}",
+                f"begins anew: {error}",
+                f"checkpoint {name}",
+            )
+
+    def _is_complete(self) -> bool:
+        trail = self._trails.get(0)
+        if trail is None or not self._reference.histories[0].sights:
+            return self._end_seen or self._count >= self._reference.steps
+        return self._reached() >= len(self._reference.histories[0].sights)
+
+    def _finish(self) -> None:
+        if not self._compares:
+            return
+        for rank, trail in sorted(self._trails.items()):
+            trail.finish(self._ends.get(rank))
+            if trail.finding is not None:
+                self.finding, self.finding_rank = trail.finding, rank
+                return
+
+    def _fail_to_resume(self, status: int) -> None:
+        failed = self._course.filing.failed
+        words = self._course.last_words().splitlines()[-1:] or ["nothing"]
+        if failed:
+            name, error = next(iter(failed.items()))
+            found = f"cannot be read: {error}"
+            self._fail("torn-checkpoint", "it can be loaded", found, f"checkpoint {name}")
+        else:
+            ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
+            self._fail("resume-fails", "the script goes on", f"{ended}: {words[0][:160]}")
+
+    def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
+        step, after = self._reached() or None, self._last_number()
+        leaves = ([expected, None, 1], [found, None, 1])
+        self.finding = Finding(item, step, after, *leaves, cause)
+
+    # -- what the processes tell -----------------------------------------------------
+
+    def _hear(self, client: Client, event: Event) -> Mapping[str, Any] | None:
+        kind = event["event"]
+        trail = self._trails.get(client.rank)
+        if client.rank == 0:
+            self._course.filing.note(event, self._place())
+        if kind == "end" and client.trains:
+            self._end_seen = True
+            self._ends[client.rank] = event["items"]
+        elif kind == "sight" and trail is not None:
+            trail.see(Sight.from_event(event))
+            self._note_start(client, trail)
+        elif kind == "boundary":
+            if trail is not None:
+                trail.see_boundary(event["key"], event["items"])
+            if client.rank == 0:
+                self._marks[event["key"]] = 1
+                self._count = len(self._marks)
+        if client.rank == 0:
+            return self._strike_if_due(client, event)
+        return None
+
+    def _note_start(self, client: Client, trail: Trail) -> None:
+        if client.rank == 0:
+            self._sights_since += 1
+            self._watcher.step(trail.place, self._reference.steps)
+            if self.interruptions and self.interruptions[-1].resumed_at is None:
+                self.interruptions[-1].resumed_at = (
+                    trail.started_at if self._struck is None else trail.place
+                )
+
+    def _strike_if_due(self, client: Client, event: Event) -> Mapping[str, Any] | None:
+        planned, kind = self._present, event["event"]
+        if planned is None or "ask" not in event or self._due is not None:
+            return None
+        if self._compares and any(trail.finding for trail in self._trails.values()):
+            return None  # it goes on to its end, so that it can be said how far apart that is
+        if self._struck is not None and self._sights_since < _LEAST_SIGHTS_BETWEEN:
+            return None
+        if kind == "here":
+            self._strike(client)
+            return None
+        if planned.moment == "load" and kind == "load":
+            self._strike(client)
+            return None
+        if planned.moment in ("start", "load") and kind in ("sight", "boundary"):
+            self._strike(client)  # it did not come in time: this is the end of the start
+            return None
+        if self._place() < planned.share * self._reference.steps:
+            return None
+        if kind == planned.moment == "save":
+            return self._strike_save(client, planned)
+        if kind == "boundary" and planned.moment == "commit":
+            self._due = time.monotonic() + planned.delay * _COMMIT_SECONDS
+            return {"save": True}
+        if kind == planned.moment:  # boundary, phase
+            self._strike(client)
+        elif kind == "sight" and planned.moment in ("update", "gradient"):
+            return {"arm": planned.moment}
+        elif kind in ("sight", "boundary") and planned.moment == "step":
+            self._due = time.monotonic() + planned.delay * self._reference.step_seconds
+        return None
+
+    def _strike_save(self, client: Client, planned: Planned) -> Mapping[str, Any] | None:
+        if planned.signal == "KILL":
+            return {"arm": "tear"}  # in the middle of the file
+        self._strike(client)
+        return None
+
+    def _tick(self, now: float) -> None:
+        if self._due is not None and now >= self._due:
+            self._due = None
+            client = next((c for c in self._clients() if c.trains and c.rank == 0), None)
+            self._strike(client)
+
+    def _clients(self) -> list[Client]:
+        return [] if self._course.life is None else self._course.life.listener.clients
+
+    def _strike(self, client: Client | None) -> None:
+        planned, life = self._present, self._course.life
+        assert planned is not None
+        assert life is not None
+        self._struck = self._note(planned, struck=True)
+        self._sights_since = 0
+        life.strike(planned.signal, client)
+        self._watcher.interruption(self._struck)
+        self._take_next()
+        if self._present is not None and self._present.moment in ("start", "load"):
+            # It is for the beginning of a life: the next one.
+            self._plan.insert(0, self._present)
+            self._present = None
+
+    def _note(self, planned: Planned, *, struck: bool) -> Interruption:
+        interruption = Interruption(
+            number=planned.number,
+            signal=planned.signal,
+            moment=planned.moment,
+            step=self._place() if struck else None,
+            struck=struck,
+        )
+        self.interruptions.append(interruption)
+        return interruption
+
+    def _last_number(self) -> int | None:
+        return next((i.number for i in reversed(self.interruptions) if i.struck), None)
+
+    def _place(self) -> int:
+        """How much of the undisturbed run this life has come to."""
+        trail = self._trails.get(0)
+        if trail is None or not self._reference.histories[0].sights:
+            return self._count
+        return trail.place if trail.started_at is not None else 0
+
+    def _reached(self) -> int:
+        trail = self._trails.get(0)
+        if trail is None or not self._reference.histories[0].sights:
+            return self._count
+        return max(trail.reached, trail.place)

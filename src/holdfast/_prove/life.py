@@ -1,0 +1,197 @@
+"""One life of the script: its processes, what they tell, and the signals that they get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+Event = dict[str, Any]
+_STOPPED_SECONDS = 0.15
+
+
+class Process(Protocol):
+    """A process that was started as the leader of a session of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+
+Starter = Callable[[Sequence[str], Path, Mapping[str, str], Path], Process]
+
+
+def start_process(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
+) -> Process:
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            list(command),
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # A proof that runs in the background of a shell has Ctrl-C ignored, and so would they.
+            preexec_fn=_hear_signals,
+        )
+
+
+def _hear_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class Client:
+    """One process that tells."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.pid = 0
+        self.rank = 0
+        self.trains = False  # whether it has told of a training
+        self._unread = b""
+
+    def read(self) -> list[Event] | None:
+        """What has come; None when it is gone."""
+        try:
+            received = self.connection.recv(1 << 20)
+        except OSError:
+            received = b""
+        if not received:
+            return None
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if event["event"] == "hello":
+                self.pid, self.rank = event["pid"], event["rank"]
+            elif event["event"] in ("sight", "boundary"):
+                self.trains = True
+        return events
+
+    def answer(self, number: int, fields: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it may be dead by now, as was intended
+            self.connection.sendall(json.dumps({"ask": number, **fields}).encode() + b"\n")
+
+
+class Listener:
+    """Hears all processes of all lives, at one address."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        self._socket.listen(64)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ, None)
+        self.clients: list[Client] = []
+
+    def hear(self, seconds: float) -> Iterator[tuple[Client, Event]]:
+        """What comes within this time, or nothing."""
+        for key, _ in self._selector.select(seconds):
+            client: Client | None = key.data
+            if client is None:
+                connection, _ = self._socket.accept()
+                client = Client(connection)
+                self.clients.append(client)
+                self._selector.register(connection, selectors.EVENT_READ, client)
+                continue
+            events = client.read()
+            if events is None:
+                self._drop(client)
+            else:
+                yield from ((client, event) for event in events)
+
+    def drop_all(self) -> None:
+        for client in list(self.clients):
+            self._drop(client)
+
+    def close(self) -> None:
+        self.drop_all()
+        self._selector.close()
+        self._socket.close()
+
+    def _drop(self, client: Client) -> None:
+        self._selector.unregister(client.connection)
+        client.connection.close()
+        self.clients.remove(client)
+
+
+class Life:
+    """From one start of the script to its end."""
+
+    def __init__(self, process: Process, listener: Listener) -> None:
+        self.process = process
+        self.listener = listener
+        self.began = time.monotonic()
+        self._wake_at: float | None = None
+
+    def hear(self, seconds: float) -> Iterator[tuple[Client, Event]]:
+        if self._wake_at is not None and time.monotonic() >= self._wake_at:
+            self._wake_at = None
+            self._signal_all(signal.SIGCONT)
+        yield from self.listener.hear(seconds)
+
+    def strike(self, name: str, client: Client | None) -> None:
+        """Interrupt it as it would be in earnest.
+
+        A terminal sends Ctrl-C to every process of the job; a kill -9 hits one of its ranks.
+        """
+        number = signal.Signals[f"SIG{name}"]
+        trainers = self._trainers()
+        if name == "STOP":
+            self._wake_at = time.monotonic() + _STOPPED_SECONDS
+        if name == "INT" or (name == "TERM" and len(trainers) > 1):
+            self._signal_group(number)
+        elif name == "KILL" or len(trainers) <= 1:
+            one = client.pid if client is not None and client.pid else 0
+            _send(one or next(iter(trainers), self.process.pid), number)
+        else:
+            self._signal_all(number)
+
+    def end(self) -> None:
+        """End whatever is left of it."""
+        for process in _session(self.process.pid):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        deadline = time.monotonic() + 10
+        while self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _trainers(self) -> list[int]:
+        return [client.pid for client in self.listener.clients if client.trains]
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._trainers() or [self.process.pid]:
+            _send(pid, number)
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, number)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == leader and process.status() != "zombie":
+                found.append(process)
+    return found

@@ -1,0 +1,51 @@
+"""Which interruptions to make, and when: drawn from the seed, so that each can be repeated."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What is most often wrong comes first, however few interruptions are asked for.
+_FIRST = [
+    ("KILL", "save"),
+    ("TERM", "update"),
+    ("INT", "update"),
+    ("KILL", "commit"),
+    ("KILL", "step"),
+    ("INT", "phase"),
+    ("USR2", "update"),
+]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One interruption: in the first life that comes so far, at the next such moment."""
+
+    number: int  # from 1
+    signal: str
+    moment: str
+    share: float  # of the training that is behind it
+    delay: float  # between 0 and 1, of the time that the moment takes
+
+
+def draw(seed: int, kills: int, signals: Sequence[str], moments: Sequence[str]) -> list[Planned]:
+    """The interruptions in the order in which they come."""
+    rng = random.Random(seed)
+    pairs = list(itertools.product(signals, moments))
+    rng.shuffle(pairs)
+    pairs.sort(key=lambda pair: _FIRST.index(pair) if pair in _FIRST else len(_FIRST))
+    chosen: list[tuple[str, str]] = []
+    while len(chosen) < kills:
+        chosen += pairs[: kills - len(chosen)]
+        rng.shuffle(pairs)
+    rng.shuffle(chosen)
+    shares = sorted(rng.uniform(0.02, 0.97) for _ in range(kills))
+    delays = [rng.random() for _ in range(kills)]
+    return [
+        Planned(number, name, moment, share, delay)
+        for number, ((name, moment), share, delay) in enumerate(
+            zip(chosen, shares, delays, strict=True), start=1
+        )
+    ]

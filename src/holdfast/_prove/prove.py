@@ -1,0 +1,242 @@
+"""The proof: twice undisturbed, then interrupted, then compared."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast._prove.causes import judge_repeat, volatile_items
+from holdfast._prove.course import Course, Hung, Undisturbed
+from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
+from holdfast._prove.history import History, Leaf
+from holdfast._prove.interrupted import Interrupted
+from holdfast._prove.life import Listener, Starter, start_process
+from holdfast._prove.plan import draw
+from holdfast._prove.proof import (
+    DIFFERS,
+    EQUAL,
+    UNREPEATABLE,
+    UNTRIED,
+    Difference,
+    Proof,
+    Watcher,
+    Wishes,
+)
+from holdfast._prove.trail import Finding
+from holdfast._prove.verdicts import words_for
+
+_SPREAD = 2.0  # so many times the distance of two undisturbed runs is still their spread
+
+
+def prove(wishes: Wishes, watcher: Watcher, start: Starter = start_process) -> Proof:
+    """Interrupt the script at random, and compare it with itself undisturbed."""
+    proof = Proof(wishes.command, wishes.seed, wishes.kills, wishes.signals)
+    began = time.monotonic()
+    with _workplace(wishes, proof) as workplace:
+        listener = Listener(workplace / "socket")
+        try:
+            _Prover(wishes, watcher, proof, workplace, listener, start, began).prove()
+        finally:
+            listener.close()
+    proof.seconds = time.monotonic() - began
+    return proof
+
+
+@contextmanager
+def _workplace(wishes: Wishes, proof: Proof) -> Iterator[Path]:
+    if wishes.keep is not None:
+        wishes.keep.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="proof-", dir=wishes.keep)).resolve()
+        proof.kept = str(folder)
+        with tempfile.TemporaryDirectory(prefix="holdfast-") as short:
+            # The path of a socket has room for about a hundred characters.
+            link = Path(short).resolve() / "p"
+            link.symlink_to(folder)
+            yield link
+        return
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-prove-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Prover:
+    def __init__(
+        self,
+        wishes: Wishes,
+        watcher: Watcher,
+        proof: Proof,
+        workplace: Path,
+        listener: Listener,
+        start: Starter,
+        began: float,
+    ) -> None:
+        self._wishes = wishes
+        self._watcher = watcher
+        self._proof = proof
+        self._workplace = workplace
+        self._listener = listener
+        self._start = start
+        self._began = began
+
+    def prove(self) -> None:
+        proof = self._proof
+        reference = self._run_undisturbed("reference", "undisturbed")
+        if reference is None:
+            return
+        again = self._run_undisturbed("again", "undisturbed, once more")
+        if again is None:
+            return
+        proof.steps, proof.ranks = reference.steps, len(reference.histories)
+        volatile: frozenset[str] = frozenset()
+        for rank, history in sorted(reference.histories.items()):
+            other = again.histories.get(rank, History())
+            judged = judge_repeat(history, other)
+            if judged is not None and proof.unrepeatable is None:
+                found = judged.item
+                step = None if found.place is None else found.place + 1
+                finding = Finding(found.item, step, None, found.expected, found.found, judged.cause)
+                proof.unrepeatable = self._difference(finding, history, rank)
+            volatile |= volatile_items(history, other)
+        interrupted = self._interrupt(reference, volatile)
+        if interrupted is not None:
+            self._decide(reference, again, interrupted)
+
+    def _course(self, name: str) -> Course:
+        return Course(name, self._wishes, self._workplace, self._listener, self._start)
+
+    def _run_undisturbed(self, name: str, text: str) -> Undisturbed | None:
+        self._watcher.stage(text, 0, self._wishes.kills)
+        course = self._course(name)
+        undisturbed = Undisturbed(course)
+        try:
+            status = undisturbed.run(lambda step: self._watcher.step(step, None))
+        except Hung as hung:
+            self._cannot(f"The script, undisturbed, told nothing and did not end: {hung}.", course)
+            return None
+        finally:
+            self._proof.lives += course.lives
+        if course.linked:
+            note = f"{len(course.linked)} large or linked files are shared, not copied: "
+            self._note(note + "the script must not write to them.")
+        if status != 0:
+            ended = f"exit status {status}" if status > 0 else f"signal {-status}"
+            self._cannot(f"The script, undisturbed, ends with {ended}.", course)
+            return None
+        if not undisturbed.steps:
+            self._cannot(
+                "The script ended without a training step: no update of a torch optimizer and no "
+                "boundary of a holdfast.Run was seen.",
+                course,
+            )
+            return None
+        return undisturbed
+
+    def _interrupt(self, reference: Undisturbed, volatile: frozenset[str]) -> Interrupted | None:
+        wishes, proof = self._wishes, self._proof
+        plan = draw(wishes.seed, wishes.kills, wishes.signals, reference.moments())
+        if wishes.only is not None:
+            plan = [planned for planned in plan if planned.number == wishes.only]
+        course = self._course("interrupted")
+        budget = wishes.budget_seconds
+        deadline = None if budget is None else self._began + budget
+        self._watcher.stage("interrupted", 0, len(plan))
+        compares = proof.unrepeatable is None
+        arguments = (course, reference, plan, volatile, self._watcher, deadline, compares)
+        interrupted = Interrupted(*arguments)
+        try:
+            interrupted.run()
+        finally:
+            proof.interruptions = interrupted.interruptions
+            proof.lives += course.lives
+        struck = sum(interruption.struck for interruption in proof.interruptions)
+        if struck < len(plan):
+            why = "time was up" if deadline and time.monotonic() > deadline else "the script ended"
+            self._note(f"{struck} of {len(plan)} interruptions were made: {why} before the others.")
+        if not struck:
+            self._cannot("No interruption met the script: it ended too soon.", course)
+            return None
+        self._interrupted_course = course
+        return interrupted
+
+    def _decide(self, reference: Undisturbed, again: Undisturbed, interrupted: Interrupted) -> None:
+        proof, course = self._proof, self._interrupted_course
+        finding = interrupted.finding
+        if finding is not None:
+            rank = interrupted.finding_rank or 0
+            history = reference.histories[rank]
+            distance = end_distance(reference.course, course)
+            proof.difference = self._difference(
+                finding, history, rank, None if distance is None else say_apart(distance)
+            )
+            proof.verdict = DIFFERS
+            return
+        if proof.unrepeatable is not None:
+            self._decide_by_spread(reference, again)
+            return
+        finding = compare_results(
+            (reference.course, again.course, course), self._wishes.compare, interrupted
+        )
+        if finding is not None:
+            proof.difference = self._difference(finding, reference.histories[0], 0)
+            proof.verdict = DIFFERS
+            return
+        proof.verdict = EQUAL
+        proof.compared = tally(reference, course)
+
+    def _decide_by_spread(self, reference: Undisturbed, again: Undisturbed) -> None:
+        proof = self._proof
+        proof.verdict = UNREPEATABLE
+        spread = end_distance(reference.course, again.course)
+        distance = end_distance(reference.course, self._interrupted_course)
+        if spread is None or distance is None:
+            self._note("The weights of the ends could not be compared.")
+            return
+        proof.within_spread = distance <= _SPREAD * spread or math.isclose(distance, spread)
+        self._note(
+            f"In the end two undisturbed runs are {spread:.2g} apart (relative to the norm of the "
+            f"weights), the interrupted one is {distance:.2g} from the first."
+        )
+
+    def _difference(
+        self, finding: Finding, history: History, rank: int, at_the_end: str | None = None
+    ) -> Difference:
+        why, remedy = words_for(finding.cause)
+        return Difference(
+            item=history.display(finding.item),
+            step=finding.step,
+            after=finding.after,
+            expected=_in_words(finding.expected),
+            found=_in_words(finding.found),
+            cause=finding.cause,
+            why=why,
+            remedy=remedy,
+            rank=rank if len(history.sights) and self._proof.ranks > 1 else None,
+            at_the_end=at_the_end,
+        )
+
+    def _cannot(self, why: str, course: Course) -> None:
+        words = course.last_words()
+        self._proof.verdict = UNTRIED
+        self._proof.trouble = f"{why}\n{words}" if words else why
+
+    def _note(self, text: str) -> None:
+        if text not in self._proof.notes:
+            self._proof.notes.append(text)
+
+
+def _in_words(leaf: Leaf | None) -> str:
+    if leaf is None:
+        return "missing"
+    text, number, count = leaf
+    if number is None:
+        return f"{text[:8]}…" if count == 0 else str(text)
+    if count == 1 and len(str(text)) < 20:
+        return str(text)
+    return f"norm {number:.7g} ({text[:8]}…)"

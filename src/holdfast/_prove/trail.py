@@ -1,0 +1,187 @@
+"""Follows an interrupted training along the undisturbed one, sight by sight.
+
+Some things decide an update and must be equal at once: weights, rates, batches, gradients. Others
+may differ without consequence for a while, or for good: they are remembered, and count when
+something that decides differs later, or when they still differ in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast._prove.causes import Case, Latent, judge, judge_end
+from holdfast._prove.history import History, Items, Leaf, Sight, weights_key
+
+DECIDES = ("weight", "setting", "gradient")
+COUNTS_IN_THE_END = ("weight", "moment", "setting", "scheduler", "scaler", "buffer", "module")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first thing that differs, with its cause."""
+
+    item: str
+    step: int | None
+    after: int | None
+    expected: Leaf | None
+    found: Leaf | None
+    cause: str
+
+
+class Trail:
+    """One rank of an interrupted training, over all its lives."""
+
+    def __init__(self, reference: History, volatile: frozenset[str] = frozenset()) -> None:
+        self._reference = reference
+        self._volatile = volatile
+        self._latent: dict[str, Latent] = {}
+        self._after: int | None = None
+        self._expected_start = 0
+        self._saved_in_handler = False
+        self._since_start = 0
+        self.finding: Finding | None = None
+        self.started_at: int | None = None  # of this life
+        self.place = 0  # updates of the undisturbed run that are made
+        self.reached = 0  # the furthest place of all lives
+
+    def begin_life(self, after: int | None, expected_start: int, saved_in_handler: bool) -> None:
+        self._after = after
+        self._expected_start = expected_start
+        self._saved_in_handler = saved_in_handler
+        self._since_start = 0
+        self.started_at = None
+
+    def see(self, sight: Sight) -> None:
+        """Compare what decides the next update."""
+        known = self._reference.sights
+        if self.started_at is None:
+            self.started_at = self.place = self._align(sight)
+        place, self.place = self.place, self.place + 1
+        self.reached = max(self.reached, place)
+        if self.finding is None and place >= len(known):
+            text = ["the training goes on", None, 1]
+            end = [f"{len(known)} steps", None, 1]
+            self._find("number of steps", place, end, text, "off-by-one-step")
+        elif self.finding is None:
+            self._compare(sight, known[place], place)
+        self._since_start += 1
+
+    def see_boundary(self, key: str, items: Items) -> None:
+        """Compare a boundary of a run of holdfast, which knows its own step."""
+        expected = self._reference.boundaries.get(key)
+        if expected is None or self.finding is not None:
+            return
+        for item, leaf in expected.items():
+            found = items.get(item)
+            if item not in self._volatile and (found is None or found[0] != leaf[0]):
+                cause = "metric-differs" if item.startswith("metric/") else "unknown"
+                case = self._case(None, max(0, self.place - 1), [item])
+                judged = judge(case) if case is not None else None
+                if judged is not None and judged.cause != "unknown":
+                    self._find_judged(judged.item, judged.cause)
+                else:
+                    self._find(item, self.place - 1, leaf, found, cause)
+                return
+
+    def finish(self, end: Items | None) -> None:
+        """The script is over: all of it must have been trained, and the end be the same."""
+        if self.finding is not None:
+            return
+        total = len(self._reference.sights)
+        if self.started_at is not None and self.place < total:
+            found = [f"{self.place} steps", self.place, 1]
+            cause = "off-by-one-step" if self.place == total - 1 else "resume-fails"
+            self._find("number of steps", self.place, [f"{total} steps", total, 1], found, cause)
+            return
+        for item, leaf in (self._reference.end or {}).items():
+            other = (end or {}).get(item)
+            if other is None or item in self._volatile or other[0] == leaf[0]:
+                continue
+            if not self._counts_in_the_end(item, leaf):
+                continue
+            latent = self._latent.get(item) or Latent(item, total, self._after, leaf, other)
+            case = self._case(None, total - 1, [])
+            self._find_judged(latent, judge_end(case, latent))
+            return
+
+    def _counts_in_the_end(self, item: str, leaf: Leaf) -> bool:
+        kind = item.partition("/")[0]
+        if kind == "value":
+            # One number is as a rule a sum of losses; more are state, if they were so before.
+            return leaf[2] > 1 and item in self._latent
+        return kind in COUNTS_IN_THE_END
+
+    def _align(self, sight: Sight) -> int:
+        """Where in the undisturbed run this life begins."""
+        reference = self._reference
+        if sight.mark is not None:
+            at = reference.by_mark.get((sight.mark, sight.optimizer))
+            if at is not None:
+                return at
+        places = reference.by_weights.get(weights_key(sight), [])
+        if not places:
+            return min(self._expected_start, max(0, len(reference.sights) - 1))
+
+        def likeness(place: int) -> tuple[int, int]:
+            items = reference.sights[place].items
+            equal = sum(items.get(k, [None])[0] == v[0] for k, v in sight.items.items())
+            return equal, -abs(place - self._expected_start)
+
+        return max(places, key=likeness)
+
+    def _compare(self, sight: Sight, expected: Sight, place: int) -> None:
+        differing = []
+        for item, leaf in expected.items.items():
+            kind, found = item.partition("/")[0], sight.items.get(item)
+            if item in self._volatile or (found is None and kind != "moment"):
+                continue
+            if found is not None and found[0] == leaf[0]:
+                self._latent.pop(item, None)
+            elif kind in DECIDES:
+                differing.append(item)
+            elif item not in self._latent:
+                self._latent[item] = Latent(item, place, self._after, leaf, found)
+        if not same_batches(sight, expected):
+            differing.append("batch")
+        if sight.optimizer != expected.optimizer:
+            differing.append("weight")
+        if differing:
+            case = self._case(sight, place, differing)
+            if case is not None:
+                judged = judge(case)
+                self._find_judged(judged.item, judged.cause)
+
+    def _case(self, sight: Sight | None, place: int, differing: list[str]) -> Case | None:
+        known = self._reference.sights
+        if not known:
+            return None
+        return Case(
+            reference=self._reference,
+            sight=sight,
+            place=min(place, len(known) - 1),
+            differing=differing,
+            latent=self._latent,
+            after=self._after,
+            since_start=self._since_start,
+            saved_in_handler=self._saved_in_handler,
+        )
+
+    def _find_judged(self, latent: Latent, cause: str) -> None:
+        step = None if latent.place is None else latent.place + 1
+        self.finding = Finding(
+            latent.item, step, latent.after, latent.expected, latent.found, cause
+        )
+
+    def _find(
+        self, item: str, place: int, expected: Leaf | None, found: Leaf | None, cause: str
+    ) -> None:
+        self.finding = Finding(item, place + 1, self._after, expected, found, cause)
+
+
+def same_batches(sight: Sight, expected: Sight) -> bool:
+    """Whether the batches for an update are the same; those that a life has skipped come before."""
+    count = len(expected.batches)
+    if not count:
+        return True
+    found = sight.batches[-count:]
+    return [b["bytes"] for b in found] == [b["bytes"] for b in expected.batches]

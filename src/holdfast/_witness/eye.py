@@ -1,0 +1,73 @@
+"""The eye of one process: what it tells, and at which moments it can be made to wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+from holdfast import _env
+from holdfast._record.errand import Errand, current
+from holdfast._witness.channel import Channel
+
+
+class Eye:
+    """Open from the first thing that there is to tell; closed in children."""
+
+    def __init__(self, errand: Errand) -> None:
+        self.errand = errand
+        #: The run of holdfast that is open, and its step: set by whoever watches it.
+        self.mark: tuple[str, int] | None = None
+        #: Whether batches are told by the run, and need not be seen at the loader.
+        self.run_tells_batches = False
+        self.rank = _env.rank()
+        self._pid = os.getpid()
+        self._channel: Channel | None = None
+        self._armed: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this is the process that trains, and not one that it has started."""
+        return os.getpid() == self._pid and multiprocessing.parent_process() is None
+
+    def tell(self, event: str, **fields: Any) -> None:
+        if self.is_open:
+            self._line().tell({"event": event, **fields})
+
+    def ask(self, event: str, **fields: Any) -> dict[str, Any]:
+        """Tell, and wait until we may go on: an interruption may come in between."""
+        if not self.is_open:
+            return {}
+        answer = self._line().ask({"event": event, **fields})
+        self._armed = answer.get("arm", self._armed)
+        return answer
+
+    def reach(self, moment: str, **fields: Any) -> dict[str, Any]:
+        """A moment that may be the one to interrupt."""
+        if self._armed != moment or not self.is_open:
+            return {}
+        self._armed = None
+        return self.ask("here", moment=moment, **fields)
+
+    def is_armed(self, moment: str) -> bool:
+        return self._armed == moment and self.is_open
+
+    def _line(self) -> Channel:
+        if self._channel is None:
+            self._channel = Channel(self.errand.socket)
+            self._channel.tell({"event": "hello", "pid": self._pid, "rank": self.rank})
+        return self._channel
+
+
+_eye: Eye | None = None
+
+
+def open_eye() -> Eye | None:
+    """The eye of this process; None in an ordinary run."""
+    global _eye
+    errand = current()
+    if errand is None or (_eye is not None and not _eye.is_open):
+        return None
+    if _eye is None:
+        _eye = Eye(errand)
+    return _eye

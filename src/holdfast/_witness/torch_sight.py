@@ -1,0 +1,187 @@
+"""All that decides an optimizer's update, as fingerprints by name."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from holdfast._save.capture import capture_generators
+from holdfast._witness.eye import Eye
+from holdfast._witness.leaves import Leaf, leaf_of, whole_leaf
+from holdfast._witness.variables import Finder
+
+_MOST_VALUES = 4 << 20  # elements: whatever is larger is data
+_MOST_DUMPED = 1 << 28
+Items = dict[str, Leaf]
+
+
+class Sights:
+    """Takes them, and keeps hold of what it saw until the script is over."""
+
+    def __init__(self, eye: Eye) -> None:
+        self._eye = eye
+        self.schedulers: list[Any] = []
+        self.scalers: list[Any] = []
+        self.optimizers: list[Optimizer] = []
+        self._finder = Finder(_is_leaf, _is_closed)
+        self._stepped: list[Optimizer] = []
+        self._found: dict[str, Any] = {}
+        self._named: dict[str, str] = {}
+
+    def take(self, optimizer: Optimizer, frames: list[FrameType]) -> dict[str, Any]:
+        """The state before this optimizer's update."""
+        if not any(known is optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)  # made before it was watched
+        if not any(known is optimizer for known in self._stepped):
+            self._stepped.append(optimizer)
+        self._found, counters = self._finder.find(frames)
+        number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
+        items = self._around([optimizer]) | _items_of(optimizer, number)
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        items[f"gradient/{number}"] = whole_leaf([g for g in gradients if g is not None])
+        names = self._names()
+        fresh, self._named = {k: v for k, v in names.items() if self._named.get(k) != v}, names
+        return {"optimizer": number, "items": items, "counters": counters, "names": fresh}
+
+    def take_last(self) -> dict[str, Any]:
+        """The state when the script is over, of all that it has trained."""
+        items = self._around(self._stepped)
+        for number, optimizer in enumerate(self.optimizers):
+            if any(known is optimizer for known in self._stepped):
+                items |= _items_of(optimizer, number)
+        self._dump()
+        return {"items": items}
+
+    def _around(self, optimizers: list[Optimizer]) -> Items:
+        """All but the optimizers: schedulers, scalers, generators, other modules and tensors."""
+        items: Items = {}
+        for number, scheduler in enumerate(self.schedulers):
+            for key, value in vars(scheduler).items():
+                if not key.startswith("_") and isinstance(value, int | float | list | None):
+                    items[f"scheduler/{number}/{key}"] = leaf_of(value)
+        for number, scaler in enumerate(self.scalers):
+            for key, value in scaler.state_dict().items():
+                items[f"scaler/{number}/{key}"] = leaf_of(value)
+        for name, state in capture_generators().items():
+            items[f"generator/{name}"] = whole_leaf(state)
+        trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        for path, value in self._found.items():
+            if isinstance(value, torch.nn.Module):
+                for kind, name, tensor in _tensors_of(value):
+                    if id(tensor) not in trained:
+                        items.setdefault(f"{kind}/{path}.{name}", leaf_of(tensor))
+            elif isinstance(value, torch.Tensor):
+                if id(value) not in trained:
+                    items[f"value/{path}"] = leaf_of(value)
+            elif isinstance(value, torch.Generator):
+                items[f"generator/{path}"] = leaf_of(value.get_state())
+            elif isinstance(value, random.Random):
+                items[f"generator/{path}"] = whole_leaf(value.getstate())
+            elif hasattr(value, "bit_generator"):
+                items[f"generator/{path}"] = whole_leaf(value.bit_generator.state)
+            else:
+                items[f"value/{path}"] = leaf_of(value)
+        return items
+
+    def _names(self) -> dict[str, str]:
+        """What the trained parameters are called in the script."""
+        called: dict[int, str] = {}
+        for path, value in self._found.items():
+            if isinstance(value, torch.nn.Module):
+                for name, tensor in value.named_parameters(remove_duplicate=False):
+                    called.setdefault(id(tensor), f"{path.split('.')[-1]}.{name}")
+        names = {}
+        for number, optimizer in enumerate(self.optimizers):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(parameters):
+                if id(parameter) in called:
+                    names[f"{number}/{index}"] = called[id(parameter)]
+        return names
+
+    def _dump(self) -> None:
+        """The weights themselves, so that it can be said how far apart two ends are."""
+        import numpy as np
+
+        parameters = [
+            (f"{number}/{index}", parameter)
+            for number, optimizer in enumerate(self.optimizers)
+            for index, parameter in enumerate(
+                [p for group in optimizer.param_groups for p in group["params"]]
+            )
+        ]
+        if not parameters or sum(p.numel() for _, p in parameters) > _MOST_DUMPED:
+            return
+        folder = Path(self._eye.errand.end)
+        arrays = {name: p.detach().double().cpu().numpy() for name, p in parameters}
+        with (folder / f"{self._eye.rank}.npz").open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+
+def _items_of(optimizer: Optimizer, number: int) -> Items:
+    items: Items = {}
+    index = 0
+    for place, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key != "params":
+                items[f"setting/{number}/{place}/{key}"] = leaf_of(value)
+        for parameter in group["params"]:
+            items[f"weight/{number}/{index}"] = leaf_of(parameter)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                items[f"moment/{number}/{index}/{key}"] = leaf_of(value)
+            index += 1
+    return items
+
+
+def _tensors_of(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
+    found: list[tuple[str, str, torch.Tensor]]
+    found = [("module", name, p) for name, p in module.named_parameters()]
+    found += [("buffer", name, b) for name, b in module.named_buffers()]
+    for prefix, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Tensor):  # neither parameter nor buffer: nobody saves it
+                found.append(("value", f"{prefix}.{key}" if prefix else key, value))
+    return found
+
+
+def _is_leaf(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return (
+            value.layout is torch.strided
+            and not value.is_meta
+            and value.is_floating_point()
+            and 0 < value.numel() <= _MOST_VALUES
+        )
+    if isinstance(value, torch.nn.Module | torch.Generator):
+        return True
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    if isinstance(value, numpy.random.Generator | numpy.random.RandomState):
+        return isinstance(value, numpy.random.Generator)
+    return (
+        isinstance(value, numpy.ndarray) and value.dtype.kind == "f" and value.size <= _MOST_VALUES
+    )
+
+
+def _is_closed(value: Any) -> bool:
+    """Whether what is inside is not looked at: data, and what is told in another way."""
+    return isinstance(
+        value,
+        torch.nn.Module
+        | torch.Tensor
+        | Optimizer
+        | DataLoader
+        | Dataset
+        | Sampler
+        | _BaseDataLoaderIter
+        | torch.optim.lr_scheduler.LRScheduler
+        | torch.amp.GradScaler,
+    )

@@ -1,0 +1,240 @@
+"""Watches a training in torch from inside: each update, each batch, each file saved or loaded.
+
+A sight is taken just before an optimizer's update: whatever decides that update is there then,
+the weights, the gradients, the moments, the rate, the batches, the generators.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import dataloader
+
+from holdfast._witness.arrive import SEEDS, note_seeds
+from holdfast._witness.eye import Eye
+from holdfast._witness.leaves import digest_of
+from holdfast._witness.torch_sight import Sights
+from holdfast._witness.variables import own_frames
+
+
+def watch(eye: Eye) -> None:
+    """Watch everything that this process trains with torch."""
+    sights = Sights(eye)
+    watcher = _Watcher(eye, sights)
+    register_optimizer_step_pre_hook(watcher.before_update)
+    register_optimizer_step_post_hook(watcher.after_update)
+    for kind in (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        _after_init(kind, sights.schedulers)
+    _after_init(torch.amp.GradScaler, sights.scalers)
+    _after_init(Optimizer, sights.optimizers)
+    _watch_loaders(eye, watcher)
+    for module in (torch, torch.serialization):
+        module.save = watcher.saving(torch.serialization.save)  # type: ignore[attr-defined]
+        module.load = watcher.loading(torch.serialization.load)  # type: ignore[attr-defined]
+    note_seeds(torch, "manual_seed", "torch")
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        note_seeds(numpy.random, "seed", "numpy")
+    sys.addaudithook(watcher.hear_renames)
+    atexit.register(watcher.end)
+
+
+def _after_init(kind: Any, registry: list[Any]) -> None:
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def begin_and_note(self: Any, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        if not any(known is self for known in registry):
+            registry.append(self)
+
+    kind.__init__ = begin_and_note
+
+
+class _Watcher:
+    def __init__(self, eye: Eye, sights: Sights) -> None:
+        self._eye = eye
+        self._sights = sights
+        self.updates = 0
+        self.batches: list[dict[str, Any]] = []
+        self._amid = "start"
+
+    # -- updates ----------------------------------------------------------------------
+
+    def before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._eye.is_open:
+            return
+        self._amid = "update"
+        frames = own_frames(sys._getframe(1))
+        sight = self._sights.take(optimizer, frames)
+        batches, self.batches = _of_one_loader(self.batches), []
+        self._eye.ask(
+            "sight",
+            number=self.updates,
+            mark=self._eye.mark,
+            batches=batches,
+            seeds=SEEDS if self.updates == 0 else {},
+            **sight,
+        )
+        self._eye.reach("gradient")
+
+    def after_update(self, *_: Any) -> None:
+        if self._eye.is_open:
+            self.updates += 1
+            self._amid = "after the update"
+            self._eye.reach("update")
+
+    def end(self) -> None:
+        """The script is over: what it has in the end."""
+        if self._eye.is_open:
+            self._eye.tell("end", updates=self.updates, **self._sights.take_last())
+
+    # -- batches ----------------------------------------------------------------------
+
+    def note_batch(self, loader: Any, index: int, indices: Any, batch: Any, workers: int) -> None:
+        self._amid = "step"
+        self.batches.append(
+            {
+                "loader": id(loader),
+                "at": index,
+                "indices": None if indices is None else digest_of(indices),
+                "bytes": digest_of(batch),
+                "workers": workers,
+            }
+        )
+        del self.batches[:-4096]
+
+    # -- files ------------------------------------------------------------------------
+
+    def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def save_and_tell(obj: Any, f: Any, *more: Any, **named: Any) -> Any:
+            path = _path_of(f)
+            if not self._eye.is_open or path is None:
+                return save(obj, f, *more, **named)
+            in_handler = _in_handler(sys._getframe(1))
+            self._eye.ask(
+                *("save",), path=path, updates=self.updates, in_handler=in_handler, amid=self._amid
+            )
+            if self._eye.is_armed("tear"):
+                self._tear(save, obj, f, more, named)
+            else:
+                save(obj, f, *more, **named)
+            self._eye.tell("saved", path=path)
+            return None
+
+        return save_and_tell
+
+    def _tear(self, save: Callable[..., Any], obj: Any, f: Any, more: Any, named: Any) -> None:
+        """Write as torch does, but stop in the middle for whoever wants to kill just then."""
+        whole = io.BytesIO()
+        save(obj, whole, *more, **named)
+        data = whole.getvalue()
+        with contextlib.nullcontext(f) if hasattr(f, "write") else Path(f).open("wb") as stream:
+            stream.write(data[: len(data) // 2])
+            stream.flush()
+            self._eye.reach("tear")
+            stream.write(data[len(data) // 2 :])
+
+    def loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(load)
+        def load_and_tell(f: Any, *more: Any, **named: Any) -> Any:
+            path = _path_of(f)
+            if not self._eye.is_open or path is None:
+                return load(f, *more, **named)
+            self._eye.ask("load", path=path)
+            try:
+                found = load(f, *more, **named)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                self._eye.tell("load-failed", path=path, error=text)
+                raise
+            self._eye.tell("loaded", path=path)
+            return found
+
+        return load_and_tell
+
+    def hear_renames(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "os.rename" or not self._eye.is_open:
+            return
+        source, target = (_path_of(argument) for argument in arguments[:2])
+        if source and target:
+            self._eye.tell("rename", source=source, target=target)
+
+
+def _path_of(target: Any) -> str | None:
+    if not isinstance(target, str | os.PathLike):
+        target = getattr(target, "name", None)
+    return os.path.realpath(target) if isinstance(target, str | os.PathLike) else None
+
+
+def _in_handler(frame: FrameType | None) -> bool:
+    """Whether a signal handler of the script is at work on this stack."""
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        handler = getattr(handler, "func", handler)  # of a partial
+        handler = getattr(handler, "__func__", handler)  # of a method
+        codes.add(getattr(handler, "__code__", None))
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _of_one_loader(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The batches for this update: of the loader that gave the last one, not of an evaluation."""
+    if not batches:
+        return []
+    last = batches[-1]["loader"]
+    return [{k: v for k, v in b.items() if k != "loader"} for b in batches if b["loader"] == last]
+
+
+def _watch_loaders(eye: Eye, watcher: _Watcher) -> None:
+    kind: Any = dataloader._BaseDataLoaderIter
+    next_batch, next_index, reset = kind.__next__, kind._next_index, kind._reset
+
+    def reset_and_forget(self: Any, loader: Any, first_iter: bool = False) -> None:
+        self._holdfast_indices, self._holdfast_at = deque(), 0
+        reset(self, loader, first_iter)
+
+    def next_index_noted(self: Any) -> Any:
+        found = next_index(self)
+        if eye.is_open:
+            # A loader that was begun before it was watched has no list yet.
+            self.__dict__.setdefault("_holdfast_indices", deque()).append(found)
+        return found
+
+    def next_batch_noted(self: Any) -> Any:
+        batch = next_batch(self)
+        if eye.is_open and not eye.run_tells_batches:
+            indices = self.__dict__.get("_holdfast_indices") or deque([None])
+            at = self.__dict__.get("_holdfast_at", 0)
+            self._holdfast_at = at + 1
+            of = getattr(self, "_dataset", self)
+            watcher.note_batch(of, at, indices.popleft(), batch, self._num_workers)
+        return batch
+
+    kind.__next__, kind._next_index, kind._reset = (
+        next_batch_noted,
+        next_index_noted,
+        reset_and_forget,
+    )

@@ -1,0 +1,107 @@
+"""What a script holds in its variables: found by walking its frames, named by their path.
+
+Only frames, instances and containers of the script's own are walked, not those of libraries.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+_DEPTH = 5
+_MOST_ITEMS = 2000
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")}
+)
+_HERE = str(Path(__file__).resolve().parents[1])
+
+
+@functools.cache
+def is_own_file(name: str) -> bool:
+    """Whether code in this file is the user's, and no library's."""
+    if name.startswith("<") or "site-packages" in name or "dist-packages" in name:
+        return name == "<string>"  # python -c
+    whole = str(Path(name).resolve())
+    return not whole.startswith((*_LIBRARIES, _HERE))
+
+
+@functools.cache
+def _is_own_class(kind: type) -> bool:
+    module: ModuleType | None = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and is_own_file(file))
+
+
+def own_frames(frame: FrameType | None) -> list[FrameType]:
+    """The script's own frames, the outermost first."""
+    found = []
+    while frame is not None:
+        if is_own_file(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def roots(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
+    """Every variable of the script: the globals of its main module, then what functions hold."""
+    main = sys.modules.get("__main__")
+    for name, value in list(vars(main).items()) if main is not None else ():
+        yield name, value
+    for frame in frames:
+        if frame.f_code.co_name == "<module>":
+            continue
+        for name, value in list(frame.f_locals.items()):
+            yield f"{frame.f_code.co_name}.{name}", value
+
+
+class Finder:
+    """Walks variables; `is_leaf` says what to stop at and give."""
+
+    def __init__(self, is_leaf: Any, is_closed: Any) -> None:
+        self._is_leaf = is_leaf
+        self._is_closed = is_closed
+
+    def find(self, frames: list[FrameType]) -> tuple[dict[str, Any], dict[str, int]]:
+        """What was found by path, and the whole numbers among the variables."""
+        self._found: dict[str, Any] = {}
+        self._seen: set[int] = set()
+        counters: dict[str, int] = {}
+        for path, value in roots(frames):
+            if path.startswith("__"):
+                continue
+            if type(value) is int:
+                counters.setdefault(path, value)
+            else:
+                self._walk(path, value, 0, counters)
+        return self._found, counters
+
+    def _walk(self, path: str, value: Any, depth: int, counters: dict[str, int]) -> None:
+        if depth > _DEPTH or id(value) in self._seen or len(self._found) > _MOST_ITEMS:
+            return
+        if value is None or isinstance(value, str | bytes | int | float | type | ModuleType):
+            if type(value) is int and len(counters) < _MOST_ITEMS:
+                counters.setdefault(path, value)
+            return
+        if self._is_leaf(value) or isinstance(value, random.Random):
+            self._seen.add(id(value))
+            self._found.setdefault(path, value)
+        if self._is_closed(value):
+            return
+        if isinstance(value, Mapping):
+            self._seen.add(id(value))
+            for key in list(value)[:_MOST_ITEMS]:
+                self._walk(f"{path}[{key!r}]"[:200], value[key], depth + 1, counters)
+        elif isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+            self._seen.add(id(value))
+            for index, item in enumerate(value):
+                self._walk(f"{path}[{index}]", item, depth + 1, counters)
+        elif _is_own_class(value.__class__) and hasattr(value, "__dict__"):
+            self._seen.add(id(value))
+            for key, item in list(vars(value).items()):
+                self._walk(f"{path}.{key}", item, depth + 1, counters)
