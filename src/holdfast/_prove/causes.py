@@ -80,10 +80,15 @@ def judge(case: Case) -> Judged:
         return Judged(found, _cause_of(case, found))
     if offset or _value_offset(case):
         return Judged(_first(case), "off-by-one-step")
-    generator = next((v for k, v in case.latent.items() if k.startswith("generator/")), None)
+    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
     if generator is not None:
         return Judged(generator, "generator-not-restored")
     return Judged(_first(case), "unknown")
+
+
+def _is_in_use(item: str, leaf: Leaf | None) -> bool:
+    """Whether it is a generator that somebody has drawn from or seeded."""
+    return item.startswith("generator/") and leaf is not None and leaf[0] != "untouched"
 
 
 def judge_end(case: Case | None, latent: Latent) -> str:
@@ -233,6 +238,7 @@ def judge_repeat(first: History, again: History) -> Judged | None:
             if (kind := item.partition("/")[0])
             and item in other.items
             and other.items[item][0] != leaf[0]
+            and (kind != "generator" or _is_in_use(item, leaf))
         }
         batch = [b["bytes"] for b in one.batches] != [b["bytes"] for b in other.batches]
         if not batch and not kinds.keys() & {"weight", "setting", "gradient", "moment"}:

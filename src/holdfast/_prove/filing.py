@@ -48,7 +48,7 @@ class Filing:
                 self.saved[target] = self.saved.pop(source)
         elif kind == "loaded":
             self.loaded.add(self._name(event["path"]))
-        elif kind == "load-failed":
+        elif kind == "load-failed" and not event["error"].startswith("FileNotFoundError"):
             self.loaded.add(self._name(event["path"]))
             self.failed[self._name(event["path"])] = event["error"]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast._prove.course import Course, Hung, Undisturbed
+from holdfast._prove.filing import Saved
 from holdfast._prove.history import Sight
 from holdfast._prove.life import Client, Event
 from holdfast._prove.plan import Planned
@@ -37,6 +38,7 @@ class Interrupted:
         self._watcher = watcher
         self._deadline = deadline
         self._compares = compares
+        self._newest_at_start: Saved | None = None
         self._trails = {
             rank: Trail(history, volatile) for rank, history in reference.histories.items()
         }
@@ -84,7 +86,7 @@ class Interrupted:
 
     def _begin_life(self) -> None:
         after = self.interruptions[-1].number if self.interruptions else None
-        newest = self._course.filing.newest
+        newest = self._newest_at_start = self._course.filing.newest
         for trail in self._trails.values():
             trail.begin_life(
                 after,
@@ -119,7 +121,7 @@ class Interrupted:
 
     def _look_for_lost_progress(self) -> None:
         """A checkpoint that could not be read, and a training that silently begins anew."""
-        failed, newest = self._course.filing.failed, self._course.filing.newest
+        failed, newest = self._course.filing.failed, self._newest_at_start
         trail = self._trails.get(0)
         if self.finding is not None or not failed or newest is None or not newest.place:
             return
@@ -146,6 +148,10 @@ class Interrupted:
             if trail.finding is not None:
                 self.finding, self.finding_rank = trail.finding, rank
                 return
+
+    def suspect(self) -> Finding | None:
+        """What may be behind a result that differs: something that was seen to begin anew."""
+        return next(filter(None, (trail.suspect() for trail in self._trails.values())), None)
 
     def _fail_to_resume(self, status: int) -> None:
         failed = self._course.filing.failed
@@ -214,6 +220,7 @@ class Interrupted:
             return None
         if self._place() < planned.share * self._reference.steps:
             return None
+        planned = self._let_others_pass(planned, kind)
         if kind == planned.moment == "save":
             return self._strike_save(client, planned)
         if kind == "boundary" and planned.moment == "commit":
@@ -226,6 +233,18 @@ class Interrupted:
         elif kind in ("sight", "boundary") and planned.moment == "step":
             self._due = time.monotonic() + planned.delay * self._reference.step_seconds
         return None
+
+    def _let_others_pass(self, planned: Planned, kind: str) -> Planned:
+        """A moment that is rare, such as a save, does not keep the others waiting."""
+        if planned.moment not in ("save", "phase") or kind not in ("sight", "boundary"):
+            return planned
+        following = self._plan[0] if self._plan else planned
+        is_due = self._place() >= following.share * self._reference.steps
+        if following.moment in (planned.moment, "start", "load") or not is_due:
+            return planned
+        self._plan.append(planned)
+        self._present = self._plan.pop(0)
+        return self._present
 
     def _strike_save(self, client: Client, planned: Planned) -> Mapping[str, Any] | None:
         if planned.signal == "KILL":

@@ -184,6 +184,7 @@ class _Prover:
             (reference.course, again.course, course), self._wishes.compare, interrupted
         )
         if finding is not None:
+            finding = interrupted.suspect() or finding
             proof.difference = self._difference(finding, reference.histories[0], 0)
             proof.verdict = DIFFERS
             return

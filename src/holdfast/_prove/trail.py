@@ -104,12 +104,27 @@ class Trail:
             self._find_judged(latent, judge_end(case, latent))
             return
 
+    def suspect(self) -> Finding | None:
+        """What began anew in some life and was not seen to be right again, if anything."""
+        total = len(self._reference.sights)
+        for latent in self._latent.values():
+            if latent.expected and self._counts_in_the_end(latent.item, latent.expected):
+                case = self._case(None, total - 1, [])
+                self._find_judged(latent, judge_end(case, latent))
+                return self.finding
+        return None
+
     def _counts_in_the_end(self, item: str, leaf: Leaf) -> bool:
         kind = item.partition("/")[0]
         if kind == "value":
-            # One number is as a rule a sum of losses; more are state, if they were so before.
-            return leaf[2] > 1 and item in self._latent
+            # One number is as a rule a sum of losses; more are state, if they were so before,
+            # unless they are but a copy of the weights, made to be saved.
+            return leaf[2] > 1 and item in self._latent and leaf[0] not in self._last_weights()
         return kind in COUNTS_IN_THE_END
+
+    def _last_weights(self) -> set[str]:
+        items = self._reference.end or {}
+        return {leaf[0] for item, leaf in items.items() if item.startswith("weight/")}
 
     def _align(self, sight: Sight) -> int:
         """Where in the undisturbed run this life begins."""

@@ -10,21 +10,25 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from holdfast._save.capture import capture_generators
+from holdfast._witness.handlers import note_handlers
+from holdfast._witness.leaves import digest_of
+
 
 def arrive() -> None:
     if "torch" in sys.modules:
         _watch_torch()
     else:
         sys.meta_path.insert(0, _AfterTorch())
+    note_fresh_generators()
     note_seeds(random, "seed", "python")
+    note_handlers()
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
     """Finds torch as everybody does, and adds what is to be done once it is there."""
 
-    def find_spec(
-        self, fullname: str, *_: Any
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
@@ -49,6 +53,12 @@ def _watch_torch() -> None:
         watch(eye)
 
 
+def note_fresh_generators() -> None:
+    """Remember the generators as they are at the start: one that nobody uses differs for nobody."""
+    for name, state in capture_generators(devices=False).items():
+        FRESH.setdefault(name, digest_of(state))
+
+
 def note_seeds(module: Any, name: str, generator: str) -> None:
     """Tell with which seed a generator is first seeded: one from the clock is another each time."""
     seed = getattr(module, name)
@@ -63,6 +73,9 @@ def note_seeds(module: Any, name: str, generator: str) -> None:
 
     setattr(module, name, seed_and_tell)
 
+
+#: The states of the generators at the start, by name.
+FRESH: dict[str, str] = {}
 
 #: The first seed of each generator, by name.
 SEEDS: dict[str, str] = {}

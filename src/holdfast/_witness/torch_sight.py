@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from holdfast._save.capture import capture_generators
+from holdfast._witness.arrive import FRESH
 from holdfast._witness.eye import Eye
 from holdfast._witness.leaves import Leaf, leaf_of, whole_leaf
 from holdfast._witness.variables import Finder
 
 _MOST_VALUES = 4 << 20  # elements: whatever is larger is data
 _MOST_DUMPED = 1 << 28
+UNTOUCHED: Leaf = ("untouched", None, 1)
 Items = dict[str, Leaf]
 
 
@@ -34,6 +36,7 @@ class Sights:
         self._finder = Finder(_is_leaf, _is_closed)
         self._stepped: list[Optimizer] = []
         self._found: dict[str, Any] = {}
+        self._frames: list[FrameType] = []  # a frame keeps its variables when its function is over
         self._named: dict[str, str] = {}
 
     def take(self, optimizer: Optimizer, frames: list[FrameType]) -> dict[str, Any]:
@@ -42,6 +45,7 @@ class Sights:
             self.optimizers.append(optimizer)  # made before it was watched
         if not any(known is optimizer for known in self._stepped):
             self._stepped.append(optimizer)
+        self._frames = frames
         self._found, counters = self._finder.find(frames)
         number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
         items = self._around([optimizer]) | _items_of(optimizer, number)
@@ -53,6 +57,8 @@ class Sights:
 
     def take_last(self) -> dict[str, Any]:
         """The state when the script is over, of all that it has trained."""
+        if self._frames:
+            self._found, _ = self._finder.find(self._frames)
         items = self._around(self._stepped)
         for number, optimizer in enumerate(self.optimizers):
             if any(known is optimizer for known in self._stepped):
@@ -71,7 +77,8 @@ class Sights:
             for key, value in scaler.state_dict().items():
                 items[f"scaler/{number}/{key}"] = leaf_of(value)
         for name, state in capture_generators().items():
-            items[f"generator/{name}"] = whole_leaf(state)
+            leaf = whole_leaf(state)
+            items[f"generator/{name}"] = UNTOUCHED if leaf[0] == FRESH.get(name) else leaf
         trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         for path, value in self._found.items():
             if isinstance(value, torch.nn.Module):

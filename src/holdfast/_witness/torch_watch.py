@@ -11,12 +11,10 @@ import contextlib
 import functools
 import io
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -27,8 +25,9 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from holdfast._witness.arrive import SEEDS, note_seeds
+from holdfast._witness.arrive import SEEDS, note_fresh_generators, note_seeds
 from holdfast._witness.eye import Eye
+from holdfast._witness.handlers import in_handler
 from holdfast._witness.leaves import digest_of
 from holdfast._witness.torch_sight import Sights
 from holdfast._witness.variables import own_frames
@@ -36,6 +35,7 @@ from holdfast._witness.variables import own_frames
 
 def watch(eye: Eye) -> None:
     """Watch everything that this process trains with torch."""
+    note_fresh_generators()
     sights = Sights(eye)
     watcher = _Watcher(eye, sights)
     register_optimizer_step_pre_hook(watcher.before_update)
@@ -129,9 +129,13 @@ class _Watcher:
             path = _path_of(f)
             if not self._eye.is_open or path is None:
                 return save(obj, f, *more, **named)
-            in_handler = _in_handler(sys._getframe(1))
+            is_in_handler = in_handler(sys._getframe(1))
             self._eye.ask(
-                *("save",), path=path, updates=self.updates, in_handler=in_handler, amid=self._amid
+                *("save",),
+                path=path,
+                updates=self.updates,
+                in_handler=is_in_handler,
+                amid=self._amid,
             )
             if self._eye.is_armed("tear"):
                 self._tear(save, obj, f, more, named)
@@ -183,21 +187,6 @@ def _path_of(target: Any) -> str | None:
     if not isinstance(target, str | os.PathLike):
         target = getattr(target, "name", None)
     return os.path.realpath(target) if isinstance(target, str | os.PathLike) else None
-
-
-def _in_handler(frame: FrameType | None) -> bool:
-    """Whether a signal handler of the script is at work on this stack."""
-    codes = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        handler = getattr(handler, "func", handler)  # of a partial
-        handler = getattr(handler, "__func__", handler)  # of a method
-        codes.add(getattr(handler, "__code__", None))
-    while frame is not None:
-        if frame.f_code in codes:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _of_one_loader(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,35 @@
+"""Checkpoint code that is right is called right: by scripts of many shapes, and with holdfast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast._prove.report import plain_text
+
+HERE = Path(__file__).parent
+GOOD = sorted(path.stem for path in (HERE / "good").glob("*.py"))
+FORGOTTEN = {
+    "averaged_weights": "average",
+    "learning_rate": "scheduler",
+    "second_optimizer": "optimizer",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in GOOD if name != "resume_option"])
+def test_a_good_script_is_equal(name, prove):
+    proof = prove(HERE / "good" / f"{name}.py", kills=8, seed=7)
+    assert proof.verdict == "equal", plain_text(proof)
+    assert sum(interruption.struck for interruption in proof.interruptions) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_what_a_run_was_not_told_of_is_named(name, prove):
+    proof = prove(HERE / "forgotten" / f"{name}.py", kills=6, seed=7)
+    assert proof.verdict == "differs", plain_text(proof)
+    assert proof.difference is not None
+    assert proof.difference.cause == "state-not-named", plain_text(proof)
+    assert FORGOTTEN[name] in proof.difference.item, plain_text(proof)

@@ -1,0 +1,35 @@
+"""A script that is not repeatable by itself is told so, with the first step and the cause."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast._prove.proof import Watcher, Wishes
+from holdfast._prove.prove import prove
+from holdfast._prove.report import plain_text
+
+SCRIPTS = Path(__file__).parent / "unrepeatable"
+CAUSES = {
+    "no_seed": "unseeded-generator",
+    "seed_from_clock": "time-or-pid-in-seed",
+    "order_of_a_set": "data-order-not-fixed",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUSES)
+def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, tmp_path):
+    # A process of its own for each life: forks of one would draw the same "random" numbers.
+    shutil.copy(SCRIPTS / f"{name}.py", tmp_path / "train.py")
+    command = (sys.executable, "train.py")
+    proof = prove(Wishes(command, kills=2, signals=("TERM", "KILL"), folder=tmp_path), Watcher())
+    assert proof.verdict == "not repeatable", plain_text(proof)
+    assert proof.exit_status == 3
+    assert proof.unrepeatable is not None
+    assert proof.unrepeatable.cause == CAUSES[name], plain_text(proof)
+    assert proof.unrepeatable.step == 1
+    assert proof.within_spread is True, plain_text(proof)
