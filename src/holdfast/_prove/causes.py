@@ -56,6 +56,7 @@ class Case:
 class Judged:
     item: Latent
     cause: str
+    is_ambiguous: bool = False
 
 
 def judge(case: Case) -> Judged:
@@ -181,7 +182,8 @@ def _judge_batch(case: Case, sight: Sight) -> Judged:
     expected, found = case.expected.batches[-1], sight.batches[-1]
     places = case.reference.by_batch.get(found["bytes"], [])
     if case.since_start == 0 and (case.place - 1 in places or case.place + 1 in places):
-        return Judged(batch, "off-by-one-step")
+        is_first = found["at"] == 0 and expected["at"] == 1
+        return Judged(batch, "off-by-one-step", is_ambiguous=is_first)
     if found["indices"] is not None and found["indices"] == expected["indices"]:
         if found["workers"] and not places:
             return Judged(batch, "workers-reseeded")

@@ -187,7 +187,7 @@ class Undisturbed:
         found = ["start", "step"]
         if history.sights:
             found += ["update", "gradient"]
-        if self.course.filing.count:
+        if self.course.filing.save_places:
             found += ["save", "load"]
         if history.boundaries:
             found += ["boundary", "commit"]

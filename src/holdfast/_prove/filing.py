@@ -26,7 +26,7 @@ class Filing:
         self.loaded: set[str] = set()
         self.failed: dict[str, str] = {}  # loads of this life that failed, with the error
         self.newest: Saved | None = None
-        self.count = 0
+        self.save_places: list[int] = []
 
     def begin_life(self) -> None:
         self._pending.clear()
@@ -35,7 +35,7 @@ class Filing:
     def note(self, event: Mapping[str, Any], place: int) -> None:
         kind = event["event"]
         if kind == "save":
-            self.count += 1
+            self.save_places.append(place)
             self._pending[self._name(event["path"])] = Saved(place, event["in_handler"])
         elif kind == "saved":
             name = self._name(event["path"])

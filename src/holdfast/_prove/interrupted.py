@@ -15,6 +15,8 @@ from holdfast._prove.proof import Interruption, Watcher
 from holdfast._prove.trail import Finding, Trail
 
 _COMMIT_SECONDS = 0.05
+_AT_THE_BEGINNING = ("start", "load")
+_NEAR = 0.25  # of the training: a save that comes so soon is waited for
 _LEAST_SIGHTS_BETWEEN = 4  # of a life that lives on after an interruption
 _MOST_LIVES_WITHOUT_PROGRESS = 3
 
@@ -54,6 +56,11 @@ class Interrupted:
         self.finding_rank: int | None = None
         self.status: int | None = None
 
+    @property
+    def leftover(self) -> list[Planned]:
+        """The interruptions whose moment did not come before the script was complete."""
+        return list(self._plan)
+
     # -- lives ------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -85,7 +92,7 @@ class Interrupted:
                 return
 
     def _begin_life(self) -> None:
-        after = self.interruptions[-1].number if self.interruptions else None
+        after = self._last_number()
         newest = self._newest_at_start = self._course.filing.newest
         for trail in self._trails.values():
             trail.begin_life(
@@ -99,21 +106,23 @@ class Interrupted:
         if self._present is not None and self._present.moment == "start":
             self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
 
-    def _take_next(self) -> None:
-        self._due = None
-        is_late = self._deadline is not None and time.monotonic() > self._deadline
-        if is_late:
+    def _take_next(self, *, in_this_life: bool = False) -> None:
+        """The next interruption; in a life that goes on, none that is for a beginning."""
+        self._due = self._present = None
+        if self._deadline is not None and time.monotonic() > self._deadline:
             self._plan.clear()
-        self._present = self._plan.pop(0) if self._plan else None
+        for planned in self._plan:
+            if not in_this_life or planned.moment not in _AT_THE_BEGINNING:
+                self._plan.remove(planned)
+                self._present = planned
+                return
 
     def _end_life(self, status: int) -> None:
         if self._struck is not None:
             self._struck.status = status
-            if self._present is not None:
-                self._plan.insert(0, self._present)
-        elif self._present is not None:
-            # It ended before its moment came: it did not strike.
-            self._note(self._present, struck=False)
+        if self._present is not None:
+            self._plan.insert(0, self._present)
+            self._present = None
         for rank, trail in sorted(self._trails.items()):
             if trail.finding is not None and self.finding is None and self._compares:
                 self.finding, self.finding_rank = trail.finding, rank
@@ -215,7 +224,7 @@ class Interrupted:
         if planned.moment == "load" and kind == "load":
             self._strike(client)
             return None
-        if planned.moment in ("start", "load") and kind in ("sight", "boundary"):
+        if planned.moment in _AT_THE_BEGINNING and kind in ("sight", "boundary"):
             self._strike(client)  # it did not come in time: this is the end of the start
             return None
         if self._place() < planned.share * self._reference.steps:
@@ -238,13 +247,17 @@ class Interrupted:
         """A moment that is rare, such as a save, does not keep the others waiting."""
         if planned.moment not in ("save", "phase") or kind not in ("sight", "boundary"):
             return planned
-        following = self._plan[0] if self._plan else planned
-        is_due = self._place() >= following.share * self._reference.steps
-        if following.moment in (planned.moment, "start", "load") or not is_due:
+        steps, place = self._reference.steps, self._place()
+        coming = (at for at in self._reference.course.filing.save_places if at >= place)
+        if planned.moment == "save" and next(coming, steps) - place <= _NEAR * steps:
             return planned
-        self._plan.append(planned)
-        self._present = self._plan.pop(0)
-        return self._present
+        for index, other in enumerate(self._plan):
+            is_due = place >= other.share * steps
+            if is_due and other.moment not in (planned.moment, *_AT_THE_BEGINNING):
+                self._plan[index] = planned
+                self._present = other
+                return other
+        return planned
 
     def _strike_save(self, client: Client, planned: Planned) -> Mapping[str, Any] | None:
         if planned.signal == "KILL":
@@ -265,29 +278,25 @@ class Interrupted:
         planned, life = self._present, self._course.life
         assert planned is not None
         assert life is not None
-        self._struck = self._note(planned, struck=True)
+        self._struck = self._note(planned)
         self._sights_since = 0
         life.strike(planned.signal, client)
         self._watcher.interruption(self._struck)
-        self._take_next()
-        if self._present is not None and self._present.moment in ("start", "load"):
-            # It is for the beginning of a life: the next one.
-            self._plan.insert(0, self._present)
-            self._present = None
+        self._take_next(in_this_life=True)
 
-    def _note(self, planned: Planned, *, struck: bool) -> Interruption:
+    def _note(self, planned: Planned) -> Interruption:
         interruption = Interruption(
             number=planned.number,
             signal=planned.signal,
             moment=planned.moment,
-            step=self._place() if struck else None,
-            struck=struck,
+            step=self._place(),
+            struck=True,
         )
         self.interruptions.append(interruption)
         return interruption
 
     def _last_number(self) -> int | None:
-        return next((i.number for i in reversed(self.interruptions) if i.struck), None)
+        return self.interruptions[-1].number if self.interruptions else None
 
     def _place(self) -> int:
         """How much of the undisturbed run this life has come to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from holdfast._prove.endings import compare_results, end_distance, say_apart, ta
 from holdfast._prove.history import History, Leaf
 from holdfast._prove.interrupted import Interrupted
 from holdfast._prove.life import Listener, Starter, start_process
-from holdfast._prove.plan import draw
+from holdfast._prove.plan import Planned, draw
 from holdfast._prove.proof import (
     DIFFERS,
     EQUAL,
@@ -30,6 +31,7 @@ from holdfast._prove.proof import (
 from holdfast._prove.trail import Finding
 from holdfast._prove.verdicts import words_for
 
+_MOST_COURSES = 3
 _SPREAD = 2.0  # so many times the distance of two undisturbed runs is still their spread
 
 
@@ -104,9 +106,7 @@ class _Prover:
                 finding = Finding(found.item, step, None, found.expected, found.found, judged.cause)
                 proof.unrepeatable = self._difference(finding, history, rank)
             volatile |= volatile_items(history, other)
-        interrupted = self._interrupt(reference, volatile)
-        if interrupted is not None:
-            self._decide(reference, again, interrupted)
+        self._interrupt(reference, again, volatile)
 
     def _course(self, name: str) -> Course:
         return Course(name, self._wishes, self._workplace, self._listener, self._start)
@@ -138,64 +138,109 @@ class _Prover:
             return None
         return undisturbed
 
-    def _interrupt(self, reference: Undisturbed, volatile: frozenset[str]) -> Interrupted | None:
+    def _interrupt(
+        self, reference: Undisturbed, again: Undisturbed, volatile: frozenset[str]
+    ) -> None:
+        """Interrupt a training from beginning to end, and another one if it was over too soon."""
         wishes, proof = self._wishes, self._proof
         plan = draw(wishes.seed, wishes.kills, wishes.signals, reference.moments())
         if wishes.only is not None:
             plan = [planned for planned in plan if planned.number == wishes.only]
-        course = self._course("interrupted")
-        budget = wishes.budget_seconds
-        deadline = None if budget is None else self._began + budget
-        self._watcher.stage("interrupted", 0, len(plan))
-        compares = proof.unrepeatable is None
-        arguments = (course, reference, plan, volatile, self._watcher, deadline, compares)
-        interrupted = Interrupted(*arguments)
+        wanted, left = len(plan), plan
+        for turn in range(_MOST_COURSES):
+            self._watcher.stage("interrupted", wanted - len(left), wanted)
+            course = self._course(f"interrupted-{turn + 1}")
+            interrupted = self._run_interrupted(course, reference, left, volatile)
+            if interrupted.interruptions:
+                self._decide(reference, again, course, interrupted)
+            is_over = proof.verdict in (DIFFERS, UNREPEATABLE) or self._is_late()
+            if is_over or len(interrupted.leftover) in (0, len(left)):
+                break
+            left = interrupted.leftover
+        made = len(proof.interruptions)
+        if made < wanted and proof.verdict != DIFFERS:
+            why = "time was up" if self._is_late() else "the script ended"
+            self._note(f"{made} of {wanted} interruptions were made: {why} before the others.")
+        if not made:
+            proof.verdict = UNTRIED
+            proof.trouble = "No interruption met the script: it ended too soon."
+
+    def _is_late(self) -> bool:
+        budget = self._wishes.budget_seconds
+        return budget is not None and time.monotonic() > self._began + budget
+
+    def _run_interrupted(
+        self, course: Course, reference: Undisturbed, plan: list[Planned], volatile: frozenset[str]
+    ) -> Interrupted:
+        proof, budget = self._proof, self._wishes.budget_seconds
+        interrupted = Interrupted(
+            course,
+            reference,
+            plan,
+            volatile,
+            self._watcher,
+            deadline=None if budget is None else self._began + budget,
+            compares=proof.unrepeatable is None,
+        )
         try:
             interrupted.run()
         finally:
-            proof.interruptions = interrupted.interruptions
+            proof.interruptions += interrupted.interruptions
             proof.lives += course.lives
-        struck = sum(interruption.struck for interruption in proof.interruptions)
-        if struck < len(plan):
-            why = "time was up" if deadline and time.monotonic() > deadline else "the script ended"
-            self._note(f"{struck} of {len(plan)} interruptions were made: {why} before the others.")
-        if not struck:
-            self._cannot("No interruption met the script: it ended too soon.", course)
-            return None
-        self._interrupted_course = course
         return interrupted
 
-    def _decide(self, reference: Undisturbed, again: Undisturbed, interrupted: Interrupted) -> None:
-        proof, course = self._proof, self._interrupted_course
-        finding = interrupted.finding
-        if finding is not None:
-            rank = interrupted.finding_rank or 0
-            history = reference.histories[rank]
+    def _decide(
+        self,
+        reference: Undisturbed,
+        again: Undisturbed,
+        course: Course,
+        interrupted: Interrupted,
+    ) -> None:
+        proof, finding = self._proof, interrupted.finding
+        if finding is None and proof.unrepeatable is not None:
+            self._decide_by_spread(reference, again, course)
+            return
+        rank, distance = interrupted.finding_rank or 0, None
+        if finding is None:
+            trio = (reference.course, again.course, course)
+            finding = compare_results(trio, self._wishes.compare, interrupted)
+            finding = finding and (interrupted.suspect() or finding)
+        else:
+            finding = self._ask_again(finding, reference)
             distance = end_distance(reference.course, course)
-            proof.difference = self._difference(
-                finding, history, rank, None if distance is None else say_apart(distance)
-            )
-            proof.verdict = DIFFERS
+        if finding is None:
+            proof.verdict = EQUAL
+            proof.compared = tally(reference, course)
             return
-        if proof.unrepeatable is not None:
-            self._decide_by_spread(reference, again)
-            return
-        finding = compare_results(
-            (reference.course, again.course, course), self._wishes.compare, interrupted
+        proof.verdict = DIFFERS
+        at_the_end = None if distance is None else say_apart(distance)
+        proof.difference = self._difference(
+            finding, reference.histories.get(rank, History()), rank, at_the_end
         )
-        if finding is not None:
-            finding = interrupted.suspect() or finding
-            proof.difference = self._difference(finding, reference.histories[0], 0)
-            proof.verdict = DIFFERS
-            return
-        proof.verdict = EQUAL
-        proof.compared = tally(reference, course)
 
-    def _decide_by_spread(self, reference: Undisturbed, again: Undisturbed) -> None:
+    def _ask_again(self, finding: Finding, reference: Undisturbed) -> Finding:
+        """One batch into a pass, one step too early and the pass's beginning are the same."""
+        if not finding.is_ambiguous:
+            return finding
+        for number, share in enumerate((0.35, 0.55, 0.75, 0.9)):
+            self._watcher.stage("interrupted once more, to tell the cause", 0, 1)
+            plan = [Planned(1, "KILL", "gradient", share, 0.0)]
+            course = self._course(f"opinion-{number}")
+            quiet = Interrupted(
+                course, reference, plan, frozenset(), Watcher(), deadline=None, compares=True
+            )
+            quiet.run()
+            self._proof.lives += course.lives
+            other = quiet.finding
+            if other is not None and not other.is_ambiguous:
+                return dataclasses.replace(finding, cause=other.cause, is_ambiguous=False)
+        return finding
+
+    def _decide_by_spread(self, reference: Undisturbed, again: Undisturbed, course: Course) -> None:
         proof = self._proof
         proof.verdict = UNREPEATABLE
         spread = end_distance(reference.course, again.course)
-        distance = end_distance(reference.course, self._interrupted_course)
+        distance = end_distance(reference.course, course)
         if spread is None or distance is None:
             self._note("The weights of the ends could not be compared.")
             return

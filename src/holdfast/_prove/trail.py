@@ -26,6 +26,7 @@ class Finding:
     expected: Leaf | None
     found: Leaf | None
     cause: str
+    is_ambiguous: bool = False  # another interruption may tell more
 
 
 class Trail:
@@ -164,7 +165,7 @@ class Trail:
             case = self._case(sight, place, differing)
             if case is not None:
                 judged = judge(case)
-                self._find_judged(judged.item, judged.cause)
+                self._find_judged(judged.item, judged.cause, is_ambiguous=judged.is_ambiguous)
 
     def _case(self, sight: Sight | None, place: int, differing: list[str]) -> Case | None:
         known = self._reference.sights
@@ -181,10 +182,10 @@ class Trail:
             saved_in_handler=self._saved_in_handler,
         )
 
-    def _find_judged(self, latent: Latent, cause: str) -> None:
+    def _find_judged(self, latent: Latent, cause: str, *, is_ambiguous: bool = False) -> None:
         step = None if latent.place is None else latent.place + 1
         self.finding = Finding(
-            latent.item, step, latent.after, latent.expected, latent.found, cause
+            latent.item, step, latent.after, latent.expected, latent.found, cause, is_ambiguous
         )
 
     def _find(
