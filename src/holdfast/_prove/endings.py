@@ -81,7 +81,9 @@ def _place(course: Course, name: str) -> Path:
 
 def tally(reference: Undisturbed, course: Course) -> list[str]:
     """What was compared, in words."""
-    history = reference.histories[0]
+    history = reference.histories.get(0)
+    if history is None:
+        return ["the newest checkpoints of both runs"]
     found = []
     if history.sights:
         kinds: dict[str, int] = {}

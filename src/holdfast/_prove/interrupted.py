@@ -191,6 +191,9 @@ class Interrupted:
         elif kind == "sight" and trail is not None:
             trail.see(Sight.from_event(event))
             self._note_start(client, trail)
+        elif kind == "run" and not self._trails and self.interruptions:
+            last = self.interruptions[-1]
+            last.resumed_at = event["step"] if last.resumed_at is None else last.resumed_at
         elif kind == "boundary":
             if trail is not None:
                 trail.see_boundary(event["key"], event["items"])

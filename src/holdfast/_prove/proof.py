@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,18 @@ class Wishes:
     keep: Path | None = None
     folder: Path = field(default_factory=Path.cwd)
     ranks: int | None = None
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The options that decide what is run and compared."""
+        words: list[str] = []
+        if self.resume_command is not None:
+            words += ["--resume-cmd", shlex.join(self.resume_command)]
+        for name in self.compare:
+            words += ["--compare", name]
+        if self.reference is not None:
+            words += ["--reference", str(self.reference)]
+        return tuple(words)
 
 
 @dataclass
@@ -83,6 +94,7 @@ class Proof:
     notes: list[str] = field(default_factory=list)
     trouble: str | None = None  # why it could not be tried
     kept: str | None = None  # the folder that stays
+    more: tuple[str, ...] = ()  # options that a replay needs too
 
     @property
     def exit_status(self) -> int:
@@ -96,6 +108,7 @@ class Proof:
             return None
         words = ["holdfast", "prove", "--seed", str(self.seed), "--kills", str(self.kills)]
         words += ["--signals", ",".join(self.signals), "--only", str(self.difference.after)]
+        words += self.more
         return f"{shlex.join(words)} -- {shlex.join(self.command)}"
 
     def to_json(self) -> dict[str, Any]:
@@ -126,8 +139,3 @@ def parse_signals(text: str) -> tuple[str, ...]:
     if not names:
         raise ValueError("no signal is named")
     return tuple(dict.fromkeys(names))
-
-
-def choose_only(numbers: Sequence[int], only: int | None) -> list[int]:
-    """The interruptions to make."""
-    return [number for number in numbers if only is None or number == only]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from holdfast._prove.against import KnownRun
 from holdfast._prove.causes import judge_repeat, volatile_items
 from holdfast._prove.course import Course, Hung, Undisturbed
 from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
@@ -37,7 +38,7 @@ _SPREAD = 2.0  # so many times the distance of two undisturbed runs is still the
 
 def prove(wishes: Wishes, watcher: Watcher, start: Starter = start_process) -> Proof:
     """Interrupt the script at random, and compare it with itself undisturbed."""
-    proof = Proof(wishes.command, wishes.seed, wishes.kills, wishes.signals)
+    proof = Proof(wishes.command, wishes.seed, wishes.kills, wishes.signals, more=wishes.more)
     began = time.monotonic()
     with _workplace(wishes, proof) as workplace:
         listener = Listener(workplace / "socket")
@@ -89,6 +90,11 @@ class _Prover:
 
     def prove(self) -> None:
         proof = self._proof
+        if self._wishes.reference is not None:
+            known = KnownRun(self._wishes.reference, self._course("reference"))
+            proof.steps = known.steps
+            self._interrupt(known, known, frozenset())
+            return
         reference = self._run_undisturbed("reference", "undisturbed")
         if reference is None:
             return
@@ -201,7 +207,10 @@ class _Prover:
             self._decide_by_spread(reference, again, course)
             return
         rank, distance = interrupted.finding_rank or 0, None
-        if finding is None:
+        if finding is None and isinstance(reference, KnownRun):
+            finding = reference.compare(course, interrupted.interruptions[-1].number)
+            proof.notes += reference.notes
+        elif finding is None:
             trio = (reference.course, again.course, course)
             finding = compare_results(trio, self._wishes.compare, interrupted)
             finding = finding and (interrupted.suspect() or finding)

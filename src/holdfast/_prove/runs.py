@@ -75,6 +75,11 @@ def unlike_generators(expected: Path, found: Path) -> frozenset[str]:
     )
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the state that a run would resume from."""
+    return _newest(folder).step
+
+
 def _without(parts: dict[str, Any], unseeded: Collection[str]) -> dict[str, Any]:
     compared = {n: state for n, state in parts[_GENERATORS].items() if n not in unseeded}
     return parts | {_GENERATORS: compared}

@@ -78,6 +78,11 @@ CAUSES: dict[str, tuple[str, str]] = {
         "The training ends the same, but a file that it leaves does not.",
         "Save what decides the file's content (such as the best value so far) in the checkpoint.",
     ),
+    "reference-differs": (
+        "The interrupted run does not end as the given one did: either the interruptions or "
+        "other options, code or machines are the cause.",
+        "Prove it without --reference: then the script is compared with itself.",
+    ),
     "metric-differs": (
         "The training goes on the same, but what is logged does not.",
         "Name what the metric is made of in the state.",

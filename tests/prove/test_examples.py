@@ -1,0 +1,38 @@
+"""Every example ends as if it had never been interrupted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast._prove.report import plain_text
+from tests.examples.test_examples import EXAMPLES, SIZES
+
+STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}
+IN_THE_LOOP = ("step", "update", "gradient", "boundary")
+
+
+def last_line(course: Path) -> str:
+    """What a course said in the end: a line with a hash of the weights."""
+    newest = max(course.glob("output-*.txt"), key=lambda path: int(path.stem.split("-")[1]))
+    said = [line for line in newest.read_text().splitlines() if not line.startswith("holdfast: ")]
+    assert re.search(r"weights [0-9a-f]{16}$", said[-1]), newest.read_text()
+    return said[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_an_example_is_equal_to_the_bit(name, prove, tmp_path):
+    proof = prove(
+        EXAMPLES / f"{name}.py", *SIZES[name].split(), kills=6, seed=5, keep=tmp_path / "kept"
+    )
+    assert proof.verdict == "equal", plain_text(proof)
+    assert len(proof.interruptions) == 6
+    for each in proof.interruptions:
+        if each.moment in IN_THE_LOOP and each.signal != "STOP":
+            assert each.status == STATUS[each.signal], plain_text(proof)
+    courses = sorted(Path(proof.kept).glob("*/output-1.txt"))
+    assert len(courses) >= 3
+    assert len({last_line(path.parent) for path in courses}) == 1
