@@ -144,7 +144,7 @@ def say_restart(restart: Restart) -> str:
     if restart.status != 0:
         return escape_cell(f"**fails** with {restart.status}: {restart.last_line}")
     if not restart.updates:
-        return "says so and leaves" if restart.same_end else "**leaves with another end**"
+        return "leaves at once" if restart.same_end else "**leaves with another end**"
     end = "to the same end" if restart.same_end else "**to another end**"
     return f"trains {say_steps(restart.updates)} again, {end}"
 
@@ -226,21 +226,22 @@ def describe_machine() -> str:
 def write_rows(
     measured: Iterable[Measured], restarts: dict[tuple[str, str], Restart]
 ) -> Iterator[str]:
-    yield "| script | lines added / removed | signal | before | after | started again when complete |"
+    heads = ("script", "lines added / removed", "signal", *SIDES, "started again when complete")
+    yield f"| {' | '.join(heads)} |"
     yield "|---|---|---|---|---|---|"
     last = None
     for row in measured:
         pair = row.pair
-        lead = ["", "", row.signal, say_proof(row.before), say_proof(row.after), ""]
+        cells = ["", "", row.signal, say_proof(row.before), say_proof(row.after), ""]
         if pair.name != last:
             added, removed = count_changes(
                 *(read_code(HERE / pair.name / f"{s}.py") for s in SIDES)
             )
-            lead[0] = f"[{pair.name}](before_and_after/{pair.name}): {pair.pattern}"
-            lead[1] = f"{added} / {removed}"
-            lead[5] = "; ".join(f"{s}: {say_restart(restarts[pair.name, s])}" for s in SIDES)
+            cells[0] = f"[{pair.name}](before_and_after/{pair.name}): {pair.pattern}"
+            cells[1] = f"{added} / {removed}"
+            cells[5] = "; ".join(f"{s}: {say_restart(restarts[pair.name, s])}" for s in SIDES)
             last = pair.name
-        yield f"| {' | '.join(lead)} |"
+        yield f"| {' | '.join(cells)} |"
 
 
 def write_page(
@@ -248,37 +249,43 @@ def write_page(
 ) -> str:
     """The whole page."""
     today = datetime.datetime.now(datetime.UTC).date()
-    counts = {side: sum(getattr(row, side).verdict == EQUAL for row in measured) for side in SIDES}
+    equal = {side: sum(getattr(row, side).verdict == EQUAL for row in measured) for side in SIDES}
     lost = {side: sum(count_lost(getattr(row, side)) for row in measured) for side in SIDES}
     table = "\n".join(write_rows(measured, restarts))
     return f"""# Before and after
 
-Scripts as people write them, each with its own way to survive an interruption, and the same ones with holdfast in its place
-([`before_and_after/`](before_and_after)). `make table` puts both through `holdfast prove`: undisturbed twice, then interrupted by one
-signal at {KILLS} random instants (seed {SEED}), started again until complete, and compared with the undisturbed run to the bit.
+Scripts as people write them, each with its own way to survive an interruption, and the same ones
+with holdfast in its place ([`before_and_after/`](before_and_after)). `make table` puts both through
+`holdfast prove`: undisturbed twice, then interrupted by one signal at {KILLS} random instants (seed
+{SEED}), started again until complete, and compared with the undisturbed run to the bit.
 
-Equal to the bit: {counts["before"]} of {len(measured)} before, {counts["after"]} of {len(measured)} after.
-Steps that had to be made again: {lost["before"]} before, {lost["after"]} after.
+Equal to the bit: {equal["before"]} of {len(measured)} before, {equal["after"]} after. Steps that had
+to be made again: {lost["before"]} before, {lost["after"]} after.
 
 {table}
 
-*Lines* are those of the code: blank lines and the docstring do not count, nor does a line that was only indented. Most of what was
-removed is the checkpoint code that is no longer needed, and a few prints. *Equal* means weights, optimizer, schedulers, generators,
-data order and number of steps. *Differs* names the first thing that does, the step in which it takes part, and the likely cause; such a
-proof ends there, so it may have had fewer interruptions than asked for. *Lost* are steps that had been made when the signal came, and were made again.
+*Lines* are those of the code: blank lines and the docstring do not count, nor does a line that was
+only indented. Removed are the script's own checkpoint code and a few prints. *Equal* means weights,
+optimizer, schedulers, generators, data order and number of steps. *Differs* names the first thing
+that does, the step in which it takes part, and the likely cause; such a proof may end before its
+second interruption. *Lost* are steps that had been made when the signal came and were made again.
 
 ## What this does not show
 
-* A script that starts from its beginning after each interruption, as `plain_loop` does, is *equal*: nothing is wrong with its end, it
-  only never gets there when interruptions come more often than it takes to train.
-* The scripts train for about half a second, so that a step is quick and a lost one costs nothing. After a kill, holdfast goes on from the last snapshot
-  in memory, which is a share of a second old: here that is a good part of the training, in one of hours it is not to be seen. The count
-  changes with the machine's speed, and from one measurement to the next.
-* {KILLS} interruptions by each signal meet few of the instants at which something can go wrong. That no difference was found is no proof that there is none.
-* DDP runs with one rank, before and after, since holdfast is for one process today; torchrun's own restarts are off. GPUs, other file systems, a full disk, and a real SLURM are not in this table.
-* The scripts before holdfast were written for this page, after patterns that are common. They are not the best that can be done by hand.
+* A script that starts from its beginning after each interruption, as `plain_loop` does, is *equal*:
+  nothing is wrong with its end. It only never gets there when interruptions come more often than it
+  takes to train.
+* The scripts train for about half a second. After a kill holdfast goes on from the last snapshot in
+  memory, up to about a second old: here that can be a good part of the training, in one of hours it
+  is not. How many steps that is changes with the machine, and from one measurement to the next.
+* {KILLS} interruptions by each signal meet few of the instants at which something can go wrong. That
+  no difference was found does not say that there is none.
+* DDP runs with one rank, before and after, since holdfast is for one process today.
+* GPUs, other file systems, a full disk and a real SLURM are not in this table.
+* The scripts before holdfast were written for this page, after common patterns. They are not the best
+  that can be done by hand.
 
-Measured on {today} in {minutes:.0f} minutes on a virtual machine: {describe_machine()}.
+Measured on {today} in {minutes:.0f} minutes: {describe_machine()}.
 """
 
 

@@ -126,7 +126,8 @@ def test_names_that_a_page_would_take_as_its_own_stay_as_they_are():
 
 
 @pytest.mark.parametrize("verdict", [EQUAL, DIFFERS, UNREPEATABLE])
-def test_a_pipe_gets_the_table_and_then_the_verdict_without_a_colour(verdict, capsys):
+def test_a_pipe_gets_the_table_and_then_the_verdict_without_a_colour(verdict, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # set for the workers of pytest-xdist
     show_proof(PROOFS[verdict])
     out, err = capsys.readouterr()
     assert err == ""

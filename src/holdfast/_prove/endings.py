@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +14,13 @@ from holdfast._prove.trail import Finding
 
 def end_distance(one: Course, other: Course) -> float | None:
     """The norm of the difference of all weights, relative to their norm."""
-    paths = one.end / "0.npz", other.end / "0.npz"
+    paths = one.end / "0.float64", other.end / "0.float64"
     if not all(path.exists() for path in paths):
         return None
-    with np.load(paths[0]) as first, np.load(paths[1]) as second:
-        if set(first.files) != set(second.files):
-            return None
-        squares = [
-            (float(np.sum((first[name] - second[name]) ** 2)), float(np.sum(first[name] ** 2)))
-            for name in first.files
-            if first[name].shape == second[name].shape
-        ]
-    apart, whole = (math.sqrt(math.fsum(column)) for column in zip(*squares, strict=True))
+    first, second = (np.fromfile(path, np.float64) for path in paths)
+    if first.shape != second.shape:
+        return None
+    apart, whole = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
     return apart / whole if whole else apart
 
 

@@ -146,8 +146,8 @@ def markdown(proof: Proof) -> str:
 def from_json(tree: dict[str, Any]) -> Proof:
     """A proof as it was before it became JSON; what a later version has added is left out."""
     values = _known(Proof, tree)
-    for name in ("command", "signals"):
-        values[name] = tuple(values[name])
+    for name in ("command", "signals", "more"):
+        values[name] = tuple(values.get(name, ()))
     for name in ("difference", "unrepeatable"):
         if values.get(name) is not None:
             values[name] = Difference(**_known(Difference, values[name]))

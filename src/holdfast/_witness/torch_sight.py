@@ -117,19 +117,13 @@ class Sights:
         """The weights themselves, so that it can be said how far apart two ends are."""
         import numpy as np
 
-        parameters = [
-            (f"{number}/{index}", parameter)
-            for number, optimizer in enumerate(self.optimizers)
-            for index, parameter in enumerate(
-                [p for group in optimizer.param_groups for p in group["params"]]
-            )
-        ]
-        if not parameters or sum(p.numel() for _, p in parameters) > _MOST_DUMPED:
+        groups = [group for optimizer in self._stepped for group in optimizer.param_groups]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        if not parameters or sum(p.numel() for p in parameters) > _MOST_DUMPED:
             return
         folder = Path(self._eye.errand.end)
-        arrays = {name: p.detach().double().cpu().numpy() for name, p in parameters}
-        with (folder / f"{self._eye.rank}.npz").open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        flat = [p.detach().double().cpu().numpy().ravel() for p in parameters]
+        np.concatenate(flat).tofile(folder / f"{self._eye.rank}.float64")
 
 
 def _items_of(optimizer: Optimizer, number: int) -> Items:
