@@ -259,8 +259,8 @@ with holdfast in its place ([`before_and_after/`](before_and_after)). `make tabl
 `holdfast prove`: undisturbed twice, then interrupted by one signal at {KILLS} random instants (seed
 {SEED}), started again until complete, and compared with the undisturbed run to the bit.
 
-Equal to the bit: {equal["before"]} of {len(measured)} before, {equal["after"]} after. Steps that had
-to be made again: {lost["before"]} before, {lost["after"]} after.
+Equal to the bit: {equal["before"]} of {len(measured)} before, {equal["after"]} after. Steps that
+had to be made again: {lost["before"]} before, {lost["after"]} after.
 
 {table}
 
@@ -278,12 +278,12 @@ second interruption. *Lost* are steps that had been made when the signal came an
 * The scripts train for about half a second. After a kill holdfast goes on from the last snapshot in
   memory, up to about a second old: here that can be a good part of the training, in one of hours it
   is not. How many steps that is changes with the machine, and from one measurement to the next.
-* {KILLS} interruptions by each signal meet few of the instants at which something can go wrong. That
-  no difference was found does not say that there is none.
+* {KILLS} interruptions by each signal meet few of the instants at which something can go wrong.
+  That no difference was found does not say that there is none.
 * DDP runs with one rank, before and after, since holdfast is for one process today.
 * GPUs, other file systems, a full disk and a real SLURM are not in this table.
-* The scripts before holdfast were written for this page, after common patterns. They are not the best
-  that can be done by hand.
+* The scripts before holdfast were written for this page, after common patterns. They are not the
+  best that can be done by hand.
 
 Measured on {today} in {minutes:.0f} minutes: {describe_machine()}.
 """

@@ -14,6 +14,7 @@ from holdfast._prove.plan import Planned
 from holdfast._prove.proof import Interruption, Watcher
 from holdfast._prove.trail import Finding, Trail
 
+_VAGUE = ("generator-not-restored", "unknown")
 _COMMIT_SECONDS = 0.05
 _AT_THE_BEGINNING = ("start", "load")
 _NEAR = 0.25  # of the training: a save that comes so soon is waited for
@@ -123,10 +124,20 @@ class Interrupted:
         if self._present is not None:
             self._plan.insert(0, self._present)
             self._present = None
-        for rank, trail in sorted(self._trails.items()):
-            if trail.finding is not None and self.finding is None and self._compares:
-                self.finding, self.finding_rank = trail.finding, rank
+        if self._compares and self.finding is None:
+            self._choose_rank()
         self._look_for_lost_progress()
+
+    def _choose_rank(self) -> None:
+        """Of the ranks that differ the first; where gradients are shared, the one that says why."""
+        found = [
+            (trail.finding.step or 0, trail.finding.cause in _VAGUE, rank)
+            for rank, trail in self._trails.items()
+            if trail.finding is not None
+        ]
+        if found:
+            self.finding_rank = min(found)[-1]
+            self.finding = self._trails[self.finding_rank].finding
 
     def _look_for_lost_progress(self) -> None:
         """A checkpoint that could not be read, and a training that silently begins anew."""
@@ -152,11 +163,9 @@ class Interrupted:
     def _finish(self) -> None:
         if not self._compares:
             return
-        for rank, trail in sorted(self._trails.items()):
+        for rank, trail in self._trails.items():
             trail.finish(self._ends.get(rank))
-            if trail.finding is not None:
-                self.finding, self.finding_rank = trail.finding, rank
-                return
+        self._choose_rank()
 
     def suspect(self) -> Finding | None:
         """What may be behind a result that differs: something that was seen to begin anew."""
