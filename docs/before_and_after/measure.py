@@ -280,7 +280,8 @@ second interruption. *Lost* are steps that had been made when the signal came an
   is not. How many steps that is changes with the machine, and from one measurement to the next.
 * {KILLS} interruptions by each signal meet few of the instants at which something can go wrong.
   That no difference was found does not say that there is none.
-* DDP runs with one rank, before and after, since holdfast is for one process today.
+* DDP runs with one rank, before and after, since holdfast is for one process today; torchrun's own
+  restarts are off.
 * GPUs, other file systems, a full disk and a real SLURM are not in this table.
 * The scripts before holdfast were written for this page, after common patterns. They are not the
   best that can be done by hand.

@@ -9,6 +9,7 @@ from holdfast._prove.history import History, Leaf, Sight
 
 # Of what differs at once, what comes first decides the rest.
 _ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
+_ROUNDING = 0.003  # what is closer than that is the same sum, added up in another order
 _CAUSE_OF_KIND = {
     "moment": "optimizer-state-lost",
     "scheduler": "scheduler-not-saved",
@@ -245,12 +246,13 @@ def judge_repeat(first: History, again: History) -> Judged | None:
         batch = [b["bytes"] for b in one.batches] != [b["bytes"] for b in other.batches]
         if not batch and not kinds.keys() & {"weight", "setting", "gradient", "moment"}:
             continue
+        values = [i for i in one.items if i.startswith("value/") and i in other.items]
         cause = "nondeterministic-kernels"
         if {k: first.seeds.get(k) for k in again.seeds} != again.seeds:
             cause = "time-or-pid-in-seed"
         elif "generator" in kinds or ("weight" in kinds and place == 0):
             cause = "unseeded-generator"
-        elif batch or "value" in kinds:
+        elif batch or any(_is_other_data(one.items[i], other.items[i]) for i in values):
             cause = "data-order-not-fixed"
         kind = next(
             (k for k in ("weight", *_ORDER, "generator", "gradient") if k in kinds), "batch"
@@ -263,6 +265,13 @@ def judge_repeat(first: History, again: History) -> Judged | None:
         latent = Latent("number of steps", min(counts), None, *([f"{n}", n, 1] for n in counts))
         return Judged(latent, "unknown")
     return _judge_repeated_boundaries(first, again)
+
+
+def _is_other_data(one: Leaf, other: Leaf) -> bool:
+    """Whether two tensors are not even nearly the same."""
+    if one[0] == other[0] or one[1] is None or other[1] is None:
+        return False
+    return bool(abs(one[1] - other[1]) > _ROUNDING * max(abs(one[1]), abs(other[1])))
 
 
 def _judge_repeated_boundaries(first: History, again: History) -> Judged | None:

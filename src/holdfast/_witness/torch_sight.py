@@ -158,6 +158,7 @@ def _is_leaf(value: Any) -> bool:
             value.layout is torch.strided
             and not value.is_meta
             and value.is_floating_point()
+            and value.grad_fn is None  # else it is a result of this step
             and 0 < value.numel() <= _MOST_VALUES
         )
     if isinstance(value, torch.nn.Module | torch.Generator):

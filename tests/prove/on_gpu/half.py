@@ -1,6 +1,7 @@
 """Half precision on a GPU with dropout, a gradient scaler and everything saved."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ model = nn.Sequential(nn.Linear(24, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=5)
 done = 0
-if os.path.exists("half.pt"):
+if Path("half.pt").exists():
     kept = torch.load("half.pt")
     model.load_state_dict(kept["model"])
     optimizer.load_state_dict(kept["optimizer"])
