@@ -70,6 +70,10 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 bench: $(STAMP) ## measure what holdfast costs a training step
 	@$(BIN)/python bench/spine.py; spine=$$?; $(BIN)/python bench/loaders.py && exit $$spine
 
+.PHONY: table
+table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (a quarter of an hour)
+	@$(BIN)/python docs/before_and_after/measure.py
+
 .PHONY: clean
 clean: ## remove .venv, caches and built packages
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

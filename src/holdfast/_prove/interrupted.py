@@ -93,19 +93,19 @@ class Interrupted:
                 return
 
     def _begin_life(self) -> None:
-        after = self._last_number()
-        newest = self._newest_at_start = self._course.filing.newest
+        self._newest_at_start = self._course.filing.newest
         for trail in self._trails.values():
-            trail.begin_life(
-                after,
-                newest.place if newest else 0,
-                newest is not None and newest.in_handler,
-            )
+            self._begin_anew(trail)
         self._struck, self._end_seen, self._sights_since = None, False, 0
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._take_next()
         if self._present is not None and self._present.moment == "start":
             self._due = time.monotonic() + self._present.delay * self._reference.start_seconds
+
+    def _begin_anew(self, trail: Trail) -> None:
+        newest = self._course.filing.newest
+        is_in_handler = newest is not None and newest.in_handler
+        trail.begin_life(self._last_number(), newest.place if newest else 0, is_in_handler)
 
     def _take_next(self, *, in_this_life: bool = False) -> None:
         """The next interruption; in a life that goes on, none that is for a beginning."""
@@ -198,6 +198,8 @@ class Interrupted:
             self._end_seen = True
             self._ends[client.rank] = event["items"]
         elif kind == "sight" and trail is not None:
+            if event["number"] == 0 and trail.started_at is not None:
+                self._begin_anew(trail)  # a launcher has started it again, as torchrun does
             trail.see(Sight.from_event(event))
             self._note_start(client, trail)
         elif kind == "run" and not self._trails and self.interruptions:
