@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-_NOT_FOR_THE_KEEPER = (
+_NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
-    "HOLDFAST_ERRAND",  # it is no script to be watched
+    "HOLDFAST_ERRAND",  # the keeper is no script to be watched
 )
 
 
@@ -16,9 +16,9 @@ def fault_spec() -> str:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for the keeper: ours, without what would make its start slower."""
+    """The environment for a process of ours: without what would make its start slower."""
     environment = dict(os.environ)
-    for name in _NOT_FOR_THE_KEEPER:
+    for name in _NOT_FOR_CHILDREN:
         environment.pop(name, None)
     return environment
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast._env import child_environment
 from holdfast._prove.copying import copy_folder, place_command
 from holdfast._prove.filing import Filing
 from holdfast._prove.history import History
@@ -126,13 +127,12 @@ class Course:
             runs=str(self.folder / "runs"),
             end=str(self.end),
         )
-        environment = dict(os.environ)
+        environment = child_environment()
         paths = [str(_INJECT), *filter(None, [environment.get("PYTHONPATH")])]
         if not any((Path(entry) / "holdfast").is_dir() for entry in sys.path if "site-" in entry):
             paths.append(str(_PACKAGES))  # run from a checkout, by a path on sys.path
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["HOLDFAST_ERRAND"] = errand.to_text()
-        environment.pop("PYTHONSTARTUP", None)
         return environment
 
 

@@ -94,10 +94,10 @@ def tally(reference: Undisturbed, course: Course) -> list[str]:
         }
         found += [f"{kinds[kind]} {text}" for kind, text in words.items() if kind in kinds]
         batches = sum(len(sight.batches) for sight in history.sights)
-        if batches:
+        if batches and not history.boundaries:  # those of a run are part of its boundaries
             found.append(f"{batches} batches")
     if history.boundaries:
-        found.append(f"{len(history.boundaries)} boundaries of the run with all its state")
+        found.append(f"{len(history.boundaries)} boundaries with all state, metrics and batches")
     files = sum(name not in course.filing.loaded for name in reference.course.filing.saved)
     if files:
         found.append(f"{files} files")
