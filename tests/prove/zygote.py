@@ -6,9 +6,9 @@ Real processes and real signals; only the seconds that an import takes are saved
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from tests.data.zygote import run_and_leave, serve, warm_up
 
@@ -29,4 +29,8 @@ if __name__ == "__main__":
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).absolute().parent)
     arrive()
-    run_and_leave(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+    # As in a process of its own, the script is __main__, to the very end.
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = sys.argv[0]
+    code = compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec")
+    run_and_leave(lambda: exec(code, main.__dict__))

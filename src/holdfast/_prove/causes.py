@@ -9,6 +9,7 @@ from holdfast._prove.history import History, Leaf, Sight
 
 # Of what differs at once, what comes first decides the rest.
 _ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
+_COUNTS_IN_THE_END = ("weight", "moment", "setting", "scheduler", "scaler", "buffer")
 _ROUNDING = 0.003  # what is closer than that is the same sum, added up in another order
 _CAUSE_OF_KIND = {
     "moment": "optimizer-state-lost",
@@ -74,7 +75,7 @@ def judge(case: Case) -> Judged:
         if kind in ("setting", "weight") and offset:
             return Judged(_first(case), "off-by-one-step")
         if kind == "setting":
-            return Judged(found, "state-not-named" if case.has_run else "scheduler-not-saved")
+            return Judged(found, _judge_setting(case, found))
         if kind == "weight":
             return Judged(found, "weights-not-restored" if case.since_start == 0 else "unknown")
         if kind in ("module", "value", "buffer") and not _counts(case, found):
@@ -85,7 +86,30 @@ def judge(case: Case) -> Judged:
     generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
     if generator is not None:
         return Judged(generator, "generator-not-restored")
+    number = _number_anew(case)
+    if number is not None:
+        return Judged(number, "state-not-named" if case.has_run else "state-not-saved")
     return Judged(_first(case), "unknown")
+
+
+def _judge_setting(case: Case, latent: Latent) -> str:
+    """A rate without a scheduler that differs: set by hand, or not set again."""
+    if case.has_run:
+        return "state-not-named"
+    scheduled = any(item.startswith("scheduler/") for item in case.expected.items)
+    return "scheduler-not-saved" if scheduled and _is_anew(case, latent) else "setting-differs"
+
+
+def _number_anew(case: Case) -> Latent | None:
+    """A number of the script that has its first value again."""
+    if case.sight is None or case.since_start:
+        return None
+    first, here = case.reference.sights[0].counters, case.expected.counters
+    for name, value in case.sight.counters.items():
+        if name in here and first.get(name) == value != here[name]:
+            leaves = [[repr(number), float(number), 1] for number in (here[name], value)]
+            return Latent(f"number/{name}", case.place, case.after, *leaves)
+    return None
 
 
 def _is_in_use(item: str, leaf: Leaf | None) -> bool:
@@ -106,7 +130,30 @@ def _cause_of(case: Case, latent: Latent) -> str:
         return "state-not-named"
     if kind in ("module", "value") and _is_average(case, latent):
         return "ema-not-saved"
+    if kind == "scheduler" and _is_of_the_step_before(case, latent):
+        return "off-by-one-step"
     return _CAUSE_OF_KIND.get(kind, "unknown")
+
+
+def counts_in_the_end(case: Case, latent: Latent) -> bool:
+    """Whether something is a difference by itself, though the training went the same way.
+
+    A copy of weights, made to be saved or evaluated, is none; nor are other tensors, which as
+    a rule are for display, unless they are an average of the weights.
+    """
+    kind = latent.item.partition("/")[0]
+    if kind not in ("module", "value"):
+        return kind in _COUNTS_IN_THE_END
+    if latent.expected is None or latent.expected[0] in case.reference.weights:
+        return False
+    return kind == "module" or (latent.expected[2] > 1 and _is_average(case, latent))
+
+
+def _is_of_the_step_before(case: Case, latent: Latent) -> bool:
+    if not latent.place or latent.found is None or _is_anew(case, latent):
+        return False
+    before = case.reference.sights[latent.place - 1].items.get(latent.item)
+    return before is not None and before[0] == latent.found[0]
 
 
 def _is_average(case: Case, latent: Latent) -> bool:
@@ -128,6 +175,8 @@ def _counts(case: Case, latent: Latent) -> bool:
     """Whether a tensor that differs can be the cause: one that the same step made cannot."""
     if latent.place is None or latent.place < case.place:
         return not latent.item.startswith("value/") or _is_anew(case, latent)
+    if latent.item.startswith("module/"):
+        return case.since_start == 0
     return not latent.item.startswith("buffer/") and _is_anew(case, latent)
 
 
@@ -204,13 +253,15 @@ def _counter_offset(case: Case) -> int:
     for name, value in case.sight.counters.items():
         if not (name in before and name in here and name in behind):
             continue
+        if not all(isinstance(number, int) for number in (value, here[name], before[name])):
+            continue
         stride = here[name] - before[name]
         if (
             stride
             and behind[name] - here[name] == stride
             and abs(value - here[name]) == abs(stride)
         ):
-            return (value - here[name]) // stride
+            return int(value - here[name]) // int(stride)
     return 0
 
 
@@ -246,19 +297,22 @@ def judge_repeat(first: History, again: History) -> Judged | None:
         batch = [b["bytes"] for b in one.batches] != [b["bytes"] for b in other.batches]
         if not batch and not kinds.keys() & {"weight", "setting", "gradient", "moment"}:
             continue
-        values = [i for i in one.items if i.startswith("value/") and i in other.items]
+        values = [i for i in one.items if i.startswith(("value/", "index/")) and i in other.items]
         cause = "nondeterministic-kernels"
         if {k: first.seeds.get(k) for k in again.seeds} != again.seeds:
             cause = "time-or-pid-in-seed"
         elif "generator" in kinds or ("weight" in kinds and place == 0):
             cause = "unseeded-generator"
-        elif batch or any(_is_other_data(one.items[i], other.items[i]) for i in values):
+        elif batch or any(_is_other_data(i, one.items[i], other.items[i]) for i in values):
             cause = "data-order-not-fixed"
         kind = next(
             (k for k in ("weight", *_ORDER, "generator", "gradient") if k in kinds), "batch"
         )
         item = "batch" if batch and "weight" not in kinds else kinds.get(kind, "batch")
-        leaves = (one.items.get(item), other.items.get(item))
+        leaves = [one.items.get(item), other.items.get(item)]
+        if item == "batch":
+            hashes = [[b["bytes"] for b in sight.batches] for sight in (one, other)]
+            leaves = [["".join(found)[:16], None, 0] for found in hashes]
         return Judged(Latent(item, place, None, *leaves), cause)
     counts = len(first.sights), len(again.sights)
     if counts[0] != counts[1]:
@@ -267,8 +321,10 @@ def judge_repeat(first: History, again: History) -> Judged | None:
     return _judge_repeated_boundaries(first, again)
 
 
-def _is_other_data(one: Leaf, other: Leaf) -> bool:
+def _is_other_data(item: str, one: Leaf, other: Leaf) -> bool:
     """Whether two tensors are not even nearly the same."""
+    if item.startswith("index/"):
+        return bool(one[0] != other[0])
     if one[0] == other[0] or one[1] is None or other[1] is None:
         return False
     return bool(abs(one[1] - other[1]) > _ROUNDING * max(abs(one[1]), abs(other[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -52,7 +53,7 @@ class Course:
         self.longest_silence = 0.0
 
     def live(
-        self, hear: Hear, tick: Callable[[float], None] | None = None, patience: float = 0.0
+        self, hear: Hear, tick: Callable[[float], None] | None = None, patience: float | None = None
     ) -> int:
         """Start the script and stay until it is over; its exit status, negative for a signal."""
         is_first, self.lives = self.lives == 0, self.lives + 1
@@ -65,7 +66,7 @@ class Course:
             self._start(self._command(words), self.work, self._environment(), self.output),
             self._listener,
         )
-        patience = max(_LEAST_SILENCE_SECONDS, 20 * patience)
+        limit = math.inf if patience is None else max(_LEAST_SILENCE_SECONDS, 20 * patience)
         last = time.monotonic()
         try:
             while (status := life.process.poll()) is None:
@@ -77,8 +78,8 @@ class Course:
                 now = time.monotonic()
                 if tick is not None:
                     tick(now)
-                if now - last > patience:
-                    raise Hung(f"nothing for {patience:.0f} s")
+                if now - last > limit:
+                    raise Hung
             self._hear_the_rest(hear)
         finally:
             life.end()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from holdfast._prove.course import Course, Undisturbed
 from holdfast._prove.files import compare_files
-from holdfast._prove.interrupted import Interrupted
 from holdfast._prove.trail import Finding
 
 
@@ -31,7 +31,10 @@ def say_apart(distance: float) -> str:
 
 
 def compare_results(
-    courses: tuple[Course, Course, Course], asked: tuple[str, ...], interrupted: Interrupted
+    courses: tuple[Course, Course, Course],
+    asked: tuple[str, ...],
+    after: int | None,
+    note: Callable[[str], None],
 ) -> Finding | None:
     """The first file that differs: those that were asked for, and what the script saves as result.
 
@@ -45,14 +48,16 @@ def compare_results(
         and not Path(name).is_absolute()
         and (name in course.filing.saved or saved.place >= reference_steps(reference))
     )
-    after = interrupted.interruptions[-1].number if interrupted.interruptions else None
     for name in dict.fromkeys([*asked, *results]):
         expected, found = _place(reference, name), _place(course, name)
+        if name not in asked and not expected.exists():
+            continue  # the undisturbed run has removed it by itself
         difference = compare_files(name, expected, found)
         if difference is None:
             continue
         if name not in asked and compare_files(name, expected, _place(again, name)) is not None:
-            continue  # it is another one each time
+            note(f"{name} is another one each time and was not compared.")
+            continue
         return Finding(
             f"{name}: {difference.item}",
             None,

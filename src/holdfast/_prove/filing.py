@@ -21,6 +21,8 @@ class Filing:
 
     def __init__(self, work: Path) -> None:
         self._work = work.resolve()
+        self._course = self._work.parent
+        self.torn: set[str] = set()  # files that were being saved when a life ended
         self._pending: dict[str, Saved] = {}
         self.saved: dict[str, Saved] = {}  # by path below the folder, as it is called now
         self.loaded: set[str] = set()
@@ -29,8 +31,14 @@ class Filing:
         self.save_places: list[int] = []
 
     def begin_life(self) -> None:
+        self.torn |= set(self._pending)
         self._pending.clear()
         self.failed = {}
+
+    def outside(self) -> list[str]:
+        """Files that were saved outside of the course's folder, and are there."""
+        away = [name for name in self.saved if Path(name).is_absolute()]
+        return [n for n in away if not Path(n).is_relative_to(self._course) and Path(n).exists()]
 
     def note(self, event: Mapping[str, Any], place: int) -> None:
         kind = event["event"]
@@ -42,6 +50,7 @@ class Filing:
             saved = self._pending.pop(name, None)
             if saved is not None:
                 self.saved[name] = self.newest = saved
+                self.torn.discard(name)
         elif kind == "rename":
             source, target = self._name(event["source"]), self._name(event["target"])
             if source in self.saved:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Leaf = list[Any]  # [hash or text, norm or value or None, how many numbers]
 Items = Mapping[str, Leaf]
+_NUMBERED = ("weight", "moment", "setting", "scheduler", "gradient")
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Sight:
     optimizer: int
     items: Items
     batches: tuple[dict[str, Any], ...]
-    counters: Mapping[str, int]
+    counters: Mapping[str, float]
     mark: tuple[str, int] | None  # the run of holdfast, and its step
 
     @classmethod
@@ -31,9 +32,15 @@ class Sight:
             mark=None if mark is None else (mark[0], mark[1]),
         )
 
-    def hashes(self, kind: str) -> tuple[tuple[str, str], ...]:
-        """The items of a kind, in a form that can be compared at once."""
-        return tuple(sorted((k, v[0]) for k, v in self.items.items() if k.startswith(kind)))
+    def renumbered(self, numbers: Mapping[int, int]) -> Sight:
+        """With the optimizer's number in the undisturbed run: a life may not make all of them."""
+        if numbers.get(self.optimizer, self.optimizer) == self.optimizer:
+            return self
+        return replace(
+            self,
+            optimizer=numbers[self.optimizer],
+            items=renumber(self.items, numbers),
+        )
 
 
 @dataclass
@@ -46,7 +53,8 @@ class History:
     names: dict[str, str] = field(default_factory=dict)  # of the trained parameters
     seeds: dict[str, str] = field(default_factory=dict)
     by_weights: dict[Any, list[int]] = field(default_factory=dict)
-    by_mark: dict[Any, int] = field(default_factory=dict)
+    by_mark: dict[Any, list[int]] = field(default_factory=dict)
+    weights: set[str] = field(default_factory=set)  # each tensor's, of every step
     by_batch: dict[str, list[int]] = field(default_factory=dict)
 
     def note(self, event: Mapping[str, Any]) -> None:
@@ -66,7 +74,8 @@ class History:
         self.sights.append(sight)
         self.by_weights.setdefault(weights_key(sight), []).append(number)
         if sight.mark is not None:
-            self.by_mark.setdefault((sight.mark, sight.optimizer), number)
+            self.by_mark.setdefault(sight.mark, []).append(number)
+        self.weights |= {v[0] for k, v in sight.items.items() if k.startswith("weight/")}
         for batch in sight.batches:
             self.by_batch.setdefault(batch["bytes"], []).append(number)
 
@@ -82,17 +91,33 @@ class History:
         if kind == "setting":
             return f"{parts[2]} of the optimizer"
         if kind == "scheduler":
-            return f"{parts[1]} of the scheduler"
+            return f"{parts[2]} of the scheduler"
         if kind == "scaler":
             return f"{parts[1]} of the gradient scaler"
         if kind == "gradient":
             return "the gradients"
         if kind == "generator":
             return f"random generator {rest}"
-        if kind in ("value", "module", "buffer"):
-            return f"{kind} {rest}".replace("value ", "tensor ")
+        if kind in ("value", "index"):
+            return f"tensor {rest}"
+        if kind == "number":
+            return f"variable {rest}"
         return f"{kind} {rest}" if rest else kind
 
 
-def weights_key(sight: Sight) -> tuple[Any, ...]:
-    return (sight.optimizer, sight.hashes("weight/"))
+def weights_key(sight: Sight) -> tuple[tuple[str, str], ...]:
+    """The weights before an update, whichever number its optimizer has."""
+    weights = ((k, v[0]) for k, v in sight.items.items() if k.startswith("weight/"))
+    return tuple(sorted((k.split("/")[2], leaf) for k, leaf in weights))
+
+
+def renumber(items: Items, numbers: Mapping[int, int]) -> dict[str, Leaf]:
+    """Items by the numbers that the optimizers have in the undisturbed run."""
+    found = {}
+    for item, leaf in items.items():
+        kind, _, rest = item.partition("/")
+        if kind in _NUMBERED:
+            number, _, rest = rest.partition("/")
+            item = "/".join(filter(None, [kind, str(numbers.get(int(number), number)), rest]))
+        found[item] = leaf
+    return found

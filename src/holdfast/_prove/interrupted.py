@@ -53,9 +53,21 @@ class Interrupted:
         self._struck: Interruption | None = None  # the last one, in this life
         self._sights_since = 0
         self.interruptions: list[Interruption] = []
+        self.blamed: int | None = None  # the last interruption of a life that has trained
         self.finding: Finding | None = None
         self.finding_rank: int | None = None
         self.status: int | None = None
+
+    def notes(self) -> list[str]:
+        """What is worth a word though it is no difference."""
+        found = [note for trail in self._trails.values() for note in trail.notes]
+        again = sum(max(0, (i.step or 0) - (i.resumed_at or 0)) for i in self.interruptions)
+        filing = self._course.filing
+        if filing.saved and not filing.loaded and again:
+            found.append("The script saves but loads nothing: it begins anew each time.")
+        if again:
+            found.append(f"{again} steps were made again: those since what was saved last.")
+        return found
 
     @property
     def leftover(self) -> list[Planned]:
@@ -75,7 +87,7 @@ class Interrupted:
                     self._hear, self._tick, self._reference.course.longest_silence
                 )
             except Hung:
-                self._fail("hangs", "steps", "none any more")
+                self._fail("hangs", "further steps, or its end", "neither", "the script")
                 return
             self.status = status
             self._end_life(status)
@@ -97,6 +109,7 @@ class Interrupted:
         for trail in self._trails.values():
             self._begin_anew(trail)
         self._struck, self._end_seen, self._sights_since = None, False, 0
+        self._has_trained, self._saves_here = False, 0
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._take_next()
         if self._present is not None and self._present.moment == "start":
@@ -105,7 +118,7 @@ class Interrupted:
     def _begin_anew(self, trail: Trail) -> None:
         newest = self._course.filing.newest
         is_in_handler = newest is not None and newest.in_handler
-        trail.begin_life(self._last_number(), newest.place if newest else 0, is_in_handler)
+        trail.begin_life(self.blamed, newest.place if newest else 0, is_in_handler)
 
     def _take_next(self, *, in_this_life: bool = False) -> None:
         """The next interruption; in a life that goes on, none that is for a beginning."""
@@ -121,6 +134,8 @@ class Interrupted:
     def _end_life(self, status: int) -> None:
         if self._struck is not None:
             self._struck.status = status
+            if self._has_trained or self.blamed is None:
+                self.blamed = self._struck.number
         if self._present is not None:
             self._plan.insert(0, self._present)
             self._present = None
@@ -147,12 +162,9 @@ class Interrupted:
             return
         if trail is not None and trail.started_at == 0:
             name, error = next(iter(failed.items()))
-            self._fail(
-                "torn-checkpoint",
-                f"goes on from step {newest.place}",
-                f"begins anew: {error}",
-                f"checkpoint {name}",
-            )
+            cause = "torn-checkpoint" if name in self._course.filing.torn else "progress-lost"
+            expected, found = f"goes on from step {newest.place}", f"begins anew: {error}"
+            self._fail(cause, expected, found, f"checkpoint {name}")
 
     def _is_complete(self) -> bool:
         trail = self._trails.get(0)
@@ -176,14 +188,14 @@ class Interrupted:
         words = self._course.last_words().splitlines()[-1:] or ["nothing"]
         if failed:
             name, error = next(iter(failed.items()))
-            found = f"cannot be read: {error}"
-            self._fail("torn-checkpoint", "it can be loaded", found, f"checkpoint {name}")
+            cause = "torn-checkpoint" if name in self._course.filing.torn else "resume-fails"
+            self._fail(cause, "it can be loaded", f"cannot be: {error}", f"checkpoint {name}")
         else:
             ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
             self._fail("resume-fails", "the script goes on", f"{ended}: {words[0][:160]}")
 
     def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
-        step, after = self._reached() or None, self._last_number()
+        step, after = self._reached() or None, self.blamed
         leaves = ([expected, None, 1], [found, None, 1])
         self.finding = Finding(item, step, after, *leaves, cause)
 
@@ -198,6 +210,7 @@ class Interrupted:
             self._end_seen = True
             self._ends[client.rank] = event["items"]
         elif kind == "sight" and trail is not None:
+            self._has_trained = True
             if event["number"] == 0 and trail.started_at is not None:
                 self._begin_anew(trail)  # a launcher has started it again, as torchrun does
             trail.see(Sight.from_event(event))
@@ -208,6 +221,7 @@ class Interrupted:
         elif kind == "boundary":
             if trail is not None:
                 trail.see_boundary(event["key"], event["items"])
+            self._has_trained = True
             if client.rank == 0:
                 self._marks[event["key"]] = 1
                 self._count = len(self._marks)
@@ -218,6 +232,7 @@ class Interrupted:
     def _note_start(self, client: Client, trail: Trail) -> None:
         if client.rank == 0:
             self._sights_since += 1
+            self._saves_here = 0
             self._watcher.step(trail.place, self._reference.steps)
             if self.interruptions and self.interruptions[-1].resumed_at is None:
                 self.interruptions[-1].resumed_at = (
@@ -274,6 +289,11 @@ class Interrupted:
         return planned
 
     def _strike_save(self, client: Client, planned: Planned) -> Mapping[str, Any] | None:
+        """Of several files that are saved together, any may be the one that is met."""
+        together = self._reference.course.filing.save_places.count(self._place())
+        self._saves_here += 1
+        if self._saves_here <= min(round(planned.delay * together), together - 1):
+            return None
         if planned.signal == "KILL":
             return {"arm": "tear"}  # in the middle of the file
         self._strike(client)
@@ -293,7 +313,7 @@ class Interrupted:
         assert planned is not None
         assert life is not None
         self._struck = self._note(planned)
-        self._sights_since = 0
+        self._sights_since = self._saves_here = 0
         life.strike(planned.signal, client)
         self._watcher.interruption(self._struck)
         self._take_next(in_this_life=True)
@@ -308,9 +328,6 @@ class Interrupted:
         )
         self.interruptions.append(interruption)
         return interruption
-
-    def _last_number(self) -> int | None:
-        return self.interruptions[-1].number if self.interruptions else None
 
     def _place(self) -> int:
         """How much of the undisturbed run this life has come to."""

@@ -122,6 +122,7 @@ class Listener:
         self.drop_all()
         self._selector.close()
         self._socket.close()
+        self.path.unlink(missing_ok=True)
 
     def _drop(self, client: Client) -> None:
         self._selector.unregister(client.connection)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast._prove.against import KnownRun
 from holdfast._prove.causes import judge_repeat, volatile_items
-from holdfast._prove.course import Course, Hung, Undisturbed
+from holdfast._prove.course import Course, Undisturbed
 from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
 from holdfast._prove.history import History, Leaf
 from holdfast._prove.interrupted import Interrupted
@@ -123,9 +123,6 @@ class _Prover:
         undisturbed = Undisturbed(course)
         try:
             status = undisturbed.run(lambda step: self._watcher.step(step, None))
-        except Hung as hung:
-            self._cannot(f"The script, undisturbed, told nothing and did not end: {hung}.", course)
-            return None
         finally:
             self._proof.lives += course.lives
         if course.linked:
@@ -135,12 +132,20 @@ class _Prover:
             ended = f"exit status {status}" if status > 0 else f"signal {-status}"
             self._cannot(f"The script, undisturbed, ends with {ended}.", course)
             return None
-        if not undisturbed.steps:
+        outside = course.filing.outside()
+        if outside:
             self._cannot(
-                "The script ended without a training step: no update of a torch optimizer and no "
-                "boundary of a holdfast.Run was seen.",
-                course,
+                f"The script saves {outside[0]}, outside of its folder, where every run would meet "
+                "those before it.\nLet its command say where, with {dir} in place of that folder.",
+                None,
             )
+            return None
+        if not undisturbed.steps:
+            why = "no update of a torch optimizer and no boundary of a holdfast.Run was seen."
+            if course.filing.loaded:
+                name = min(course.filing.loaded)
+                why = f"it loaded {name}. If that is of a finished training, prove it without."
+            self._cannot(f"The script ended without a training step: {why}", course)
             return None
         return undisturbed
 
@@ -169,7 +174,11 @@ class _Prover:
             self._note(f"{made} of {wanted} interruptions were made: {why} before the others.")
         if not made:
             proof.verdict = UNTRIED
-            proof.trouble = "No interruption met the script: it ended too soon."
+            proof.trouble = (
+                "The time was up before the first interruption: two undisturbed runs come first."
+                if self._is_late()
+                else "No interruption met the script: it ended too soon."
+            )
 
     def _is_late(self) -> bool:
         budget = self._wishes.budget_seconds
@@ -208,16 +217,18 @@ class _Prover:
             return
         rank, distance = interrupted.finding_rank or 0, None
         if finding is None and isinstance(reference, KnownRun):
-            finding = reference.compare(course, interrupted.interruptions[-1].number)
+            finding = reference.compare(course, interrupted.blamed)
             proof.notes += reference.notes
         elif finding is None:
             trio = (reference.course, again.course, course)
-            finding = compare_results(trio, self._wishes.compare, interrupted)
+            finding = compare_results(trio, self._wishes.compare, interrupted.blamed, self._note)
             finding = finding and (interrupted.suspect() or finding)
         else:
             finding = self._ask_again(finding, reference)
             distance = end_distance(reference.course, course)
         if finding is None:
+            for note in interrupted.notes():
+                self._note(note)
             proof.verdict = EQUAL
             proof.compared = tally(reference, course)
             return
@@ -276,8 +287,8 @@ class _Prover:
             at_the_end=at_the_end,
         )
 
-    def _cannot(self, why: str, course: Course) -> None:
-        words = course.last_words()
+    def _cannot(self, why: str, course: Course | None) -> None:
+        words = course.last_words() if course is not None else ""
         self._proof.verdict = UNTRIED
         self._proof.trouble = f"{why}\n{words}" if words else why
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast._prove.causes import Case, Latent, judge, judge_end
-from holdfast._prove.history import History, Items, Leaf, Sight, weights_key
+from holdfast._prove.causes import Case, Latent, counts_in_the_end, judge, judge_end
+from holdfast._prove.history import History, Items, Leaf, Sight, renumber, weights_key
 
 DECIDES = ("weight", "setting", "gradient")
-COUNTS_IN_THE_END = ("weight", "moment", "setting", "scheduler", "scaler", "buffer", "module")
+_MOST_NOTES = 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Trail:
         self._expected_start = 0
         self._saved_in_handler = False
         self._since_start = 0
+        self._numbers: dict[int, int] = {}  # of optimizers: in this life, and undisturbed
+        self.notes: list[str] = []
         self.finding: Finding | None = None
         self.started_at: int | None = None  # of this life
         self.place = 0  # updates of the undisturbed run that are made
@@ -50,6 +52,7 @@ class Trail:
         self._expected_start = expected_start
         self._saved_in_handler = saved_in_handler
         self._since_start = 0
+        self._numbers.clear()
         self.started_at = None
 
     def see(self, sight: Sight) -> None:
@@ -59,12 +62,9 @@ class Trail:
             self.started_at = self.place = self._align(sight)
         place, self.place = self.place, self.place + 1
         self.reached = max(self.reached, place)
-        if self.finding is None and place >= len(known):
-            text = ["the training goes on", None, 1]
-            end = [f"{len(known)} steps", None, 1]
-            self._find("number of steps", place, end, text, "off-by-one-step")
-        elif self.finding is None:
-            self._compare(sight, known[place], place)
+        if self.finding is None and place < len(known):
+            self._numbers.setdefault(sight.optimizer, known[place].optimizer)
+            self._compare(sight.renumbered(self._numbers), known[place], place)
         self._since_start += 1
 
     def see_boundary(self, key: str, items: Items) -> None:
@@ -89,52 +89,46 @@ class Trail:
         if self.finding is not None:
             return
         total = len(self._reference.sights)
-        if self.started_at is not None and self.place < total:
+        if self.started_at is not None and self.place != total:
             found = [f"{self.place} steps", self.place, 1]
-            cause = "off-by-one-step" if self.place == total - 1 else "resume-fails"
-            self._find("number of steps", self.place, [f"{total} steps", total, 1], found, cause)
+            is_one_off = abs(self.place - total) == 1
+            cause = "off-by-one-step" if is_one_off else "other-number-of-steps"
+            at = min(self.place, total)
+            self._find("number of steps", at, [f"{total} steps", total, 1], found, cause)
             return
+        renumbered = renumber(end or {}, self._numbers)
         for item, leaf in (self._reference.end or {}).items():
-            other = (end or {}).get(item)
+            other = renumbered.get(item)
             if other is None or item in self._volatile or other[0] == leaf[0]:
-                continue
-            if not self._counts_in_the_end(item, leaf):
                 continue
             latent = self._latent.get(item) or Latent(item, total, self._after, leaf, other)
             case = self._case(None, total - 1, [])
-            self._find_judged(latent, judge_end(case, latent))
-            return
+            if case is not None and counts_in_the_end(case, latent):
+                self._find_judged(latent, judge_end(case, latent))
+                return
+            if item in self._latent and leaf[2] > 1 and len(self.notes) < _MOST_NOTES:
+                name = self._reference.display(item)
+                self.notes.append(
+                    f"{name} is not as undisturbed in the end, since interruption {latent.after}; "
+                    "nothing else is, so it may be for display only."
+                )
 
     def suspect(self) -> Finding | None:
         """What began anew in some life and was not seen to be right again, if anything."""
-        total = len(self._reference.sights)
+        case = self._case(None, len(self._reference.sights) - 1, [])
         for latent in self._latent.values():
-            if latent.expected and self._counts_in_the_end(latent.item, latent.expected):
-                case = self._case(None, total - 1, [])
+            if case is not None and counts_in_the_end(case, latent):
                 self._find_judged(latent, judge_end(case, latent))
                 return self.finding
         return None
 
-    def _counts_in_the_end(self, item: str, leaf: Leaf) -> bool:
-        kind = item.partition("/")[0]
-        if kind == "value":
-            # One number is as a rule a sum of losses; more are state, if they were so before,
-            # unless they are but a copy of the weights, made to be saved.
-            return leaf[2] > 1 and item in self._latent and leaf[0] not in self._last_weights()
-        return kind in COUNTS_IN_THE_END
-
-    def _last_weights(self) -> set[str]:
-        items = self._reference.end or {}
-        return {leaf[0] for item, leaf in items.items() if item.startswith("weight/")}
-
     def _align(self, sight: Sight) -> int:
         """Where in the undisturbed run this life begins."""
         reference = self._reference
-        if sight.mark is not None:
-            at = reference.by_mark.get((sight.mark, sight.optimizer))
-            if at is not None:
-                return at
         places = reference.by_weights.get(weights_key(sight), [])
+        if sight.mark is not None and sight.mark in reference.by_mark:
+            marked = reference.by_mark[sight.mark]
+            return next((place for place in marked if place in places), marked[0])
         if not places:
             return min(self._expected_start, max(0, len(reference.sights) - 1))
 
@@ -157,10 +151,8 @@ class Trail:
                 differing.append(item)
             elif item not in self._latent:
                 self._latent[item] = Latent(item, place, self._after, leaf, found)
-        if not same_batches(sight, expected):
+        if not same_batches(sight, expected, is_first=self._since_start == 0):
             differing.append("batch")
-        if sight.optimizer != expected.optimizer:
-            differing.append("weight")
         if differing:
             case = self._case(sight, place, differing)
             if case is not None:
@@ -194,10 +186,15 @@ class Trail:
         self.finding = Finding(item, place + 1, self._after, expected, found, cause)
 
 
-def same_batches(sight: Sight, expected: Sight) -> bool:
-    """Whether the batches for an update are the same; those that a life has skipped come before."""
+def same_batches(sight: Sight, expected: Sight, *, is_first: bool) -> bool:
+    """Whether the batches for an update are the same; those that a life has skipped come before.
+
+    In the first update of a life those may be missing that were for nothing undisturbed.
+    """
     count = len(expected.batches)
+    if is_first and sight.batches:
+        count = min(count, len(sight.batches))
     if not count:
         return True
-    found = sight.batches[-count:]
-    return [b["bytes"] for b in found] == [b["bytes"] for b in expected.batches]
+    wanted = expected.batches[-count:]
+    return [b["bytes"] for b in sight.batches[-count:]] == [b["bytes"] for b in wanted]

@@ -58,6 +58,19 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Buffers of a module begin anew after the restart.",
         "Save model.state_dict(), which has the buffers, and load it with strict=True.",
     ),
+    "setting-differs": (
+        "A setting of the optimizer, such as its learning rate, is another one after the restart.",
+        "If it is computed from a counter, save the counter; if the restart sets it, do not.",
+    ),
+    "other-number-of-steps": (
+        "The training ends at another step: what decides its end, such as a counter of epochs or "
+        "of patience, is not as it was.",
+        "Save what the loop's end depends on.",
+    ),
+    "progress-lost": (
+        "A checkpoint is there and cannot be read, and the script begins anew without a word.",
+        "Let an error in loading end the script, or fall back to an older checkpoint.",
+    ),
     "state-not-saved": (
         "It begins anew after the restart: it is not saved.",
         "Save it in the checkpoint and load it.",
@@ -101,9 +114,9 @@ CAUSES: dict[str, tuple[str, str]] = {
         "torch.use_deterministic_algorithms(True), and torch.set_num_threads(1) on the CPU.",
     ),
     "data-order-not-fixed": (
-        "The data comes in another order though no generator differs, as from a set, a directory "
-        "listing or threads.",
-        "Sort what is iterated over.",
+        "The data comes in another order though no generator that is seen differs, as from a set, "
+        "a directory listing, threads, or a generator made without a seed.",
+        "Sort what is iterated over, and give every generator a seed.",
     ),
     "unknown": (
         "Nothing that was seen before it differs.",

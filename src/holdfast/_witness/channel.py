@@ -7,6 +7,7 @@ message is on its way, but not while an answer is: that is when the interruption
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,36 +23,40 @@ class Channel:
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._reading = threading.RLock()  # a handler may ask while its own thread waits
         self._unread = b""
-        self._number = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._numbers = itertools.count(1)
 
     def tell(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode() + b"\n"
         try:
-            with _signals_waiting(), self._lock:
+            with _signals_waiting(), self._sending:
                 self._socket.sendall(data)
         except OSError:
             _leave()
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Wait for the answer to this message; one to an earlier question is dropped."""
-        self._number = number = self._number + 1
+        """Wait for the answer to this message; other threads may wait for theirs."""
+        number = next(self._numbers)
         self.tell(message | {"ask": number})
-        while True:
-            *lines, self._unread = self._unread.split(b"\n")
-            for index, line in enumerate(lines):
-                answer: dict[str, Any] = json.loads(line)
-                if answer["ask"] == number:
-                    self._unread = b"\n".join([*lines[index + 1 :], self._unread])
-                    return answer
-            try:
-                received = self._socket.recv(65536)
-            except OSError:
-                received = b""
-            if not received:
-                _leave()
-            self._unread += received
+        with self._reading:
+            while number not in self._answers:
+                self._read()
+            return self._answers.pop(number)
+
+    def _read(self) -> None:
+        try:
+            received = self._socket.recv(65536)
+        except OSError:
+            received = b""
+        if not received:
+            _leave()
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            answer: dict[str, Any] = json.loads(line)
+            self._answers[answer["ask"]] = answer
 
 
 @contextlib.contextmanager

@@ -14,22 +14,35 @@ Leaf = tuple[str, float | None, int]
 
 
 def leaf_of(value: Any) -> Leaf:
-    """The fingerprint of a tensor, an array, or anything whose repr says all of it."""
+    """The fingerprint of a tensor, an array, a number or a text; of anything else, of its type.
+
+    The repr of an object may hold its address, and that of a set any order.
+    """
+    if isinstance(value, bool) or value is None:
+        return repr(value), None, 1
+    if isinstance(value, int | float):  # NumPy's float is one too, and equal to Python's
+        number = float(value) if abs(value) < 1e300 else None
+        return repr(int(value) if isinstance(value, int) else float(value)), number, 1
     for adapter in adapters():
         if adapter.is_array(value):
             return _array_leaf(adapter, value)
-    number = float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
-    text = repr(value)
-    return (text if len(text) <= 40 else _hex(text.encode())), number, 1
+    if isinstance(value, str | complex):
+        text = repr(value)
+        return (text if len(text) <= 40 else _hex(text.encode())), None, 1
+    if isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
+        text = repr([leaf_of(item)[0] for item in value])
+        return (text if len(text) <= 40 else _hex(text.encode())), None, 1
+    return type(value).__qualname__, None, 1
 
 
 def _array_leaf(adapter: Any, value: Any) -> Leaf:
-    described = f"{getattr(value, 'dtype', 'bytes')}{tuple(getattr(value, 'shape', ()))}"
     try:
+        shape = tuple(getattr(value, "shape", ()))
+        described = f"{getattr(value, 'dtype', 'bytes')}{shape}"
         data = bytes(adapter.bytes_of(value))
-    except (TypeError, ValueError, RuntimeError, AttributeError):
-        return _hex(repr(value).encode()), None, 1
-    return _hex(described.encode() + data), _norm(value), math.prod(getattr(value, "shape", ()))
+    except (TypeError, ValueError, RuntimeError, AttributeError):  # without values, as lazy ones
+        return type(value).__qualname__, None, 0
+    return _hex(described.encode() + data), _norm(value), math.prod(shape)
 
 
 def _norm(value: Any) -> float | None:
@@ -62,8 +75,9 @@ def walk(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
     if isinstance(value, Mapping):
         for key in list(value):
             yield from walk(value[key], f"{path}.{key}" if path else str(key), depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
+    elif isinstance(value, list | tuple | set | frozenset):
+        ordered = value if isinstance(value, list | tuple) else sorted(value, key=repr)
+        for index, item in enumerate(ordered):
             yield from walk(item, f"{path}[{index}]", depth + 1)
     elif hasattr(value, "__dict__") and not hasattr(value, "dtype") and not callable(value):
         for key, item in vars(value).items():

@@ -39,7 +39,9 @@ class Sights:
         self._frames: list[FrameType] = []  # a frame keeps its variables when its function is over
         self._named: dict[str, str] = {}
 
-    def take(self, optimizer: Optimizer, frames: list[FrameType]) -> dict[str, Any]:
+    def take(
+        self, optimizer: Optimizer, frames: list[FrameType], *, has_gradients: bool
+    ) -> dict[str, Any]:
         """The state before this optimizer's update."""
         if not any(known is optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)  # made before it was watched
@@ -49,8 +51,8 @@ class Sights:
         self._found, counters = self._finder.find(frames)
         number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
         items = self._around([optimizer]) | _items_of(optimizer, number)
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        items[f"gradient/{number}"] = whole_leaf([g for g in gradients if g is not None])
+        if has_gradients:
+            items[f"gradient/{number}"] = whole_leaf(_gradients(optimizer))
         names = self._names()
         fresh, self._named = {k: v for k, v in names.items() if self._named.get(k) != v}, names
         return {"optimizer": number, "items": items, "counters": counters, "names": fresh}
@@ -69,10 +71,8 @@ class Sights:
     def _around(self, optimizers: list[Optimizer]) -> Items:
         """All but the optimizers: schedulers, scalers, generators, other modules and tensors."""
         items: Items = {}
-        for number, scheduler in enumerate(self.schedulers):
-            for key, value in vars(scheduler).items():
-                if not key.startswith("_") and isinstance(value, int | float | list | None):
-                    items[f"scheduler/{number}/{key}"] = leaf_of(value)
+        for optimizer in optimizers:
+            items |= self._schedules_of(optimizer)
         for number, scaler in enumerate(self.scalers):
             for key, value in scaler.state_dict().items():
                 items[f"scaler/{number}/{key}"] = leaf_of(value)
@@ -87,7 +87,8 @@ class Sights:
                         items.setdefault(f"{kind}/{path}.{name}", leaf_of(tensor))
             elif isinstance(value, torch.Tensor):
                 if id(value) not in trained:
-                    items[f"value/{path}"] = leaf_of(value)
+                    kind = "value" if value.is_floating_point() else "index"
+                    items[f"{kind}/{path}"] = leaf_of(value)
             elif isinstance(value, torch.Generator):
                 items[f"generator/{path}"] = leaf_of(value.get_state())
             elif isinstance(value, random.Random):
@@ -95,8 +96,19 @@ class Sights:
             elif hasattr(value, "bit_generator"):
                 items[f"generator/{path}"] = whole_leaf(value.bit_generator.state)
             else:
-                items[f"value/{path}"] = leaf_of(value)
+                items[f"{'value' if value.dtype.kind == 'f' else 'index'}/{path}"] = leaf_of(value)
         return items
+
+    def _schedules_of(self, optimizer: Optimizer) -> Items:
+        """Its schedulers, by its number: a life may never make those of an earlier stage."""
+        number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
+        own = [s for s in self.schedulers if getattr(s, "optimizer", None) is optimizer]
+        return {
+            f"scheduler/{number}/{index}/{key}": leaf_of(value)
+            for index, scheduler in enumerate(own)
+            for key, value in vars(scheduler).items()
+            if not key.startswith("_") and _is_plain(value)
+        }
 
     def _names(self) -> dict[str, str]:
         """What the trained parameters are called in the script."""
@@ -152,12 +164,28 @@ def _tensors_of(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
     return found
 
 
+def _gradients(optimizer: Optimizer) -> list[Any]:
+    """All that are there; one of zeros is none, as after zero_grad(set_to_none=False)."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [
+        (index, parameter.grad)
+        for index, parameter in enumerate(parameters)
+        if parameter.grad is not None and bool(parameter.grad.any())
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, int | float)
+
+
 def _is_leaf(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return (
             value.layout is torch.strided
             and not value.is_meta
-            and value.is_floating_point()
+            and value.dtype is not torch.bool
             and value.grad_fn is None  # else it is a result of this step
             and 0 < value.numel() <= _MOST_VALUES
         )
@@ -169,7 +197,9 @@ def _is_leaf(value: Any) -> bool:
     if isinstance(value, numpy.random.Generator | numpy.random.RandomState):
         return isinstance(value, numpy.random.Generator)
     return (
-        isinstance(value, numpy.ndarray) and value.dtype.kind == "f" and value.size <= _MOST_VALUES
+        isinstance(value, numpy.ndarray)
+        and value.dtype.kind in "fiu"
+        and value.size <= _MOST_VALUES
     )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -78,12 +79,16 @@ class _Watcher:
 
     # -- updates ----------------------------------------------------------------------
 
-    def before_update(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_update(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         if not self._eye.is_open:
             return
         self._amid = "update"
         frames = own_frames(sys._getframe(1))
-        sight = self._sights.take(optimizer, frames)
+        # A closure makes the gradients only now: those that are there are of the last step.
+        has_closure = any(callable(word) for word in (*arguments[1:], *named.values()))
+        sight = self._sights.take(optimizer, frames, has_gradients=not has_closure)
         batches, self.batches = _of_one_loader(self.batches), []
         self._eye.ask(
             "sight",
@@ -108,11 +113,13 @@ class _Watcher:
 
     # -- batches ----------------------------------------------------------------------
 
-    def note_batch(self, loader: Any, index: int, indices: Any, batch: Any, workers: int) -> None:
+    def note_batch(self, loader: int, index: int, indices: Any, batch: Any, workers: int) -> None:
         self._amid = "step"
+        if index == 0:  # what is left of an earlier pass is for no update any more
+            self.batches = [known for known in self.batches if known["loader"] != loader]
         self.batches.append(
             {
-                "loader": id(loader),
+                "loader": loader,
                 "at": index,
                 "indices": None if indices is None else digest_of(indices),
                 "bytes": digest_of(batch),
@@ -167,7 +174,8 @@ class _Watcher:
             try:
                 found = load(f, *more, **named)
             except Exception as error:
-                text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
+                text = text.splitlines()[0][:200]
                 self._eye.tell("load-failed", path=path, error=text)
                 raise
             self._eye.tell("loaded", path=path)
@@ -199,10 +207,15 @@ def _of_one_loader(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _watch_loaders(eye: Eye, watcher: _Watcher) -> None:
     kind: Any = dataloader._BaseDataLoaderIter
-    next_batch, next_index, reset = kind.__next__, kind._next_index, kind._reset
+    begin, reset = kind.__init__, kind._reset
+    next_batch, next_index = kind.__next__, kind._next_index
 
-    def reset_and_forget(self: Any, loader: Any, first_iter: bool = False) -> None:
-        self._holdfast_indices, self._holdfast_at = deque(), 0
+    def begin_noted(self: Any, loader: Any) -> None:
+        _forget_pass(self, loader)
+        begin(self, loader)
+
+    def reset_noted(self: Any, loader: Any, first_iter: bool = False) -> None:
+        _forget_pass(self, loader)
         reset(self, loader, first_iter)
 
     def next_index_noted(self: Any) -> Any:
@@ -218,12 +231,14 @@ def _watch_loaders(eye: Eye, watcher: _Watcher) -> None:
             indices = self.__dict__.get("_holdfast_indices") or deque([None])
             at = self.__dict__.get("_holdfast_at", 0)
             self._holdfast_at = at + 1
-            of = getattr(self, "_dataset", self)
+            of = self.__dict__.get("_holdfast_loader", 0)
             watcher.note_batch(of, at, indices.popleft(), batch, self._num_workers)
         return batch
 
-    kind.__next__, kind._next_index, kind._reset = (
-        next_batch_noted,
-        next_index_noted,
-        reset_and_forget,
-    )
+    kind.__init__, kind._reset = begin_noted, reset_noted
+    kind.__next__, kind._next_index = next_batch_noted, next_index_noted
+
+
+def _forget_pass(iterator: Any, loader: Any) -> None:
+    iterator._holdfast_loader = id(loader)
+    iterator._holdfast_indices, iterator._holdfast_at = deque(), 0

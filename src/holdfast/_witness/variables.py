@@ -9,11 +9,12 @@ import functools
 import random
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+Numbers = dict[str, int | float]
 _DEPTH = 5
 _MOST_ITEMS = 2000
 _LIBRARIES = tuple(
@@ -48,11 +49,29 @@ def own_frames(frame: FrameType | None) -> list[FrameType]:
     return found[::-1]
 
 
+_modules: list[tuple[str, ModuleType]] = []
+_modules_known = 0
+
+
+def _own_modules() -> list[tuple[str, ModuleType]]:
+    """The script, and the modules of its own that it has imported."""
+    global _modules, _modules_known
+    if len(sys.modules) != _modules_known:
+        _modules_known = len(sys.modules)
+        _modules = [
+            ("" if name == "__main__" else f"{name}.", module)
+            for name, module in list(sys.modules.items())
+            if name == "__main__" or is_own_file(getattr(module, "__file__", None) or "<none>")
+        ]
+    return _modules
+
+
 def roots(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
-    """Every variable of the script: the globals of its main module, then what functions hold."""
-    main = sys.modules.get("__main__")
-    for name, value in list(vars(main).items()) if main is not None else ():
-        yield name, value
+    """Every variable of the script: the globals of its modules, then what functions hold."""
+    for prefix, module in _own_modules():
+        for name, value in list(vars(module).items()):
+            if not name.startswith("__"):
+                yield f"{prefix}{name}", value
     for frame in frames:
         if frame.f_code.co_name == "<module>":
             continue
@@ -67,41 +86,38 @@ class Finder:
         self._is_leaf = is_leaf
         self._is_closed = is_closed
 
-    def find(self, frames: list[FrameType]) -> tuple[dict[str, Any], dict[str, int]]:
-        """What was found by path, and the whole numbers among the variables."""
+    def find(self, frames: list[FrameType]) -> tuple[dict[str, Any], Numbers]:
+        """What was found by path, and the numbers among the variables."""
         self._found: dict[str, Any] = {}
         self._seen: set[int] = set()
-        counters: dict[str, int] = {}
+        numbers: Numbers = {}
         for path, value in roots(frames):
-            if path.startswith("__"):
-                continue
-            if type(value) is int:
-                counters.setdefault(path, value)
-            else:
-                self._walk(path, value, 0, counters)
-        return self._found, counters
+            self._walk(path, value, 0, numbers)
+        return self._found, numbers
 
-    def _walk(self, path: str, value: Any, depth: int, counters: dict[str, int]) -> None:
+    def _walk(self, path: str, value: Any, depth: int, numbers: Numbers) -> None:
         if depth > _DEPTH or id(value) in self._seen or len(self._found) > _MOST_ITEMS:
             return
         if value is None or isinstance(value, str | bytes | int | float | type | ModuleType):
-            if type(value) is int and len(counters) < _MOST_ITEMS:
-                counters.setdefault(path, value)
+            if isinstance(value, int | float) and type(value) is not bool:
+                numbers.setdefault(path, value)
             return
         if self._is_leaf(value) or isinstance(value, random.Random):
             self._seen.add(id(value))
             self._found.setdefault(path, value)
         if self._is_closed(value):
             return
-        if isinstance(value, Mapping):
+        if isinstance(
+            value, dict
+        ):  # no other mapping: one may load or compute what it is asked for
             self._seen.add(id(value))
-            for key in list(value)[:_MOST_ITEMS]:
-                self._walk(f"{path}[{key!r}]"[:200], value[key], depth + 1, counters)
+            for key, item in list(dict.items(value))[:_MOST_ITEMS]:
+                self._walk(f"{path}[{key!r}]"[:200], item, depth + 1, numbers)
         elif isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
             self._seen.add(id(value))
             for index, item in enumerate(value):
-                self._walk(f"{path}[{index}]", item, depth + 1, counters)
+                self._walk(f"{path}[{index}]", item, depth + 1, numbers)
         elif _is_own_class(value.__class__) and hasattr(value, "__dict__"):
             self._seen.add(id(value))
             for key, item in list(vars(value).items()):
-                self._walk(f"{path}.{key}", item, depth + 1, counters)
+                self._walk(f"{path}.{key}", item, depth + 1, numbers)
