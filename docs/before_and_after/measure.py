@@ -31,7 +31,7 @@ from holdfast._prove.proof import DIFFERS, EQUAL, UNREPEATABLE, Proof, Watcher, 
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "before-and-after.md"
-KILLS, SEED = 2, 1
+KILLS, SEED = 3, 1
 SIDES = ("before", "after")
 SIGNALS = ("INT", "TERM", "QUIT", "KILL")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")

@@ -68,6 +68,7 @@ def judge(case: Case) -> Judged:
     if "batch" in case.differing and case.sight is not None:
         return _judge_batch(case, case.sight)
     offset = _counter_offset(case)
+    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
     for kind in _ORDER:
         found = _of_kind(case, kind)
         if found is None:
@@ -80,10 +81,11 @@ def judge(case: Case) -> Judged:
             return Judged(found, "weights-not-restored" if case.since_start == 0 else "unknown")
         if kind in ("module", "value", "buffer") and not _counts(case, found):
             continue
+        if kind == "value" and generator is not None and _is_anew(case, generator):
+            continue  # it was drawn anew
         return Judged(found, _cause_of(case, found))
     if offset or _value_offset(case):
         return Judged(_first(case), "off-by-one-step")
-    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
     if generator is not None:
         return Judged(generator, "generator-not-restored")
     number = _number_anew(case)

@@ -27,6 +27,7 @@ class Filing:
         self.saved: dict[str, Saved] = {}  # by path below the folder, as it is called now
         self.loaded: set[str] = set()
         self.failed: dict[str, str] = {}  # loads of this life that failed, with the error
+        self.torn_failed: set[str] = set()  # those of them that were torn
         self.newest: Saved | None = None
         self.save_places: list[int] = []
 
@@ -34,6 +35,7 @@ class Filing:
         self.torn |= set(self._pending)
         self._pending.clear()
         self.failed = {}
+        self.torn_failed = set()
 
     def outside(self) -> list[str]:
         """Files that were saved outside of the course's folder, and are there."""
@@ -59,7 +61,9 @@ class Filing:
             self.loaded.add(self._name(event["path"]))
         elif kind == "load-failed" and not event["error"].startswith("FileNotFoundError"):
             self.loaded.add(self._name(event["path"]))
-            self.failed[self._name(event["path"])] = event["error"]
+            name = self._name(event["path"])
+            self.failed[name] = event["error"]
+            self.torn_failed |= {name} & self.torn
 
     def _name(self, path: str) -> str:
         whole = Path(path)

@@ -46,6 +46,7 @@ class Interrupted:
             rank: Trail(history, volatile) for rank, history in reference.histories.items()
         }
         self._count = 0  # boundaries or sights of the first rank, where there is nothing to follow
+        self._made = 0  # sights of the first rank in all lives
         self._marks: dict[str, int] = {}
         self._end_seen = False
         self._due: float | None = None  # when the signal of the present interruption goes out
@@ -61,13 +62,15 @@ class Interrupted:
     def notes(self) -> list[str]:
         """What is worth a word though it is no difference."""
         found = [note for trail in self._trails.values() for note in trail.notes]
-        again = sum(max(0, (i.step or 0) - (i.resumed_at or 0)) for i in self.interruptions)
         filing = self._course.filing
-        if filing.saved and not filing.loaded and again:
+        if filing.saved and not filing.loaded and self.repeated:
             found.append("The script saves but loads nothing: it begins anew each time.")
-        if again:
-            found.append(f"{again} steps were made again: those since what was saved last.")
         return found
+
+    @property
+    def repeated(self) -> int:
+        """Steps that were made more than once, since what was saved lay before them."""
+        return max(0, self._made - self._reference.steps)
 
     @property
     def leftover(self) -> list[Planned]:
@@ -162,7 +165,9 @@ class Interrupted:
             return
         if trail is not None and trail.started_at == 0:
             name, error = next(iter(failed.items()))
-            cause = "torn-checkpoint" if name in self._course.filing.torn else "progress-lost"
+            cause = (
+                "torn-checkpoint" if name in self._course.filing.torn_failed else "progress-lost"
+            )
             expected, found = f"goes on from step {newest.place}", f"begins anew: {error}"
             self._fail(cause, expected, found, f"checkpoint {name}")
 
@@ -188,7 +193,7 @@ class Interrupted:
         words = self._course.last_words().splitlines()[-1:] or ["nothing"]
         if failed:
             name, error = next(iter(failed.items()))
-            cause = "torn-checkpoint" if name in self._course.filing.torn else "resume-fails"
+            cause = "torn-checkpoint" if name in self._course.filing.torn_failed else "resume-fails"
             self._fail(cause, "it can be loaded", f"cannot be: {error}", f"checkpoint {name}")
         else:
             ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
@@ -232,6 +237,7 @@ class Interrupted:
     def _note_start(self, client: Client, trail: Trail) -> None:
         if client.rank == 0:
             self._sights_since += 1
+            self._made += 1
             self._saves_here = 0
             self._watcher.step(trail.place, self._reference.steps)
             if self.interruptions and self.interruptions[-1].resumed_at is None:

@@ -41,7 +41,8 @@ def draw(seed: int, kills: int, signals: Sequence[str], moments: Sequence[str]) 
         chosen += pairs[: kills - len(chosen)]
         rng.shuffle(pairs)
     rng.shuffle(chosen)
-    shares = sorted(rng.uniform(0.02, 0.97) for _ in range(kills))
+    # One in each part of the training: however few there are, they are not all at its beginning.
+    shares = [0.02 + 0.95 * (part + rng.random()) / kills for part in range(kills)]
     delays = [rng.random() for _ in range(kills)]
     return [
         Planned(number, name, moment, share, delay)

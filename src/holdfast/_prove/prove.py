@@ -157,17 +157,20 @@ class _Prover:
         plan = draw(wishes.seed, wishes.kills, wishes.signals, reference.moments())
         if wishes.only is not None:
             plan = [planned for planned in plan if planned.number == wishes.only]
-        wanted, left = len(plan), plan
+        wanted, left, repeated = len(plan), plan, 0
         for turn in range(_MOST_COURSES):
             self._watcher.stage("interrupted", wanted - len(left), wanted)
             course = self._course(f"interrupted-{turn + 1}")
             interrupted = self._run_interrupted(course, reference, left, volatile)
+            repeated += interrupted.repeated
             if interrupted.interruptions:
                 self._decide(reference, again, course, interrupted)
             is_over = proof.verdict in (DIFFERS, UNREPEATABLE) or self._is_late()
             if is_over or len(interrupted.leftover) in (0, len(left)):
                 break
             left = interrupted.leftover
+        if repeated and proof.verdict == EQUAL:
+            self._note(f"{repeated} steps were made again: those since what was saved last.")
         made = len(proof.interruptions)
         if made < wanted and proof.verdict != DIFFERS:
             why = "time was up" if self._is_late() else "the script ended"

@@ -22,8 +22,9 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Save scaler.state_dict() in the checkpoint and load it.",
     ),
     "ema-not-saved": (
-        "A moving average of the weights begins anew after the restart: it is not saved.",
-        "Save the averaged weights in the checkpoint and load them.",
+        "A moving average or another copy of the weights begins anew after the restart: it is not "
+        "saved.",
+        "Save the averaged or copied weights in the checkpoint and load them.",
     ),
     "off-by-one-step": (
         "After the restart one step is made twice or left out: the saved step number and the "

@@ -1,0 +1,38 @@
+"""Forgotten: that the scheduler’s step comes after the save; a resume leaves one out."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+STEPS, EVERY = 45, 5
+CHECKPOINT = Path("newest.pt")
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+points = torch.randn(200, 6)
+values = points.cos().prod(dim=1, keepdim=True)
+model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+step = 0
+if CHECKPOINT.exists():
+    saved = torch.load(CHECKPOINT)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["random"])
+    step = saved["step"]
+    scheduler.load_state_dict(saved["scheduler"])
+while step < STEPS:
+    chosen = torch.randint(200, (16,))
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(points[chosen]), values[chosen]).backward()
+    optimizer.step()
+    step += 1
+    if step % EVERY == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state.update(random=torch.get_rng_state(), step=step, scheduler=scheduler.state_dict())
+        torch.save(state, "newest.tmp")
+        os.replace("newest.tmp", CHECKPOINT)
+    scheduler.step()

@@ -1,0 +1,44 @@
+"""Shapes of scripts that are easily misjudged: what only looks forgotten, and what is well hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast._prove.report import plain_text
+
+CASES = Path(__file__).parent / "cases"
+RIGHT = sorted(path.stem for path in (CASES / "right").glob("*.py"))
+CAUSES = {
+    "adaptive_coefficient": {"state-not-saved"},
+    "average_in_a_callback": {"ema-not-saved"},
+    "epoch_made_twice": {"other-number-of-steps"},
+    "patience": {"other-number-of-steps"},
+    "random_of_python": {"generator-not-restored"},
+    "running_statistics": {"buffers-not-saved"},
+    "saved_before_the_scheduler": {"off-by-one-step"},
+    "torn_and_ignored": {"torn-checkpoint"},
+    # Which of the two files is the older one depends on where the kill comes.
+    "two_files": {"optimizer-state-lost", "weights-not-restored"},
+}
+
+
+def test_every_wrong_case_is_tried_here():
+    assert {path.stem for path in (CASES / "wrong").glob("*.py")} == set(CAUSES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_only_looks_forgotten_is_equal(name, prove):
+    proof = prove(CASES / "right" / f"{name}.py", kills=6, seed=7)
+    assert proof.verdict == "equal", plain_text(proof)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUSES)
+def test_what_is_well_hidden_is_found_and_named(name, prove):
+    proof = prove(CASES / "wrong" / f"{name}.py", kills=8, seed=7)
+    assert proof.verdict == "differs", plain_text(proof)
+    assert proof.difference is not None
+    assert proof.difference.cause in CAUSES[name], plain_text(proof)
