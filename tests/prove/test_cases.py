@@ -1,11 +1,14 @@
-"""Shapes of scripts that are easily misjudged: what only looks forgotten, and what is well hidden."""
+"""Scripts that are easily misjudged: what only looks forgotten, and what is well hidden."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from holdfast._prove.proof import Watcher, Wishes
+from holdfast._prove.prove import prove as prove_wishes
 from holdfast._prove.report import plain_text
 
 CASES = Path(__file__).parent / "cases"
@@ -19,7 +22,7 @@ CAUSES = {
     "running_statistics": {"buffers-not-saved"},
     "saved_before_the_scheduler": {"off-by-one-step"},
     "torn_and_ignored": {"torn-checkpoint"},
-    # Which of the two files is the older one depends on where the kill comes.
+    # The files are of different steps, and either may be called the wrong one.
     "two_files": {"optimizer-state-lost", "weights-not-restored"},
 }
 
@@ -42,3 +45,18 @@ def test_what_is_well_hidden_is_found_and_named(name, prove):
     assert proof.verdict == "differs", plain_text(proof)
     assert proof.difference is not None
     assert proof.difference.cause in CAUSES[name], plain_text(proof)
+
+
+@pytest.mark.slow
+def test_what_stands_in_a_module_of_the_project_is_seen(zygote, tmp_path):
+    def start(command, folder, environment, output):
+        fields = {"folder": str(folder), "environment": dict(environment)}
+        return zygote.start(output, *command[1:], **fields)
+
+    folder = tmp_path / "project"
+    shutil.copytree(CASES / "folder", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    wishes = Wishes(("python", "train.py"), kills=8, seed=7, folder=folder)
+    proof = prove_wishes(wishes, Watcher(), start)
+    assert proof.verdict == "differs", plain_text(proof)
+    assert proof.difference is not None
+    assert proof.difference.cause == "ema-not-saved", plain_text(proof)

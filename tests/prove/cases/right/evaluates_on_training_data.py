@@ -19,14 +19,14 @@ loader = DataLoader(dataset, batch_size=25, shuffle=True)
 in_order = DataLoader(dataset, batch_size=100)
 model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-epoch = 0
+first = 0
 if CHECKPOINT.exists():
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["random"])
-    epoch = saved["epoch"]
-for epoch in range(epoch, EPOCHS):
+    first = saved["epoch"]
+for epoch in range(first, EPOCHS):
     for x, y in loader:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()

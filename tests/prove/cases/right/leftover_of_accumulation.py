@@ -17,14 +17,14 @@ values = points.cos().prod(dim=1, keepdim=True)
 loader = DataLoader(TensorDataset(points, values), batch_size=20, shuffle=True)
 model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-epoch = 0
+first = 0
 if CHECKPOINT.exists():
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["random"])
-    epoch = saved["epoch"]
-for epoch in range(epoch, EPOCHS):
+    first = saved["epoch"]
+for epoch in range(first, EPOCHS):
     optimizer.zero_grad()
     for batch, (x, y) in enumerate(loader):
         (nn.functional.mse_loss(model(x), y) / 4).backward()

@@ -6,66 +6,56 @@ from pathlib import Path
 import torch
 from torch import nn
 
-STEPS, EVERY = 45, 5
 CHECKPOINT = Path("newest.pt")
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-points = torch.randn(200, 6)
-values = points.cos().prod(dim=1, keepdim=True)
 
 
 class Average:
     def __init__(self, model):
         self.shadow = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    def after_step(self, model):
+    def follow(self, model):
         for name, tensor in model.state_dict().items():
             self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * tensor
 
 
 class Callback:
-    def __init__(self, model):
-        self.average = Average(model)
+    def __init__(self, average):
+        self.average = average
 
 
 class Trainer:
     def __init__(self):
         self.model = nn.Linear(6, 1)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.callbacks = [Callback(self.model)]
+        self.callbacks = [Callback(Average(self.model))]
         self.step = 0
+        if CHECKPOINT.exists():
+            model, optimizer, self.step = torch.load(CHECKPOINT)
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
 
-    def load(self):
-        saved = torch.load(CHECKPOINT)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        torch.set_rng_state(saved["random"])
-        self.step = saved["step"]
-
-    def save(self):
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({**state, "random": torch.get_rng_state(), "step": self.step}, "newest.tmp")
-        os.replace("newest.tmp", CHECKPOINT)
-
-    def train(self):
-        while self.step < STEPS:
-            chosen = torch.randint(200, (16,))
-            self.optimizer.zero_grad()
-            nn.functional.mse_loss(self.model(points[chosen]), values[chosen]).backward()
-            self.optimizer.step()
-            self.step += 1
-            for callback in self.callbacks:
-                callback.average.after_step(self.model)
-            if self.step % EVERY == 0:
-                self.save()
+    def train(self, points, values):
+        chosen = slice(self.step, self.step + 16)
+        self.optimizer.zero_grad()
+        nn.functional.mse_loss(self.model(points[chosen]), values[chosen]).backward()
+        self.optimizer.step()
+        self.step += 1
+        for callback in self.callbacks:
+            callback.average.follow(self.model)
+        if self.step % 5 == 0:
+            states = self.model.state_dict(), self.optimizer.state_dict()
+            torch.save((*states, self.step), "newest.tmp")
+            os.replace("newest.tmp", CHECKPOINT)
 
 
 def main():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    points = torch.randn(200, 6)
+    values = points.cos().prod(dim=1, keepdim=True)
     trainer = Trainer()
-    if CHECKPOINT.exists():
-        trainer.load()
-    trainer.train()
+    while trainer.step < 45:
+        trainer.train(points, values)
 
 
 main()

@@ -1,6 +1,5 @@
-"""Forgotten: that a save can be cut off; what cannot be read is silently taken for a first start."""
+"""Forgotten: that a save can be cut off; what cannot be read is silently taken for none."""
 
-import os
 from pathlib import Path
 
 import torch
