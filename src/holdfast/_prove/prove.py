@@ -17,7 +17,7 @@ from holdfast._prove.course import Course, Undisturbed
 from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
 from holdfast._prove.history import History, Leaf
 from holdfast._prove.interrupted import Interrupted
-from holdfast._prove.life import Listener, Starter, start_process
+from holdfast._prove.life import Listener, Starter, start_process, wait_for_keepers
 from holdfast._prove.plan import Planned, draw
 from holdfast._prove.proof import (
     DIFFERS,
@@ -66,6 +66,7 @@ def _workplace(wishes: Wishes, proof: Proof) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        wait_for_keepers(folder)  # else one of a run that was just killed would write into nothing
         shutil.rmtree(folder, ignore_errors=True)
 
 
