@@ -18,7 +18,6 @@ import psutil
 
 Event = dict[str, Any]
 _STOPPED_SECONDS = 0.15
-_KEEPER_SECONDS = 10.0
 
 
 class Process(Protocol):
@@ -197,23 +196,3 @@ def _session(leader: int) -> list[psutil.Process]:
             if os.getsid(process.pid) == leader and process.status() != "zombie":
                 found.append(process)
     return found
-
-
-def wait_for_keepers(folder: Path) -> None:
-    """Wait for the keepers of runs below this folder: they have little to do, and then leave."""
-    deadline = time.monotonic() + _KEEPER_SECONDS
-    while any(map(_is_keeper_in(folder), psutil.process_iter())):
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.02)
-
-
-def _is_keeper_in(folder: Path) -> Callable[[psutil.Process], bool]:
-    def look(process: psutil.Process) -> bool:
-        try:
-            text = " ".join(process.cmdline())
-        except psutil.Error:
-            return False
-        return "holdfast._keeper" in text and f"{folder}/" in text
-
-    return look

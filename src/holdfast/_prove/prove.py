@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast._prove.against import KnownRun
@@ -17,7 +13,7 @@ from holdfast._prove.course import Course, Undisturbed
 from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
 from holdfast._prove.history import History, Leaf
 from holdfast._prove.interrupted import Interrupted
-from holdfast._prove.life import Listener, Starter, start_process, wait_for_keepers
+from holdfast._prove.life import Listener, Starter, start_process
 from holdfast._prove.plan import Planned, draw
 from holdfast._prove.proof import (
     DIFFERS,
@@ -31,6 +27,7 @@ from holdfast._prove.proof import (
 )
 from holdfast._prove.trail import Finding
 from holdfast._prove.verdicts import words_for
+from holdfast._prove.workplace import open_workplace
 
 _MOST_COURSES = 3
 _SPREAD = 2.0  # so many times the distance of two undisturbed runs is still their spread
@@ -40,7 +37,8 @@ def prove(wishes: Wishes, watcher: Watcher, start: Starter = start_process) -> P
     """Interrupt the script at random, and compare it with itself undisturbed."""
     proof = Proof(wishes.command, wishes.seed, wishes.kills, wishes.signals, more=wishes.more)
     began = time.monotonic()
-    with _workplace(wishes, proof) as workplace:
+    with open_workplace(wishes.keep) as (workplace, kept):
+        proof.kept = None if kept is None else str(kept)
         listener = Listener(workplace / "socket")
         try:
             _Prover(wishes, watcher, proof, workplace, listener, start, began).prove()
@@ -48,26 +46,6 @@ def prove(wishes: Wishes, watcher: Watcher, start: Starter = start_process) -> P
             listener.close()
     proof.seconds = time.monotonic() - began
     return proof
-
-
-@contextmanager
-def _workplace(wishes: Wishes, proof: Proof) -> Iterator[Path]:
-    if wishes.keep is not None:
-        wishes.keep.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="proof-", dir=wishes.keep)).resolve()
-        proof.kept = str(folder)
-        with tempfile.TemporaryDirectory(prefix="holdfast-") as short:
-            # The path of a socket has room for about a hundred characters.
-            link = Path(short).resolve() / "p"
-            link.symlink_to(folder)
-            yield link
-        return
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-prove-")).resolve()
-    try:
-        yield folder
-    finally:
-        wait_for_keepers(folder)  # else one of a run that was just killed would write into nothing
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Prover:
