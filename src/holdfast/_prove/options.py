@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -147,6 +148,10 @@ def make_wishes(
     ranks: int | None = None,
 ) -> Wishes:
     """Wishes that can be tried; SettingsError or FolderError says which one cannot."""
+    if sys.platform == "win32":
+        raise SettingsError(
+            "holdfast prove needs the signals of Linux and macOS.\nRun it there, or in WSL."
+        )
     where = Path.cwd() if folder is None else Path(folder).absolute()
     if not where.is_dir():
         raise FolderError(f"{folder}: is no folder.\nName the one that the script is started in.")
