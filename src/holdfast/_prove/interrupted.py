@@ -172,8 +172,7 @@ class Interrupted:
             self._fail(cause, expected, found, f"checkpoint {name}")
 
     def _is_complete(self) -> bool:
-        trail = self._trails.get(0)
-        if trail is None or not self._reference.histories[0].sights:
+        if not self._has_sights():
             return self._end_seen or self._count >= self._reference.steps
         return self._reached() >= len(self._reference.histories[0].sights)
 
@@ -220,12 +219,12 @@ class Interrupted:
                 self._begin_anew(trail)  # a launcher has started it again, as torchrun does
             trail.see(Sight.from_event(event))
             self._note_start(client, trail)
-        elif kind == "run" and not self._trails and self.interruptions:
+        elif kind == "run" and not self._has_sights() and self.interruptions:
             last = self.interruptions[-1]
             last.resumed_at = event["step"] if last.resumed_at is None else last.resumed_at
         elif kind == "boundary":
             if trail is not None:
-                trail.see_boundary(event["key"], event["items"])
+                trail.see_boundary(event["key"], event["step"], event["items"])
             self._has_trained = True
             if client.rank == 0:
                 self._marks[event["key"]] = 1
@@ -335,15 +334,20 @@ class Interrupted:
         self.interruptions.append(interruption)
         return interruption
 
+    def _has_sights(self) -> bool:
+        """Whether updates of torch are what is counted; else it is boundaries of runs."""
+        history = self._reference.histories.get(0)
+        return history is not None and bool(history.sights)
+
     def _place(self) -> int:
         """How much of the undisturbed run this life has come to."""
-        trail = self._trails.get(0)
-        if trail is None or not self._reference.histories[0].sights:
+        if not self._has_sights():
             return self._count
+        trail = self._trails[0]
         return trail.place if trail.started_at is not None else 0
 
     def _reached(self) -> int:
-        trail = self._trails.get(0)
-        if trail is None or not self._reference.histories[0].sights:
+        if not self._has_sights():
             return self._count
+        trail = self._trails[0]
         return max(trail.reached, trail.place)

@@ -41,6 +41,7 @@ class Trail:
         self._saved_in_handler = False
         self._since_start = 0
         self._numbers: dict[int, int] = {}  # of optimizers: in this life, and undisturbed
+        self._passed: set[str] = set()  # boundaries, in all lives
         self.notes: list[str] = []
         self.finding: Finding | None = None
         self.started_at: int | None = None  # of this life
@@ -67,21 +68,22 @@ class Trail:
             self._compare(sight.renumbered(self._numbers), known[place], place)
         self._since_start += 1
 
-    def see_boundary(self, key: str, items: Items) -> None:
+    def see_boundary(self, key: str, step: int, items: Items) -> None:
         """Compare a boundary of a run of holdfast, which knows its own step."""
+        self._passed.add(key)
         expected = self._reference.boundaries.get(key)
         if expected is None or self.finding is not None:
             return
         for item, leaf in expected.items():
             found = items.get(item)
             if item not in self._volatile and (found is None or found[0] != leaf[0]):
-                cause = "metric-differs" if item.startswith("metric/") else "unknown"
+                cause = "metric-differs" if item.startswith("metric/") else "state-not-named"
                 case = self._case(None, max(0, self.place - 1), [item])
                 judged = judge(case) if case is not None else None
                 if judged is not None and judged.cause != "unknown":
                     self._find_judged(judged.item, judged.cause)
                 else:
-                    self._find(item, self.place - 1, leaf, found, cause)
+                    self._find(item, step - 1, leaf, found, cause)
                 return
 
     def finish(self, end: Items | None) -> None:
@@ -89,6 +91,13 @@ class Trail:
         if self.finding is not None:
             return
         total = len(self._reference.sights)
+        missing = self._reference.boundaries.keys() - self._passed
+        if missing:
+            here = [f"{len(self._passed)} boundaries", None, 1]
+            there = [f"{len(self._reference.boundaries)} boundaries", None, 1]
+            at = len(self._passed)
+            self._find("number of steps", at, there, here, "other-number-of-steps")
+            return
         if self.started_at is not None and self.place != total:
             found = [f"{self.place} steps", self.place, 1]
             is_one_off = abs(self.place - total) == 1

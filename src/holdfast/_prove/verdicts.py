@@ -77,7 +77,8 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Save it in the checkpoint and load it.",
     ),
     "state-not-named": (
-        "It begins anew after the restart: the run does not know of it.",
+        "After the restart something begins anew that the run does not know of: this, or what it "
+        "is made from.",
         "Give it to holdfast.Run as a keyword.",
     ),
     "resume-fails": (
