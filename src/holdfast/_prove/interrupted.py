@@ -45,9 +45,8 @@ class Interrupted:
         self._trails = {
             rank: Trail(history, volatile) for rank, history in reference.histories.items()
         }
-        self._count = 0  # boundaries or sights of the first rank, where there is nothing to follow
-        self._made = 0  # sights of the first rank in all lives
-        self._marks: dict[str, int] = {}
+        self._passed: set[str] = set()  # boundaries of runs, in all lives
+        self._made = 0  # steps of the first rank in all lives
         self._end_seen = False
         self._due: float | None = None  # when the signal of the present interruption goes out
         self._present: Planned | None = None
@@ -173,7 +172,7 @@ class Interrupted:
 
     def _is_complete(self) -> bool:
         if not self._has_sights():
-            return self._end_seen or self._count >= self._reference.steps
+            return self._end_seen or len(self._passed) >= self._reference.steps
         return self._reached() >= len(self._reference.histories[0].sights)
 
     def _finish(self) -> None:
@@ -227,22 +226,26 @@ class Interrupted:
                 trail.see_boundary(event["key"], event["step"], event["items"])
             self._has_trained = True
             if client.rank == 0:
-                self._marks[event["key"]] = 1
-                self._count = len(self._marks)
+                self._passed.add(event["key"])
+                if not self._has_sights():
+                    self._note_progress(len(self._passed))
         if client.rank == 0:
             return self._strike_if_due(client, event)
         return None
 
     def _note_start(self, client: Client, trail: Trail) -> None:
         if client.rank == 0:
-            self._sights_since += 1
-            self._made += 1
-            self._saves_here = 0
-            self._watcher.step(trail.place, self._reference.steps)
+            self._note_progress(trail.place)
             if self.interruptions and self.interruptions[-1].resumed_at is None:
                 self.interruptions[-1].resumed_at = (
                     trail.started_at if self._struck is None else trail.place
                 )
+
+    def _note_progress(self, place: int) -> None:
+        self._sights_since += 1
+        self._made += 1
+        self._saves_here = 0
+        self._watcher.step(place, self._reference.steps)
 
     def _strike_if_due(self, client: Client, event: Event) -> Mapping[str, Any] | None:
         planned, kind = self._present, event["event"]
@@ -342,12 +345,12 @@ class Interrupted:
     def _place(self) -> int:
         """How much of the undisturbed run this life has come to."""
         if not self._has_sights():
-            return self._count
+            return len(self._passed)
         trail = self._trails[0]
         return trail.place if trail.started_at is not None else 0
 
     def _reached(self) -> int:
         if not self._has_sights():
-            return self._count
+            return len(self._passed)
         trail = self._trails[0]
         return max(trail.reached, trail.place)
