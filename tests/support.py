@@ -119,7 +119,9 @@ def train_to_the_end(folder: Path, *arguments: Any, **popen: Any) -> str:
 
 def journal_events(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
     path = folder / "journal.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    # A line that is being written has no end yet.
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    events = [json.loads(line) for line in whole.splitlines()]
     return [e for e in events if event in (None, e["event"])]
 
 

@@ -137,7 +137,8 @@ class Training:
         """What was traced by all lives, but for a line that is being written."""
         if not self._trace.exists():
             return []
-        return [json.loads(line) for line in self._trace.read_text().splitlines()]
+        whole, _, _ = self._trace.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     def lines_by_life(self) -> list[list[Line]]:
         found: dict[int, list[Line]] = {}
