@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from pathlib import Path
 
@@ -242,14 +241,16 @@ class _Prover:
         proof = self._proof
         proof.verdict = UNREPEATABLE
         spread = end_distance(reference.course, again.course)
-        distance = end_distance(reference.course, course)
-        if spread is None or distance is None:
+        both = [end_distance(one.course, course) for one in (reference, again)]
+        distances = [distance for distance in both if distance is not None]
+        if spread is None or not distances:
             self._note("The weights of the ends could not be compared.")
             return
-        proof.within_spread = distance <= _SPREAD * spread or math.isclose(distance, spread)
+        nearest = min(distances)
+        proof.within_spread = nearest <= _SPREAD * spread
         self._note(
             f"In the end two undisturbed runs are {spread:.2g} apart (relative to the norm of the "
-            f"weights), the interrupted one is {distance:.2g} from the first."
+            f"weights), the interrupted one is {nearest:.2g} from the nearer of them."
         )
 
     def _difference(
