@@ -37,7 +37,10 @@ class Trainer:
     def __init__(
         self, *arguments: Any, script: Path = TRAIN, prefix: tuple[str, ...] = (), **popen: Any
     ) -> None:
-        command = [*prefix, sys.executable, "-u", str(script), *map(str, arguments)]
+        # Ours flush line by line. Unbuffered, a line would go out in pieces, and what holdfast says
+        # meanwhile could come in between.
+        unbuffered = [] if script.parent == SCRIPTS else ["-u"]
+        command = [*prefix, sys.executable, *unbuffered, str(script), *map(str, arguments)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
