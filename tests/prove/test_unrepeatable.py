@@ -13,6 +13,7 @@ from holdfast._prove.prove import prove
 from holdfast._prove.report import plain_text
 
 SCRIPTS = Path(__file__).parent / "unrepeatable"
+WORDS = 11  # in the set; all of them are in order once in 40 million times
 CAUSES = {
     "no_seed": "unseeded-generator",
     "seed_from_clock": "time-or-pid-in-seed",
@@ -31,9 +32,11 @@ def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, 
     assert proof.exit_status == 3
     assert proof.unrepeatable is not None
     assert proof.unrepeatable.cause == CAUSES[name], plain_text(proof)
-    assert proof.unrepeatable.step == 1
+    assert proof.unrepeatable.step is not None
     if name == "order_of_a_set":
-        # Two orders may by chance be much alike, and then the spread is small.
+        # Two orders may by chance begin alike, or be much alike as a whole.
+        assert proof.unrepeatable.step <= WORDS
         assert proof.within_spread is not None
     else:
+        assert proof.unrepeatable.step == 1
         assert proof.within_spread is True, plain_text(proof)
