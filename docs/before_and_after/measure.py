@@ -268,7 +268,7 @@ had to be made again: {lost["before"]} before, {lost["after"]} after.
 only indented. Removed are the script's own checkpoint code and a few prints. *Equal* means weights,
 optimizer, schedulers, generators, data order and number of steps. *Differs* names the first thing
 that does, the step in which it takes part, and the likely cause; such a proof may end before its
-second interruption. *Lost* are steps that had been made when the signal came and were made again.
+last interruption. *Lost* are steps that had been made when the signal came and were made again.
 
 ## What this does not show
 

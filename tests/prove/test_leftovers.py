@@ -55,7 +55,7 @@ def test_a_proof_that_is_interrupted_leaves_nothing(tmp_path, name, status):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as prover:
-        runs = "holdfast-prove-*/reference/work/runs/here/journal.jsonl"
+        runs = "holdfast-prove-*/reference/*/runs/here/journal.jsonl"
         [journal] = wait_until(lambda: list(temporary.glob(runs)), 60, "the first run")
         name_in_memory = f"holdfast-*-{run_id(journal.parent)}-*"
         wait_until(lambda: list(SHM.glob(name_in_memory)), 60, "its first snapshot")

@@ -40,6 +40,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
                 execute(module)
                 _watch_torch()
 
+            # The loader stays torch's own: nobody who looks at it sees another.
             spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
         return spec
 

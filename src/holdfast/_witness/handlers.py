@@ -21,6 +21,7 @@ def note_handlers() -> None:
             _codes.add(code)
         return set_handler(number, handler)
 
+    # The module's own function, wherever it is called from: there is no other way to hear of it.
     signal.signal = set_and_note  # type: ignore[assignment]
 
 

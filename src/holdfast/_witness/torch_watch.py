@@ -46,6 +46,7 @@ def watch(eye: Eye) -> None:
     _after_init(torch.amp.GradScaler, sights.scalers)
     _after_init(Optimizer, sights.optimizers)
     _watch_loaders(eye, watcher)
+    # torch has no hook for files. Both names: scripts use the one, libraries the other.
     for module in (torch, torch.serialization):
         module.save = watcher.saving(torch.serialization.save)  # type: ignore[attr-defined]
         module.load = watcher.loading(torch.serialization.load)  # type: ignore[attr-defined]
