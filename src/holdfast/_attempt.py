@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast._boundary import Boundaries, children_unheard
+from holdfast._custody.joining import join_crew
 from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
@@ -26,13 +27,15 @@ from holdfast._leave import statuses
 from holdfast._leave.bounded import bound_leaving, die_if_terminated
 from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
 from holdfast._leave.late import answer_late, say_leaving
-from holdfast._leave.record import reason_of, record_exit, record_trouble, status_of
+from holdfast._leave.record import reason_of, status_of
 from holdfast._phases import Phases
+from holdfast._ranks.party import Party, come_together, leave_again, stopped_before
+from holdfast._ranks.world import World, find_launcher, find_world
 from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
-from holdfast._save.control import STAYS, STEP
-from holdfast._say import say
+from holdfast._save.control import MARK, STAYS, STEP, mark_of, private_words
+from holdfast._say import say, speak_as
 from holdfast._stop.guard import Guard
 from holdfast._version import __version__
 from holdfast._witness.run_eye import open_run_eye
@@ -43,18 +46,24 @@ _LEAVE_SECONDS = 60.0
 class Attempt(Boundaries):
     """Opens and closes a run; `Run` adds the loops."""
 
+    _party: Party | None = None  # the ranks that opened it together
+
     def __enter__(self) -> Self:
         if self._is_open and not is_interactive():
             raise HoldfastError(f"{self._folder}: this Run is open already.")
         close_forgotten(self._folder)
+        world = find_world()
+        speak_as(world.rank)
         self._layout, run_id = open_folder(self._folder)
         start = Start(self._layout, run_id, self._folder)
-        self.attempt = 0
+        self.attempt, self._party = 0, None
         try:
-            self.attempt = claim(self._layout, self._folder, say)
+            self.attempt = self._take_attempt(world, run_id)
             self._open(start, run_id)
         except BaseException as error:
             start.close()
+            if self._party is not None:
+                self._party.fail(error)
             if self.attempt:
                 self._abort(error)
             if isinstance(error, OSError):
@@ -62,11 +71,23 @@ class Attempt(Boundaries):
             raise
         return self
 
+    def _take_attempt(self, world: World, run_id: str) -> int:
+        """Which life of the run this is; with other ranks, the same for all of them."""
+        self._launcher = find_launcher()
+        if world.is_alone:
+            stopped = stopped_before(self._layout, self._launcher)
+            if stopped is not None:
+                raise leave_again(self._folder, stopped, say)
+            return claim(self._layout, self._folder, say)
+        self._party = come_together(world, self._layout, run_id, self._state, self._folder)
+        return self._party.take_attempt(self._layout, self._folder, say)
+
     def _open(self, start: Start, run_id: str) -> None:
         self._stopped = self._asked = self._asked_late = self._trouble = None
         self._announced, self._next_look = False, 0.0
-        with beating(self._layout, self.attempt):
-            found = resume(start, self.attempt, self._state)
+        party = self._party
+        with beating(self._layout, self.attempt, is_needed=party is None or party.rank == 0):
+            found = resume(start, self.attempt, self._state, party)
         self._found = found
         self._generators = found.generators
         self._course = Course(found.position)
@@ -87,17 +108,32 @@ class Attempt(Boundaries):
             keep_last=settings.keep_last,
             best=settings.best_metric,
             version=__version__,
+            rank=0 if party is None else party.rank,
+            size=1 if party is None else party.size,
         )
-        self._custody = Custody(policy, settings.grace_seconds, settings.signal_numbers, self._hear)
+        self._crew = None
+        if party is None:
+            self._custody = Custody(
+                policy, settings.grace_seconds, settings.signal_numbers, self._hear
+            )
+        else:
+            self._custody, self._crew = join_crew(
+                party, policy, settings.grace_seconds, settings.signal_numbers, self._hear
+            )
         self._words = self._custody.words
         self._words[STEP] = self.step
+        self._words[MARK] = mark_of(self.step, bool(found.at_turn))
         self._words[STAYS] = is_interactive()
         self._cadence = Cadence(settings, time.monotonic(), self.step)
-        self._saver = Saver(self._state, self._metrics, self._custody, self._cadence, self._where)
+        self._saver = Saver(
+            self._state, self._metrics, self._custody, self._cadence, self._where, self._crew
+        )
         found.hand_over(self._custody)
         self._pid, self._thread = os.getpid(), threading.get_ident()
-        stacks = self._layout.stacks(self.attempt)
+        stacks = self._layout.stacks(self.attempt, policy.rank)
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
+        if party is not None:
+            self._guard.wait_for_others()
         self._eye = open_run_eye(self._folder, self.step)
         self._phases = Phases(
             self._words, self._guard, self._custody, self._leave_from_rest, self._eye
@@ -116,7 +152,10 @@ class Attempt(Boundaries):
             pid=self._pid,
             keep_last=settings.keep_last,
             keep_best=settings.keep_best,
+            **({} if party is None else {"ranks": party.size}),
         )
+        if party is not None:
+            party.exchange("open", None)  # nobody trains before all can be asked to stop
         if self._generators is not None and found.by_hand:
             # A loop of the user's own begins where nobody sees it.
             self._restore_generators()
@@ -137,7 +176,7 @@ class Attempt(Boundaries):
         self._guard.defer(True)  # our own work is not to be cut in two
         self._progress.close()
         self._guard.rest(None)
-        durable = self._saver.keep_last("exception" if error is not None else "closed")
+        durable = self._keep_last(error)
         leaving = self._stopped or error
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
@@ -147,7 +186,9 @@ class Attempt(Boundaries):
         if not durable and isinstance(leaving, Stopped | None):
             reason = leaving.reason if leaving is not None else "closed"
             leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
-        self._record_exit(status_of(leaving), reason_of(leaving), self._custody.durable_step)
+        asked = isinstance(leaving, Stopped)
+        durable_step = self._custody.durable_step
+        self._record_exit(status_of(leaving), reason_of(leaving), durable_step, asked=asked)
         self._close(leaving)
         self._stopped = None  # else whoever catches it would keep it for ever
         if isinstance(leaving, Stopped):
@@ -156,6 +197,22 @@ class Attempt(Boundaries):
             raise leaving from error
         for number in self._noted[answered:] if leaving is None else ():
             signal.raise_signal(number)  # it came while we were closing: let it act now
+
+    def _keep_last(self, error: BaseException | None) -> bool:
+        """Make the last boundary in memory durable, with all ranks if there are several."""
+        if self._crew is None:
+            return self._saver.keep_last("exception" if error is not None else "closed")
+        leaving = self._stopped or error
+        clean = isinstance(leaving, Stopped | None)
+        bye = self._crew.say_farewell(
+            clean=clean,
+            status=status_of(leaving),
+            reason=reason_of(leaving) if clean else f"failed: {reason_of(leaving)}",
+            error=None if clean else reason_of(leaving),
+        )
+        if bye is not None and bye["step"] is not None:
+            self._custody.durable_step = bye["step"]
+        return True
 
     def _tell_of_rest(self, stopped: BaseException | None) -> None:
         """A signal has left a phase, or the code around the loops: say what that costs."""
@@ -179,7 +236,7 @@ class Attempt(Boundaries):
         asked = None if request is None else (request.reason, request.status)
         stopped = answer_late(asked, error, self.step, self._durable_step())
         if stopped is not None and error is not None:
-            record_trouble(self._layout, self.attempt, error)
+            self._exit_record().write_trouble(error)
         elif request is not None:
             self._guard.call_users_handler(request.number)
         return stopped
@@ -193,12 +250,14 @@ class Attempt(Boundaries):
             self._custody.close()
         self._saver.close()
         self._guard.remove()
-        self._words, self._next_look = [0] * 16, 0.0  # for a loop that is still alive
+        self._words, self._next_look = private_words(), 0.0  # for a loop that is still alive
         self._custody.release()
         self._found.release()
         self._feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
         if self._eye is not None:
             self._eye.close()
+        if self._party is not None:
+            self._party.close()
         self._is_open = False
         note_closed(self._folder)
 
@@ -212,6 +271,8 @@ class Attempt(Boundaries):
             self._is_open = False
             note_closed(self._folder)
 
-    def _record_exit(self, status: int, how: str, durable_step: int | None) -> None:
+    def _record_exit(
+        self, status: int, how: str, durable_step: int | None, *, asked: bool = False
+    ) -> None:
         record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
-        record_exit(self._layout, self.attempt, record)
+        self._exit_record().write(record, asked=asked)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast._custody.crew import Crew, Decision
 from holdfast._custody.orders import Custody, Handle
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
@@ -25,16 +26,18 @@ from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
 from holdfast._leave.bounded import leave_at_once
 from holdfast._leave.late import say_leaving
+from holdfast._leave.record import ExitRecord
 from holdfast._metrics import Metrics
 from holdfast._phases import Phases
 from holdfast._progress import Progress, Standing
+from holdfast._ranks.world import Launcher
 from holdfast._record import journal
 from holdfast._record.errand import current as current_errand
 from holdfast._record.layout import RunLayout
 from holdfast._resume.start import Resumed
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import capture, restore_generators
-from holdfast._save.control import BOUNDARY_NS, IN_LOOP, REST, STEP
+from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
 from holdfast._say import say, speak_plainly
 from holdfast._settings import Settings
 from holdfast._stop.guard import Guard, announce_signal
@@ -88,6 +91,7 @@ class Boundaries:
     _phases: Phases
     _found: Resumed
     _eye: RunEye | None  # only while `holdfast prove` watches
+    _crew: Crew | None  # where there are several ranks
     _pid: int
     _thread: int
 
@@ -130,6 +134,8 @@ class Boundaries:
         self._has_course = False  # whether there is a position in data to speak of
         self._at_turn = False
         self._custody: Custody = None  # type: ignore[assignment]  # from opening on
+        self._crew = None
+        self._launcher: Launcher | None = None  # whatever would start the run again by itself
         self._next_look = 0.0
         self._next_due_step = sys.maxsize
 
@@ -140,7 +146,13 @@ class Boundaries:
         words = self._words
         words[STEP] = step
         words[BOUNDARY_NS] = int(now * 1e9)
-        if now < self._next_look and step < self._next_due_step and not self._noted:
+        words[MARK] = mark = 2 * step  # before the next word is read: see _keeper/member.py
+        if (
+            now < self._next_look
+            and step < self._next_due_step
+            and mark < words[DUE]
+            and not self._noted
+        ):
             return False
         return self._work(now)
 
@@ -161,18 +173,37 @@ class Boundaries:
             raise self._trouble
         if self._eye is not None:
             self._show(self._eye)
-        if not self._is_complete():
-            request = self._guard.request() or self._asked
-            if request is not None:
-                self._stop_for(request)
-                return True
-        self._saver.pass_boundary(now, self.step)
+        request = None if self._is_complete() else self._guard.request() or self._asked
+        if self._crew is not None:
+            stops = self._act_together(self._crew, request, now)
+        elif request is not None:
+            self._stop_for(request)
+            stops = True
+        else:
+            self._saver.pass_boundary(now, self.step)
+            stops = False
+        if stops:
+            return True
         if self.step == self._phases.expected_step:
             self._saver.rest_at(self.step)
         self._next_look = min(self._next_look, self._cadence.next_look())
         if self._eye is not None:
             self._next_look = 0.0  # every boundary is to be seen
         self._set_next_due_step()
+        return False
+
+    def _act_together(self, crew: Crew, request: StopRequest | None, now: float) -> bool:
+        """Ask what all ranks do at this boundary, and do it; True to leave."""
+        mark = mark_of(self.step, self._at_turn)
+        if request is not None:
+            crew.wish("stop", request.reason, status=request.status, signal=request.number)
+        elif (wanted := self._saver.wants_something()) is not None:
+            crew.wish("save", wanted)
+        decision = crew.at_boundary(mark)
+        if decision is not None and decision.kind == "stop" and not self._is_complete():
+            self._stop_for(StopRequest(decision.reason, decision.status, decision.signal))
+            return True
+        self._saver.pass_together(now, self.step, mark, decided=decision is not None)
         return False
 
     def _show(self, eye: RunEye) -> None:
@@ -246,9 +277,25 @@ class Boundaries:
             say_leaving(self._stopped, self.step)
         self._guard.call_users_handler(request.number)
 
+    def _hear_decision(self, decision: Decision) -> None:
+        """All ranks will stop: say so, and leave a phase whose boundary it is."""
+        if decision.kind != "stop":
+            return
+        whom = f" (rank {decision.rank})" if decision.signal else ""
+        say(
+            f"{decision.reason}{whom}: all ranks finish step {-(-decision.mark // 2)} and save it, "
+            "then the run leaves."
+        )
+        if self._words[REST] and decision.mark <= self._words[MARK]:
+            self._asked = StopRequest(decision.reason, decision.status, decision.signal)
+            self._guard.nudge()
+
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
-        if kind == "noted":
+        if self._crew is not None and (decision := self._crew.hear(message)) is not False:
+            if isinstance(decision, Decision):
+                self._hear_decision(decision)
+        elif kind == "noted":
             newest = self._saver.newest
             kept = None if newest is None else newest.step
             if not message["rests"]:  # else it leaves at once, and says so then
@@ -276,7 +323,8 @@ class Boundaries:
             step = message["step"] or self._durable_step()
             record = {"status": message["status"], "step": self.step, "durable_step": step}
             self._progress.close()
-            leave_at_once(self._layout, self.attempt, message["reason"], record)
+            asked = bool(message.get("asked", True))
+            leave_at_once(self._exit_record(), message["reason"], record, asked=asked)
         elif kind == "tick" and self._noted and not self._announced:
             self._announced = True
             announce_signal(self._noted[0], None, self._step_at_hand(), None)
@@ -294,6 +342,7 @@ class Boundaries:
             self._restore_generators()
             if not self._course.is_on_the_way:
                 self._generators = None
+        self._words[DONE] = 0
         self._guard.defer(True)  # first: a signal that acts at once would cut the rest in two
         self._words[IN_LOOP] = 1
         self._progress.begin()
@@ -334,8 +383,13 @@ class Boundaries:
         step = self._custody.durable_step
         return self.resumed_from if step is None else step
 
+    def _exit_record(self) -> ExitRecord:
+        rank = 0 if self._crew is None else self._crew.rank
+        return ExitRecord(self._layout, self.attempt, rank, self._launcher)
+
     def _note(self, event: str, **fields: Any) -> None:
-        journal.append(self._layout.journal, event, **fields)
+        if self._crew is None or self._crew.rank == 0:  # one journal, with one hand
+            journal.append(self._layout.journal, event, **fields)
 
     def _require_open(self) -> None:
         if not self._is_open:

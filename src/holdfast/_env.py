@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+# What tells a process that it is a rank, and of what.
+_OF_RANKS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
+    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
 _NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
     "HOLDFAST_ERRAND",  # the keeper is no script to be watched
@@ -45,3 +54,57 @@ def rank() -> int:
     """Which process of a job that was started by torchrun this is."""
     text = os.environ.get("RANK", "")
     return int(text) if text.isdigit() else 0
+
+
+def rank_and_size() -> tuple[int, int] | None:
+    """RANK and WORLD_SIZE, if a launcher has set both to whole numbers."""
+    words = (os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", ""))
+    return (int(words[0]), int(words[1])) if all(word.isdigit() for word in words) else None
+
+
+def is_torchrun() -> bool:
+    """Whether an agent of torchrun has started this process."""
+    return bool(os.environ.get("TORCHELASTIC_RUN_ID"))
+
+
+def restarts_left() -> bool:
+    """Whether torchrun would start the ranks once more if one of them failed."""
+    words = (
+        os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+        os.environ.get("TORCHELASTIC_MAX_RESTARTS", ""),
+    )
+    return all(word.isdigit() for word in words) and int(words[0]) < int(words[1])
+
+
+def job_words() -> list[str]:
+    """What the ranks of one job have in common, and those of another have not."""
+    names = (
+        *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+        *("TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    )
+    return [os.environ.get(name, "") for name in names]
+
+
+def master_address() -> str:
+    """The host of rank 0, as the others know it."""
+    return os.environ.get("MASTER_ADDR", "")
+
+
+def chosen_address() -> str:
+    """The address by which the keepers of other hosts reach this one, if somebody chose it."""
+    return os.environ.get("HOLDFAST_ADDRESS", "")
+
+
+def of_ranks() -> dict[str, str]:
+    """The variables that tell a process that it is a rank, as they are now."""
+    return {name: os.environ[name] for name in _OF_RANKS if name in os.environ}
+
+
+def of_ranks_at_start(process: int | str = "self") -> dict[str, str]:
+    """The same as a process was started with, whatever it has done since; none without a /proc."""
+    try:
+        content = Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in os.fsdecode(content).split("\0"))
+    return {name: value for name, _, value in pairs if name in _OF_RANKS}

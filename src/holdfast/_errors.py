@@ -14,6 +14,7 @@
     │   ├── UnreadableCheckpoint  it cannot be read now, or not by this version
     │   └── NoGoodCheckpoint   there were checkpoints, and none is whole
     ├── SaveFailed           a checkpoint could not be made durable
+    ├── RanksError           the ranks cannot be one run
     └── ProofError           a script that is interrupted does not end as it should
 
     Stopped                  the run was asked to stop and is durable
@@ -146,6 +147,12 @@ class NoGoodCheckpoint(CheckpointError):
 
 class SaveFailed(HoldfastError):
     """A checkpoint could not be made durable."""
+
+    __module__ = "holdfast"
+
+
+class RanksError(HoldfastError):
+    """The ranks cannot be one run."""
 
     __module__ = "holdfast"
 

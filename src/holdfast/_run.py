@@ -22,7 +22,7 @@ from holdfast._data.laps import begin_fresh, begin_in_the_middle
 from holdfast._errors import HoldfastError, SaveFailed, SettingsError, name_place
 from holdfast._leave import statuses
 from holdfast._save.capture import capture, capture_generators, restore_generators
-from holdfast._save.control import BOUNDARY_NS, EPOCH, EPOCHS
+from holdfast._save.control import BOUNDARY_NS, DONE, EPOCH, EPOCHS, MARK, mark_of
 from holdfast._say import say
 from holdfast._stop.request import StopRequest
 
@@ -76,7 +76,8 @@ class Run(Attempt):
 
         >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
         """
-        if self._metrics.note(metrics):
+        is_best = self._metrics.note(metrics)
+        if is_best and (self._crew is None or self._crew.rank == 0):
             self.save(reason="best")
 
     def save(self, *, reason: str = "asked") -> Handle:
@@ -183,6 +184,7 @@ class Run(Attempt):
         self._at_turn = True
         now = time.monotonic()
         self._words[BOUNDARY_NS] = int(now * 1e9)
+        self._words[MARK] = mark_of(self.step, True)
         return self._work(now)
 
     def batches(self, loader: Any, *more: Any, accumulate: int = 1) -> Iterator[Any]:
@@ -318,6 +320,7 @@ class Run(Attempt):
             say(f"{self._folder}: finished at step {self.step}; nothing left to train.")
             self._leave_loop()
             return
+        self._words[DONE] = 1
         with children_unheard():
             is_saved = self._saver.save_and_wait(self.step, "finished")
         if not is_saved:
@@ -352,7 +355,8 @@ class Run(Attempt):
         self._set_next_due_step()
         newest = self._saver.newest
         try:
-            if self._noted and self._phases.rests and newest and newest.step == self.step:
+            is_held = newest is not None and newest.step == self.step
+            if self._noted and self._phases.rests and is_held and self._crew is None:
                 # It came in this step, before the phase: nothing would look at it for long.
                 raise self._leave_from_rest(self._noted[0])
             yield

@@ -9,8 +9,24 @@ from types import TracebackType
 from holdfast._errors import HoldfastError, Stopped, place_of
 
 
-def say(message: str) -> None:
-    """One line on standard error; whoever has closed it does not hear us, and training goes on."""
+_rank = 0  # of several, the first speaks for all
+
+
+def speak_as(rank: int) -> None:
+    """Say which of several processes this is."""
+    global _rank
+    _rank = rank
+
+
+def say(message: str, *, each: bool = False) -> None:
+    """One line on standard error; whoever has closed it does not hear us, and training goes on.
+
+    Of several ranks only the first speaks, but for what concerns `each` of them.
+    """
+    if _rank and not each:
+        return
+    if each and _rank:
+        message = f"rank {_rank}: {message}"
     # A notebook's stream sends messages and fails in ways of its own.
     with contextlib.suppress(Exception):
         sys.stderr.write(f"holdfast: {message}\n")
@@ -28,7 +44,7 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if isinstance(error, Stopped):  # at a prompt: in a script it is an exit and never comes here
         say(error.message)
     elif isinstance(error, HoldfastError):
-        say(str(error))
+        say(str(error), each=True)
         place = place_of(error)
         if place is not None:
             sys.stderr.write(f"  at {place}\n")

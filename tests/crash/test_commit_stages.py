@@ -12,7 +12,7 @@ import pytest
 
 from holdfast._record.faults import COMMIT_STAGES
 from holdfast._record.layout import RunLayout
-from holdfast._resume.verify import read_checkpoint
+from holdfast._resume.joined import read_checkpoint
 from tests.support import (
     SCRIPTS,
     arena_files,

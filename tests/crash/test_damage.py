@@ -23,8 +23,8 @@ from holdfast._record.image import PAGE
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._resume.find import find_newest, open_leftovers
 from holdfast._resume.restore import restore_state
-from holdfast._resume.verify import read_checkpoint
-from holdfast._save.arena import _RECORD_WORDS, _STEP
+from holdfast._resume.joined import read_checkpoint
+from holdfast._save.arena import _MARK, _RECORD_WORDS
 from holdfast._save.capture import capture, capture_generators
 from holdfast._save.snapshots import Snapshots
 from tests.support import (
@@ -242,14 +242,14 @@ def test_a_flipped_bit_in_the_step_of_a_slot_does_not_move_the_run(bit, saved, t
     folder = tmp_path / "run"
     shutil.copytree(saved.folder, folder)
     data = bytearray(saved.arena)
-    place = PAGE + 8 * (saved.places[-1] * _RECORD_WORDS + _STEP)
-    (step,) = struct.unpack_from("<Q", data, place)
-    assert step == IN_MEMORY[-1]
-    struct.pack_into("<Q", data, place, step ^ (1 << bit))
+    place = PAGE + 8 * (saved.places[-1] * _RECORD_WORDS + _MARK)
+    (mark,) = struct.unpack_from("<Q", data, place)
+    assert mark == 2 * IN_MEMORY[-1]
+    struct.pack_into("<Q", data, place, mark ^ (1 << bit))
     found, said = find_in(saved, folder, bytes(data))
     assert found == IN_MEMORY[-2]
     # If it now looks older than what is used, nobody need look at it.
-    assert len(said) == (step ^ (1 << bit) > IN_MEMORY[-2])
+    assert len(said) == ((mark ^ (1 << bit)) // 2 > IN_MEMORY[-2])
 
 
 def flip_manifest(checkpoint: Path) -> None:

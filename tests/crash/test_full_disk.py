@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from holdfast._record.layout import RunLayout
-from holdfast._resume.verify import read_checkpoint
+from holdfast._resume.joined import read_checkpoint
 from tests.crash.small_disk import mount_small_disk
 from tests.crash.stages import has_snapshot
 from tests.support import (

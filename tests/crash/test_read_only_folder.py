@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast._record.layout import RunLayout
-from holdfast._resume.verify import read_checkpoint
+from holdfast._resume.joined import read_checkpoint
 from tests.crash.small_disk import mount_small_disk
 from tests.support import (
     SCRIPTS,

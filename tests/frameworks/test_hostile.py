@@ -13,7 +13,8 @@ import torch
 import holdfast
 from holdfast._record.checksum import digest
 from holdfast._record.manifest import DataFile, Part
-from holdfast._resume.verify import read_checkpoint, read_manifest
+from holdfast._resume.joined import read_checkpoint
+from holdfast._resume.verify import read_manifest
 from tests.frameworks.roundtrip import restore, store
 
 

@@ -35,7 +35,7 @@ def arena():
 def take(arena, sequence, held=()):
     slot = arena.begin(held)
     assert slot is not None
-    arena.finish(slot, sequence=sequence, step=sequence * 10)
+    arena.finish(slot, sequence=sequence, mark=sequence * 20)
     return slot
 
 
@@ -76,7 +76,7 @@ def test_a_fresh_arena_has_no_whole_slot_and_knows_who_it_is(arena):
 def test_a_slot_is_whole_only_when_it_is_finished(arena):
     slot = arena.begin()
     assert arena.newest() is None
-    arena.finish(slot, sequence=1, step=50)
+    arena.finish(slot, sequence=1, mark=100)
     newest = arena.newest()
     assert (newest.slot, newest.sequence, newest.step, newest.is_hashed) == (slot, 1, 50, False)
 
@@ -87,7 +87,7 @@ def test_the_newest_whole_slot_is_never_written_over(arena):
         slot = arena.begin()
         assert slot != before
         assert arena.newest().slot == before  # what a kill would leave now
-        arena.finish(slot, sequence=sequence, step=sequence)
+        arena.finish(slot, sequence=sequence, mark=2 * sequence)
         before = slot
 
 
@@ -192,7 +192,7 @@ def test_no_sequence_of_operations_loses_the_newest_whole_slot(slots, steps):
             model.pop(slot, None)
             if operation == "finish":
                 sequence += 1
-                arena.finish(slot, sequence=sequence, step=sequence)
+                arena.finish(slot, sequence=sequence, mark=2 * sequence)
                 model[slot] = sequence
             elif operation == "abandon":
                 arena.abandon(slot)

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._data.course import Course, Lap, Position, completes_step, steps_of_lap
+from holdfast._data.course import (
+    Course,
+    Lap,
+    Position,
+    completes_step,
+    expect_steps,
+    steps_of_lap,
+)
 
 Visit = tuple[int, int, int]  # epoch, lap, batch
 
@@ -138,9 +145,25 @@ def test_interrupted_at_any_boundaries_the_same_batches_are_visited(program, dea
     is_over=st.booleans(),
     length=st.none() | st.integers(0, 1 << 40),
     start=st.none() | st.dictionaries(st.text(), st.integers()),
+    world=st.integers(1, 1 << 20),
+    samples=st.none() | st.integers(0, 1 << 40),
 )
-def test_a_position_is_the_same_after_json(epoch, lap, batches, is_over, length, start):
-    position = Position(epoch, lap, batches, is_over, length, start, state={"at": [1, 2]})
+def test_a_position_is_the_same_after_json(
+    epoch, lap, batches, is_over, length, start, world, samples
+):
+    position = Position(
+        epoch,
+        lap,
+        batches,
+        is_over,
+        length,
+        start,
+        state={"at": [1, 2]},
+        world=world,
+        before=[samples or 0, 3],
+        samples=samples,
+        order={"samples": 7, "seed": None, "shares": world},
+    )
     assert Position.from_tree(json.loads(json.dumps(position.to_tree()))) == position
 
 
@@ -148,6 +171,32 @@ def test_a_position_of_another_version_loses_only_what_is_unknown():
     tree = {**Position(2, 1, 7).to_tree(), "invented_later": 1}
     del tree["state"]
     assert Position.from_tree(tree) == Position(2, 1, 7)
+
+
+def test_a_position_from_before_ranks_were_known_is_of_one():
+    tree = Position(2, 1, 7).to_tree()
+    for name in ("world", "before", "samples", "passed", "order"):
+        del tree[name]
+    assert Position.from_tree(tree) == Position(2, 1, 7, world=1)
+
+
+def test_every_position_tells_the_number_of_ranks():
+    course = Course(Position(epoch=1, lap=0, batches=4, world=4), world=2)
+    assert course.position.world == 4
+    lap = course.begin_lap()
+    course.use(lap, 5, 9, None)
+    assert course.position.world == 2
+    course.end_lap(lap, None)
+    assert course.position.world == 2
+    course.turn(9)
+    assert course.position == Position(epoch=2, world=2)
+    assert Course(world=3).position == Position(world=3)
+
+
+@pytest.mark.parametrize(("usual", "steps"), [(None, 20 + 3 * 2), (8, 20 + 2 + 2 * 3)])
+def test_a_shortened_lap_does_not_shorten_those_to_come(usual, steps):
+    lap = Lap(epoch=1, number=0, usual_length=usual)
+    assert expect_steps(20, 5, 3, lap, epochs=4) == steps
 
 
 @given(length=st.integers(0, 200), accumulate=st.integers(1, 20))

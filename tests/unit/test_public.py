@@ -32,6 +32,7 @@ def test_the_public_names_are_these():
         "NoGoodCheckpoint",
         "NotARun",
         "ProofError",
+        "RanksError",
         "RestoreDiffers",
         "Run",
         "RunIsLive",

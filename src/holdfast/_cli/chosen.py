@@ -14,7 +14,8 @@ from holdfast._record.attempts import known_origins
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
 from holdfast._resume.find import attempts_in_memory, open_leftovers
-from holdfast._resume.verify import Loaded, read_checkpoint
+from holdfast._resume.joined import read_checkpoint
+from holdfast._resume.verify import Loaded
 
 _LOOKS = 10  # a live run removes old checkpoints, also the one that we read
 _NAMED = 12

@@ -22,13 +22,21 @@ from holdfast._save.control import ControlPage
 from holdfast._say import say
 
 _GOODBYE_SECONDS = 600.0
+_PART_SECONDS = 5.0
 
 
 class KeeperPlan:
     """What a keeper must know and hold, the first as well as one that replaces it."""
 
-    def __init__(self, policy: Policy, grace_seconds: float | None, numbers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        grace_seconds: float | None,
+        numbers: Sequence[int],
+        crew: dict[str, Any] | None = None,
+    ) -> None:
         self.policy = policy
+        self.crew = crew  # of a run with several ranks
         self.grace_seconds = grace_seconds
         self.numbers = list(numbers)
         self.control = ControlPage.create()
@@ -69,8 +77,11 @@ class KeeperLink:
             "control": plan.control.descriptor,
             "pidfd": pidfd,
             "trainer_pid": os.getpid(),
+            "rank": policy.rank,
+            "size": policy.size,
+            "crew": plan.crew,
         }
-        with _open_log(policy.layout.keeper_log(policy.attempt)) as log:
+        with _open_log(policy.layout.keeper_log(policy.attempt, policy.rank)) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _program(), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
@@ -108,6 +119,15 @@ class KeeperLink:
             self.flush()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.1)
+        self.close()
+
+    def part(self) -> None:
+        """Say goodbye and do not wait: it has told us already that all is durable."""
+        self.send("goodbye")
+        deadline = time.monotonic() + _PART_SECONDS
+        while not self._outbox.is_empty and time.monotonic() < deadline and self.is_alive():
+            self.flush()
+            time.sleep(0.001)
         self.close()
 
     def close(self) -> None:

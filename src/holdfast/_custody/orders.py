@@ -21,6 +21,7 @@ from holdfast._keeper.keep import Policy
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
+from holdfast._save.control import private_words
 from holdfast._say import say
 from holdfast._stop.request import stop_from_file, take_requests
 
@@ -102,8 +103,10 @@ class Custody:
         grace_seconds: float | None,
         numbers: tuple[int, ...],
         hear: Callable[[dict[str, Any]], None],
+        crew: dict[str, Any] | None = None,
     ) -> None:
         self.policy = policy
+        self._is_one_of_many = crew is not None
         self._hear_run = hear
         self._snapshots: Snapshots | None = None
         self._link: KeeperLink | None = None
@@ -116,13 +119,13 @@ class Custody:
         self._leaving: KeeperLink | None = None
         self.durable_sequence = 0
         self.durable_step: int | None = None
-        self.words: Any = [0] * 16
+        self.words: Any = private_words()
         self.wakeup = -1
         self._plan: Any = None
         if sys.platform == "linux":
             from holdfast._custody.launch import KeeperPlan
 
-            self._plan = KeeperPlan(policy, grace_seconds, numbers)
+            self._plan = KeeperPlan(policy, grace_seconds, numbers, crew)
             self.words = self._plan.control.words
             self.wakeup = self._plan.signals_write
             self._start()
@@ -155,9 +158,15 @@ class Custody:
 
     def snapshot_taken(self, taken: Taken) -> None:
         if self._link is not None:
+            may_drop = not self._is_one_of_many  # others go by what this rank holds
             self._link.send(
-                "snapshot", may_drop=True, generation=taken.generation, sequence=taken.sequence
+                "snapshot", may_drop=may_drop, generation=taken.generation, sequence=taken.sequence
             )
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Tell the keeper something."""
+        if self._link is not None:
+            self._link.send(kind, **fields)
 
     def order(self, taken: Taken, handles: list[Handle]) -> None:
         """Have the keeper make a slot durable; the handles are settled when it is."""
@@ -214,6 +223,11 @@ class Custody:
         link.close()
         self._link = None
         recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
+        if len(recent) >= _GIVE_UP_AFTER and self._is_one_of_many:
+            raise HoldfastError(
+                f"{how}, and so were the ones before it: without keepers the ranks cannot agree.\n"
+                f"See {self.policy.layout.keeper_log(self.policy.attempt, self.policy.rank)}"
+            )
         if len(recent) >= _GIVE_UP_AFTER:
             self._go_on_alone(f"{how}, and so were the ones before it")
             return
@@ -243,7 +257,9 @@ class Custody:
         self._quit.set()
         link, self._link = self._link, None
         if link is not None:
-            if leaving is None:
+            if leaving is None and self._is_one_of_many:
+                link.part()  # it goes when the others need it no more
+            elif leaving is None:
                 link.say_goodbye()
             else:
                 link.send("leaving", status=leaving[0], seconds=leaving[1])

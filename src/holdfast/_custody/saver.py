@@ -13,9 +13,12 @@ from holdfast._errors import SaveFailed
 from holdfast._metrics import Metrics
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import Captured, SpecCache, capture, capture_generators
+from holdfast._save.control import COMMON, mark_of
+from holdfast._save.shares import Shares
 from holdfast._say import say
 
 if TYPE_CHECKING:
+    from holdfast._custody.crew import Crew
     from holdfast._save.snapshots import Snapshots, Taken
 
 _SLOT_SECONDS = 60.0
@@ -32,12 +35,15 @@ class Saver:
         custody: Custody,
         cadence: Cadence,
         where: Callable[[], Mapping[str, Any]],
+        crew: Crew | None = None,
     ) -> None:
         self._state = state
         self._metrics = metrics
         self._where = where  # in its data the run is, when it is asked
         self._custody = custody
         self._cadence = cadence
+        self._crew = crew
+        self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
         self._wanted: list[Handle] = []
         self._specs: SpecCache = {}
         self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
@@ -48,7 +54,12 @@ class Saver:
 
             policy = custody.policy
             self._snapshots = Snapshots(
-                run_id=policy.run_id, attempt=policy.attempt, announce=custody.announce, say=say
+                run_id=policy.run_id,
+                attempt=policy.attempt,
+                announce=custody.announce,
+                say=say,
+                rank=policy.rank,
+                common=lambda: int(custody.words[COMMON]) - 1,
             )
             custody.serve(self._snapshots)
 
@@ -79,6 +90,28 @@ class Saver:
             self._begin_checkpoint(step, [Handle("cadence")], 0.0)
         elif self._cadence.snapshot_due(now):
             self._take_snapshot(step, 0.0)
+
+    def wants_something(self) -> str | None:
+        """Why somebody has asked for a checkpoint, if anybody has."""
+        return self._wanted[0].reason if self._wanted else None
+
+    def pass_together(self, now: float, step: int, mark: int, *, decided: bool) -> None:
+        """The same where several ranks save as one: what is due was set for all of them."""
+        assert self._crew is not None
+        self._trainer = threading.current_thread()
+        crew, cadence = self._crew, self._cadence
+        by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
+        if decided or by_count:
+            reason = "asked" if decided else "cadence"
+            self._begin_checkpoint(step, [*self._wanted, Handle(reason)], _SLOT_SECONDS)
+        elif crew.is_planned(mark):
+            if self._take_snapshot(step, 0.0) is None:
+                crew.missed(mark, "no slot was free")
+        if self._can_snapshot() and not cadence.counts_steps and cadence.checkpoint_due(now, step):
+            crew.propose(mark, "cadence")
+            cadence.took_checkpoint(now, step)
+        elif self._can_snapshot() and cadence.snapshot_due(now):
+            crew.propose(mark, None)
 
     def rest_at(self, step: int) -> None:
         """Have this boundary in memory: no other comes for a while, and a stop must find it."""
@@ -133,8 +166,12 @@ class Saver:
                 self._order(taken, handles)
             elif self._can_snapshot():
                 return  # no free slot yet: the next boundary tries again
-        if not self._can_snapshot():
+        if not self._can_snapshot() and self._crew is None:
             self._write_here(step, handles)
+        elif not self._can_snapshot():
+            for handle in handles:
+                handle.step = step
+                handle.settle("there is no memory for snapshots, which several ranks need")
         for handle in handles:
             if handle in self._wanted:
                 self._wanted.remove(handle)
@@ -151,12 +188,15 @@ class Saver:
         where = self._where()
         self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
-        return capture(self._state, extra, self._specs)
+        if self._shares is None:
+            return capture(self._state, extra, self._specs)
+        return self._shares.capture(self._state, extra, self._specs)
 
     def _head(self) -> dict[str, Any]:
         """What stands beside the captured state."""
         return {
             "attempt": self._custody.policy.attempt,
+            "world": self._custody.policy.size,
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
             **self._beside,
@@ -170,9 +210,12 @@ class Saver:
         began = time.perf_counter()
         captured, head = self._capture(), self._head()
         capturing = time.perf_counter() - began
-        taken = self._snapshots.take(captured, head, step, patience_seconds=patience_seconds)
+        mark = mark_of(step, bool(self._beside.get("at_turn")))
+        taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
         if taken is not None:
             self._custody.snapshot_taken(taken)
+            if self._crew is not None:
+                self._crew.taken()
             self._cadence.took_snapshot(time.monotonic(), capturing + taken.seconds)
         else:
             self._cadence.missed_snapshot(time.monotonic())

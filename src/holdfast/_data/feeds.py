@@ -8,15 +8,16 @@ import weakref
 from types import CodeType
 from typing import Any
 
-from holdfast._data.feed import Feed, Kit, LoaderFeed, SideBySide, feed_of
+from holdfast._data.feed import Feed, Kit, SideBySide, feed_of
+from holdfast._data.loader_feed import LoaderFeed
 from holdfast._errors import HoldfastError
 
 
 class Feeds:
     """Finds the feed for what `run.batches` is given."""
 
-    def __init__(self, state: list[Any]) -> None:
-        self._kit = Kit(state)
+    def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
+        self._kit = Kit(state, rank, world)
         # Its workers may outlive a pass, so a loader has the same feed in the next one. A script
         # that makes a new loader for each epoch must not find the old ones in its memory.
         self._loaders: weakref.WeakKeyDictionary[Any, LoaderFeed] = weakref.WeakKeyDictionary()

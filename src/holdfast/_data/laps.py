@@ -25,6 +25,7 @@ def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
         "seeds": seeds_of(states),
         "bases": feed.bases,
     }
+    lap.usual_length = feed.usual_length
     return start, feed.open(lap, start["seeds"])
 
 
@@ -34,11 +35,9 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     start = lap.goal.start
     if lap.is_over:
         return start, iter(())
-    if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
-        say(
-            f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
-            f"behind the first {lap.skip}, but these are not the ones it had used."
-        )
+    if not feed.fits(lap.goal):
+        lap.goal = feed.carry_over(lap.goal)
+    lap.usual_length = feed.usual_length
     feed.bases = start["bases"]
     before = capture_generators(devices=False), generator_states(feed.kit.owned)
     restore_generators(start["global"])
@@ -48,4 +47,10 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     finally:
         restore_generators(before[0])
         restore_held(feed.kit.owned, before[1])
+    # A lap that other ranks have begun has its length since it is open.
+    if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
+        say(
+            f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
+            f"behind the first {lap.skip}, but these are not the ones it had used."
+        )
     return start, batches

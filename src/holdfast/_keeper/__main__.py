@@ -33,6 +33,8 @@ def main(config_text: str) -> None:
         keep_last=config["keep_last"],
         best=None if config["best"] is None else (config["best"][0], config["best"][1]),
         version=config["version"],
+        rank=config["rank"],
+        size=config["size"],
     )
     ends = Ends(
         link=link,
@@ -41,7 +43,13 @@ def main(config_text: str) -> None:
         pidfd=config["pidfd"],
         trainer_pid=config["trainer_pid"],
     )
-    Keeper(policy, ends, frozenset(config["numbers"]), config["grace"]).run()
+    numbers, grace = frozenset(config["numbers"]), config["grace"]
+    if config["crew"] is None:
+        Keeper(policy, ends, numbers, grace).run()
+        return
+    from holdfast._keeper.crew import CrewConfig, CrewKeeper  # only where there are several
+
+    CrewKeeper(policy, ends, numbers, grace, CrewConfig(**config["crew"])).run()
 
 
 if __name__ == "__main__":

@@ -63,6 +63,10 @@ class HeldArena:
         with self._guard:
             return None if self._retired else self.arena.newest()
 
+    def whole(self) -> list[SlotRecord]:
+        with self._guard:
+            return [] if self._retired else self.arena.whole()
+
     def find(self, sequence: int) -> SlotRecord | None:
         return next((r for r in self.arena.whole() if r.sequence == sequence), None)
 
@@ -122,6 +126,28 @@ class Holdings:
             found = [(held, held.newest()) for held in self._own.values()]
         whole = [(held, record) for held, record in found if record is not None]
         return max(whole, key=lambda pair: pair[1].sequence, default=None)
+
+    def at(self, attempt: int, mark: int) -> tuple[HeldArena, SlotRecord] | None:
+        """The slot of one boundary, of this attempt or of one that is salvaged."""
+        found = [(held, r) for held, r in self._whole() if (held.arena.attempt, r.mark) == (attempt, mark)]
+        return max(found, key=lambda pair: pair[1].sequence, default=None)
+
+    def boundaries(self) -> list[tuple[int, int]]:
+        """(attempt, mark) of every whole slot."""
+        return sorted({(held.arena.attempt, record.mark) for held, record in self._whole()})
+
+    def retire_salvaged(self, attempt: int, *, remove: bool = True) -> None:
+        """What an earlier attempt had left is durable."""
+        with self._lock:
+            done = [held for held in self._salvaged if held.arena.attempt == attempt]
+            self._salvaged = [held for held in self._salvaged if held not in done]
+        for held in done:
+            held.retire(remove=remove)
+
+    def _whole(self) -> list[tuple[HeldArena, SlotRecord]]:
+        with self._lock:
+            arenas = [*self._own.values(), *self._salvaged]
+        return [(held, record) for held in arenas for record in held.whole()]
 
     def slot_bytes(self) -> int:
         """The size of a slot, the largest if there are several generations."""

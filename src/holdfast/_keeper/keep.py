@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from holdfast._keeper.persist import Commit, commit_checkpoint
+from holdfast._errors import SaveFailed
+from holdfast._keeper.persist import Commit, close_checkpoint, commit_checkpoint, explain
 from holdfast._keeper.retention import remove_others
 from holdfast._record import journal
+from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_origins
 from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
+from holdfast._record.manifest import DataFile
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Policy:
     keep_last: int
     best: tuple[str, str] | None
     version: str
+    rank: int = 0
+    size: int = 1  # of the world
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,33 @@ def keep_checkpoint(
 ) -> float:
     """Commit an image and note it in the journal; returns the seconds."""
     began = time.monotonic()
-    commit = Commit(
+    commit = commit_of(policy, state)
+    if commit.final.exists():
+        return 0.0
+    commit_checkpoint(commit, views, extents, digests)
+    seconds = time.monotonic() - began
+    note_checkpoint(policy, state, commit, sum(view.nbytes for view in views), seconds)
+    return seconds
+
+
+def keep_parts(
+    policy: Policy, state: State, partial: Path, files: Sequence[DataFile], began: float
+) -> None:
+    """Commit a checkpoint whose parts the ranks have written."""
+    commit = commit_of(policy, state)
+    size_bytes = sum(file.size_bytes for file in files)
+    try:
+        close_checkpoint(commit, partial, files)
+    except OSError as error:
+        raise SaveFailed(explain(policy.layout, error, size_bytes)) from error
+    finally:
+        remove_folder(partial)
+    note_checkpoint(policy, state, commit, size_bytes, time.monotonic() - began)
+
+
+def commit_of(policy: Policy, state: State) -> Commit:
+    """What is to be committed when this state is kept."""
+    return Commit(
         layout=policy.layout,
         run_id=policy.run_id,
         attempt=state.attempt,
@@ -59,23 +91,25 @@ def keep_checkpoint(
         origin=read_origins(policy.layout, [state.attempt]).get(state.attempt),
         version=policy.version,
     )
-    path = policy.layout.checkpoint(state.step, state.attempt, state.at_turn)
-    if path.exists():
-        return 0.0
-    commit_checkpoint(commit, views, extents, digests)
-    seconds = time.monotonic() - began
+
+
+def note_checkpoint(
+    policy: Policy, state: State, commit: Commit, size_bytes: int, seconds: float
+) -> None:
+    """Tell the journal of a checkpoint that is durable."""
+    ranks = {"ranks": policy.size} if policy.size > 1 else {}
     journal.append(
         policy.layout.journal,
         "checkpoint",
         step=state.step,
         attempt=state.attempt,
         reason=state.reason,
-        size_bytes=sum(view.nbytes for view in views),
+        size_bytes=size_bytes,
         seconds=round(seconds, 4),
-        name=path.name,
+        name=commit.final.name,
         metrics=state.metrics,
+        **ranks,
     )
-    return seconds
 
 
 def remove_old(policy: Policy) -> None:

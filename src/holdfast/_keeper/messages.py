@@ -39,6 +39,10 @@ class Outbox:
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._lock = threading.Lock()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
     def post(
         self, kind: str, descriptors: Sequence[int] = (), *, may_drop: bool = False, **fields: Any
     ) -> None:

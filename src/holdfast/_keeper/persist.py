@@ -45,6 +45,11 @@ class Commit:
     version: str
     origin: tuple[int, int] | None = None
 
+    @property
+    def final(self) -> Path:
+        """Where it will be."""
+        return self.layout.checkpoint(self.step, self.attempt, self.at_turn)
+
 
 def commit_checkpoint(
     commit: Commit,
@@ -54,47 +59,68 @@ def commit_checkpoint(
 ) -> None:
     """Make an image durable as a checkpoint; `digests` is asked when the bytes are written."""
     layout = commit.layout
-    final = layout.checkpoint(commit.step, commit.attempt, commit.at_turn)
-    partial = layout.partial(final, os.getpid())
+    partial = None
     try:
-        for stale in layout.partials_of(final):
-            # Of a keeper that was killed in this very commit: nobody else writes this state.
-            remove_folder(stale)
-        partial.mkdir()
-        pass_point("begun")
-        data = partial / rank_file(0)
-        size = _write_data(data, views)
-        pass_point("synced")
-        found = digests()
-        parts = tuple(
-            Part(extent.name, extent.offset, extent.size_bytes, checksum.hex())
-            for extent, checksum in zip(extents, found, strict=True)
-        )
-        manifest = Manifest(
-            run_id=commit.run_id,
-            attempt=commit.attempt,
-            step=commit.step,
-            reason=commit.reason,
-            saved_at=time.time(),
-            files=(DataFile(data.name, size, parts),),
-            origin=commit.origin,
-            metrics=commit.metrics,
-            holdfast=commit.version,
-        )
-        _write_synced(partial / MANIFEST, manifest.to_bytes())
-        pass_point("manifest-written")
-        sync_folder(partial)
-        pass_point("before-publish")
-        _refuse_if_fenced(commit)
-        if not publish_folder(partial, final):
-            remove_folder(partial)
-        pass_point("published")
+        partial = begin_checkpoint(layout, commit.final)
+        file = write_part(partial, 0, views, extents, digests)
+        close_checkpoint(commit, partial, [file])
     except OSError as error:
-        remove_folder(partial)
-        raise SaveFailed(_explain(layout, error, views)) from error
-    except SaveFailed:
-        remove_folder(partial)
-        raise
+        raise SaveFailed(explain(layout, error, sum(view.nbytes for view in views))) from error
+    finally:
+        if partial is not None:
+            remove_folder(partial)  # by now it has its final name, or is of no use
+
+
+def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
+    """The folder in which a checkpoint is put together."""
+    for stale in layout.partials_of(final):
+        # Of a keeper that was killed in this very commit: nobody else writes this state.
+        remove_folder(stale)
+    partial = layout.partial(final, os.getpid())
+    partial.mkdir()
+    pass_point("begun")
+    return partial
+
+
+def write_part(
+    partial: Path,
+    rank: int,
+    views: Sequence[memoryview],
+    extents: Sequence[Extent],
+    digests: Callable[[], Sequence[bytes]],
+) -> DataFile:
+    """Make the file of one rank durable; returns what the manifest says of it."""
+    data = partial / rank_file(rank)
+    size = _write_data(data, views)
+    pass_point("synced")
+    found = digests()
+    parts = tuple(
+        Part(extent.name, extent.offset, extent.size_bytes, checksum.hex())
+        for extent, checksum in zip(extents, found, strict=True)
+    )
+    return DataFile(data.name, size, parts)
+
+
+def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -> None:
+    """All parts are durable: write the manifest, and give the checkpoint its name."""
+    manifest = Manifest(
+        run_id=commit.run_id,
+        attempt=commit.attempt,
+        step=commit.step,
+        reason=commit.reason,
+        saved_at=time.time(),
+        files=tuple(files),
+        origin=commit.origin,
+        metrics=commit.metrics,
+        holdfast=commit.version,
+    )
+    _write_synced(partial / MANIFEST, manifest.to_bytes())
+    pass_point("manifest-written")
+    sync_folder(partial)
+    pass_point("before-publish")
+    _refuse_if_fenced(commit)
+    publish_folder(partial, commit.final)  # who was faster has written the same
+    pass_point("published")
 
 
 def _refuse_if_fenced(commit: Commit) -> None:
@@ -106,8 +132,8 @@ def _refuse_if_fenced(commit: Commit) -> None:
         )
 
 
-def _explain(layout: RunLayout, error: OSError, views: Sequence[memoryview]) -> str:
-    wanted = sum(view.nbytes for view in views)
+def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
+    """Why a checkpoint of so many bytes could not be written, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError, AttributeError):
             room = os.statvfs(layout.folder)

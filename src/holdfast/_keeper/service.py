@@ -21,7 +21,7 @@ from typing import Any
 from holdfast._keeper import messages
 from holdfast._keeper.held import Hasher, HeldArena, Holdings
 from holdfast._keeper.keep import Policy
-from holdfast._keeper.writer import Job, Outcome, Writer
+from holdfast._keeper.writer import Closing, Job, Outcome, Writer
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
@@ -63,7 +63,7 @@ class Keeper:
         self._numbers = numbers
         self._grace = grace
         self._hasher = Hasher()
-        self._writer = Writer(policy, self._outcome)
+        self._writer = Writer(policy, self._outcome, self._closed)
         self._holdings = Holdings(policy.attempt)
         self._durable_sequence = 0
         self._durable_step: int | None = None
@@ -88,9 +88,11 @@ class Keeper:
         selector.register(self._ends.signals, selectors.EVENT_READ, self._hear_signals)
         if self._ends.pidfd is not None:
             selector.register(self._ends.pidfd, selectors.EVENT_READ, self._bury)
+        self._begin()
         next_beat = next_look = 0.0
         while not self._done:
             now = time.monotonic()
+            self._tick(now)
             if now >= next_beat:
                 self._beat_now()
                 # Often at first: somebody looks at `status` as soon as a run has started.
@@ -109,15 +111,28 @@ class Keeper:
                 self._kill_at = None
                 self._kill_trainer()
             if self._bury_at is not None and now >= self._bury_at:
+                self._bury_at = None
                 self._bury()
-                return
+                continue
             timers = [next_beat, next_look, self._insure_at, self._kill_at, self._bury_at]
-            timers.append(self._away_at)
+            timers += [self._away_at, self._next_tick()]
             wait = min(at for at in timers if at is not None) - time.monotonic()
             for key, _ in selector.select(max(0.0, wait)):
                 key.data()
             if self._ends.pidfd is None and os.getppid() != self._ends.trainer_pid:
                 self._bury()
+
+    # What a keeper that is one of several has to do besides:
+
+    def _begin(self) -> None:
+        """The loop begins."""
+
+    def _tick(self, now: float) -> None:
+        """Another turn of the loop."""
+
+    def _next_tick(self) -> float | None:
+        """When there is something to do in a turn of the loop."""
+        return None
 
     # -- from the trainer -----------------------------------------------------
 
@@ -129,7 +144,9 @@ class Keeper:
             self._selector.unregister(self._ends.link)
             self._bury_at = time.monotonic() + _GONE_AFTER_SECONDS
             return
-        message, descriptors = received
+        self._take_in(*received)
+
+    def _take_in(self, message: dict[str, Any], descriptors: list[int]) -> None:
         kind = message["kind"]
         if kind == "arena":
             self._holdings.hold(descriptors[0], message.get("path"))
@@ -146,12 +163,14 @@ class Keeper:
             self._leave_status = message["status"]
             self._is_leaving = True
             self._away_at = None
-            self._writer.wait_idle()
-            self._let_go()
+            self._let_go_when_idle()
         elif kind == "goodbye":
-            self._writer.wait_idle()
-            self._let_go()
+            self._let_go_when_idle()
             self._done = True
+
+    def _let_go_when_idle(self) -> None:
+        self._writer.wait_idle()
+        self._let_go()
 
     def _snapshot_taken(self, generation: int, sequence: int) -> None:
         self._holdings.drop_before(generation)
@@ -211,9 +230,7 @@ class Keeper:
         if number == signal.SIGINT:
             self._interrupted_at = now
         journal.append(self._policy.layout.journal, "signal", name=name)
-        grace = self._grace
-        if grace is None and number != signal.SIGINT:
-            grace = _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
+        grace = self._grace_of(number)
         # The trainer may have heard of it already.
         rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
         self._tell("noted", signal=number, grace=grace, rests=rests)
@@ -222,6 +239,12 @@ class Keeper:
         if grace is not None:
             at = now + max(0.0, grace - self._write_seconds() - 1.0)
             self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
+
+    def _grace_of(self, number: int) -> float | None:
+        """The seconds that a signal leaves; a person waits."""
+        if self._grace is not None or number == signal.SIGINT:
+            return self._grace
+        return _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
 
     def _leave_rest(self, reason: str, status: int) -> None:
         """A stop within a phase: its boundary is in memory, and the phase is repeated anyway."""
@@ -252,11 +275,11 @@ class Keeper:
         if not self._persist_newest(reason, leave_status=status):
             self._send_away(reason, status)
 
-    def _send_away(self, reason: str, status: int) -> None:
+    def _send_away(self, reason: str, status: int, *, asked: bool = True) -> None:
         """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
         self._leave_status = status
         self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
-        self._tell("leave", status=status, reason=reason, step=self._durable_step)
+        self._tell("leave", status=status, reason=reason, step=self._durable_step, asked=asked)
 
     # -- making durable ---------------------------------------------------------
 
@@ -291,18 +314,30 @@ class Keeper:
         if job.leave_status is not None:
             self._send_away(job.reason, job.leave_status)
 
+    def _closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
+        """The manifest of a checkpoint of several ranks is written, or could not be."""
+
     # -- the end ------------------------------------------------------------------
 
     def _bury(self) -> None:
         """The trainer is dead without a goodbye: save what it left, and say so."""
+        self._hear_the_rest()
+        self._writer.wait_idle()
+        self._persist_newest("death")
+        self._writer.wait_idle()
+        self._record_death()
+        self._let_go()
+        self._done = True
+
+    def _hear_the_rest(self) -> None:
+        """What a trainer had sent before it died."""
         self._ends.link.setblocking(False)
         while (received := messages.receive(self._ends.link)) is not None:
             message, descriptors = received
             if message["kind"] == "arena":
                 self._holdings.hold(descriptors[0], message.get("path"))
-        self._writer.wait_idle()
-        self._persist_newest("death")
-        self._writer.wait_idle()
+
+    def _record_death(self) -> None:
         layout, attempt = self._policy.layout, self._policy.attempt
         step = int(self._ends.control.words[control.STEP])
         record = {
@@ -315,8 +350,6 @@ class Keeper:
             journal.append(layout.journal, "death", attempt=attempt, **record)
             with contextlib.suppress(OSError):
                 write_json(layout.exit(attempt), record)
-        self._let_go()
-        self._done = True
 
     def _let_go(self) -> None:
         """Remove the arenas; one that the disk would not take stays for the next start."""
@@ -366,13 +399,16 @@ class Keeper:
             "slots": None if newest is None else newest[0].arena.slots,
             "in_shm": newest is not None and newest[0].path is not None,
         }
-        with contextlib.suppress(OSError):
-            write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)
+        self._publish_beat(beat)
         numbers: list[int] = []
         with contextlib.suppress(OSError):
             numbers = self._policy.layout.attempt_numbers()
         if numbers and numbers[-1] > self._policy.attempt and not self._is_leaving:
             self._tell("fenced", order=None, step=None, error=f"attempt {numbers[-1]} took over")
+
+    def _publish_beat(self, beat: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         messages.send(self._ends.link, kind, **fields)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.held import HeldArena
-from holdfast._keeper.keep import Policy, State, keep_checkpoint, remove_old
-from holdfast._keeper.persist import Fenced
-from holdfast._record.image import decode_scalars
+from holdfast._keeper.keep import Policy, State, keep_checkpoint, keep_parts, remove_old
+from holdfast._keeper.persist import Fenced, explain, write_part
+from holdfast._record.image import ImagePlan, decode_scalars
+from holdfast._record.manifest import DataFile
 from holdfast._save.arena import SlotRecord
 
 
@@ -26,6 +29,17 @@ class Job:
     reason: str
     order: int | None = None  # the trainer's number for it
     leave_status: int | None = None  # tell the trainer to leave when it is durable
+    partial: Path | None = None  # where it is a part of a checkpoint of several ranks
+
+
+@dataclass(frozen=True)
+class Closing:
+    """A checkpoint whose parts are durable: what is missing is the manifest."""
+
+    state: State
+    partial: Path
+    files: list[DataFile]
+    began: float
 
 
 @dataclass(frozen=True)
@@ -36,15 +50,23 @@ class Outcome:
     error: str | None
     is_fenced: bool
     seconds: float
+    file: DataFile | None = None  # the part of a checkpoint
+    metrics: dict[str, float | None] = field(default_factory=dict)
 
 
 class Writer:
     """Writes jobs in the order they come and hands each outcome to `done`."""
 
-    def __init__(self, policy: Policy, done: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        done: Callable[[Outcome], None],
+        closed: Callable[[Closing, str | None, bool], None] = lambda *_: None,
+    ) -> None:
         self._policy = policy
         self._done = done
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._closed = closed
+        self._jobs: queue.SimpleQueue[Job | Closing] = queue.SimpleQueue()
         self._open = 0
         self._idle = threading.Condition()
         self.bytes_per_second: float | None = None
@@ -54,7 +76,7 @@ class Writer:
     def is_idle(self) -> bool:
         return self._open == 0
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job | Closing) -> None:
         with self._idle:
             self._open += 1
         self._jobs.put(job)
@@ -67,46 +89,79 @@ class Writer:
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
-            outcome = self._write(job)
-            job.held.unpin(job.record.slot)
-            self._done(outcome)
-            if outcome.error is None:
+            if isinstance(job, Closing):
+                error, fenced = self._try(lambda job=job: self._close(job))
+                self._closed(job, error, fenced)
+            else:
+                error = self._write(job)
+            if error is None and not (isinstance(job, Job) and job.partial is not None):
                 # After the trainer was told: removing a large file takes as long as a step.
                 try:
                     remove_old(self._policy)
-                except OSError as error:  # they stay for now; the thread must live
-                    print(f"old checkpoints could not be removed: {error}", flush=True)
+                except OSError as failed:  # they stay for now; the thread must live
+                    print(f"old checkpoints could not be removed: {failed}", flush=True)
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()
 
-    def _write(self, job: Job) -> Outcome:
+    def _write(self, job: Job) -> str | None:
         began = time.monotonic()
-        error, fenced = None, False
+        results: list[tuple[DataFile | None, dict[str, float | None]]] = []
+        error, fenced = self._try(lambda: results.append(self._commit(job)))
+        job.held.unpin(job.record.slot)
+        file, metrics = results[0] if results else (None, {})
+        self._done(Outcome(job, error, fenced, time.monotonic() - began, file, metrics))
+        return error
+
+    def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
+        """Do it; returns what went wrong in words, and whether a newer attempt forbade it."""
         try:
-            self._commit(job)
+            act()
         except Fenced as refused:
-            error, fenced = str(refused), True
+            return str(refused), True
         except SaveFailed as failed:
-            error = str(failed)
+            return str(failed), False
         except Exception as unexpected:  # noqa: BLE001  the thread must live to try again
             traceback.print_exc()
-            error = f"{type(unexpected).__name__}: {unexpected}"
-        return Outcome(job, error, fenced, time.monotonic() - began)
+            return f"{type(unexpected).__name__}: {unexpected}", False
+        return None, False
 
-    def _commit(self, job: Job) -> None:
+    def _commit(self, job: Job) -> tuple[DataFile | None, dict[str, float | None]]:
         arena, record = job.held.arena, job.record
         plan = arena.plan(record.slot)
         image = arena.image(record.slot)
         scalars = image[plan.scalars.offset : plan.scalars.offset + plan.scalars.size_bytes]
         head = decode_scalars(scalars)
         metrics, at_turn = head.get("metrics", {}), bool(head.get("at_turn"))
+        digests = functools.partial(job.held.digests, record)
+        if job.partial is not None:
+            return self._write_part(job.partial, image, plan, digests), metrics
         seconds = keep_checkpoint(
             self._policy,
             State(arena.attempt, record.step, job.reason, metrics, at_turn),
             [image],
             plan.extents(),
-            lambda: job.held.digests(record),
+            digests,
         )
         if seconds > 0:
             self.bytes_per_second = len(image) / seconds
+        return None, metrics
+
+    def _write_part(
+        self,
+        partial: Path,
+        image: memoryview,
+        plan: ImagePlan,
+        digests: Callable[[], Sequence[bytes]],
+    ) -> DataFile:
+        began = time.monotonic()
+        partial.mkdir(exist_ok=True)  # a network file system shows another host's late
+        try:
+            file = write_part(partial, self._policy.rank, [image], plan.extents(), digests)
+        except OSError as error:
+            raise SaveFailed(explain(self._policy.layout, error, image.nbytes)) from error
+        self.bytes_per_second = image.nbytes / max(1e-6, time.monotonic() - began)
+        return file
+
+    def _close(self, job: Closing) -> None:
+        keep_parts(self._policy, job.state, job.partial, job.files, job.began)

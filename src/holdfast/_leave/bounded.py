@@ -20,8 +20,7 @@ from typing import Any
 from holdfast._errors import Stopped
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
-from holdfast._leave.record import record_exit
-from holdfast._record.layout import RunLayout
+from holdfast._leave.record import ExitRecord
 from holdfast._say import say
 
 
@@ -38,12 +37,12 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
-def leave_at_once(layout: RunLayout, attempt: int, reason: str, record: dict[str, Any]) -> None:
+def leave_at_once(place: ExitRecord, reason: str, record: dict[str, Any], *, asked: bool) -> None:
     """Say so, note it, and end the process: a person does not want to wait for the step."""
     step, status = record["durable_step"], record["status"]
     kept = "nothing is durable yet" if step is None else f"step {step} is durable"
     say(f"leaving at once ({reason}): {kept}. Status {status}.")
-    record_exit(layout, attempt, {"how": reason, **record})
+    place.write({"how": reason, **record}, asked=asked)
     end_process(status)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
@@ -33,17 +34,38 @@ def reason_of(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}".strip(": ")
 
 
-def record_exit(layout: RunLayout, attempt: int, record: dict[str, Any]) -> None:
-    """Note the end of an attempt, so that nobody waits for it or watches its heartbeat."""
-    journal.append(layout.journal, "exit", attempt=attempt, **record)
-    with contextlib.suppress(OSError):
-        write_json(layout.exit(attempt), {**record, "time": time.time()})
+@dataclass(frozen=True)
+class ExitRecord:
+    """Where the end of an attempt is noted; of several ranks the first notes it for all."""
+
+    layout: RunLayout
+    attempt: int
+    rank: int = 0
+    launcher: Launcher | None = None
+
+    def write(self, record: dict[str, Any], *, asked: bool) -> None:
+        """Note the end, so that nobody waits for it or watches its heartbeat."""
+        if self.rank:
+            return
+        journal.append(self.layout.journal, "exit", attempt=self.attempt, **record)
+        told: dict[str, Any] = {**record, "time": time.time()}
+        if asked and self.launcher is not None:
+            # Whoever starts again what leaves with a status is not to undo a stop.
+            told = {**told, "asked": True, "launcher": self.launcher.process}
+        with contextlib.suppress(OSError):
+            write_json(self.layout.exit(self.attempt), told)
+
+    def write_trouble(self, error: BaseException) -> None:
+        """Keep a traceback that the user is not shown."""
+        import traceback
+
+        with contextlib.suppress(OSError):
+            text = "".join(traceback.format_exception(error))
+            self.layout.trouble(self.attempt, self.rank).write_text(text, encoding="utf-8")
 
 
-def record_trouble(layout: RunLayout, attempt: int, error: BaseException) -> None:
-    """Keep a traceback that the user is not shown."""
-    import traceback
+class Launcher(Protocol):
+    """The process that started this one."""
 
-    with contextlib.suppress(OSError):
-        text = "".join(traceback.format_exception(error))
-        layout.trouble(attempt).write_text(text, encoding="utf-8")
+    @property
+    def process(self) -> dict[str, Any]: ...

@@ -18,7 +18,8 @@ from holdfast._prove.trees import FileDifference, Stored, first_difference
 from holdfast._record.attempts import find_run, known_origins
 from holdfast._record.line import is_on_line, trace_line
 from holdfast._resume.find import attempts_in_memory
-from holdfast._resume.verify import Loaded, read_checkpoint
+from holdfast._resume.joined import read_checkpoint
+from holdfast._resume.verify import Loaded
 
 _CHECKPOINT = "the newest checkpoint"
 # With a blank, as all that is not the user's: his states are named by keywords.

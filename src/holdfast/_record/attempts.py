@@ -182,8 +182,11 @@ def _refuse_if_live(
 
 
 @contextlib.contextmanager
-def beating(layout: RunLayout, attempt: int) -> Iterator[None]:
+def beating(layout: RunLayout, attempt: int, *, is_needed: bool = True) -> Iterator[None]:
     """Keep the lease alive until there is a keeper: a large state takes its time to load."""
+    if not is_needed:  # another rank does it
+        yield
+        return
     over = threading.Event()
 
     def beat() -> None:

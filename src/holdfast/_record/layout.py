@@ -2,14 +2,19 @@
 
 runs/demo/
   run.json                         the run's random id
+  run.key                          the secret by which its keepers know each other
   journal.jsonl                    what happened, one line each
   attempts/0002/                   one life of the process
     lease.json  heartbeat.json     who has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
     exit.json                      how it ended
+    stop.json                      the stop that was asked for, and whose restarts it outlives
     stacks.txt  keeper.log  trouble.txt
+    ranks/00001.json               of a job of several: each rank's process and keeper
+    stacks-00001.txt  …            and what it has to itself
+    mail/                          what keepers could not tell each other by network
   checkpoints/step-000000001240-a0002/
-    manifest.json  rank-00000.safetensors
+    manifest.json  rank-00000.safetensors  …
   checkpoints/step-000000001240-a0002-turn/    the same step, when its epoch was over
   requests/stop-0002.json          asked from another process
   set-aside/                       damaged or unfinished checkpoints
@@ -42,6 +47,10 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+def _suffix(rank: int) -> str:
+    return f"-{rank:05d}" if rank else ""
+
+
 def is_turn(checkpoint: Path) -> bool:
     """Whether a checkpoint was made at the turn of an epoch."""
     return checkpoint.name.endswith("-turn")
@@ -56,6 +65,10 @@ class RunLayout:
     @property
     def identity(self) -> Path:
         return self.folder / "run.json"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "run.key"
 
     @property
     def journal(self) -> Path:
@@ -92,14 +105,30 @@ class RunLayout:
     def exit(self, attempt: int) -> Path:
         return self.attempt(attempt) / "exit.json"
 
-    def stacks(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "stacks.txt"
+    def stop(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "stop.json"
 
-    def keeper_log(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "keeper.log"
+    def stacks(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"stacks{_suffix(rank)}.txt"
 
-    def trouble(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "trouble.txt"
+    def keeper_log(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"keeper{_suffix(rank)}.log"
+
+    def trouble(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"trouble{_suffix(rank)}.txt"
+
+    def ranks(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "ranks"
+
+    def rank(self, attempt: int, rank: int) -> Path:
+        return self.ranks(attempt) / f"{rank:05d}.json"
+
+    def mail(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "mail"
+
+    def meeting(self, job: str) -> Path:
+        """Where ranks that have no other way meet before they train."""
+        return self.attempts / f".meeting-{job}"
 
     def request(self, kind: str, attempt: int) -> Path:
         return self.requests / f"{kind}-{attempt:04d}.json"

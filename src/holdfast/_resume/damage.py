@@ -29,13 +29,13 @@ def find_damage(folder: Path) -> list[str]:
     lines: list[str] = []
     for file in found.files:
         try:
-            lines += _check_file(folder / file.name, file)
+            lines += check_file(folder / file.name, file)
         except OSError as error:
             lines.append(f"{file.name}: {error.strerror}")
     return lines
 
 
-def _check_file(path: Path, file: DataFile) -> list[str]:
+def check_file(path: Path, file: DataFile) -> list[str]:
     with path.open("rb", buffering=0) as data:
         size = os.fstat(data.fileno()).st_size
         if size != file.size_bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from holdfast._record import journal
 from holdfast._record.atomic import move_aside
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line
-from holdfast._resume.verify import Loaded, read_checkpoint, verify_image
+from holdfast._resume.joined import join, read_checkpoint
+from holdfast._resume.verify import Loaded, slot_source, verify_image
 
 if TYPE_CHECKING:
     from holdfast._save.arena import Arena, SlotRecord
@@ -31,6 +32,7 @@ class Leftover:
 
     arena: Arena
     path: Path
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,15 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
+    """Something that may be a good state."""
+
     attempt: int
     step: int
     folder: Path | None = None
     leftover: Leftover | None = None
     record: Any = None
+    peers: tuple[tuple[Leftover, Any], ...] = ()  # what other ranks left, in their order
 
 
 def open_leftovers(run_id: str) -> list[Leftover]:
@@ -62,7 +67,7 @@ def open_leftovers(run_id: str) -> list[Leftover]:
     if sys.platform != "linux":
         return []
     from holdfast._save.arena import Arena, NotAnArena
-    from holdfast._save.backing import find_leftovers, open_leftover
+    from holdfast._save.backing import find_leftovers, open_leftover, rank_of
 
     found = []
     for path in find_leftovers(run_id):
@@ -75,7 +80,7 @@ def open_leftovers(run_id: str) -> list[Leftover]:
             os.close(descriptor)
             continue  # perhaps being made right now by a live attempt: not ours to remove
         if arena.run_id == run_id:
-            found.append(Leftover(arena, path))
+            found.append(Leftover(arena, path, rank_of(path)))
     return found
 
 
@@ -109,9 +114,15 @@ def find_newest(
     damaged = 0
     for candidate in _candidates(layout, line, leftovers):
         try:
-            return _read(candidate)
+            return read_candidate(candidate)
         except DamagedCheckpoint as error:
-            damaged += _report(candidate, error, layout, say)
+            damaged += report_damage(candidate, error, layout, say)
+    refuse_to_begin_anew(layout, damaged)
+    return None
+
+
+def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
+    """Where there were checkpoints, training from the beginning must be somebody's wish."""
     strangers = len(layout.checkpoint_folders())
     if strangers and not damaged:
         raise NoGoodCheckpoint(
@@ -126,39 +137,41 @@ def find_newest(
             f"the damaged ones are in {layout.set_aside}.\n"
             "To begin anew, use another folder."
         )
-    return None
 
 
-def remove_leftovers(run_id: str, attempt: int, spare: Path | None) -> None:
+def remove_leftovers(run_id: str, attempt: int, spare: Collection[Path]) -> None:
     """Remove what earlier attempts left in memory, once nobody needs it any more."""
     if sys.platform != "linux":
         return
     from holdfast._save.backing import attempt_of, find_leftovers
 
     for path in find_leftovers(run_id):
-        if attempt_of(path) < attempt and path != spare:
+        if attempt_of(path) < attempt and path not in spare:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def _candidates(
     layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
-) -> Iterator[_Candidate]:
-    found = [
-        _Candidate(attempt, step, folder=folder)
-        for step, attempt, folder in layout.checkpoint_folders()
-    ]
+) -> Iterator[Candidate]:
+    found = on_disk(layout, line)
     for leftover in leftovers:
         found += [
-            _Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
+            Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
             for record in leftover.arena.whole()
             if record.is_hashed  # else nobody can say that it is undamaged
         ]
     on_line = [c for c in found if is_on_line(line, c.attempt, c.step)]
-    yield from sorted(on_line, key=_age, reverse=True)
+    yield from sorted(on_line, key=age, reverse=True)
 
 
-def _age(candidate: _Candidate) -> tuple[int, int, bool, int, str]:
+def on_disk(layout: RunLayout, line: dict[int, int | None]) -> list[Candidate]:
+    """The checkpoints on the line."""
+    folders = layout.checkpoint_folders()
+    return [Candidate(a, step, folder=f) for step, a, f in folders if is_on_line(line, a, step)]
+
+
+def age(candidate: Candidate) -> tuple[int, int, bool, int, str]:
     """Newer is more. Of one step what is in memory comes first: it is quicker to read, and
     never behind the disk, which got all it has from there."""
     in_memory = candidate.folder is None
@@ -167,9 +180,10 @@ def _age(candidate: _Candidate) -> tuple[int, int, bool, int, str]:
     return (candidate.attempt, candidate.step, in_memory, sequence, name)
 
 
-def _read(candidate: _Candidate) -> Found:
+def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
+    """Read and check it; DamagedCheckpoint if it is no good."""
     if candidate.folder is not None:
-        loaded = read_checkpoint(candidate.folder)
+        loaded = read_checkpoint(candidate.folder, rank)
         _refuse_another_step(candidate, loaded, str(candidate.folder))
         return Found(candidate.attempt, candidate.step, loaded)
     assert candidate.leftover is not None
@@ -181,19 +195,32 @@ def _read(candidate: _Candidate) -> Found:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
     loaded = verify_image(image, plan, arena.digests(record.slot), where)
+    if candidate.peers:
+        loaded = _joined(candidate, loaded, rank, where)
     _refuse_another_step(candidate, loaded, where)
     return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
 
 
-def _refuse_another_step(candidate: _Candidate, loaded: Loaded, where: str) -> None:
+def _joined(candidate: Candidate, own: Loaded, rank: int, where: str) -> Loaded:
+    sources = [
+        own if number == rank else slot_source(leftover.arena, record, f"{where}, rank {number}")
+        for number, (leftover, record) in enumerate(candidate.peers)
+    ]
+    return join(sources, rank, [where] * len(sources))
+
+
+def _refuse_another_step(candidate: Candidate, loaded: Loaded, where: str) -> None:
     """A slot's record and a folder's name have no checksum: what the image says counts."""
     step, attempt = loaded.head["step"], loaded.head.get("attempt", candidate.attempt)
-    if (step, attempt) != (candidate.step, candidate.attempt):
+    is_other = (step, attempt) != (candidate.step, candidate.attempt)
+    if candidate.record is not None:
+        is_other |= candidate.record.mark % 2 != bool(loaded.head.get("at_turn"))
+    if is_other:
         raise DamagedCheckpoint(f"{where}: it holds step {step} of attempt {attempt}.")
 
 
-def _report(
-    candidate: _Candidate,
+def report_damage(
+    candidate: Candidate,
     error: DamagedCheckpoint,
     layout: RunLayout,
     say: Callable[[str], None],

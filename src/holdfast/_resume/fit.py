@@ -8,16 +8,21 @@ from typing import Any
 from holdfast._errors import StateMismatch
 from holdfast._record.image import TensorSpec
 from holdfast._resume.verify import Loaded
-from holdfast._save.capture import adapter_of, adapters, is_stateful
+from holdfast._save.capture import adapter_of, adapters, is_stateful, tensor_leaves
 
 _NAMED = 8
 
 
 def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
     """Raise StateMismatch, with all that does not fit, before anything is changed."""
+    stored = loaded.head["tree"]["state"]
     for spec in loaded.plan.specs:
         _check_type(spec)
-    _Fit(loaded).check(loaded.head["tree"]["state"], state)
+    for name, encoded in stored.items():
+        for path, leaf in tensor_leaves(encoded, name):
+            if "$shard" in leaf:
+                _check_sharded(leaf["$shard"]["dtype"], path)
+    _Fit(loaded).check(stored, state)
 
 
 def _check_type(spec: TensorSpec) -> None:
@@ -28,8 +33,20 @@ def _check_type(spec: TensorSpec) -> None:
         reason = f"an item of it has another size than {spec.item_bytes} here"
     except (ValueError, ImportError) as error:
         reason = str(error)
-    raise StateMismatch(
-        f"{spec.name}: stored as {spec.dtype} of {spec.kind}, and {reason}.\n"
+    raise _lacking(f"{spec.name}: stored as {spec.dtype} of {spec.kind}", reason)
+
+
+def _check_sharded(dtype: str, path: str) -> None:
+    """Of a sharded tensor this rank may have stored nothing, so that no spec tells its type."""
+    try:
+        adapter_of("torch").check_sharded(dtype)
+    except (ValueError, ImportError) as error:
+        raise _lacking(f"{path}: stored in parts as {dtype} of torch", str(error)) from error
+
+
+def _lacking(what: str, reason: str) -> StateMismatch:
+    return StateMismatch(
+        f"{what}, and {reason}.\n"
         "The checkpoint is left as it was: resume with the versions it was made with."
     )
 
@@ -80,8 +97,8 @@ class _Fit:
                 self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
         elif is_stateful(live) or _is_generator(live):
             self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
-        elif kind == "$t":
-            self._look_at_array(encoded["$t"], live, path)
+        elif kind in ("$t", "$shard"):
+            self._look_at_array(encoded, live, path)
         else:
             self._look_inside(dict(_entries(encoded)), dict(_live_entries(live)), path)
 
@@ -96,13 +113,13 @@ class _Fit:
             f"{path}.{key}" for key, item in live.items() if key not in stored and _has_object(item)
         ]
 
-    def _look_at_array(self, index: int, live: Any, path: str) -> None:
+    def _look_at_array(self, encoded: Any, live: Any, path: str) -> None:
         for adapter in adapters():
             if adapter.is_array(live):
                 now = adapter.spec(path, live)
                 # Bytes and scalars are replaced whole: another length or type is another value.
                 if now.kind != "bytes" and not now.dtype.startswith("scalar "):
-                    self._match(index, now, path)
+                    self._match(encoded, now, path)
 
     def _look_at_object(self, encoded: Any, live: Any, path: str) -> None:
         if not is_stateful(live):
@@ -113,22 +130,25 @@ class _Fit:
             if strict is None:
                 continue
             stored = {
-                key: item["$t"]
+                key: item
                 for key, item in _items(encoded)
-                if isinstance(item, dict) and "$t" in item
+                if isinstance(item, dict) and ("$t" in item or "$shard" in item)
             }
             self.missing += [f"{path}.{key}" for key in strict if key not in stored]
             self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
-            for key, index in stored.items():
+            for key, item in stored.items():
                 if key in strict:
-                    self._match(index, adapter.spec(key, strict[key]), f"{path}.{key}")
+                    self._match(item, adapter.spec(key, strict[key]), f"{path}.{key}")
 
-    def _match(self, index: int, now: Any, path: str) -> None:
-        then = self._loaded.plan.specs[index]
-        if (then.dtype, then.shape) != (now.dtype, now.shape):
-            self.reshaped.append(
-                f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
-            )
+    def _match(self, encoded: Any, now: Any, path: str) -> None:
+        """Compare types and sizes; those of the whole where the tensor is sharded."""
+        if "$shard" in encoded:
+            dtype, size = encoded["$shard"]["dtype"], encoded["$shard"]["size"]
+        else:
+            then = self._loaded.plan.specs[encoded["$t"]]
+            dtype, size = then.dtype, list(then.shape)
+        if (dtype, size) != (now.dtype, list(now.shape)):
+            self.reshaped.append(f"{path} ({dtype} {size} → {now.dtype} {list(now.shape)})")
 
 
 def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:

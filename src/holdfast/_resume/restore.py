@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast._errors import HoldfastError, RestoreDiffers, StateMismatch
 from holdfast._record.checksum import digest_all
+from holdfast._resume.assemble import Assembler
 from holdfast._resume.fit import check_fit
 from holdfast._resume.verify import Loaded
 from holdfast._save.capture import Captured, adapter_of, adapters, capture
@@ -27,7 +28,7 @@ def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
     loader = _Loader(loaded)
     for name, encoded in stored.items():
         state[name] = loader.load(encoded, state[name], name)
-    return _compare(state, stored, loaded)
+    return _compare(state, stored, loaded, loader.sharded)
 
 
 def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> None:
@@ -39,7 +40,7 @@ def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> No
 
 def decode_extra(loaded: Loaded) -> dict[str, Any]:
     """What travels with the state: the global random generators, and where the data stood."""
-    found = _Loader(loaded).value(loaded.head["tree"]["extra"], borrowed=False)
+    found = _Loader(loaded).value(loaded.head["tree"]["extra"], "holdfast", borrowed=False)
     assert isinstance(found, dict)
     return found
 
@@ -50,6 +51,7 @@ class _Loader:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._owned: dict[int, Any] = {}
+        self.sharded = Assembler(loaded)
 
     def load(self, encoded: Any, live: Any, path: str) -> Any:
         """Put an encoded value into `live` if that is possible, and return what to use."""
@@ -58,8 +60,11 @@ class _Loader:
             live[:] = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded)]
             return live
         if not isinstance(encoded, dict):
-            return self.value(encoded, borrowed=False)
+            return self.value(encoded, path, borrowed=False)
         tag = next(iter(encoded), "")
+        sharded = self.sharded.value(encoded, live, path)
+        if sharded is not None:
+            return live if self.sharded.load_in_place(live, sharded) else sharded
         if tag == "$state":
             self._load_object(encoded[tag], live, path)
             return live
@@ -80,7 +85,7 @@ class _Loader:
             items = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded[tag])]
             make = getattr(type(live), "_make", tuple)
             return make(items)
-        fresh = self.value(encoded, borrowed=False)
+        fresh = self.value(encoded, path, live, borrowed=False)
         if tag == "$set" and isinstance(live, set):
             live.clear()
             live.update(fresh)
@@ -91,7 +96,7 @@ class _Loader:
         return fresh
 
     def _load_generator(self, encoded: Any, live: Any, path: str) -> None:
-        state = self.value(encoded, borrowed=False)
+        state = self.value(encoded, path, borrowed=False)
         adapter = next(a for a in adapters() if a.is_generator(live))
         try:
             adapter.restore_generator(live, state)
@@ -105,7 +110,7 @@ class _Loader:
         pairs: list[tuple[Any, Any]]
         if "$dict" in encoded or "$odict" in encoded:
             raw = encoded.get("$dict", encoded.get("$odict"))
-            pairs = [(self.value(key, borrowed=False), item) for key, item in raw or []]
+            pairs = [(self.value(key, path, borrowed=False), item) for key, item in raw or []]
         else:
             pairs = list(encoded.items())
         fresh = {key: self.load(item, live.get(key), f"{path}.{key}") for key, item in pairs}
@@ -120,10 +125,11 @@ class _Loader:
         )
         borrowed = adapter is not None
         try:
-            stored = self.value(encoded, borrowed=borrowed)
+            near = _partners(live)
+            stored = self.value(encoded, path, near, borrowed=borrowed)
             live.load_state_dict(stored)
             if borrowed and self._is_kept(live):
-                live.load_state_dict(self.value(encoded, borrowed=False))
+                live.load_state_dict(self.value(encoded, path, near, borrowed=False))
             for each in adapters():
                 getattr(each, "settle", lambda *_: None)(live, stored)
         except HoldfastError:
@@ -136,16 +142,15 @@ class _Loader:
 
     def _is_kept(self, live: Any) -> bool:
         """Whether an object kept a tensor that only borrows the image's memory."""
-        image = self._loaded.image
         import ctypes
 
-        start = ctypes.addressof(ctypes.c_char.from_buffer(image))
-        captured = capture({"object": live})
-        return any(
-            start <= value.data_ptr() < start + image.nbytes
-            for value in captured.values
-            if hasattr(value, "data_ptr")
-        )
+        ranges = []
+        for view in self._loaded.memory():
+            start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            ranges.append((start, start + view.nbytes))
+        captured = capture({"object": live}, replicas=True)
+        addresses = [v.data_ptr() for v in captured.values if hasattr(v, "data_ptr")]
+        return any(first <= at < last for at in addresses for first, last in ranges)
 
     def _own(self, index: int) -> Any:
         # One tensor under two names stays one tensor.
@@ -154,38 +159,61 @@ class _Loader:
             self._owned[index] = adapter_of(spec.kind).own(spec, self._loaded.data(index))
         return self._owned[index]
 
-    def value(self, encoded: Any, *, borrowed: bool) -> Any:
-        """Decode a value; with `borrowed`, tensors share the image's memory."""
+    def value(self, encoded: Any, path: str, near: Any = None, *, borrowed: bool) -> Any:
+        """Decode a value; with `borrowed`, tensors share the image's memory.
+
+        `near` is what is there now: it says how a tensor is to be sharded.
+        """
+
+        def inner_value(item: Any, key: Any) -> Any:
+            return self.value(item, f"{path}.{key}", _part_of(near, key), borrowed=borrowed)
+
         if isinstance(encoded, list):
-            return [self.value(item, borrowed=borrowed) for item in encoded]
+            return [inner_value(item, number) for number, item in enumerate(encoded)]
         if not isinstance(encoded, dict):
             return encoded
         tag = next(iter(encoded), "")
         if not tag.startswith("$"):
-            return {key: self.value(item, borrowed=borrowed) for key, item in encoded.items()}
+            return {key: inner_value(item, key) for key, item in encoded.items()}
         inner = encoded[tag]
+        sharded = self.sharded.value(encoded, near, path)
+        if sharded is not None:
+            return sharded
         if tag == "$t":
             if not borrowed:
                 return self._own(inner)
             spec = self._loaded.plan.specs[inner]
             return adapter_of(spec.kind).borrow(spec, self._loaded.data(inner))
         if tag in ("$dict", "$odict"):
+            keys = [self.value(key, path, borrowed=False) for key, _ in inner]
             pairs = [
-                (self.value(key, borrowed=False), self.value(item, borrowed=borrowed))
-                for key, item in inner
+                (key, inner_value(item, key)) for key, (_, item) in zip(keys, inner, strict=True)
             ]
             if tag == "$dict":
                 return dict(pairs)
             ordered = OrderedDict(pairs)
             if "$metadata" in encoded:
-                metadata = self.value(encoded["$metadata"], borrowed=False)
+                metadata = self.value(encoded["$metadata"], path, borrowed=False)
                 # As torch's modules have it: the versions of their states.
                 ordered._metadata = metadata  # type: ignore[attr-defined]
             return ordered
         if tag in ("$tuple", "$set", "$frozenset"):
-            items = [self.value(item, borrowed=borrowed) for item in inner]
+            items = [inner_value(item, number) for number, item in enumerate(inner)]
             return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](items)
         return _decode_plain(tag, inner)
+
+
+def _part_of(near: Any, key: Any) -> Any:
+    if isinstance(near, dict):
+        return near.get(key)
+    is_there = isinstance(near, list | tuple) and type(key) is int and key < len(near)
+    return near[key] if is_there else None
+
+
+def _partners(live: Any) -> Any:
+    """What is now where an object's stored state will go; None if none of it can be sharded."""
+    found = (getattr(each, "partners", lambda _: None)(live) for each in adapters())
+    return next((each for each in found if each is not None), None)
 
 
 def _decode_plain(tag: str, inner: Any) -> Any:
@@ -202,10 +230,11 @@ def _decode_plain(tag: str, inner: Any) -> Any:
     raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")
 
 
-def _compare(state: dict[str, Any], stored: Any, loaded: Loaded) -> list[str]:
+def _compare(state: dict[str, Any], stored: Any, loaded: Loaded, sharded: Assembler) -> list[str]:
     """Capture again and compare with what was stored, to the bit; returns what else changed."""
-    captured = capture(state)
-    differing = _compare_tensors(stored, captured, loaded)
+    captured = capture(state, replicas=True)
+    unsharded = _tensor_numbers(stored) - sharded.numbers
+    differing = _compare_tensors(unsharded, captured, loaded) + sharded.differing(captured)
     if differing:
         raise RestoreDiffers(
             "after loading, some of the state is not what was stored: "
@@ -218,13 +247,13 @@ def _compare(state: dict[str, Any], stored: Any, loaded: Loaded) -> list[str]:
     return [item.lstrip(".") for item in changed]
 
 
-def _compare_tensors(stored: Any, captured: Captured, loaded: Loaded) -> list[str]:
+def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> list[str]:
     """The stored tensors that are lost, of another kind, or of other values now."""
     now = {spec.name: index for index, spec in enumerate(captured.specs)}
     differing: list[str] = []
     views: list[memoryview] = []
     expected: list[tuple[str, bytes]] = []
-    for then in sorted(_tensor_numbers(stored)):
+    for then in sorted(stored):
         old = loaded.plan.specs[then]
         if old.name not in now:
             differing.append(f"{old.name} (lost)")
@@ -257,16 +286,21 @@ def _tensor_numbers(encoded: Any) -> set[int]:
 
 def _compare_plain(then: Any, now: Any, path: str, changed: list[str]) -> None:
     """Collect what differs in the rest of the tree: numbers, strings, keys, lengths."""
+    if _is_tensor(then) and _is_tensor(now):
+        return  # compared already, and what was sharded need not be so now
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
-        if "$t" not in then:
-            for key in then:
-                inner = path if key.startswith("$") else f"{path}.{key}"
-                _compare_plain(then[key], now[key], inner, changed)
+        for key in then:
+            inner = path if key.startswith("$") else f"{path}.{key}"
+            _compare_plain(then[key], now[key], inner, changed)
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for index, (a, b) in enumerate(zip(then, now, strict=True)):
             _compare_plain(a, b, f"{path}.{index}", changed)
     elif then != now:
         changed.append(f"{path} (stored {_short(then)}, now {_short(now)})")
+
+
+def _is_tensor(encoded: Any) -> bool:
+    return isinstance(encoded, dict) and ("$t" in encoded or "$shard" in encoded)
 
 
 def _short(value: Any) -> str:

@@ -22,6 +22,7 @@ from holdfast._resume.find import (
     set_aside_unfinished,
 )
 from holdfast._resume.restore import decode_extra, restore_again, restore_state
+from holdfast._resume.together import Party, find_together
 from holdfast._save.capture import adapter_of, capture
 from holdfast._say import say
 
@@ -66,6 +67,7 @@ class Resumed:
     phases: list[int | None] | None = None  # when they came
     loop: int = 0  # in which of the script's loops the state was stored
     by_hand: bool = True  # or between two calls of run.boundary()
+    at_turn: bool = False  # of an epoch
     best: dict[str, float] | None = None  # of the metric that decides which checkpoint is kept
     _before: dict[str, Any] = field(default_factory=dict)
 
@@ -85,13 +87,16 @@ class Resumed:
 
     def hand_over(self, keeper: Salvager) -> None:
         """Give what was only in memory to the keeper, and clean up the rest."""
-        found, spare = self.found, None
+        found = self.found
+        spare: set[Path] = set()
         if found is not None and found.leftover is not None and found.record is not None:
             at_turn = bool(found.loaded.head.get("at_turn"))
             folder = self.start.layout.checkpoint(found.step, found.attempt, at_turn)
             if keeper.has_keeper and not folder.exists():
-                spare = found.leftover.path
-                keeper.salvage(found.leftover.arena, str(spare), found.record.sequence)
+                path = found.leftover.path
+                keeper.salvage(found.leftover.arena, str(path), found.record.sequence)
+                # Those of other ranks are salvaged by their keepers.
+                spare = {each.path for each in self.start.leftovers if each.arena.attempt == found.attempt}
         del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
         if self.found is None:
@@ -126,43 +131,82 @@ def _with_checkpoints(
     return {number: step for number, step in line.items() if number in present}
 
 
-def resume(start: Start, attempt: int, state: dict[str, Any]) -> Resumed:
+def resume(
+    start: Start, attempt: int, state: dict[str, Any], party: Party | None = None
+) -> Resumed:
     """Restore the newest good state into `state`, and note the attempt's origin."""
     began = time.monotonic()
     layout = start.layout
-    set_aside_unfinished(layout, say)
+    is_first = party is None or party.rank == 0
+    if is_first:
+        set_aside_unfinished(layout, say)
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
-    found = find_newest(layout, trace_line(origins, attempt - 1), start.leftovers, say)
+    line = trace_line(origins, attempt - 1)
+    if party is None:
+        found = find_newest(layout, line, start.leftovers, say)
+    else:
+        # Rank 0 has the folder at first hand; a network file system shows it to others late.
+        told = party.exchange("line", sorted(line.items()))[0]
+        line = {number: step for number, step in told}
+        found = find_together(party, layout, line, start.leftovers, say)
     if found is None:
-        note_origin(layout, attempt, None)
-        say(f"{start.folder}: a new run (attempt {attempt}).")
+        if is_first:
+            note_origin(layout, attempt, None)
+            say(f"{start.folder}: a new run (attempt {attempt}{_ranks(party)}).")
         return Resumed(start, attempt, {attempt: None})
     # A disk takes its time to flush; the objects can be filled meanwhile.
-    flushing = Background(lambda: note_origin(layout, attempt, (found.attempt, found.step)))
+    origin = (found.attempt, found.step)
+    flushing = Background(lambda: note_origin(layout, attempt, origin) if is_first else None)
     for changed in restore_state(state, found.loaded):
         say(f"{changed} did not stay as it was stored; its object does not keep it.")
     flushing.join()
+    resumed = _resumed(start, attempt, found, origins, party)
+    say(
+        f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
+        f"{time.monotonic() - began:.2f} s (attempt {attempt}{_ranks(party)})."
+    )
+    if party is not None and party.size != found.loaded.world:
+        say(
+            f"the state was stored by {_count(found.loaded.world)}, and there are {party.size} "
+            "now: the run goes on with the same samples, but not to the same bits."
+        )
+    return resumed
+
+
+def _ranks(party: Party | None) -> str:
+    return "" if party is None else f", {party.size} ranks"
+
+
+def _count(world: int) -> str:
+    return "1 rank" if world == 1 else f"{world} ranks"
+
+
+def _resumed(
+    start: Start,
+    attempt: int,
+    found: Found,
+    origins: dict[int, tuple[int, int] | None],
+    party: Party | None,
+) -> Resumed:
     head, extra = found.loaded.head, decode_extra(found.loaded)
     position = extra.get("position")
     line = trace_line({**origins, attempt: (found.attempt, found.step)}, attempt)
-    resumed = Resumed(
+    # A rank that was not there has generators of its own, as the script has seeded them.
+    is_known = party is None or party.rank < found.loaded.world
+    return Resumed(
         start,
         attempt,
-        line=_with_checkpoints(layout, line, attempt, found.attempt),
+        line=_with_checkpoints(start.layout, line, attempt, found.attempt),
         found=found,
         step=found.step,
         resumed_from=found.step,
         source="memory" if found.leftover is not None else "disk",
-        generators=extra["generators"],
+        generators=extra["generators"] if is_known else None,
         position=None if position is None else Position.from_tree(position),
         metrics=head.get("metrics", {}),
         phases=head.get("phases"),
         loop=head.get("loop", 0),
         by_hand=head.get("by_hand", True),
+        at_turn=bool(head.get("at_turn")),
         best=head.get("best"),
     )
-    say(
-        f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
-        f"{time.monotonic() - began:.2f} s (attempt {attempt})."
-    )
-    return resumed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._record import manifest
 from holdfast._record.checksum import digest, digest_all, for_each
-from holdfast._record.image import ImagePlan, decode_scalars, parse_header
+from holdfast._record.image import ImagePlan, TensorSpec, decode_scalars, parse_header
 from holdfast._record.layout import MANIFEST
 from holdfast._record.manifest import DataFile, Manifest
 
@@ -20,18 +21,41 @@ _CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A verified image in memory."""
+class StoredShard:
+    """What one rank stored of a sharded tensor."""
 
-    plan: ImagePlan
+    description: dict[str, Any]
+    spec: TensorSpec
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified state in memory: the image of one rank, and what others hold for it."""
+
+    plan: ImagePlan  # its specs go on behind those of the image with what others hold
     image: memoryview
     head: dict[str, Any]  # the scalars: step, tree, metrics, …
     digests: dict[str, bytes]  # of each tensor, by name
+    elsewhere: tuple[memoryview, ...] = ()  # the tensors that the images of others hold
+    find_shards: Callable[[str], list[StoredShard]] | None = None
+    world: int = 1  # the ranks that stored it
 
     def data(self, index: int) -> memoryview:
         """The bytes of tensor number `index`."""
+        own = len(self.plan.offsets)
+        if index >= own:
+            return self.elsewhere[index - own]
         start = self.plan.offsets[index]
         return self.image[start : start + self.plan.specs[index].size_bytes]
+
+    def shards(self, path: str) -> list[StoredShard]:
+        """The parts of the sharded tensor at a path, of all ranks that stored one."""
+        return [] if self.find_shards is None else self.find_shards(path)
+
+    def memory(self) -> list[memoryview]:
+        """All that tensors may borrow from."""
+        return [self.image, *(view for view in self.elsewhere if view.nbytes)]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -41,30 +65,17 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{folder}: the manifest is missing.") from error
     except OSError as error:
-        raise _cannot_read(folder / MANIFEST, error) from error
+        raise cannot_read(folder / MANIFEST, error) from error
     return manifest.parse(data, str(folder))
 
 
-def read_checkpoint(folder: Path) -> Loaded:
-    """Read a checkpoint into memory with every checksum verified."""
-    found = read_manifest(folder)
-    if len(found.files) != 1:
-        raise UnreadableCheckpoint(
-            f"{folder}: written by {len(found.files)} ranks, and this run is one process."
-        )
-    file = found.files[0]
-    path = folder / file.name
-    image = _read_verified(path, file)
-    return _loaded(image, {part.name: bytes.fromhex(part.checksum) for part in file.parts}, path)
-
-
-def _read_verified(path: Path, file: DataFile) -> memoryview:
+def read_image(path: Path, file: DataFile) -> memoryview:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path}: is missing.") from error
     except OSError as error:
-        raise _cannot_read(path, error) from error
+        raise cannot_read(path, error) from error
     try:
         size = os.fstat(descriptor).st_size
         if size != file.size_bytes:
@@ -76,7 +87,7 @@ def _read_verified(path: Path, file: DataFile) -> memoryview:
         def check(index: int) -> None:
             part = file.parts[index]
             view = image[part.offset : part.offset + part.size_bytes]
-            _read_range(descriptor, view, part.offset, path)
+            read_range(descriptor, view, part.offset, path)
             actual = digest(view).hex()
             if actual != part.checksum:
                 raise DamagedCheckpoint(
@@ -90,7 +101,7 @@ def _read_verified(path: Path, file: DataFile) -> memoryview:
     return image
 
 
-def _cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableCheckpoint:
+def cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableCheckpoint:
     """A bad block is damage; a mount, a permission or a limit may be right again tomorrow."""
     if error.errno == errno.EIO:
         return DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).")
@@ -104,7 +115,7 @@ def name_part(name: str) -> str:
     return "the header" if name == "header" else f"tensor {name}"
 
 
-def _read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
+def read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
     done = 0
     while done < view.nbytes:
         piece = view[done : done + _CHUNK_BYTES]
@@ -116,7 +127,7 @@ def _read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> N
                     file.seek(offset + done)
                     count = file.readinto(piece) or 0
         except OSError as error:
-            raise _cannot_read(path, error) from error
+            raise cannot_read(path, error) from error
         if count == 0:
             raise DamagedCheckpoint(f"{path}: ends early.")
         done += count
@@ -133,7 +144,18 @@ def verify_image(image: memoryview, plan: ImagePlan, digests: list[bytes], where
                 f"{expected.hex()[:8]}… was noted."
             )
     names = (extent.name for extent in extents)
-    return _loaded(image, dict(zip(names, digests, strict=True)), where)
+    return loaded_from(image, dict(zip(names, digests, strict=True)), where)
+
+
+def slot_source(arena: Any, record: Any, where: str) -> Loaded:
+    """A slot of another rank as it is in memory; its tensors are checked when they are used."""
+    try:
+        plan = arena.plan(record.slot)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{where}: {error}.") from error
+    names = (extent.name for extent in plan.extents())
+    digests = dict(zip(names, arena.digests(record.slot), strict=True))
+    return loaded_from(arena.image(record.slot), digests, where)
 
 
 def check_head(head: dict[str, Any]) -> None:
@@ -142,7 +164,7 @@ def check_head(head: dict[str, Any]) -> None:
         raise ValueError("its tree is none")
 
 
-def _loaded(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
+def loaded_from(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
     try:
         length = 8 + int.from_bytes(image[:8], "little")
         plan = parse_header(bytes(image[:length]))

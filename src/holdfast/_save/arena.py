@@ -29,11 +29,11 @@ from typing import Any
 
 from holdfast._record.image import PAGE, ImagePlan, header_bytes, parse_header
 
-_MAGIC = b"holdfast-arena-1"
+_MAGIC = b"holdfast-arena-2"
 _HEAD = struct.Struct("<16s32sQQQQQQ")
 _EMPTY, _WRITING, _WHOLE = 0, 1, 2
 _RECORD_WORDS = 8
-_STATE, _SEQUENCE, _STEP, _TIME, _HASHED = range(5)
+_STATE, _SEQUENCE, _MARK, _TIME, _HASHED = range(5)
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 
@@ -48,9 +48,13 @@ class SlotRecord:
 
     slot: int
     sequence: int
-    step: int
+    mark: int  # of its boundary
     captured_at: float
     is_hashed: bool
+
+    @property
+    def step(self) -> int:
+        return self.mark // 2
 
 
 def arena_bytes(plan_bytes: int, ranges: int, slots: int) -> int:
@@ -144,15 +148,18 @@ class Arena:
 
     # -- the writer ---------------------------------------------------------
 
-    def begin(self, held: Collection[int] = ()) -> int | None:
+    def begin(self, held: Collection[int] = (), mark: int = -1) -> int | None:
         """Lock a slot to write in and mark it torn; None if all others are held or being read.
 
-        The newest whole slot is never chosen: it is what a kill leaves.
+        The newest whole slot is never chosen: it is what a kill leaves. Nor is the one of
+        `mark`, the newest that other ranks hold too.
         """
         newest = self.newest()
         oldest_first = sorted(range(self.slots), key=lambda slot: self._word(slot, _SEQUENCE))
         for slot in oldest_first:
             if slot in held or (newest is not None and slot == newest.slot):
+                continue
+            if self._word(slot, _STATE) == _WHOLE and self._word(slot, _MARK) == mark:
                 continue
             if self.try_lock(slot):
                 self._set(slot, _STATE, _WRITING)
@@ -160,9 +167,9 @@ class Arena:
                 return slot
         return None
 
-    def finish(self, slot: int, *, sequence: int, step: int) -> None:
+    def finish(self, slot: int, *, sequence: int, mark: int) -> None:
         """Mark a slot whole: from here on it is what a kill leaves."""
-        self._set(slot, _STEP, step)
+        self._set(slot, _MARK, mark)
         self._set(slot, _TIME, time.time_ns())
         self._set(slot, _SEQUENCE, sequence)
         self._set(slot, _STATE, _WHOLE)
@@ -192,7 +199,7 @@ class Arena:
             SlotRecord(
                 slot=slot,
                 sequence=self._word(slot, _SEQUENCE),
-                step=self._word(slot, _STEP),
+                mark=self._word(slot, _MARK),
                 captured_at=self._word(slot, _TIME) / 1e9,
                 is_hashed=self._word(slot, _HASHED) == self._word(slot, _SEQUENCE),
             )

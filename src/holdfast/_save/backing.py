@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHM = Path("/dev/shm")
-_NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)")
+_NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)(?:-r(\d+))?")
 _MADV_POPULATE_WRITE = 23
 _RESERVE_BYTES = 256 << 20
 _LARGE_BYTES = 256 << 20
@@ -40,7 +40,9 @@ class Backing:
                 self.path.unlink()
 
 
-def reserve(run_id: str, attempt: int, generation: int, size_bytes: int) -> Backing | None:
+def reserve(
+    run_id: str, attempt: int, generation: int, size_bytes: int, rank: int = 0
+) -> Backing | None:
     """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while available_bytes() < size_bytes + _RESERVE_BYTES:
@@ -49,6 +51,7 @@ def reserve(run_id: str, attempt: int, generation: int, size_bytes: int) -> Back
             return None
         time.sleep(0.1)
     name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
+    name += f"-r{rank}" if rank else ""
     return _reserve_shm(SHM / name, size_bytes) or _reserve_memfd(name, size_bytes)
 
 
@@ -100,6 +103,13 @@ def attempt_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[3])
+
+
+def rank_of(path: Path) -> int:
+    """The rank that an arena file belongs to."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[5] or 0)
 
 
 def open_leftover(path: Path) -> int | None:

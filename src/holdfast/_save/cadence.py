@@ -43,6 +43,11 @@ class Cadence:
             return None
         return max(_SHORTEST_SECONDS, self._expected_cost() / self._max_overhead)
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether checkpoints come by the number of steps, and not by the clock."""
+        return self._checkpoint_steps is not None
+
     def next_look(self) -> float:
         """The first moment at which a timed snapshot or checkpoint can be due."""
         if self._checkpoint_seconds is None:

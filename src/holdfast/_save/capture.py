@@ -8,8 +8,12 @@ lacks is tagged:
     {"$dict": [[key, …]]}    keys that are no strings {"$bytes": "…"}    short bytes, base64
     {"$odict": …}            an OrderedDict           {"$float": "nan"}  what JSON cannot say
     {"$set": […]}            a set, or "$frozenset"   {"$int": "0x…"}    more digits than it takes
+    {"$shard": {"t": 3, …}}  this rank's part of a sharded tensor, and which part that is
+    {"$r": "model.weight"}   a tensor that is the same on all ranks, and that another one stores
 
-A tensor that appears twice (tied weights) is stored once, and both places refer to it.
+A tensor that appears twice (tied weights) is stored once, and both places refer to it. Of the
+parts of a sharded tensor that several ranks hold alike, one rank has the number and the others
+have None, as has an empty part.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import math
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -48,6 +52,7 @@ class Captured:
     tree: Any
     specs: list[TensorSpec]
     values: list[Any]
+    left_out: int = 0  # tensors that other ranks store
 
 
 def adapters() -> list[ModuleType]:
@@ -85,18 +90,22 @@ def capture(
     state: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
     cache: SpecCache | None = None,
+    *,
+    replicas: bool = False,
+    elsewhere: Mapping[Hashable, str] | None = None,
 ) -> Captured:
     """Capture the user's state, with `extra` (the generators) beside it.
 
     Raises UnstorableState with the path and the type of the first value that
     cannot be stored. A `cache` that is kept from one capture to the next saves
-    describing every tensor anew.
+    describing every tensor anew. With `replicas`, parts of sharded tensors that
+    another rank stores are there too. Tensors in `elsewhere` are only named.
     """
-    encoder = _Encoder({} if cache is None else cache)
+    encoder = _Encoder({} if cache is None else cache, elsewhere or {}, replicas=replicas)
     tree = {"state": {name: encoder.encode(value, name) for name, value in state.items()}}
     if extra is not None:
         tree["extra"] = encoder.encode(dict(extra), "holdfast")
-    return Captured(tree, encoder.specs, encoder.values)
+    return Captured(tree, encoder.specs, encoder.values, len(encoder.left_out))
 
 
 def capture_generators(*, devices: bool = True) -> dict[str, Any]:
@@ -127,8 +136,13 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
 
 
 class _Encoder:
-    def __init__(self, cache: SpecCache) -> None:
+    def __init__(
+        self, cache: SpecCache, elsewhere: Mapping[Hashable, str], *, replicas: bool
+    ) -> None:
         self._cache = cache
+        self._elsewhere = elsewhere
+        self.left_out: set[str] = set()
+        self._replicas = replicas
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
         self._seen: dict[Hashable, int] = {}
@@ -147,7 +161,12 @@ class _Encoder:
         if kind is not dict:
             for adapter in self._adapters:
                 if adapter.is_array(value):
-                    return self._tensor(adapter, value, path)
+                    if getattr(adapter, "is_sharded", _never)(value):
+                        return self._shard(adapter, value, path)
+                    name = self._name_elsewhere(adapter, value)
+                    if name is not None:
+                        return {"$r": name}
+                    return {"$t": self._tensor(adapter, value, path)}
         self._depth += 1
         if self._depth > _DEPTH:
             raise UnstorableState(
@@ -207,11 +226,25 @@ class _Encoder:
             encoded["$metadata"] = self.encode(dict(metadata), f"{path} (versions)")
         return encoded
 
-    def _tensor(self, adapter: ModuleType, value: Any, path: str) -> Any:
+    def _name_elsewhere(self, adapter: ModuleType, value: Any) -> str | None:
+        name = self._elsewhere.get(adapter.alias_key(value)) if self._elsewhere else None
+        if name is not None:
+            self.left_out.add(name)
+        return name
+
+    def _shard(self, adapter: ModuleType, value: Any, path: str) -> Any:
+        try:
+            description, part = adapter.sharding().shard_of(value, replicas=self._replicas)
+        except ValueError as error:
+            raise UnstorableState(f"{path}: {error}", path=path) from error
+        number = None if part is None else self._tensor(adapter, part, path)
+        return {"$shard": {"t": number, **description}}
+
+    def _tensor(self, adapter: ModuleType, value: Any, path: str) -> int:
         # The key has everything that the description depends on, and where the memory is.
         key = adapter.alias_key(value)
         if key is not None and key in self._seen:
-            return {"$t": self._seen[key]}
+            return self._seen[key]
         name = path if path not in self._names else self._free_name(path)
         known = self._cache.get(name)
         if known is not None and key is not None and known[0] == key:
@@ -228,10 +261,40 @@ class _Encoder:
         self.values.append(value)
         if key is not None:
             self._seen[key] = index
-        return {"$t": index}
+        return index
 
     def _free_name(self, path: str) -> str:
         count = 2
         while f"{path}~{count}" in self._names:
             count += 1
         return f"{path}~{count}"
+
+
+def _never(_value: object) -> bool:
+    return False
+
+
+def tensor_leaves(encoded: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every `$t` and `$shard` of an encoded value, with the path that it was captured under."""
+    if isinstance(encoded, list):
+        for number, item in enumerate(encoded):
+            yield from tensor_leaves(item, f"{path}.{number}")
+    if not isinstance(encoded, dict):
+        return
+    tag = next(iter(encoded), "")
+    if tag in ("$t", "$shard"):
+        yield path, encoded
+    elif tag in ("$dict", "$odict"):
+        for key, item in encoded[tag]:
+            yield from tensor_leaves(item, f"{path}.{_key(key)}")
+    elif tag in ("$state", "$generator", "$tuple", "$set", "$frozenset"):
+        yield from tensor_leaves(encoded[tag], path)
+    elif not tag.startswith("$"):
+        for key, item in encoded.items():
+            yield from tensor_leaves(item, f"{path}.{key}")
+
+
+def _key(encoded: Any) -> str:
+    if isinstance(encoded, dict) and "$tuple" in encoded:
+        return str(tuple(encoded["$tuple"]))
+    return str(encoded)

@@ -19,9 +19,19 @@ EPOCH = 4  # of the current epoch 1 + its index; 0 without epochs
 EPOCHS = 5  # how many there are to be
 STAYS = 6  # 1 if the process outlives the run, as a notebook's kernel does
 
+# Only where there are several ranks; the keeper writes all but MARK, WAITS and DONE:
+MARK = 7  # the last boundary: 2 * step, and 1 more at the turn of an epoch
+DUE = 8  # there is something to do at the first boundary from this mark on
+HOLD = 9  # the agreement that is on its way: wait at the boundary until it is there
+WAITS = 10  # the agreement that the trainer waits for
+PLANNED = 11  # the mark at which all ranks take a snapshot; 0 for none
+COMMON = 12  # 1 + the mark of the newest snapshot that all ranks hold
+DONE = 13  # 1 when training is complete: no boundary comes any more
+
 RESTS = 1
 HEARD = 2
-_WORDS = 16
+NEVER = (1 << 63) - 1
+WORDS = 16
 
 
 class ControlPage:
@@ -30,15 +40,29 @@ class ControlPage:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._mapped = mmap.mmap(descriptor, PAGE)
-        self.words = memoryview(self._mapped)[: 8 * _WORDS].cast("Q")
+        self.words = memoryview(self._mapped)[: 8 * WORDS].cast("Q")
 
     @classmethod
     def create(cls) -> ControlPage:
         descriptor = os.memfd_create("holdfast-control", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, PAGE)
-        return cls(descriptor)
+        page = cls(descriptor)
+        page.words[DUE] = NEVER
+        return page
 
     def close(self) -> None:
         self.words.release()
         self._mapped.close()
         os.close(self.descriptor)
+
+
+def private_words() -> list[int]:
+    """The same words where nobody shares them."""
+    words = [0] * WORDS
+    words[DUE] = NEVER
+    return words
+
+
+def mark_of(step: int, at_turn: bool) -> int:
+    """The number of a boundary, which grows from each to the next."""
+    return 2 * step + at_turn

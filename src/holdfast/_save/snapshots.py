@@ -29,8 +29,12 @@ class Taken:
     generation: int
     slot: int
     sequence: int
-    step: int
+    mark: int
     seconds: float
+
+    @property
+    def step(self) -> int:
+        return self.mark // 2
 
 
 class _Generation:
@@ -76,9 +80,13 @@ class Snapshots:
         attempt: int,
         announce: Callable[[Arena, Backing], None],
         say: Callable[[str], None],
+        rank: int = 0,
+        common: Callable[[], int] = lambda: -1,
     ) -> None:
         self._run_id = run_id
         self._attempt = attempt
+        self._rank = rank
+        self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
         self._say = say
         self._current: _Generation | None = None
@@ -101,36 +109,36 @@ class Snapshots:
         return (self._current.arena, self._current.backing) if self._current else None
 
     def take(
-        self, captured: Captured, head: dict[str, Any], step: int, *, patience_seconds: float = 0.0
+        self, captured: Captured, head: dict[str, Any], mark: int, *, patience_seconds: float = 0.0
     ) -> Taken | None:
         """Copy a captured state into a free slot; None if there is none within the patience."""
         began = time.perf_counter()
         deadline = time.monotonic() + patience_seconds
-        scalars = encode_scalars({**head, "step": step, "tree": captured.tree})
+        scalars = encode_scalars({**head, "step": mark // 2, "tree": captured.tree})
         if not self._fits(self._current, captured, len(scalars)):
             if not self._renew(captured, len(scalars), deadline):
                 return None
             began = time.perf_counter()  # building is paid once, copying each time
         generation = self._current
         assert generation is not None
-        slot = generation.arena.begin(self._held())
+        slot = generation.arena.begin(self._held(), self._common())
         while slot is None:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.001)
-            slot = generation.arena.begin(self._held())
+            slot = generation.arena.begin(self._held(), self._common())
         try:
             generation.fill(slot, captured.values, scalars)
         except BaseException:
             generation.arena.abandon(slot)
             raise
         self._sequence += 1
-        generation.arena.finish(slot, sequence=self._sequence, step=step)
+        generation.arena.finish(slot, sequence=self._sequence, mark=mark)
         self.newest = Taken(
             generation=generation.arena.generation,
             slot=slot,
             sequence=self._sequence,
-            step=step,
+            mark=mark,
             seconds=time.perf_counter() - began,
         )
         return self.newest
@@ -200,7 +208,7 @@ class Snapshots:
     def _build(self, plan: ImagePlan, number: int) -> None:
         for slots in (3, 2):
             size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
-            backing = reserve(self._run_id, self._attempt, number, size)
+            backing = reserve(self._run_id, self._attempt, number, size, self._rank)
             if backing is not None:
                 break
         else:

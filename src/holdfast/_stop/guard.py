@@ -50,6 +50,11 @@ class Guard:
         if self._watch is not None:
             self._watch.leave = leave
 
+    def wait_for_others(self) -> None:
+        """Several ranks decide together when to leave: a signal alone does not."""
+        if self._watch is not None:
+            self._watch.leaves_when_nudged = True
+
     def nudge(self, *, ends_the_step: bool = False) -> None:
         """From another thread: act in the main thread as if Ctrl-C had come, or a second one."""
         if self._watch is None:

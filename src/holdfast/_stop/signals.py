@@ -50,6 +50,7 @@ class SignalWatch:
         self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
         self.leave: Callable[[int], BaseException] | None = None  # set: it leaves at once
+        self.leaves_when_nudged = False  # True: what leaves was decided with other ranks
         self.nudged = False  # the next one is our own thread's
         self.ends_the_step = False  # True: what nudges does not wait for the boundary
         self._pressed_at: float | None = None
@@ -142,7 +143,7 @@ class SignalWatch:
             again = not nudged and self._is_pressed_again(number)
             if not nudged:
                 self.noted.append(number)
-            if self.leave is not None:
+            if self.leave is not None and (nudged or not self.leaves_when_nudged):
                 raise self.leave(number)
             if again and self.is_alone:
                 raise KeyboardInterrupt  # no keeper hears the second Ctrl-C

@@ -3,20 +3,64 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from holdfast._record.image import STORED_AS, TensorSpec
+
+if TYPE_CHECKING:
+    from holdfast.torch.launch import init_process_group as init_process_group
 
 KIND = "torch"
 GENERATOR = "torch"  # the name of its global generator
 _SEED_MASK = (1 << 63) - 1
 
 
+def __getattr__(name: str) -> Any:
+    # On first use: a run of one process needs nothing of it.
+    if name != "init_process_group":
+        raise AttributeError(f"module 'holdfast.torch' has no attribute {name!r}")
+    from holdfast.torch import launch
+
+    return launch.init_process_group
+
+
 def is_array(value: object) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def is_sharded(value: object) -> bool:
+    """Whether a tensor is in parts on several ranks, of which this one holds its own."""
+    return isinstance(value, _sharded_types())
+
+
+def _sharded_types() -> tuple[type, ...]:
+    # Whoever has a DTensor has imported its module; 2.4 has it under the second name.
+    for name in ("torch.distributed.tensor", "torch.distributed._tensor"):
+        found = getattr(sys.modules.get(name), "DTensor", None)
+        if found is not None:
+            return (found,)
+    return ()
+
+
+def sharding() -> ModuleType:
+    """What knows how; imported where it is needed, as it takes half of torch.distributed along."""
+    from holdfast.torch import shards
+
+    return shards
+
+
+def check_sharded(dtype: str) -> None:
+    """ValueError if a stored sharded tensor of this type cannot be put together here."""
+    _dtype(dtype)
+    try:
+        sharding()
+    except (ImportError, AttributeError) as error:  # built without torch.distributed
+        raise ValueError(f"this torch has no sharded tensors ({error})") from error
 
 
 def alias_key(value: torch.Tensor) -> Hashable | None:
@@ -277,3 +321,8 @@ def settle(value: object, stored: Any) -> None:
                 continue
             if now.dtype != item.dtype:
                 value.state[parameter][key] = item.to(now.device)
+
+
+def partners(value: object) -> Any:
+    """What is now where a stored state will go, if any of it may be sharded; else None."""
+    return sharding().partners(value) if _sharded_types() else None

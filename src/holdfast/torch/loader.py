@@ -11,6 +11,7 @@ import copy
 import inspect
 import itertools
 import multiprocessing
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -79,6 +80,13 @@ def length_of(loader: DataLoader[Any]) -> int | None:
         return None
 
 
+def batch_size_of(loader: DataLoader[Any]) -> int | None:
+    """The samples of a full batch, if all have one size."""
+    if loader.batch_sampler is None:
+        return 1
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
 def samplers_of(loader: DataLoader[Any]) -> list[Any]:
     """Whoever decides on the order."""
     found: list[Any] = []
@@ -111,67 +119,113 @@ def draws_by_itself(loader: DataLoader[Any]) -> bool:
 class Tickets:
     """Stands where the loader's sampler stood: the same draws, each with number and seed."""
 
-    def __init__(self, sampler: Any, seed: Seed | None, apart: Callable[[], Apart] | None) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        seed: Seed | None,
+        apart: Callable[[], Apart] | None,
+        is_batched: bool,
+    ) -> None:
         self._sampler = sampler
+        self._size_of = _length_of_draw if is_batched else _one
         self._sow = seed
         self._apart = apart
-        self._drawing: _Drawing | None = None
+        self._drawing: Drawing | None = None
         self._skip = 0
+        self._instead: Any = None
         self._ticket: Callable[[Any, int], Ticket] = lambda *_: Ticket(None, 0, 0, 0, None)
 
-    def aim(self, epoch: int, seed: int, skip: int, mix: Callable[..., int]) -> None:
-        """Say which pass comes next; one that is under way goes on as it was."""
+    def aim(
+        self, epoch: int, seed: int, skip: int, mix: Callable[..., int], instead: Any = None
+    ) -> None:
+        """Say which pass comes next; one that is under way goes on as it was.
+
+        `instead` draws in place of the loader's sampler, in this pass only.
+        """
 
         def ticket(drawn: Any, number: int) -> Ticket:
             return Ticket(drawn, epoch, number, mix(seed, number), self._sow)
 
-        self._skip, self._ticket = skip, ticket
+        self._skip, self._ticket, self._instead = skip, ticket, instead
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> Drawing | None:
         """Draw what was used, or else the first, now: while the generators are as they were."""
         if self._drawing is not None:
             self._drawing.catch_up()
+        return self._drawing
 
-    def __iter__(self) -> _Drawing:
+    def __iter__(self) -> Drawing:
         apart = self._apart() if self._apart else None
-        draws = _draw_apart(self._sampler, apart) if apart else iter(self._sampler)
-        self._drawing = _Drawing(draws, self._skip, self._ticket)
+        sampler = self._sampler if self._instead is None else self._instead
+        draws = _draw_apart(sampler, apart) if apart else iter(sampler)
+        self._drawing = Drawing(draws, self._skip, self._ticket, self._size_of)
         return self._drawing
 
     def __len__(self) -> int:
         return len(self._sampler)
 
 
-class _Drawing:
+class Drawing:
     """One pass of a sampler."""
 
     def __init__(
-        self, draws: Iterator[Any], skip: int, ticket: Callable[[Any, int], Ticket]
+        self,
+        draws: Iterator[Any],
+        skip: int,
+        ticket: Callable[[Any, int], Ticket],
+        size_of: Callable[[Any], int],
     ) -> None:
+        self._size_of = size_of
         self._draws = draws
         self._skip = skip
         self._number = skip
         self._ticket = ticket
         self._has_drawn = False
+        self._ahead: deque[int] = deque()  # the sizes of batches that were drawn, but not used
+        self._used = 0
+        self._samples: int | None = 0  # in the batches that were used
 
     def catch_up(self) -> None:
         if self._has_drawn:
             return
         self._has_drawn = True
-        for _ in itertools.islice(self._draws, self._skip):
-            pass
+        for drawn in itertools.islice(self._draws, self._skip):
+            self._ahead.append(self._size_of(drawn))
+        self.samples_after(self._skip)
         if not self._skip:
             # A sampler draws its order with the first batch: before anything else does.
             self._draws = itertools.chain([*itertools.islice(self._draws, 1)], self._draws)
 
-    def __iter__(self) -> _Drawing:
+    def samples_after(self, batches: int) -> int | None:
+        """How many indices the first batches had; never asked for fewer than before.
+
+        Workers are given batches ahead of those that are used: these do not count yet.
+        """
+        while self._used < batches and self._ahead:
+            size = self._ahead.popleft()
+            self._samples = None if size < 0 or self._samples is None else self._samples + size
+            self._used += 1
+        return self._samples
+
+    def __iter__(self) -> Drawing:
         return self
 
     def __next__(self) -> Ticket:
         self.catch_up()
-        ticket = self._ticket(next(self._draws), self._number)
+        drawn = next(self._draws)
+        self._ahead.append(self._size_of(drawn))
+        ticket = self._ticket(drawn, self._number)
         self._number += 1
         return ticket
+
+
+def _length_of_draw(drawn: Any) -> int:
+    """The samples of a batch; -1 if it cannot be told."""
+    return len(drawn) if hasattr(drawn, "__len__") else -1
+
+
+def _one(_: Any) -> int:
+    return 1  # a loader without batches draws one index, of whatever type
 
 
 def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
@@ -207,6 +261,7 @@ def copy_loader(
         loader.batch_sampler if batched else loader.sampler,
         seed if is_iterable else None,
         apart,
+        batched,
     )
     context = loader.multiprocessing_context or multiprocessing
     method = context.get_start_method(allow_none=True) or "fork"

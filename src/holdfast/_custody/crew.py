@@ -1,0 +1,177 @@
+"""A trainer that is one of several: what it asks of all ranks, and what they have decided.
+
+The keepers agree; the trainer looks at one word at each boundary, and waits only where an
+agreement is on its way. No wait here is without a bound.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._custody.orders import Custody
+from holdfast._save.control import HOLD, MARK, PLANNED, WAITS
+
+_DECISION_SECONDS = 15.0
+_FAREWELL_SECONDS = 90.0
+_JOIN_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+_DUE_SECONDS = 0.25  # between two proposals for the same snapshot
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all ranks do at the first boundary from a mark on."""
+
+    mark: int
+    round: int
+    kind: str
+    reason: str
+    status: int = 0
+    signal: int = 0
+    grace: float | None = None
+    rank: int = 0
+
+
+class Crew:
+    """The trainer's side of agreement."""
+
+    def __init__(self, rank: int, size: int, custody: Custody) -> None:
+        self.rank = rank
+        self.size = size
+        self._custody = custody
+        self._words = custody.words
+        self._changed = threading.Condition()
+        self._decided: list[Decision] = []
+        self._round = 0  # the newest that was decided
+        self._wished: set[str] = set()
+        self._next_due = 0.0
+        self._bye: dict[str, Any] | None = None
+        self.port: int | None = None
+        self.has_joined = False
+
+    # -- in the link's thread ---------------------------------------------------------
+
+    def hear(self, message: dict[str, Any]) -> Decision | bool:
+        """Take in what concerns all ranks: a decision, or True; False if it did not."""
+        kind = message["kind"]
+        decision: Decision | bool = True
+        with self._changed:
+            if kind == "decide":
+                fields = {k: v for k, v in message.items() if k not in ("kind", "wish_kind")}
+                decision = Decision(kind=message["wish_kind"], **fields)
+                self._decided.append(decision)
+                self._round = max(self._round, decision.round)
+            elif kind == "bye":
+                self._bye = message
+            elif kind == "port":
+                self.port = message["port"]
+            elif kind == "joined":
+                self.has_joined = True
+            else:
+                return False
+            self._changed.notify_all()
+        return decision
+
+    # -- at boundaries ------------------------------------------------------------------
+
+    def wish(self, kind: str, reason: str, **details: Any) -> None:
+        """Ask that all ranks stop, or save, at one boundary."""
+        if kind not in self._wished:
+            self._wished.add(kind)
+            self._custody.send("wish", wish={"kind": kind, "reason": reason, **details})
+
+    def at_boundary(self, mark: int) -> Decision | None:
+        """What all ranks do here, if anything; waits while that is being decided."""
+        number = int(self._words[HOLD])
+        if number or self._wished:
+            self._wait_for_decision(number)
+        with self._changed:
+            ripe = [each for each in self._decided if mark >= each.mark]
+            self._decided = [each for each in self._decided if mark < each.mark]
+        # One that stops has also saved.
+        return max(ripe, key=lambda each: each.kind == "stop", default=None)
+
+    def stands_at(self) -> Decision | None:
+        """A stop that is decided for a boundary which is passed already: from within a phase."""
+        with self._changed:
+            mark = self._words[MARK]
+            return next((d for d in self._decided if d.kind == "stop" and d.mark <= mark), None)
+
+    def _wait_for_decision(self, number: int) -> None:
+        deadline = time.monotonic() + _DECISION_SECONDS
+        known = self._round
+        while time.monotonic() < deadline:
+            number = int(self._words[HOLD]) or number
+            self._words[WAITS] = number
+            with self._changed:
+                if self._round > known or self._is_decided():
+                    break
+                self._changed.wait(_LOOK_SECONDS)
+                if self._round > known:
+                    break
+            self._custody.look_after_keeper()
+        self._words[WAITS] = 0
+        self._wished.clear()
+
+    def _is_decided(self) -> bool:
+        """Whether all that this rank has asked for is decided already."""
+        kinds = {each.kind for each in self._decided}
+        return bool(self._wished) and self._wished <= kinds and not self._words[HOLD]
+
+    def is_planned(self, mark: int) -> bool:
+        """Whether all ranks take a snapshot at this boundary."""
+        planned = int(self._words[PLANNED])
+        if planned and mark > planned:
+            self.missed(planned, "it was past that step")
+        return planned == mark and planned > 0
+
+    def propose(self, mark: int, reason: str | None) -> None:
+        """Rank 0 finds that a snapshot is due, or a checkpoint if there is a reason."""
+        now = time.monotonic()
+        if self.rank == 0 and now >= self._next_due:
+            self._next_due = now + _DUE_SECONDS
+            self._custody.send("due", mark=mark, reason=reason)
+
+    def taken(self) -> None:
+        """A snapshot is taken: the next one may be proposed."""
+        self._next_due = 0.0
+
+    def missed(self, mark: int, why: str) -> None:
+        self._custody.send("missed", mark=mark, why=why)
+
+    # -- beginning and end -----------------------------------------------------------------
+
+    def wait_for_port(self) -> int | None:
+        """Where the keeper of rank 0 listens."""
+        self._wait_until(lambda: self.port is not None)
+        return self.port
+
+    def wait_until_joined(self) -> bool:
+        """Whether this rank's keeper has found the others."""
+        self._wait_until(lambda: self.has_joined)
+        return self.has_joined
+
+    def _wait_until(self, is_there: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _JOIN_SECONDS
+        with self._changed:
+            while not is_there() and time.monotonic() < deadline and self._custody.has_keeper:
+                self._changed.wait(_LOOK_SECONDS)
+
+    def say_farewell(
+        self, *, clean: bool, status: int, reason: str, error: str | None
+    ) -> dict[str, Any] | None:
+        """Leave; returns what is durable now, or None if nobody has answered.
+
+        If another rank is the cause, the answer is to leave at once, and this does not return.
+        """
+        self._custody.send("farewell", clean=clean, status=status, reason=reason, error=error)
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while self._bye is None and time.monotonic() < deadline and self._custody.has_keeper:
+            with self._changed:
+                self._changed.wait(_LOOK_SECONDS)
+            self._custody.look_after_keeper()
+        return self._bye

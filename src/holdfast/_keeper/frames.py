@@ -1,0 +1,297 @@
+"""One TCP connection between two keepers: whole frames, each of them signed.
+
+    hub:    magic, nonce                frame, frame, …
+    member: magic, nonce    frame, frame, …
+    frame:  length (4 bytes), MAC (16), JSON
+
+The MAC covers both nonces, the direction, the frame's number on this connection and the JSON:
+what was recorded cannot be played again, sent back, left out or put in another place. Anybody
+may connect to the port, so a stranger gets little memory, and his bytes are never parsed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import selectors
+import socket
+import time
+from typing import Any, Protocol
+
+MOST_BYTES = 8 << 20
+_STRANGERS_BYTES = 4096  # enough for whoever says who he is
+_CHUNK_BYTES = 1 << 16
+_NONCE_BYTES = 16
+_MAC_BYTES = 16
+_HEAD_BYTES = 4 + _MAC_BYTES
+# Two words, so that a connection to oneself, which TCP allows, is not taken for a hub.
+_MAGIC = {True: b"hf1 hub\n", False: b"hf1 mem\n"}
+_LINE_SECONDS = 1.0
+
+
+def keyed(key: bytes, purpose: bytes, data: bytes = b"") -> hashlib.blake2b:
+    """A MAC under the run's key, of another kind for each purpose."""
+    return hashlib.blake2b(
+        data, digest_size=_MAC_BYTES, key=hashlib.blake2b(key).digest(), person=purpose
+    )
+
+
+class Complaints:
+    """Lines for the log, at most one a second: strangers can cause any number of them."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._left_out = 0
+
+    def say(self, line: str) -> None:
+        now = time.monotonic()
+        if now < self._next_at:
+            self._left_out += 1
+            return
+        self._next_at = now + _LINE_SECONDS
+        more = f" ({self._left_out} more such lines left out)" if self._left_out else ""
+        self._left_out = 0
+        with contextlib.suppress(OSError):  # a full disk must not end the keeper
+            print(line + more, flush=True)
+
+
+class Refused(Exception):
+    """Something that no keeper of this run says; the text ends a sentence."""
+
+
+class Owner(Protocol):
+    """Whom a channel tells what happens; never from within `send`."""
+
+    def channel_opened(self, channel: Channel) -> None: ...
+    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None: ...
+    def channel_drained(self, channel: Channel) -> None: ...
+    def channel_ended(self, channel: Channel, reason: str | None) -> None: ...
+
+
+class Channel:
+    """One end of one connection. Nothing here waits."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        link: socket.socket,
+        key: bytes,
+        owner: Owner,
+        *,
+        is_hub: bool,
+    ) -> None:
+        link.setblocking(False)
+        with contextlib.suppress(OSError):  # the other end may be gone already
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector = selector
+        self._link = link
+        self._key = key
+        self._owner = owner
+        self._is_hub = is_hub
+        self._nonce = os.urandom(_NONCE_BYTES)
+        self._in = bytearray()
+        self._out = bytearray(_MAGIC[is_hub] + self._nonce)
+        self._limit = _STRANGERS_BYTES
+        self._sealing: hashlib.blake2b | None = None
+        self._checking: hashlib.blake2b | None = None
+        self._sealed = self._checked = 0
+        self._wants_to_write = False
+        self.rank: int | None = None  # of the keeper at the other end, once it is known
+        self.life = ""
+        self.is_open = True
+        self.is_broken = False  # nothing can be sent any more; what has come may still be read
+        self.since = self.heard_at = self.sent_at = time.monotonic()
+        self._on_ready = self._ready
+        selector.register(link, selectors.EVENT_READ, self._on_ready)
+        self.flush()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._out)
+
+    def trust(self, rank: int, life: str) -> None:
+        """The other end has proven who it is, and may say more."""
+        self.rank, self.life = rank, life
+        self._limit = MOST_BYTES
+
+    def peer_name(self) -> str:
+        try:
+            host, port = self._link.getpeername()[:2]
+        except OSError:
+            return "somewhere"
+        return f"{host}:{port}"
+
+    # -- out ---------------------------------------------------------------------
+
+    def put(self, payload: bytes) -> None:
+        """Sign a frame and queue it behind the others; `flush` sends."""
+        assert self._sealing is not None, "the other end's nonce has not come yet"
+        mac = self._sealing.copy()
+        mac.update(self._sealed.to_bytes(8, "big"))
+        mac.update(payload)
+        self._sealed += 1
+        self._out += len(payload).to_bytes(4, "big") + mac.digest()
+        self._out += payload
+        self.sent_at = time.monotonic()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the other side takes it."""
+        while self._out and self.is_open and not self.is_broken:
+            try:
+                sent = self._link.send(self._out)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                # The owner hears of it from the selector, not in the middle of what it sends.
+                self.is_broken = True
+                break
+            del self._out[:sent]
+        if self.is_open and self._wants_to_write != bool(self._out and not self.is_broken):
+            self._wants_to_write = not self._wants_to_write
+            write = selectors.EVENT_WRITE if self._wants_to_write else 0
+            self._selector.modify(self._link, selectors.EVENT_READ | write, self._on_ready)
+
+    # -- in ----------------------------------------------------------------------
+
+    def _ready(self) -> None:
+        # Closed by something else that the same look at the selector has found.
+        if not self.is_open:
+            return
+        if self._wants_to_write:
+            self.flush()
+            if self._sealing is not None:
+                self._owner.channel_drained(self)
+        self.read()
+
+    def read(self) -> None:
+        """Take in what has come, and pass on the frames that are whole."""
+        if not self.is_open:
+            return
+        try:
+            data = self._link.recv(_CHUNK_BYTES)
+        except (BlockingIOError, InterruptedError):
+            if self.is_broken:
+                self.end()
+            return
+        except OSError:
+            self.end()
+            return
+        if not data:
+            self.end("it ended in the middle of a frame" if self._in else None)
+            return
+        self.heard_at = time.monotonic()
+        self._in += data
+        try:
+            while self.is_open and (said := self._next_frame()) is not None:
+                self._owner.channel_heard(self, said)
+        except Refused as refused:
+            self.end(str(refused))
+
+    def _next_frame(self) -> dict[str, Any] | None:
+        if self._checking is None and not self._take_nonce():
+            return None
+        if not self.is_open or len(self._in) < _HEAD_BYTES:
+            return None
+        length = int.from_bytes(self._in[:4], "big")
+        if length > self._limit:
+            raise Refused(f"it announces a frame of {length} bytes")
+        end = _HEAD_BYTES + length
+        if len(self._in) < end:
+            return None
+        mac, payload = bytes(self._in[4:_HEAD_BYTES]), bytes(self._in[_HEAD_BYTES:end])
+        del self._in[:end]
+        self._check(mac, payload)
+        return parse(payload)
+
+    def _take_nonce(self) -> bool:
+        magic = _MAGIC[not self._is_hub]
+        if not magic.startswith(self._in[: len(magic)]):
+            raise Refused("it is no keeper")
+        end = len(magic) + _NONCE_BYTES
+        if len(self._in) < end:
+            return False
+        theirs = bytes(self._in[len(magic) : end])
+        del self._in[:end]
+        nonces = self._nonce + theirs if self._is_hub else theirs + self._nonce
+        by_hub = keyed(self._key, b"from the hub", nonces)
+        by_member = keyed(self._key, b"from a member", nonces)
+        self._sealing, self._checking = (by_hub, by_member) if self._is_hub else (by_member, by_hub)
+        self._owner.channel_opened(self)
+        return True
+
+    def _check(self, mac: bytes, payload: bytes) -> None:
+        assert self._checking is not None
+        expected = self._checking.copy()
+        expected.update(self._checked.to_bytes(8, "big"))
+        expected.update(payload)
+        self._checked += 1
+        if not hmac.compare_digest(mac, expected.digest()):
+            raise Refused("what it says is not signed with the key of this run")
+
+    # -- the end -----------------------------------------------------------------
+
+    def end(self, reason: str | None = None) -> None:
+        """Close, and tell the owner."""
+        if self.is_open:
+            if reason is not None:
+                reason = f"The connection with {self.peer_name()} was dropped: {reason}."
+            self.close()
+            self._owner.channel_ended(self, reason)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._selector.unregister(self._link)
+            self._link.close()
+
+    def leave(self, selector: selectors.BaseSelector) -> None:
+        """Go over to another selector, for `say_goodbye`."""
+        self._selector.unregister(self._link)
+        self._selector, self._on_ready = selector, self._say_last
+        self._wants_to_write = True
+        selector.register(self._link, selectors.EVENT_READ | selectors.EVENT_WRITE, self._on_ready)
+
+    def _say_last(self) -> None:
+        """Send the rest and then the end; what the other still says is read and forgotten.
+
+        To close with unread bytes, or with more of them to come, makes it a reset, and that
+        destroys what we have sent and the network has not carried yet.
+        """
+        self.flush()
+        try:
+            if not self._wants_to_write:
+                self._link.shutdown(socket.SHUT_WR)
+            if self._link.recv(_CHUNK_BYTES):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        self.close()
+
+
+def say_goodbye(channels: list[Channel], seconds: float) -> None:
+    """Close connections so that what was sent still arrives, within a bound."""
+    until = time.monotonic() + seconds
+    with selectors.DefaultSelector() as selector:
+        for channel in channels:
+            channel.leave(selector)
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                key.data()
+        for channel in channels:
+            channel.close()
+
+
+def parse(payload: bytes) -> dict[str, Any]:
+    """The JSON object in `payload`."""
+    try:
+        said = json.loads(payload)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        raise Refused("what it says is no JSON object")
+    return said

@@ -1,0 +1,195 @@
+"""Where the ranks of a job exchange a few words before they train, and never again.
+
+Through the store of torch's process group where there is one, else through files in the
+run folder, which all ranks can see anyway. Each waits a bounded time, and says for whom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast import _env
+from holdfast._errors import RanksError
+from holdfast._ranks.world import World
+from holdfast._record.attempts import read_json, write_json
+from holdfast._record.layout import RunLayout
+
+_POLL_SECONDS = 0.005
+_BEAT_SECONDS = 0.2
+_openings: dict[str, int] = {}  # of each folder in this process: all ranks open in the same order
+
+
+class Board(Protocol):
+    """A place to put words under a name, and to see those of others."""
+
+    def put(self, key: str, value: bytes) -> None: ...
+
+    def has(self, keys: list[str]) -> bool: ...
+
+    def get(self, keys: list[str]) -> list[bytes]: ...
+
+
+class Meeting:
+    """The ranks that open one run together."""
+
+    def __init__(
+        self, world: World, board: Board, prefix: str, patience_seconds: float, folder: Path
+    ) -> None:
+        self._world = world
+        self._board = board
+        self._prefix = prefix
+        self._patience = patience_seconds
+        self._folder = folder
+        self._count = 0
+        self._over: Callable[[], None] = lambda: None
+
+    def exchange(self, topic: str, value: Any) -> list[Any]:
+        """Tell all ranks a value, and get what each of them has told."""
+        self._count += 1
+        keys = [f"{self._prefix}/{self._count}-{topic}/{r}" for r in range(self._world.size)]
+        self._board.put(keys[self._world.rank], json.dumps(value).encode())
+        self._await(keys, topic)
+        return [json.loads(found) for found in self._board.get(keys)]
+
+    def fail(self, error: BaseException) -> None:
+        """Let the others know that this rank does not come any more, and why."""
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        with contextlib.suppress(Exception):
+            told = {"rank": self._world.rank, "why": text}
+            self._board.put(f"{self._prefix}/failed", json.dumps(told).encode())
+
+    def close(self) -> None:
+        self._over()
+
+    def _await(self, keys: list[str], topic: str) -> None:
+        deadline = time.monotonic() + self._patience
+        pause = _POLL_SECONDS / 5
+        while not self._board.has(keys):
+            if self._board.has([f"{self._prefix}/failed"]):
+                told = json.loads(self._board.get([f"{self._prefix}/failed"])[0])
+                raise RanksError(
+                    f"{self._folder}: rank {told['rank']} could not open this run: {told['why']}\n"
+                    "See what that rank says; the others leave with it."
+                )
+            if time.monotonic() > deadline:
+                missing = [r for r, key in enumerate(keys) if not self._board.has([key])]
+                raise RanksError(
+                    f"{self._folder}: of {self._world.size} ranks, {_names(missing)} did not open "
+                    f"this run within {self._patience:.0f} s (at: {topic}).\n"
+                    "Every rank must open it, with the same folder, at the same place in the "
+                    "script."
+                )
+            time.sleep(pause)
+            pause = min(_POLL_SECONDS, 2 * pause)
+
+
+def _names(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def meet(world: World, layout: RunLayout, patience_seconds: float) -> Meeting:
+    """Come together with the other ranks that open this run now."""
+    board = _store_board()
+    name = hashlib.blake2b(str(layout.folder).encode(), digest_size=8).hexdigest()
+    if board is not None:
+        # By the number of openings and not by the folder: ranks with another one are to be told.
+        count = _openings["store"] = _openings.get("store", 0) + 1
+        return Meeting(world, board, f"holdfast/{count}", patience_seconds, layout.folder)
+    job = hashlib.blake2b(
+        json.dumps([name, world.size, *_env.job_words()]).encode(), digest_size=8
+    ).hexdigest()
+    files = _FileBoard(layout.meeting(job))
+    meeting = Meeting(world, files, "", patience_seconds, layout.folder)
+    files.gather(world, patience_seconds, meeting)
+    meeting._over = files.close
+    return meeting
+
+
+def _store_board() -> Board | None:
+    if "torch.distributed" not in sys.modules:
+        return None
+    from holdfast.torch import group
+
+    return group.group_store()
+
+
+class _FileBoard:
+    """Words as files. Those of an earlier job look the same, so who is here proves it by moving."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._place = folder
+        self._quit = threading.Event()
+
+    def gather(self, world: World, patience_seconds: float, meeting: Meeting) -> None:
+        """Find the ranks that are here now, and go to a place that only they know."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        mine = self._hello(world.rank)
+        nonce = os.urandom(8).hex()
+        threading.Thread(target=self._beat, args=(mine, nonce), daemon=True).start()
+        first: dict[int, Any] = {}
+        living: dict[int, str] = {}
+        deadline = time.monotonic() + patience_seconds
+        while len(living) < world.size:
+            for rank in range(world.size):
+                found = read_json(self._hello(rank))
+                if rank in living or not found:
+                    continue
+                if rank in first and found != first[rank] and found["is"] == first[rank]["is"]:
+                    living[rank] = found["is"]
+                first[rank] = found
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(world.size) if rank not in living]
+                self.close()
+                raise RanksError(
+                    f"{meeting._folder}: of {world.size} ranks, {_names(missing)} did not open "
+                    f"this run within {patience_seconds:.0f} s.\n"
+                    "Every rank must open it, with the same folder; a process that is no rank "
+                    "must have no WORLD_SIZE in its environment."
+                )
+            time.sleep(_BEAT_SECONDS / 4)
+        joined = json.dumps(sorted(living.items())).encode()
+        self._place = self._folder / hashlib.blake2b(joined, digest_size=8).hexdigest()
+        self._place.mkdir(exist_ok=True)
+
+    def _hello(self, rank: int) -> Path:
+        return self._folder / f"hello-{rank:05d}.json"
+
+    def _beat(self, path: Path, nonce: str) -> None:
+        count = 0
+        while True:
+            count += 1
+            with contextlib.suppress(OSError):
+                write_json(path, {"is": nonce, "beat": count}, durable=False)
+            if self._quit.wait(_BEAT_SECONDS):
+                return
+
+    def put(self, key: str, value: bytes) -> None:
+        write_json(self._path(key), json.loads(value), durable=False)
+
+    def has(self, keys: list[str]) -> bool:
+        return all(self._path(key).exists() for key in keys)
+
+    def get(self, keys: list[str]) -> list[bytes]:
+        return [self._path(key).read_bytes() for key in keys]
+
+    def _path(self, key: str) -> Path:
+        return self._place / key.strip("/").replace("/", "-")
+
+    def close(self) -> None:
+        """Whoever is last takes the folder with him; rank 0 does at the end of the run."""
+        self._quit.set()
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""Sharded tensors on the way back: from parts in images to what the live objects are to hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._record.checksum import digest, digest_all
+from holdfast._record.image import TensorSpec
+from holdfast._resume.verify import Loaded
+from holdfast._save.capture import Captured, adapter_of, adapters, tensor_leaves
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one rank stored of a tensor."""
+
+    description: dict[str, Any]
+    spec: TensorSpec
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What this rank must hold of a tensor once it is loaded."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+class Assembler:
+    """Makes what is to be loaded where the stored tensor, or the live one, is sharded."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._expected: dict[str, _Expected] = {}
+        self.numbers: set[int] = set()  # of the stored tensors that went into a sharded one
+
+    def value(self, encoded: Any, near: object, path: str) -> Any:
+        """The tensor to be loaded where `near` is now; None if nothing here is sharded."""
+        tag = next(iter(encoded), "")
+        if tag == "$shard":
+            return self._assemble(self._in_parts(encoded[tag], path), near, path)
+        if tag != "$t" or not _may_be_sharded(near):
+            return None
+        found = self._assemble(self._whole(encoded[tag]), near, path)
+        if found is not None:
+            self.numbers.add(encoded[tag])
+        return found
+
+    def load_in_place(self, live: object, value: Any) -> bool:
+        """Copy what was made for `live` into it, if it can hold that."""
+        return bool(adapter_of("torch").sharding().load_in_place(live, value))
+
+    def _in_parts(self, description: dict[str, Any], path: str) -> Any:
+        number = description["t"]
+        own = None if number is None else self._own(description, number)
+        return (
+            adapter_of("torch")
+            .sharding()
+            .Stored(description, own, lambda: self._loaded.shards(path), is_whole=False)
+        )
+
+    def _whole(self, number: int) -> Any:
+        spec = self._loaded.plan.specs[number]
+        shape = list(spec.shape)
+        place = {"size": shape, "dtype": spec.dtype, "offsets": [0] * len(shape), "sizes": shape}
+        own = self._own(place, number)
+        return adapter_of("torch").sharding().Stored(place, own, lambda: [own], is_whole=True)
+
+    def _own(self, description: dict[str, Any], number: int) -> _Part:
+        return _Part(description, self._loaded.plan.specs[number], self._loaded.data(number))
+
+    def _assemble(self, stored: Any, near: object, path: str) -> Any:
+        adapter = adapter_of("torch")
+        found = adapter.sharding().assemble(stored, near, path)
+        if found is None:
+            return None
+        value, part = found
+        # Before it is handed over: whoever gets it may change it.
+        known = digest(adapter.bytes_of(part))
+        self._expected[path] = _Expected(stored.description["dtype"], tuple(part.shape), known)
+        return value
+
+    def differing(self, captured: Captured) -> list[str]:
+        """What was assembled and is lost, of another kind, or of other values now."""
+        now = {
+            path: leaf.get("$t", leaf.get("$shard", {}).get("t"))
+            for name, encoded in captured.tree["state"].items()
+            for path, leaf in tensor_leaves(encoded, name)
+        }
+        found: list[str] = []
+        views: list[memoryview] = []
+        hashed: list[str] = []
+        for path, then in self._expected.items():
+            if path not in now:
+                found.append(f"{path} (lost)")
+                continue
+            number = now[path]
+            if number is None and 0 in then.shape:
+                continue  # empty then and now
+            spec = None if number is None else captured.specs[number]
+            if spec is None or (spec.dtype, spec.shape) != (then.dtype, then.shape):
+                found.append(f"{path} (stored as {then.dtype}, now of another type or sharding)")
+                continue
+            views.append(adapter_of(spec.kind).bytes_of(captured.values[number]))
+            hashed.append(path)
+        for path, actual in zip(hashed, digest_all(views), strict=True):
+            if actual != self._expected[path].digest:
+                found.append(f"{path} (other values)")
+        return found
+
+
+def _may_be_sharded(near: object) -> bool:
+    """Whether a tensor that is there now is sharded, or the parameter that its entry is for."""
+    checks = (getattr(each, "is_sharded", None) for each in adapters())
+    candidates = (near, getattr(near, "parameter", None))
+    return any(check(each) for check in checks if check is not None for each in candidates)

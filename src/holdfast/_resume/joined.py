@@ -1,0 +1,191 @@
+"""A state that several ranks stored: each has its own, and a share of what is the same on all.
+
+In the tree of a rank `{"$r": name}` stands for a tensor that is the same on every rank, and
+that another one stored. Of a sharded tensor each rank has a part.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast._errors import DamagedCheckpoint
+from holdfast._record.checksum import digest
+from holdfast._record.image import ImagePlan, decode_scalars, parse_header
+from holdfast._record.manifest import DataFile
+from holdfast._resume.verify import (
+    Loaded,
+    StoredShard,
+    cannot_read,
+    loaded_from,
+    name_part,
+    read_image,
+    read_manifest,
+    read_range,
+)
+from holdfast._save.capture import tensor_leaves
+
+
+class Source(Protocol):
+    """What one rank stored."""
+
+    @property
+    def plan(self) -> ImagePlan: ...
+
+    @property
+    def head(self) -> dict[str, Any]: ...
+
+    @property
+    def digests(self) -> dict[str, bytes]: ...
+
+    def data(self, index: int) -> memoryview: ...
+
+
+class FileSource:
+    """One rank's file, of which only what is needed is read; what is read is checked."""
+
+    def __init__(self, path: Path, file: DataFile) -> None:
+        self._path = path
+        self._parts = {part.name: part for part in file.parts}
+        self.digests = {part.name: bytes.fromhex(part.checksum) for part in file.parts}
+
+    @functools.cached_property
+    def plan(self) -> ImagePlan:
+        try:
+            return parse_header(bytes(self._read("header")))
+        except (KeyError, ValueError) as error:
+            raise DamagedCheckpoint(f"{self._path}: is no image of holdfast ({error}).") from error
+
+    @functools.cached_property
+    def head(self) -> dict[str, Any]:
+        try:
+            return decode_scalars(self._read(self.plan.scalars.name))
+        except (KeyError, ValueError) as error:
+            raise DamagedCheckpoint(f"{self._path}: is no state of holdfast ({error}).") from error
+
+    def data(self, index: int) -> memoryview:
+        return self._read(self.plan.specs[index].name)
+
+    def _read(self, name: str) -> memoryview:
+        part = self._parts[name]
+        view = memoryview(bytearray(part.size_bytes))
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(f"{self._path}: is missing.") from error
+        except OSError as error:
+            raise cannot_read(self._path, error) from error
+        try:
+            read_range(descriptor, view, part.offset, self._path)
+        finally:
+            os.close(descriptor)
+        if digest(view).hex() != part.checksum:
+            raise DamagedCheckpoint(f"{self._path}: {name_part(name)} is damaged.")
+        return view
+
+
+def read_checkpoint(folder: Path, rank: int = 0) -> Loaded:
+    """Read a rank's state from a checkpoint, with every checksum verified.
+
+    Of a rank that was not there when it was made, the state of one that was.
+    """
+    found = read_manifest(folder)
+    if not found.files:
+        raise DamagedCheckpoint(f"{folder}: the manifest names no file.")
+    own = found.files[rank % len(found.files)]
+    path = folder / own.name
+    image = read_image(path, own)
+    digests = {part.name: bytes.fromhex(part.checksum) for part in own.parts}
+    loaded = loaded_from(image, digests, path)
+    if len(found.files) == 1:
+        return join([loaded], 0, [path])
+    sources: list[Source] = [FileSource(folder / file.name, file) for file in found.files]
+    sources[rank % len(sources)] = loaded
+    return join(sources, rank % len(sources), [folder / file.name for file in found.files])
+
+
+def join(sources: Sequence[Source], own: int, places: Sequence[Any]) -> Loaded:
+    """The state of one rank, with what the other ranks stored for it."""
+    loaded = sources[own]
+    assert isinstance(loaded, Loaded)
+    wanted: list[str] = []
+    tree = _numbered(loaded.head["tree"], len(loaded.plan.specs), wanted)
+    specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
+    for name in wanted:
+        rank, index = _find(sources, name, places[own])
+        view = sources[rank].data(index)
+        if digest(view) != sources[rank].digests[name]:
+            raise DamagedCheckpoint(f"{places[rank]}: {name_part(name)} is damaged.")
+        specs.append(sources[rank].plan.specs[index])
+        views.append(view)
+        digests[name] = sources[rank].digests[name]
+    return replace(
+        loaded,
+        plan=replace(loaded.plan, specs=tuple(specs)),
+        head={**loaded.head, "tree": tree},
+        digests=digests,
+        elsewhere=tuple(views),
+        find_shards=_Shards(sources).find,
+        world=len(sources),
+    )
+
+
+def _numbered(encoded: Any, first: int, wanted: list[str]) -> Any:
+    """The tree with a number for each tensor that others hold; their names go to `wanted`."""
+    if isinstance(encoded, list):
+        return [_numbered(item, first, wanted) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    name = encoded.get("$r")
+    if name is None or len(encoded) != 1:
+        return {key: _numbered(item, first, wanted) for key, item in encoded.items()}
+    if name not in wanted:
+        wanted.append(name)
+    return {"$t": first + wanted.index(name)}
+
+
+def _find(sources: Sequence[Source], name: str, where: Any) -> tuple[int, int]:
+    """Which rank stored a tensor that is the same on all, and its number there."""
+    for rank, source in enumerate(sources):
+        if name in source.digests:
+            names = [spec.name for spec in source.plan.specs]
+            return rank, names.index(name)
+    raise DamagedCheckpoint(f"{where}: {name} was to be stored by another rank, and is not there.")
+
+
+class _Shards:
+    """Finds the parts of sharded tensors, reading the trees of the other ranks once."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+
+    @functools.cached_property
+    def _leaves(self) -> list[dict[str, Any]]:
+        return [
+            {
+                path: leaf["$shard"]
+                for name, encoded in source.head["tree"]["state"].items()
+                for path, leaf in tensor_leaves(encoded, name)
+                if "$shard" in leaf
+            }
+            for source in self._sources
+        ]
+
+    def find(self, path: str) -> list[StoredShard]:
+        found = []
+        for source, leaves in zip(self._sources, self._leaves, strict=True):
+            description = leaves.get(path)
+            if description is not None and description["t"] is not None:
+                number = description["t"]
+                spec = source.plan.specs[number]
+                found.append(StoredShard(description, spec, source.data(number)))
+        return found
+
+
+def read_world(folder: Path) -> int:
+    """How many ranks stored a checkpoint."""
+    return len(read_manifest(folder).files)

@@ -1,0 +1,76 @@
+"""What is the same on all ranks is stored once: each rank takes a share of it.
+
+The parameters of a data-parallel model and the optimizer's moments for them are equal on
+every rank at every boundary. Rank by rank they are shared out by size, so that memory holds
+them once and all ranks write at the same time. Who has what follows from names and sizes
+alone, so the ranks need not talk about it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from holdfast._record.image import TensorSpec
+from holdfast._save.capture import Captured, SpecCache, adapter_of, capture
+
+
+class Shares:
+    """Captures the share of one rank."""
+
+    def __init__(self, rank: int, size: int, state: Mapping[str, Any]) -> None:
+        self._rank = rank
+        self._size = size
+        self._state = state
+        self._elsewhere: dict[Hashable, str] = {}  # what other ranks store, by its memory
+        self._count = -1  # of tensors, when that was last worked out
+
+    def capture(
+        self, state: Mapping[str, Any], extra: Mapping[str, Any], cache: SpecCache
+    ) -> Captured:
+        """This rank's own state and its share of the common one."""
+        captured = capture(state, extra, cache, elsewhere=self._elsewhere)
+        if len(captured.specs) + captured.left_out == self._count and (
+            captured.left_out == len(self._elsewhere)
+        ):
+            return captured
+        self._share_out(capture(state, extra))
+        captured = capture(state, extra, cache, elsewhere=self._elsewhere)
+        self._count = len(captured.specs) + captured.left_out
+        return captured
+
+    def _share_out(self, captured: Captured) -> None:
+        common = self._common_tensors(captured)
+        owners = share_out([spec for spec, _ in common], self._size)
+        self._elsewhere = {
+            key: spec.name for spec, key in common if owners[spec.name] != self._rank
+        }
+
+    def _common_tensors(self, captured: Captured) -> list[tuple[TensorSpec, Hashable]]:
+        if "torch.nn.parallel.distributed" not in sys.modules:
+            return []
+        try:
+            from holdfast.torch import ddp
+        except ImportError:
+            return []
+
+        keys = ddp.replicated_keys(self._state, ddp.find_ddp(self._state))
+        found = []
+        for spec, value in zip(captured.specs, captured.values, strict=True):
+            if spec.kind == "torch":
+                key = adapter_of("torch").alias_key(value)
+                if key in keys:
+                    found.append((spec, key))
+        return found
+
+
+def share_out(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:
+    """For each tensor the rank that stores it: the largest first, to whoever has least."""
+    loads = [0] * size
+    owners = {}
+    for spec in sorted(specs, key=lambda spec: (-spec.size_bytes, spec.name)):
+        rank = min(range(size), key=lambda each: (loads[each], each))
+        owners[spec.name] = rank
+        loads[rank] += spec.size_bytes
+    return owners

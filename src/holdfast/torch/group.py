@@ -1,0 +1,37 @@
+"""What holdfast asks of torch's process group: who we are, and a place to exchange a few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+
+
+def rank_and_size() -> tuple[int, int] | None:
+    """Of the default process group, if there is one."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+class GroupStore:
+    """The group's store, through a connection of its own: a wait on the shared one blocks others."""
+
+    def __init__(self) -> None:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        self._store: Any = store.clone() if hasattr(store, "clone") else store
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def has(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def get(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that are there."""
+        return [bytes(self._store.get(key)) for key in keys]
+
+
+def group_store() -> GroupStore | None:
+    """The store of the default process group, if there is one."""
+    return GroupStore() if rank_and_size() is not None else None

@@ -1,0 +1,234 @@
+"""Start torch's process group, after everything that usually goes wrong has been looked at.
+
+    holdfast.torch.init_process_group()
+
+in place of torch.distributed.init_process_group: the same arguments, the same group, and a
+sentence where torch would hang, or print the frames of its stack.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import torch
+import torch.distributed as dist
+
+from holdfast import _env
+from holdfast._errors import RanksError, SettingsError
+from holdfast._ranks.address import (
+    Endpoint,
+    Patience,
+    await_answer,
+    check_host,
+    port_in_use,
+    resolve,
+)
+from holdfast._ranks.environment import (
+    find_contradictions,
+    find_device_mistakes,
+    find_mistakes,
+    is_by_agent,
+    rank_and_size,
+)
+from holdfast._ranks.roll_call import call_the_roll
+from holdfast._say import say, speak_plainly
+
+_STORE_SECONDS = 1800.0  # what torch waits for its store unless it is told otherwise
+_CONNECT_SECONDS = 5.0  # at least, even if the others came in the last moment
+_WAYS_TO_MEET = ("rank", "world_size", "init_method", "store")
+_WITHOUT_ADDRESS = ("mpi", "fake")  # backends that find their ranks by themselves
+
+
+def init_process_group(
+    backend: str | None = None, *, timeout_seconds: float = 60.0, **options: Any
+) -> None:
+    """Check how the ranks were started, then start torch's process group.
+
+    Without a backend: nccl where torch sees GPUs, else gloo. `timeout_seconds` is how long the
+    ranks wait for each other here; all other options are torch's. A process that nobody has
+    made a rank is a group of one.
+    """
+    speak_plainly()
+    _check_call(timeout_seconds)
+    backend = backend or _suitable_backend()
+    now, at_start = _environments(options)
+    by_address = _meets_at_an_address(backend, options)
+    find = find_mistakes if by_address else find_device_mistakes
+    mistakes = find(
+        now,
+        at_start,
+        devices=torch.cuda.device_count() if "nccl" in backend else None,
+        backend=backend,
+        launcher=_env.of_ranks_at_start(os.getppid()),
+    )
+    if by_address:
+        mistakes = _find_contradictions(options) or mistakes
+    if mistakes:
+        raise RanksError("\n".join(mistakes))
+    if by_address:
+        options = _meet(now, timeout_seconds, options)
+    _start(backend, timeout_seconds, options)
+
+
+def _check_call(timeout_seconds: float) -> None:
+    if not timeout_seconds > 0:
+        raise SettingsError(
+            f"timeout_seconds is {timeout_seconds!r}, and must be more than 0.\n"
+            "It is how long the ranks wait for each other: 60 unless you say otherwise."
+        )
+    if not dist.is_available():
+        raise RanksError(
+            f"torch {torch.__version__} is built without torch.distributed: there is no process "
+            "group.\nOne process can train without: leave the call out."
+        )
+    if dist.is_initialized():
+        raise RanksError(
+            f"the process group is initialized already: backend {dist.get_backend()}, rank "
+            f"{dist.get_rank()} of {dist.get_world_size()}.\n"
+            "Call init_process_group once, holdfast's or torch's; for another group call "
+            "torch.distributed.destroy_process_group() before."
+        )
+
+
+def _suitable_backend() -> str:
+    return "nccl" if torch.cuda.device_count() > 0 and dist.is_nccl_available() else "gloo"
+
+
+def _meets_at_an_address(backend: str, options: Mapping[str, Any]) -> bool:
+    """Whether the ranks are to meet at MASTER_ADDR, and not by a store, a file or MPI."""
+    url = options.get("init_method") or "env://"
+    by_address = url.startswith(("env://", "tcp://"))
+    return by_address and options.get("store") is None and backend not in _WITHOUT_ADDRESS
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, int]:
+    """The rank and size that the script itself says."""
+    found = {name: int(options.get(name, -1)) for name in ("rank", "world_size")}
+    query = dict(parse_qsl(urlsplit(options.get("init_method") or "").query))
+    found |= {name: int(query[name]) for name in found if query.get(name, "").isdecimal()}
+    return {name: value for name, value in found.items() if value >= 0}
+
+
+def _find_contradictions(options: Mapping[str, Any]) -> list[str]:
+    if multiprocessing.parent_process() is not None:
+        return []  # the environment is that of the process that has spawned this one
+    return find_contradictions(_given(options), _env.of_ranks())
+
+
+def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """What is said of this rank, by environment and arguments; and what the launcher had said."""
+    now, at_start = _env.of_ranks(), _env.of_ranks_at_start()
+    said = {name.upper(): str(value) for name, value in _given(options).items()}
+    url = urlsplit(options.get("init_method") or "")
+    if url.scheme == "tcp":
+        said |= {"MASTER_ADDR": url.hostname or "", "MASTER_PORT": str(url.port or "")}
+        if said["MASTER_PORT"] != now.get("MASTER_PORT"):
+            now.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # that is somewhere else
+    if multiprocessing.parent_process() is not None:
+        # Which of the spawned ranks this is, their parent cannot have known.
+        now.pop("LOCAL_WORLD_SIZE", None)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            at_start.pop(name, None)
+    for name in said:
+        at_start.pop(name, None)
+    return now | said, at_start
+
+
+def _meet(now: Mapping[str, str], seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the place where all ranks of the job have come together."""
+    rank, size = rank_and_size(now)
+    store, prefix = (dist.HashStore(), "") if size == 1 else _meet_at_the_address(now, seconds)
+    store.set_timeout(options.get("timeout") or timedelta(seconds=_STORE_SECONDS))
+    passed_on = {name: value for name, value in options.items() if name not in _WAYS_TO_MEET}
+    # Under a prefix, as torch itself does: other things may use the store too, and that of
+    # torchrun's agent has the keys of the lives before.
+    within = dist.PrefixStore(f"{prefix}default_pg", store)
+    return {**passed_on, "store": within, "rank": rank, "world_size": size}
+
+
+def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.Store, str]:
+    is_first_here = now.get("LOCAL_RANK", "0") == "0"
+    patience = Patience(seconds, say if is_first_here else lambda _: None)
+    endpoint = Endpoint(now["MASTER_ADDR"], int(now["MASTER_PORT"]))
+    rank, size = rank_and_size(now)
+    hosts_it = rank == 0 and not is_by_agent(now)
+    addresses = resolve(endpoint.host, patience)
+    if hosts_it:
+        check_host(endpoint, addresses, patience)
+    else:
+        await_answer(endpoint, addresses, patience)
+    store = _connect(endpoint, size, hosts_it, patience)
+    return store, call_the_roll(store, now, endpoint, patience) + "/"
+
+
+def _connect(endpoint: Endpoint, size: int, hosts_it: bool, patience: Patience) -> dist.TCPStore:
+    seconds = max(_CONNECT_SECONDS, patience.left)
+    made: list[dist.TCPStore | RuntimeError] = []
+
+    def make() -> None:
+        try:
+            made.append(
+                dist.TCPStore(
+                    endpoint.host,
+                    endpoint.port,
+                    size,
+                    hosts_it,
+                    timedelta(seconds=seconds),
+                    wait_for_workers=False,
+                    multi_tenant=True,
+                )
+            )
+        except RuntimeError as error:
+            made.append(error)
+
+    # In a thread: whatever listens there and says nothing, torch would wait for it forever.
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(seconds + 1)
+    store = made[0] if made else TimeoutError(f"no answer within {seconds:.0f} s")
+    if isinstance(store, Exception):
+        raise RanksError(_no_store(endpoint, hosts_it, store)) from store
+    return store
+
+
+def _no_store(endpoint: Endpoint, hosts_it: bool, error: Exception) -> str:
+    why = str(error).partition("\n")[0].rstrip(".")
+    if "EADDRINUSE" in why:
+        return port_in_use(endpoint.port)
+    if hosts_it:
+        return (
+            f"rank 0 cannot open its store at {endpoint}: {why}.\n"
+            "Take another MASTER_PORT for all ranks, and see that MASTER_ADDR leads to this host."
+        )
+    return (
+        f"what listens at {endpoint} is no store of torch: {why}.\n"
+        "Another program has that port: give all ranks another MASTER_PORT."
+    )
+
+
+def _start(backend: str, seconds: float, options: Mapping[str, Any]) -> None:
+    """torch's own call; a word when it takes long, and a sentence when it fails."""
+    hint = (
+        "the ranks do not reach each other, though they reach MASTER_ADDR: see that no firewall is "
+        "between them, and name the network to use with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, "
+        "such as eth0"
+    )
+    slow = f"torch has been connecting the ranks for {seconds:g} s. Perhaps {hint}."
+    timer = threading.Timer(seconds, say, [slow])
+    timer.daemon = True
+    timer.start()
+    try:
+        dist.init_process_group(backend, **options)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise RanksError(
+            f"torch could not start the process group with {backend}: {why}.\nPerhaps {hint}."
+        ) from error
+    finally:
+        timer.cancel()

@@ -1,0 +1,290 @@
+"""Sharded tensors: which part of one is here, and how stored parts make the part wanted now.
+
+A DTensor (FSDP2's `fully_shard`, tensor parallel) is one tensor of which every rank holds a
+part. Where a part lies in the whole, and which stored parts a part of another mesh is made of,
+is for torch to say: its checkpoint planners are asked, for one tensor at a time. Nothing here
+communicates, so a rank can be captured and restored while the others do something else.
+
+What is used of torch and not promised by it, and the versions that have it:
+    DTensor._local_tensor, ._spec             2.4 … 2.13; to_local() would build a graph
+    create_default_local_save_plan            2.4 … 2.13, by name in __all__ of its module
+    torch.distributed._tensor                 2.4, which has DTensor there; later in the open
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    create_default_local_save_plan,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from holdfast import torch as adapter
+from holdfast._errors import DamagedCheckpoint
+from holdfast._record.image import TensorSpec
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    _KNOWS_STRIDES = True
+except ImportError:  # 2.4
+    from torch.distributed._tensor import DTensor, Replicate
+
+    _KNOWS_STRIDES = False
+
+_NAME = "tensor"  # each is planned by itself, so any name does
+_MOST_LAYOUTS = 4096
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a rank holds of a tensor that is laid out over a mesh."""
+
+    description: dict[str, Any]  # as it is stored
+    sizes: tuple[int, ...]  # of the part
+    stores: bool  # False where another rank stores the same part
+    mesh: Any  # kept, so that its identity stays its own
+
+
+# By dtype, size, placements and the mesh's identity: one that is made anew after a change of
+# ranks may be equal, and this rank's place in it another.
+_layouts: dict[Hashable, Layout] = {}
+
+
+def shard_of(value: DTensor, *, replicas: bool) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """How a tensor's part is described, and the part itself unless it is not to be stored.
+
+    That is the case if it is empty, or if another rank stores the same and no `replicas` are
+    asked for. ValueError if it cannot be stored.
+    """
+    local = value._local_tensor
+    if type(local) not in (torch.Tensor, torch.nn.Parameter):
+        kind = type(local).__name__
+        raise ValueError(f"a sharded tensor whose parts are of type {kind} cannot be stored.")
+    layout = layout_of(value)
+    if tuple(local.shape) != layout.sizes and (local.numel() > 0 or 0 not in layout.sizes):
+        # torch describes a part by one corner and its sizes, which some uneven layouts over two
+        # mesh dimensions do not have.
+        raise ValueError(
+            f"this rank holds {list(local.shape)} of a sharded tensor {list(value.shape)}, and "
+            f"torch.distributed.checkpoint would store {list(layout.sizes)}. Make the sharded "
+            "sizes divisible by the sizes of the mesh."
+        )
+    wanted = (layout.stores or replicas) and local.numel() > 0
+    return layout.description, local if wanted else None
+
+
+def layout_of(value: DTensor) -> Layout:
+    """What this rank holds of a tensor; planned once for each layout."""
+    spec = value._spec
+    key = (value.dtype, value.shape, spec.placements, id(spec.mesh))
+    found = _layouts.get(key)
+    if found is None:
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        found = _layouts[key] = _plan(value)
+    return found
+
+
+def _plan(value: DTensor) -> Layout:
+    mesh, placements = value.device_mesh, value.placements
+    if any(placement.is_partial() for placement in placements):
+        raise ValueError(
+            "a sharded tensor with a Partial placement is a sum that is not yet made; "
+            "redistribute it first."
+        )
+    axes = [placement.dim for placement in placements if hasattr(placement, "dim")]
+    if not _KNOWS_STRIDES and len(set(axes)) < len(axes):
+        raise ValueError(
+            "a dimension that is sharded over two dimensions of the mesh is described wrongly by "
+            "this version of torch; it takes 2.5 or newer."
+        )
+    items = create_default_local_save_plan({_NAME: value}, is_coordinator=False).items
+    offsets = sizes = (0,) * value.dim()  # of a rank that is not in the mesh
+    for item in items:
+        data = item.tensor_data
+        assert data is not None
+        offsets, sizes = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+    coordinate = mesh.get_coordinate() or ()
+    pairs = zip(placements, coordinate, strict=False)
+    description = {
+        "size": list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "offsets": list(offsets),
+        "sizes": list(sizes),
+        # Tells tensors apart that have one name on several meshes: stages of a pipeline.
+        "mesh": int(mesh.mesh.flatten()[0]),
+    }
+    return Layout(
+        description,
+        sizes,
+        stores=bool(items) and all(not p.is_replicate() or at == 0 for p, at in pairs),
+        mesh=mesh,
+    )
+
+
+# -- and back --------------------------------------------------------------------
+
+
+class Part(Protocol):
+    """What one rank stored of a tensor."""
+
+    @property
+    def description(self) -> dict[str, Any]: ...
+    @property
+    def spec(self) -> TensorSpec: ...
+    @property
+    def data(self) -> memoryview: ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a checkpoint has it: in parts, or whole, which is a single part."""
+
+    description: dict[str, Any]  # of the part that this rank stored, or would have
+    own: Part | None  # that part, if it did
+    parts: Callable[[], Sequence[Part]]  # those of all ranks: asked for only if need be
+    is_whole: bool
+
+
+class Entries(dict[Any, Any]):
+    """What an optimizer holds for a parameter; an entry that is not there yet is like that."""
+
+    def __init__(self, parameter: torch.Tensor, entries: dict[Any, Any]) -> None:
+        super().__init__(entries)
+        self.parameter = parameter
+
+    def get(self, key: Any, default: Any = None) -> Any:  # noqa: ARG002  as in dict
+        found = super().get(key)
+        return Entries(self.parameter, {}) if found is None else found
+
+
+def partners(value: Any) -> Any:
+    """What is now where a stored state will go: the tensors that say how to shard it."""
+    if not isinstance(value, torch.optim.Optimizer):
+        return value.state_dict()
+    parameters = [parameter for group in value.param_groups for parameter in group["params"]]
+    # Numbered as Optimizer.state_dict does. A fresh one has no state, and its parameters are
+    # all that is known.
+    entries = (Entries(p, value.state.get(p, {})) for p in parameters)
+    return {"state": dict(enumerate(entries))}
+
+
+@torch.no_grad()
+def assemble(stored: Stored, near: object, path: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A stored tensor, sharded as `near` is, and this rank's part of it in the CPU's memory.
+
+    None if neither is sharded. The part may share the checkpoint's memory, the whole does not.
+    """
+    size, dtype = stored.description["size"], adapter._dtype(stored.description["dtype"])
+    like = _like(size, dtype, near, was_sharded=not stored.is_whole)
+    if like is not None:
+        part = _part(stored, layout_of(like).description["offsets"], like, path)
+        value = torch.empty_like(like, dtype=dtype)
+        assert isinstance(value, DTensor)
+        value._local_tensor.copy_(part)
+        return value, part
+    if stored.is_whole:
+        return None
+    device = near.device if isinstance(near, torch.Tensor) else None
+    whole = torch.empty(size, dtype=dtype, device=device)
+    part = _part(stored, [0] * len(size), whole, path)
+    return whole.copy_(part), part
+
+
+def _like(
+    size: list[int], dtype: torch.dtype, near: object, *, was_sharded: bool
+) -> DTensor | None:
+    """A sharded tensor with the layout that a stored one is to have; None for none at all."""
+    if isinstance(near, DTensor):
+        return near if list(near.shape) == size else None
+    if not isinstance(near, Entries) or not isinstance(near.parameter, DTensor):
+        return None
+    parameter = near.parameter
+    if list(parameter.shape) == size and (size or was_sharded):
+        return parameter
+    if not was_sharded:
+        return None
+    # As torch makes a tensor of another size from a sharded one: the same on all ranks.
+    mesh = parameter.device_mesh
+    whole = torch.empty(size, dtype=dtype, device=parameter._local_tensor.device)
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _part(stored: Stored, offsets: list[int], like: torch.Tensor, path: str) -> torch.Tensor:
+    """The values of the part of `like` that is here, on the CPU."""
+    sizes = like._local_tensor.shape if isinstance(like, DTensor) else like.shape
+    if stored.own is not None:
+        described = stored.own.description
+        if (described["offsets"], described["sizes"]) == (offsets, list(sizes)):
+            return adapter.borrow(stored.own.spec, stored.own.data)
+    target = torch.empty(sizes, dtype=adapter._dtype(stored.description["dtype"]))
+    if target.numel() > 0:
+        # A tensor of the same name on another mesh is another one.
+        mesh = stored.description.get("mesh")
+        _fill(target, like, [p for p in stored.parts() if p.description.get("mesh") == mesh], path)
+    return target
+
+
+def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path: str) -> None:
+    """Copy every stored part to where torch's planner says that it belongs."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({_NAME: like}, _metadata(parts, like), is_coordinator=False)
+    filled = torch.zeros(target.shape, dtype=torch.bool)
+    count = 0
+    for item in planner.create_local_plan().items:
+        number = item.storage_index.index
+        assert number is not None
+        source = adapter.borrow(parts[number].spec, parts[number].data)
+        source = _narrowed(source, item.storage_offsets, item.lengths)
+        _narrowed(target, item.dest_offsets, item.lengths).copy_(source)
+        _narrowed(filled, item.dest_offsets, item.lengths).fill_(True)
+        count += math.prod(item.lengths)
+    # The planner leaves what nobody stored as it was, and takes the last of what two stored.
+    if count != target.numel() or not filled.all():
+        raise DamagedCheckpoint(
+            f"{path}: the stored parts of this sharded tensor do not make a whole: of "
+            f"{target.numel()} values wanted here, {int(filled.sum())} are there, {count} in all.\n"
+            "Nothing was deleted; resume with as many ranks as wrote it, or from another folder."
+        )
+
+
+def _metadata(parts: Sequence[Part], like: torch.Tensor) -> Metadata:
+    chunks = [
+        ChunkStorageMetadata(
+            offsets=torch.Size(part.description["offsets"]),
+            sizes=torch.Size(part.description["sizes"]),
+        )
+        for part in parts
+    ]
+    properties = TensorProperties(dtype=like.dtype)
+    return Metadata({_NAME: TensorStorageMetadata(properties, like.size(), chunks)})
+
+
+def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    for axis, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(axis, offset, length)
+    return tensor
+
+
+@torch.no_grad()
+def load_in_place(live: object, value: torch.Tensor) -> bool:
+    """Copy what was assembled like `live` into it."""
+    if not isinstance(value, DTensor):
+        whole = adapter.bytes_of(value)
+        return adapter.load_in_place(live, adapter.spec("", value), whole)
+    if not isinstance(live, DTensor) or live.dtype != value.dtype:
+        return False
+    live._local_tensor.copy_(value._local_tensor)
+    return True

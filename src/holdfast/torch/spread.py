@@ -1,0 +1,137 @@
+"""The order of an epoch that ranks share out among them, and what is left for other ranks.
+
+A DistributedSampler deals one order out to the ranks like cards. After as many batches on
+each rank they have used a beginning of that order, whatever their number: so the rest can be
+dealt out anew to any number of ranks, and no sample comes twice or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+
+_KNOWN = ("torch.utils.data", "torchdata.")
+
+
+def share_of(loader: DataLoader[Any], world: int) -> Share | None:
+    """How this loader shares an order with others, if it does."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        return Share(sampler, batches, sampler.rank, sampler.num_replicas, sampler.drop_last)
+    if world == 1 and type(sampler) is SequentialSampler and hasattr(loader.dataset, "__len__"):
+        # All of it, for one process: what a DistributedSampler without shuffling shares out.
+        return Share(sampler, batches, 0, 1, False)
+    return None
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of an order."""
+
+    sampler: Any
+    batches: Any  # makes batches of what the sampler gives; None if there are none
+    rank: int
+    shares: int
+    drop_last: bool
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What tells one order from another, and among how many it is shared out."""
+        seed = int(self.sampler.seed) if getattr(self.sampler, "shuffle", False) else None
+        return {"samples": self.samples, "seed": seed, "shares": self.shares}
+
+    @property
+    def samples(self) -> int:
+        """How many the whole order has."""
+        if isinstance(self.sampler, DistributedSampler):
+            return len(self.sampler.dataset)  # type: ignore[arg-type]  # it needs one with a length
+        return len(self.sampler)
+
+    def rest(self, before: int) -> Rest:
+        """This rank's share of what is left behind the first samples, in this epoch."""
+        left = self._whole()[before:]
+        mine = deal(left, self.rank, self.shares, self.drop_last)
+        draws = self._batched(mine)
+        is_known = self.batches is None or _is_known(self.batches)
+        return Rest(draws, len(draws) if is_known else None, len(left))
+
+    def follows_order(self) -> bool:
+        """Whether its batches are pieces of the order, one behind the other.
+
+        Samplers of the user's own may put like samples together, or do without this one.
+        """
+        share = list(copy.copy(self.sampler))
+        if not _is_known(self.sampler):
+            dealt = deal(self._whole(), self.rank, self.shares, self.drop_last)
+            if share != dealt:
+                return False
+        if self.batches is None or _is_known(self.batches):
+            return True
+        try:
+            drawn = [index for batch in self._batched(share) for index in batch]
+        except (AttributeError, TypeError):  # it takes no other sampler, or draws no indices
+            return False
+        return drawn == share[: len(drawn)]
+
+    def _whole(self) -> list[Any]:
+        """The order of this epoch, drawn by the sampler itself as if it had no others."""
+        alone = copy.copy(self.sampler)
+        if isinstance(alone, DistributedSampler):
+            alone.num_replicas, alone.rank, alone.drop_last = 1, 0, False
+            alone.num_samples = alone.total_size = self.samples
+        return list(alone)
+
+    def _batched(self, indices: list[Any]) -> Any:
+        if self.batches is None:
+            return _Drawn(indices)
+        batches = copy.copy(self.batches)
+        batches.sampler = _Drawn(indices)
+        return batches
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of an order, for one rank."""
+
+    draws: Any  # stands where the loader's batch sampler stood
+    length: int | None  # of the batches, if it is known
+    samples: int  # for all ranks together
+
+
+class _Drawn:
+    """A sampler whose order is known."""
+
+    def __init__(self, indices: list[Any]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+
+def deal(order: list[Any], rank: int, shares: int, drop_last: bool) -> list[Any]:
+    """One rank's share, as a DistributedSampler deals: all have the same number.
+
+    >>> [deal([5, 6, 7], rank, 2, drop_last=False) for rank in range(2)]
+    [[5, 7], [6, 5]]
+    >>> [deal([5, 6, 7], rank, 2, drop_last=True) for rank in range(2)]
+    [[5], [6]]
+    """
+    if drop_last:
+        return order[: len(order) // shares * shares][rank::shares]
+    missing = -len(order) % shares
+    filling = (order * -(-missing // max(1, len(order))))[:missing]
+    return (order + filling)[rank::shares]
+
+
+def _is_known(sampler: Any) -> bool:
+    """Whether it draws and counts as torch's own do."""
+    methods = [getattr(type(sampler), name, None) for name in ("__iter__", "__len__")]
+    return all(str(getattr(each, "__module__", "")).startswith(_KNOWN) for each in methods)
