@@ -90,12 +90,13 @@ class Attempt(Boundaries):
             found = resume(start, self.attempt, self._state, party)
         self._found = found
         self._generators = found.generators
-        self._course = Course(found.position)
+        self._course = Course(found.position, 1 if party is None else party.size)
         self._has_course = found.position is not None
         self._at_turn = False
         self._loop_number, self._is_by_hand = -1, False
         self._loops.clear()  # a loop of the life before may not be closed yet
-        self._feeds = Feeds(list(self._state.values()))
+        ranks = (0, 1) if party is None else (party.rank, party.size)
+        self._feeds = Feeds(list(self._state.values()), *ranks)
         self.step = found.step
         self.resumed_from = found.resumed_from
         self._metrics.restore(found.metrics, found.best)
@@ -134,6 +135,8 @@ class Attempt(Boundaries):
         self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
         if party is not None:
             self._guard.wait_for_others()
+        if self._launcher is not None:
+            self._guard.set_children_apart()
         self._eye = open_run_eye(self._folder, self.step)
         self._phases = Phases(
             self._words, self._guard, self._custody, self._leave_from_rest, self._eye

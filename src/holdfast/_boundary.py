@@ -38,7 +38,7 @@ from holdfast._resume.start import Resumed
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import capture, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
-from holdfast._say import say, speak_plainly
+from holdfast._say import say, speak_as, speak_plainly
 from holdfast._settings import Settings
 from holdfast._stop.guard import Guard, announce_signal
 from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
@@ -323,6 +323,8 @@ class Boundaries:
             step = message["step"] or self._durable_step()
             record = {"status": message["status"], "step": self.step, "durable_step": step}
             self._progress.close()
+            if message.get("speaks"):
+                speak_as(0)  # the ranks before it are gone
             asked = bool(message.get("asked", True))
             leave_at_once(self._exit_record(), message["reason"], record, asked=asked)
         elif kind == "tick" and self._noted and not self._announced:

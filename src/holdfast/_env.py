@@ -76,6 +76,11 @@ def restarts_left() -> bool:
     return all(word.isdigit() for word in words) and int(words[0]) < int(words[1])
 
 
+def restart_count() -> str:
+    """Which life of the ranks this is, for the agent of torchrun that started it."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
 def job_words() -> list[str]:
     """What the ranks of one job have in common, and those of another have not."""
     names = (

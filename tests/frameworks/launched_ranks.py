@@ -54,9 +54,9 @@ def meet_something_else() -> None:
     holdfast.torch.init_process_group(timeout_seconds=0.5)
 
 
-def die_while_waiting() -> None:
-    """Rank 0 opens the store, and ends before anybody else has come to it."""
-    launch.call_the_roll = lambda *_: time.sleep(1.0) or os._exit(9)
+def stay_away() -> None:
+    """Come to the roll call, and not to what follows it."""
+    launch._start = lambda *_: time.sleep(60)
     holdfast.torch.init_process_group()
 
 

@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 from tests.data.lives import Life, Zygote
-from tests.support import environment
+from tests.ports import free_port
+from tests.support import environment, wait_until
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 
 import holdfast.torch
+from holdfast._ranks import roll_call
+from holdfast._ranks.address import Endpoint, Patience
+from holdfast._ranks.roll_call import call_the_roll, describe_caller
 
 Start = Callable[..., Life]
 
@@ -51,8 +55,7 @@ def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return int(made.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture
@@ -63,8 +66,16 @@ def listener() -> Iterator[socket.socket]:
 
 
 def place(rank: int, size: int, port: int) -> dict[str, Any]:
-    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {"RANK": rank, "WORLD_SIZE": size, **at}
+    return {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def at(port: int) -> str:
+    return f"MASTER_ADDR=127.0.0.1, MASTER_PORT={port}"
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
 def sentence(life: Life) -> str:
@@ -127,12 +138,10 @@ def test_nccl_without_a_gpu_is_told(start):
 
 
 def test_ranks_that_do_not_come_are_named_on_all_that_wait(start, port):
-    lives = [start("train", place(rank, 4, port), timeout_seconds=1) for rank in (0, 2)]
-    for said in map(sentence, lives):
-        assert f"ranks 1 and 3 of 4 have not come to MASTER_ADDR=127.0.0.1, MASTER_PORT={port}" in (
-            said
-        )
-        assert "within 1 s; ranks 0 and 2 are there." in said
+    waiting = start("train", place(2, 4, port))
+    for life in (start("train", place(0, 4, port), timeout_seconds=3), waiting):
+        said = sentence(life)
+        assert f"ranks 1 and 3 of 4 have not come to {at(port)} within 3 s; ranks 0 and 2" in said
 
 
 def test_a_world_that_is_larger_than_what_srun_started_is_told(start, port):
@@ -143,29 +152,45 @@ def test_a_world_that_is_larger_than_what_srun_started_is_told(start, port):
 
 def test_rank_0_that_does_not_come_is_told(start, port):
     said = sentence(start("train", place(1, 2, port), timeout_seconds=0.5))
-    assert (
-        f"rank 0 did not answer at MASTER_ADDR=127.0.0.1, MASTER_PORT={port} within 0.5 s" in said
-    )
+    assert f"rank 0 did not answer at {at(port)} within 0.5 s" in said
 
 
 def test_two_processes_with_one_rank_are_told(start, port):
-    first = start("train", place(0, 3, port), timeout_seconds=3)
-    twins = [start("train", place(1, 3, port), timeout_seconds=3) for _ in range(2)]
-    said = sorted(map(sentence, twins))
-    assert "rank 2 of 3 has not come" in said[0]
-    assert "two processes say that they are rank 1: pid" in said[1]
-    for twin in twins:
-        assert f"pid {twin.pid} on" in said[1]
-    assert "ranks 0 and 1 are there, and two processes say that they are rank 1." in sentence(first)
+    first = start("train", place(0, 3, port))
+    twins = [start("train", place(1, 3, port)) for _ in range(2)]
+    wait_until(lambda: any(twin.is_over for twin in twins), what="the end of one")
+    [second], [left] = [[t for t in twins if t.is_over is over] for over in (True, False)]
+    said = sentence(second)
+    assert f"two processes say that they are rank 1: pid {left.pid} on" in said
+    assert f"and this one, pid {second.pid} on" in said
+    ok(start("train", place(2, 3, port)), "rank 2: the sum is 3\n")
+    ok(left, "rank 1: the sum is 3\n")
+    ok(first, "rank 0: the sum is 3\n")
+
+
+def test_ranks_that_wait_in_vain_hear_of_two_with_one_rank():
+    store, endpoint = torch.distributed.HashStore(), Endpoint("127.0.0.1", 1)
+
+    def call(rank: int) -> str:
+        now = {name: str(value) for name, value in place(rank, 3, 1).items()}
+        with pytest.raises(holdfast.RanksError) as error:
+            call_the_roll(store, now, endpoint, Patience(0.1, print))
+        return str(error.value)
+
+    other = {"process": "pid 7 on node7", "command": "train.py"}
+    store.set(f"holdfast/0/{roll_call._calls}/rank-1", json.dumps(other))
+    store.set(
+        f"holdfast/0/{roll_call._calls}/rank-0", json.dumps(describe_caller({"WORLD_SIZE": "3"}))
+    )
+    assert "two processes say that they are rank 1: pid 7 on node7 (train.py), and" in call(1)
+    assert "ranks 0 and 1 are there, and two processes say that they are rank 1." in call(0)
 
 
 def test_another_job_at_the_same_port_is_told_and_not_disturbed(start, port):
     first = start("train", place(0, 2, port))
     size, job = place(1, 3, port), {**place(1, 2, port), "SLURM_JOB_ID": 8}
     said = sentence(start("train", size))
-    assert (
-        f"another job answers at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}: its rank 0 is" in said
-    )
+    assert f"another job answers at {at(port)}: its rank 0 is" in said
     assert f"pid {first.pid} on" in said
     assert "WORLD_SIZE is 2 there and 3 here." in said
     said = sentence(start("train", place(0, 3, port)))
@@ -183,10 +208,9 @@ def test_two_slurm_jobs_at_one_port_are_told(start, port):
 
 def test_a_job_that_does_not_know_holdfast_is_told(start, port):
     start("train_by_torch", place(0, 2, port))
-    said = sentence(start("train", place(1, 2, port), timeout_seconds=2))
-    assert f"a store of torch answers at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}, and within" in (
-        said
-    )
+    wait_until(lambda: answers(port), what="torch's store")
+    said = sentence(start("train", place(1, 2, port), timeout_seconds=0.3))
+    assert f"a store of torch answers at {at(port)}, and within 0.3 s no rank 0 of this job" in said
 
 
 def test_a_port_that_another_program_has_is_told(start, listener):
@@ -197,15 +221,26 @@ def test_a_port_that_another_program_has_is_told(start, listener):
         in (said)
     )
     said = sentence(start("meet_something_else", place(1, 2, port)))
-    assert f"what listens at MASTER_ADDR=127.0.0.1, MASTER_PORT={port} is no store of torch" in said
+    assert f"what listens at {at(port)} is no store of torch" in said
 
 
 def test_rank_0_that_dies_while_the_others_wait_is_told(start, port):
-    start("die_while_waiting", place(0, 2, port))
-    life = start("train", place(1, 2, port))
+    first = start("train", place(0, 3, port))
+    life = start("train", place(1, 3, port))
+    wait_until(lambda: answers(port), what="the store of rank 0")
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    wait_until(lambda: store.compare_set("holdfast/0/0/rank-1", "?", "?") != b"?", what="rank 1")
+    first.send(9)
     assert life.wait(30) == 1
-    assert f"the store at MASTER_ADDR=127.0.0.1, MASTER_PORT={port} was lost" in life.output
+    assert f"the store at {at(port)} was lost while the ranks gathered: " in life.output
     assert "Traceback" not in life.output
+
+
+def test_ranks_that_gloo_does_not_connect_are_told(start, port):
+    start("stay_away", place(1, 2, port))
+    said = sentence(start("train", place(0, 2, port), timeout_seconds=3))
+    assert "the ranks have all come, and gloo has not connected them with each other within" in said
+    assert "GLOO_SOCKET_IFNAME=eth0" in said
 
 
 def test_what_torch_itself_fails_with_is_a_sentence(start):
@@ -227,9 +262,10 @@ holdfast.torch.init_process_group()
 one = torch.ones(1)
 dist.all_reduce(one)
 assert dict(os.environ) == before
-os.write(1, f"life {os.environ['TORCHELASTIC_RESTART_COUNT']}: the sum is {one.item():g}\\n".encode())
+life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+os.write(1, f"life {life}: the sum is {one.item():g}\\n".encode())
 dist.destroy_process_group()
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+if life == "0":
     sys.exit(3)
 os.environ["MASTER_PORT"] = "12355"
 try:

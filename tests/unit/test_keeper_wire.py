@@ -294,7 +294,8 @@ def test_strangers_are_dropped_and_disturb_nobody(begin, mail, capfd):
 def test_a_stranger_cannot_make_the_hub_wait_for_a_long_frame(begin, mail, capfd):
     center = begin(hub(mail, 2))
     assert is_dropped(knock(center.post.port, b"hf1 mem\n", b"n" * 16, b"\0\0\x10\1", bytes(16)))
-    assert "it announces a frame of 4097 bytes" in capfd.readouterr().out
+    line = wait_until(lambda: capfd.readouterr().out, 5, "the line about it")
+    assert "it announces a frame of 4097 bytes" in line
 
 
 def test_a_keeper_that_did_not_listen_does_not_take_the_others_for_silent(begin, mail):

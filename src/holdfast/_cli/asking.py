@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._cli.gather import RunSummary, summarize
+from holdfast._cli.ranks import keepers_of
 from holdfast._record import journal
-from holdfast._record.attempts import find_run, is_live, keeper_of, lease_holder
+from holdfast._record.attempts import find_run, is_live, lease_holder
 from holdfast._record.layout import RunLayout
 from holdfast._stop.request import ask
 
@@ -40,10 +41,10 @@ def wait_until_gone(folder: Path, asked: Asked) -> RunSummary:
     """Wait, for as long as it takes, until that attempt has ended and all is on disk."""
     while is_live(asked.layout, asked.attempt):
         time.sleep(_LOOK_SECONDS)
-    # It has said goodbye; now it leaves the interpreter, and its keeper after it.
-    for find in (lease_holder, keeper_of):
-        process = find(asked.layout, asked.attempt)
-        while process is not None and process.is_here() and process.is_alive():
+    # It has said goodbye; now it leaves the interpreter, and after it the keepers of all ranks.
+    holder = lease_holder(asked.layout, asked.attempt)
+    for process in filter(None, [holder, *keepers_of(asked.layout, asked.attempt)]):
+        while process.is_here() and process.is_alive():
             time.sleep(_LOOK_SECONDS)
     return summarize(folder)
 

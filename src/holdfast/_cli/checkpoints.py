@@ -33,6 +33,7 @@ class CheckpointSummary:
     kept_because: str | None  # None: the run did not say how many it keeps
     metrics: dict[str, float | None]
     is_damaged: bool  # the manifest cannot be read; `verify` looks at the rest
+    ranks: int | None  # that made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _summary(path: Path, step: int, attempt: int, because: str | None) -> Checkp
         found = read_manifest(path)
     except CheckpointError:
         return CheckpointSummary(
-            str(path), step, is_turn(path), attempt, None, None, None, because, {}, True
+            str(path), step, is_turn(path), attempt, None, None, None, because, {}, True, None
         )
     return CheckpointSummary(
         folder=str(path),
@@ -102,6 +103,7 @@ def _summary(path: Path, step: int, attempt: int, because: str | None) -> Checkp
         kept_because=because,
         metrics=found.metrics,
         is_damaged=False,
+        ranks=len(found.files),
     )
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._cli import words
+from holdfast._cli.in_memory import states_in_memory
 from holdfast._errors import DamagedCheckpoint, HoldfastError, NoGoodCheckpoint, SettingsError
 from holdfast._record.attempts import known_origins
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
-from holdfast._resume.find import attempts_in_memory, open_leftovers
+from holdfast._resume.find import attempts_in_memory
 from holdfast._resume.joined import read_checkpoint
 from holdfast._resume.verify import Loaded
 
@@ -99,14 +100,9 @@ def choose_step(folder: Path, layout: RunLayout, run_id: str, wanted: int) -> Ch
 def newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
     """The newest step that is in memory and came after the chosen one, if any."""
     line = own_line(layout, run_id)
-    newest = (chosen.attempt, chosen.step)
-    for leftover in open_leftovers(run_id):
-        arena = leftover.arena
-        for record in arena.whole():
-            if is_on_line(line, arena.attempt, record.step):
-                newest = max(newest, (arena.attempt, record.step))
-        arena.close()
-    return newest[1] if newest > (chosen.attempt, chosen.step) else None
+    found = states_in_memory(run_id, line, are_checked=False)
+    is_newer = bool(found) and (found[-1].attempt, found[-1].step) > (chosen.attempt, chosen.step)
+    return found[-1].step if is_newer else None
 
 
 def _read(step: int, attempt: int, path: Path) -> Loaded:

@@ -2,7 +2,9 @@
 
 Every checksum is verified before the first byte is written, and the file has its
 name only when it is whole and durable. Of the state that the user gave nothing is
-left out; the random generators and the rest of what holdfast adds is.
+left out; the random generators and the rest of what holdfast adds is. Of a run of several
+ranks it is what they have in common, with sharded tensors made whole, and beside it what
+rank 0 has of its own.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast._cli.chosen import Chosen, choose_newest, choose_step, newer_in_memory
+from holdfast._cli.put_together import put_together
 from holdfast._cli.stored_tree import NamedTensors, to_plain
 from holdfast._errors import FolderError, HoldfastError, SettingsError
 from holdfast._record.atomic import writing_whole
@@ -49,6 +52,7 @@ class Exported:
     size_bytes: int
     passed_over: list[str]
     newer_in_memory: int | None  # a step that is not on disk yet
+    ranks: int  # that stored it
 
 
 def export(folder: Path, wanted: Wanted) -> Exported:
@@ -60,7 +64,9 @@ def export(folder: Path, wanted: Wanted) -> Exported:
         chosen = choose_newest(folder, layout, run_id)
     else:
         chosen = choose_step(folder, layout, run_id, wanted.step)
-    state = _select(folder, chosen.loaded.head["tree"]["state"], wanted)
+    names = _select(folder, chosen.loaded.head["tree"]["state"], wanted)
+    chosen = replace(chosen, loaded=put_together(chosen.loaded, names))
+    state = {name: chosen.loaded.head["tree"]["state"][name] for name in names}
     try:
         with writing_whole(wanted.out, replace=wanted.force) as file:
             count = write(file, state, chosen, wanted.strip)
@@ -78,6 +84,7 @@ def export(folder: Path, wanted: Wanted) -> Exported:
         size_bytes=wanted.out.stat().st_size,
         passed_over=chosen.passed_over,
         newer_in_memory=newer_in_memory(layout, run_id, chosen) if wanted.step is None else None,
+        ranks=chosen.loaded.world,
     )
 
 
@@ -118,14 +125,14 @@ def _is_taken(out: Path) -> FolderError:
     )
 
 
-def _select(folder: Path, state: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+def _select(folder: Path, state: dict[str, Any], wanted: Wanted) -> list[str]:
     unknown = [name for name in wanted.only if name not in state]
     if unknown:
         raise SettingsError(
             f"{folder}: there is no {unknown[0]} in the state of this run.\n"
             f"There is: {', '.join(state) or 'nothing'}."
         )
-    return {name: state[name] for name in wanted.only or state}
+    return list(wanted.only or state)
 
 
 # -- .pt ------------------------------------------------------------------------

@@ -7,10 +7,19 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast._cli.in_memory import states_in_memory
+from holdfast._cli.ranks import (
+    RankDeath,
+    RankSummary,
+    Straggler,
+    read_death,
+    read_ranks,
+    read_straggler,
+)
 from holdfast._errors import CheckpointError, NotARun
 from holdfast._leave import statuses
 from holdfast._record import journal
@@ -24,11 +33,12 @@ from holdfast._record.attempts import (
 )
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
-from holdfast._resume.find import attempts_in_memory, open_leftovers
+from holdfast._resume.find import attempts_in_memory
 from holdfast._resume.verify import read_manifest
 
 _DEPTH = 3
 _THREADS = 16
+_ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
 _STOPPED = (statuses.PERSON, statuses.TERMINATED, statuses.REQUEUE, statuses.NOT_DURABLE)
 
 
@@ -70,6 +80,9 @@ class RunSummary:
     host: str | None
     keeper_pid: int | None  # of a keeper that lives on this machine
     last_exit: Exit | None
+    ranks: list[RankSummary]  # of one process alone: none
+    deaths: list[RankDeath]  # of ranks, in the newest attempt
+    straggler: Straggler | None
 
 
 @dataclass(slots=True)
@@ -83,6 +96,7 @@ class History:
     keep_best: str | None = None
     finished_step: int | None = None  # of the newest `finished`, in whatever attempt
     asked_to_stop: bool = False
+    deaths: list[RankDeath] = field(default_factory=list)
 
 
 def read_history(layout: RunLayout) -> History:
@@ -93,13 +107,15 @@ def read_history(layout: RunLayout) -> History:
         if kind == "start":
             found.attempt, found.start_step = event.get("attempt"), event.get("step")
             found.keep_last, found.keep_best = event.get("keep_last"), event.get("keep_best")
-            found.asked_to_stop = False
+            found.asked_to_stop, found.deaths = False, []
         elif kind == "loop":
             found.total = event.get("total")
         elif kind == "finished":
             found.finished_step, found.total = event.get("step"), event.get("total")
-        elif kind in ("stop", "signal") or (kind == "request" and event.get("kind") == "stop"):
+        elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
             found.asked_to_stop = True
+        elif kind == "rank-died":
+            found.deaths.append(read_death(event))
     return found
 
 
@@ -187,6 +203,9 @@ def summarize(folder: Path) -> RunSummary:
         host=holder.host if holder else None,
         keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
         last_exit=ended,
+        ranks=read_ranks(beat),
+        deaths=history.deaths if history.attempt == attempt else [],
+        straggler=read_straggler(beat) if live else None,
     )
 
 
@@ -211,7 +230,7 @@ def _state(
         asked = history.asked_to_stop or layout.request("stop", attempt).exists()
         return "stopping" if asked else "training"
     assert ended is not None
-    if ended.status is None:
+    if ended.status is None or (history.deaths and history.attempt == attempt):
         return "died"
     if ended.status == statuses.FINISHED:
         return "closed"
@@ -272,16 +291,8 @@ def _newest_in_memory(
     """As the keeper says; of a dead run, what trainer and keeper have left behind."""
     if live:
         return _whole(beat.get("memory_step")), beat.get("memory_time")
-    whole = []
-    for leftover in open_leftovers(run_id):
-        arena = leftover.arena
-        whole += [
-            (record.step, record.captured_at)
-            for record in arena.whole()
-            if record.is_hashed and is_on_line(line, arena.attempt, record.step)
-        ]
-        arena.close()
-    return max(whole, default=(None, None))
+    found = states_in_memory(run_id, line)
+    return (found[-1].step, found[-1].captured_at) if found else (None, None)
 
 
 def _boundary_age(beat: dict[str, Any]) -> float | None:

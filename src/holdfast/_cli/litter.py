@@ -17,8 +17,9 @@ from pathlib import Path
 
 from holdfast._cli import words
 from holdfast._cli.chosen import own_line
+from holdfast._cli.ranks import keepers_of
 from holdfast._record.atomic import remove_folder
-from holdfast._record.attempts import find_run, is_live, keeper_of, lease_holder
+from holdfast._record.attempts import find_run, is_live, lease_holder
 from holdfast._record.identity import of_process
 from holdfast._record.layout import RunLayout, writer_of
 from holdfast._record.line import is_on_line
@@ -79,9 +80,10 @@ def _at_rest(folder: Path) -> RunAtRest | None:
         return None
     for number in numbers:
         # An older attempt may run on without knowing it, and a keeper outlives its trainer.
-        for process in (lease_holder(layout, number), keeper_of(layout, number)):
-            if process is not None and process.is_here() and process.is_alive():
-                return None
+        holder = lease_holder(layout, number)
+        processes = [*keepers_of(layout, number), *([] if holder is None else [holder])]
+        if any(process.is_here() and process.is_alive() for process in processes):
+            return None
     if any(_is_here(writer_of(claim)) for claim in layout.claims()):
         return None  # a start that has not got its number yet
     # Written as the absolute path by layout, and shown as the person wrote it.

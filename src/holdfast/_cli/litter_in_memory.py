@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from holdfast._cli import words
 from holdfast._cli.chosen import own_line
+from holdfast._cli.in_memory import on_this_line, world_of
 from holdfast._cli.litter import Litter, RunAtRest, size_of
-from holdfast._record.image import decode_scalars
-from holdfast._record.line import is_on_line
 
 if TYPE_CHECKING:
-    from holdfast._save.arena import Arena, SlotRecord
+    from holdfast._save.arena import Arena
 
 _QUIET_SECONDS = 600.0  # of an arena whose run may live where we cannot see it
 
@@ -30,7 +29,7 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
     """The arenas of a run that nobody works on."""
     if sys.platform != "linux":
         return
-    from holdfast._save.backing import find_leftovers
+    from holdfast._save.backing import find_leftovers, rank_of
 
     paths = find_leftovers(run.run_id)
     if not paths:
@@ -41,7 +40,7 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
         if path in in_use:
             yield run.item(path, "memory", "a process has it open", goes=False)
             continue
-        newest = _newest_state(run, path, line)
+        newest, is_part = _newest_state(run, path, line)
         whole = run.newest_whole
         if newest is None:
             yield run.item(path, "memory", "holds no snapshot that a start would use")
@@ -49,7 +48,12 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
             yield run.item(path, "memory", f"its step {newest[1]} is on disk, or a later one")
         else:
             on_disk = "nothing is on disk" if whole is None else f"on disk is step {whole[1]}"
-            why = f"step {newest[1]} is the newest state of this run ({on_disk})"
+            what = (
+                f"rank {rank_of(path)}'s part of step {newest[1]},"
+                if is_part
+                else (f"step {newest[1]} is")
+            )
+            why = f"{what} the newest state of this run ({on_disk})"
             yield run.item(path, "memory", _dropped_or_kept(why, drop), goes=drop)
 
 
@@ -98,24 +102,20 @@ def _dropped_or_kept(why: str, drop: bool) -> str:
 
 def _newest_state(
     run: RunAtRest, path: Path, line: dict[int, int | None]
-) -> tuple[int, int, str] | None:
-    """(attempt, step, name of its checkpoint) of the newest snapshot that a start would use."""
+) -> tuple[tuple[int, int, str] | None, bool]:
+    """(attempt, step, name of its checkpoint) of the newest snapshot that a start would use.
+
+    And whether other ranks have parts of it.
+    """
     found = []
     for arena in _opened(path):
-        for record in arena.whole():
-            if record.is_hashed and is_on_line(line, arena.attempt, record.step):
-                folder = run.layout.checkpoint(record.step, arena.attempt, _at_turn(arena, record))
-                found.append((arena.attempt, record.step, folder.name))
-    return max(found, default=None)
-
-
-def _at_turn(arena: Arena, record: SlotRecord) -> bool:
-    with contextlib.suppress(ValueError):
-        place = arena.plan(record.slot).scalars
-        image = arena.image(record.slot)
-        head = decode_scalars(image[place.offset : place.offset + place.size_bytes])
-        return bool(head.get("at_turn"))
-    return False
+        for record in on_this_line(arena, line):
+            if record.is_hashed:
+                at_turn = bool(record.mark % 2)
+                folder = run.layout.checkpoint(record.step, arena.attempt, at_turn)
+                is_part = world_of(arena, record) > 1
+                found.append(((arena.attempt, record.step, folder.name), is_part))
+    return max(found, default=(None, False))
 
 
 def _opened(path: Path) -> Iterator[Arena]:

@@ -16,6 +16,7 @@ from rich.text import Text
 from holdfast._cli import words
 from holdfast._cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
 from holdfast._cli.gather import RunSummary
+from holdfast._cli.ranks import describe_death, describe_ranks, describe_straggler
 
 _STYLES = {
     "training": "green",
@@ -88,6 +89,8 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("checkpoint", _checkpoint(run)),
         ("snapshots", _snapshots(run)),
         ("process", _process(run)),
+        ("ranks", describe_ranks(run.ranks, run.deaths, is_live=run.is_live)),
+        ("straggler", describe_straggler(run.straggler)),
         ("last exit", _last_exit(run)),
         ("next", _next(run, folder)),
     ]
@@ -150,6 +153,7 @@ def _process(run: RunSummary) -> str:
     if run.pid is None:
         return ""
     where = f"pid {run.pid} on {words.name(run.host or '')}"
+    where = f"rank 0 is {where}" if run.ranks else where
     if run.is_live:
         return where
     if run.keeper_pid is not None:
@@ -164,6 +168,8 @@ def _last_exit(run: RunSummary) -> str:
     what = words.name(ended.how)
     if ended.status is None:
         what = "died without a word (killed, out of memory, or a crash outside Python)"
+        if run.deaths and ended.attempt == run.attempt:
+            what = describe_death(run.deaths[0])
     elif ended.how == "closed":
         what = "left"
     text = f"attempt {ended.attempt}"
@@ -226,8 +232,11 @@ def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> Non
         table.add_column("metrics", overflow="fold")
         table.add_column("kept because", overflow="fold")
         table.add_column("attempt", justify="right")
+        if any((each.ranks or 1) > 1 for each in found.checkpoints):
+            table.add_column("ranks", justify="right")
         for each in found.checkpoints:
-            table.add_row(*_checkpoint_row(each, found.watched))
+            row = _checkpoint_row(each, found.watched)
+            table.add_row(*row[: len(table.columns)])
         screen.table(table)
         total = sum(each.size_bytes or 0 for each in found.checkpoints)
         count = len(found.checkpoints)
@@ -252,6 +261,7 @@ def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | 
         Text("damaged manifest", style="bold red") if each.is_damaged else Text(metrics),
         Text(each.kept_because or "unknown"),
         str(each.attempt),
+        "" if each.ranks is None else str(each.ranks),
     ]
 
 

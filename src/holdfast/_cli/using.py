@@ -33,6 +33,9 @@ def export(
     in the metadata. OUT.pt is for torch.load(…, weights_only=True): a dict with the state of each
     object, on the CPU. A dtype that the format lacks is stored as raw bytes.
 
+    Of several ranks it has all that they share, sharded tensors made whole; where each has its own
+    (a generator, say), it is that of rank 0.
+
     \b
     Example:
       holdfast export runs/a all.pt
@@ -51,6 +54,8 @@ def export(
         f"{words.name(out)}: step {done.step} (attempt {done.attempt}) of {words.name(run)}, "
         f"{done.tensors} {noun}, {words.size(done.size_bytes)}; every checksum was verified."
     )
+    if done.ranks > 1:
+        click.echo(f"Put together from {done.ranks} ranks; what each has of its own is rank 0's.")
     if done.newer_in_memory is not None:
         click.echo(
             f"Step {done.newer_in_memory} is newer, and only in memory so far. If the run trains: "

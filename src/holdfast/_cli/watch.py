@@ -178,6 +178,10 @@ def _aged(run: RunSummary, seconds: float) -> RunSummary:
         disk_age_seconds=later(run.disk_age_seconds),
         boundary_age_seconds=later(run.boundary_age_seconds),
         last_exit=ended and replace(ended, age_seconds=later(ended.age_seconds)),
+        ranks=[
+            replace(each, boundary_age_seconds=later(each.boundary_age_seconds))
+            for each in run.ranks
+        ],
     )
 
 
@@ -189,6 +193,7 @@ def _without_ages(run: RunSummary) -> RunSummary:
         disk_age_seconds=None,
         boundary_age_seconds=None,
         last_exit=ended and replace(ended, age_seconds=None),
+        ranks=[replace(each, boundary_age_seconds=None) for each in run.ranks],
     )
 
 

@@ -7,6 +7,7 @@ go to the hub, and what the hub decides is done here. It stays until the hub let
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import selectors
 import signal
@@ -27,6 +28,7 @@ from holdfast._keeper.service import Ends, Keeper
 from holdfast._keeper.wire import HubPost, MemberPost
 from holdfast._keeper.writer import Closing, Job, Outcome
 from holdfast._leave import statuses
+from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import ProcessIdentity, host_name
 from holdfast._save import control
@@ -91,7 +93,9 @@ class CrewKeeper(Keeper):
         self._wake_write.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         layout, attempt = self._policy.layout, self._policy.attempt
-        key = bytes.fromhex(layout.key.read_text(encoding="ascii"))
+        secret = bytes.fromhex(layout.key.read_text(encoding="ascii"))
+        # One for each attempt: a keeper of an older one is a stranger here.
+        key = hashlib.blake2b(b"%d" % attempt, key=secret, digest_size=32).digest()
         mail = layout.mail(attempt)
         record = {"keeper": self._identity, "trainer_pid": self._ends.trainer_pid}
         if self._rank == 0:
@@ -394,7 +398,8 @@ class CrewKeeper(Keeper):
         if message["step"] is not None:
             self._durable_step = message["step"]
         if not self._trainer_gone:
-            self._send_away(message["reason"], message["status"], asked=message["asked"])
+            details = {"asked": message["asked"], "speaks": message["speaks"]}
+            self._send_away(message["reason"], message["status"], **details)
 
     def say_bye(self, message: dict[str, Any]) -> None:
         self._is_released = True
@@ -438,10 +443,12 @@ class CrewKeeper(Keeper):
         lost = self._lost_since is not None and now - self._lost_since > _LOST_SECONDS
         if not self._is_released and not lost:
             return
-        if self._hub is not None and not self._may_hub_go(now):
-            return
         if self._hub is not None:
-            self._record_death()
+            if not self._hub.is_over:
+                return
+            self._record_death()  # before anything that takes time: the next life waits for it
+            if not self._may_hub_go(now):
+                return
         if self._linger_until is None:
             lingers = self._died_at is not None or self._leave_status == statuses.REQUEUE
             self._linger_until = now + _LINGER_SECONDS if lingers and self._crew.restarts else 0.0
@@ -452,6 +459,8 @@ class CrewKeeper(Keeper):
         self._failed = self._failed or not self._is_released
         self._let_go()
         self._post.close()
+        if self._hub is not None:
+            remove_folder(self._policy.layout.mail(self._policy.attempt))
         self._done = True
 
     def _is_followed(self) -> bool:
@@ -462,11 +471,7 @@ class CrewKeeper(Keeper):
 
     def _may_hub_go(self, now: float) -> bool:
         """Who hosts a service leaves last, but not never."""
-        assert self._hub is not None
-        assert isinstance(self._post, HubPost)
-        if not self._hub.is_over:
-            return False
-        return not self._post.connected() or now - self._gone_at > _LAST_WORDS_SECONDS
+        return not self._post.unacknowledged() or now - self._gone_at > _LAST_WORDS_SECONDS
 
     def _record_death(self) -> None:
         if self._rank == 0:

@@ -431,6 +431,7 @@ class Hub:
         if self.stop is not None:
             status = self.stop.status
         self._books.note("end", reason=cause.sentence(), rank=cause.rank, durable_step=step)
+        speaker = min(self._those_who_train(), default=-1)
         for rank, seat in self.seats.items():
             if seat.released:
                 continue
@@ -444,6 +445,7 @@ class Hub:
                 reason=cause.sentence(),
                 step=step,
                 asked=self.stop is not None,
+                speaks=rank == speaker,
             )
 
     def _say_goodbyes(self) -> None:

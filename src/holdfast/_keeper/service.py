@@ -275,11 +275,11 @@ class Keeper:
         if not self._persist_newest(reason, leave_status=status):
             self._send_away(reason, status)
 
-    def _send_away(self, reason: str, status: int, *, asked: bool = True) -> None:
+    def _send_away(self, reason: str, status: int, **details: bool) -> None:
         """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
         self._leave_status = status
         self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
-        self._tell("leave", status=status, reason=reason, step=self._durable_step, asked=asked)
+        self._tell("leave", status=status, reason=reason, step=self._durable_step, **details)
 
     # -- making durable ---------------------------------------------------------
 

@@ -248,7 +248,7 @@ def find_device_mistakes(
         return [
             f"LOCAL_RANK is {local}{changed}, and torch sees {count}: there is no device "
             f"cuda:{local}.\n"
-            f"LOCAL_RANK counts the ranks of one host, from 0: here it can be 0 to {devices - 1}."
+            f"LOCAL_RANK counts the ranks of one host from 0, so it must be less than {devices}."
         ]
     return []
 

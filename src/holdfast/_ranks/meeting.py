@@ -105,7 +105,9 @@ def meet(world: World, layout: RunLayout, patience_seconds: float) -> Meeting:
     if board is not None:
         # By the number of openings and not by the folder: ranks with another one are to be told.
         count = _openings["store"] = _openings.get("store", 0) + 1
-        return Meeting(world, board, f"holdfast/{count}", patience_seconds, layout.folder)
+        # The agent of torchrun keeps its store for the lives that it starts again.
+        prefix = f"holdfast/{_env.restart_count()}/{count}"
+        return Meeting(world, board, prefix, patience_seconds, layout.folder)
     job = hashlib.blake2b(
         json.dumps([name, world.size, *_env.job_words()]).encode(), digest_size=8
     ).hexdigest()

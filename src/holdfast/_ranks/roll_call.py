@@ -24,6 +24,7 @@ from holdfast._record.identity import of_process
 _POLL_SECONDS = 0.2
 _HEARD_SECONDS = 2.0  # for the others to read what is wrong, before the store ends with rank 0
 _NUMBERS = re.compile(r"(?<![\d.])\d+(?![\d.])")
+_NOTHING = "?"
 _calls = 0  # of this process: a store may outlive a process group
 
 
@@ -31,10 +32,6 @@ class Store(Protocol):
     """What is used of a store of torch."""
 
     def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
 
     def compare_set(self, key: str, expected: str, value: str, /) -> bytes: ...
 
@@ -125,6 +122,12 @@ class _RollCall:
     def _key(self, rank: int) -> str:
         return f"{self.name}/rank-{rank}"
 
+    def _look(self, key: str) -> str | None:
+        """What stands under a key, without waiting for it."""
+        # Not by check(), which torch 2.4 has not: what is expected comes back if nothing is there.
+        found = self._store.compare_set(key, _NOTHING, _NOTHING).decode()
+        return None if found == _NOTHING else found
+
     def _check_run(self) -> None:
         """Two jobs that torchrun runs with one endpoint have one store, and all its keys."""
         mine = self._me["run"]
@@ -135,7 +138,7 @@ class _RollCall:
     def _check_job(self) -> None:
         what = f"rank 0 has a store at {self._endpoint} and has not come to it"
         pause = 0.001
-        while not self._store.check([self._key(0)]):
+        while (told := self._look(self._key(0))) is None:
             if not self._patience.wait(pause, what):
                 raise RanksError(
                     f"a store of torch answers at {self._endpoint}, and within "
@@ -144,7 +147,7 @@ class _RollCall:
                     "torch.distributed.init_process_group: call holdfast's on all ranks."
                 )
             pause = min(_POLL_SECONDS, 2 * pause)
-        first = json.loads(self._store.get(self._key(0)))
+        first = json.loads(told)
         difference = find_difference(self._me, first)
         if difference is not None:
             raise self._another_job(f"its rank 0 is {_words(first)}; {difference}")
@@ -170,14 +173,11 @@ class _RollCall:
             )
 
     def _gather(self) -> None:
-        missing, pause = list(range(self._size)), 0.001
-        while missing and not self._store.check([self._key(rank) for rank in missing]):
-            is_patient = self._patience.wait(pause, f"{name_ranks(missing)} not there yet")
-            pause = min(_POLL_SECONDS, 2 * pause)
-            if pause == _POLL_SECONDS or not is_patient:
-                missing = [rank for rank in missing if not self._store.check([self._key(rank)])]
-            if missing and not is_patient:
+        missing, pause = list(range(1, self._size)), 0.001
+        while missing := [rank for rank in missing if self._look(self._key(rank)) is None]:
+            if not self._patience.wait(pause, f"{name_ranks(missing)} not there yet"):
                 self._give_up(missing)
+            pause = min(_POLL_SECONDS, 2 * pause)
         self._store.set(f"{self.name}/go", "go")
 
     def _give_up(self, missing: list[int]) -> NoReturn:
@@ -198,22 +198,20 @@ class _RollCall:
         raise RanksError(text)
 
     def _told_twice(self) -> str:
-        key = f"{self.name}/twice"
-        if not self._store.check([key]):
-            return ""
-        return f", and two processes say that they are rank {self._store.get(key).decode()}"
+        rank = self._look(f"{self.name}/twice")
+        return "" if rank is None else f", and two processes say that they are rank {rank}"
 
     def _await_heard(self, ranks: list[int]) -> None:
         deadline = time.monotonic() + _HEARD_SECONDS
-        keys = [f"{self._key(rank)}/heard" for rank in ranks]
-        while keys and time.monotonic() < deadline and not self._store.check(keys):
+        while time.monotonic() < deadline and ranks:
+            ranks = [rank for rank in ranks if self._look(f"{self._key(rank)}/heard") is None]
             time.sleep(0.01)
 
     def _await_go(self) -> None:
         go, pause = f"{self.name}/go", 0.001
         # Rank 0 waits for all, and says for whom; only if it does not this rank gives up itself.
         patience = Patience(self._patience.seconds + _HEARD_SECONDS, lambda _: None)
-        while not self._store.check([go]):
+        while (word := self._look(go)) is None:
             if not patience.wait(pause, ""):
                 raise RanksError(
                     f"rank 0 has not said go within {patience.seconds:g} s, though its store at "
@@ -221,7 +219,6 @@ class _RollCall:
                     "See what rank 0 says, and call holdfast's init_process_group on all ranks."
                 )
             pause = min(_POLL_SECONDS, 2 * pause)
-        word = self._store.get(go).decode()
         if word != "go":
             self._store.set(f"{self._key(self._rank)}/heard", "yes")
             raise RanksError(word.removeprefix("not: "))

@@ -215,7 +215,7 @@ def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) ->
         return
     began = moved = time.monotonic()
     newest, told = -1, False
-    while keeper.is_alive():
+    while keeper.is_alive() and not layout.exit(attempt).exists():
         now = time.monotonic()
         if (write := layout.newest_write()) != newest:
             newest, moved = write, now

@@ -29,9 +29,15 @@ def find_damage(folder: Path) -> list[str]:
     lines: list[str] = []
     for file in found.files:
         try:
-            lines += check_file(folder / file.name, file)
+            damage = check_file(folder / file.name, file)
         except OSError as error:
-            lines.append(f"{file.name}: {error.strerror}")
+            damage = [f"{file.name}: {error.strerror}"]
+        # Of several ranks each has its file, and a tensor's name may be in all of them.
+        is_named = len(found.files) == 1
+        lines += (
+            line if is_named or line.startswith(file.name) else f"{file.name}: {line}"
+            for line in damage
+        )
     return lines
 
 

@@ -26,7 +26,12 @@ class StoredShard:
 
     description: dict[str, Any]
     spec: TensorSpec
-    data: memoryview
+    read: Callable[[], memoryview]
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes: read only by whoever needs this part."""
+        return self.read()
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,16 @@ while a run is open, children that multiprocessing starts are born with those
 signals blocked: a blocked mask, unlike a handler, survives fork and exec alike,
 and the trainer itself loses no signal by it. SIGTERM stays open to them, since
 that is how they are ended.
+
+A launcher such as torchrun sends it to the whole group of a rank, though: there they
+get a group of their own, or the step that is to be finished fails for want of data.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +29,7 @@ class ChildShield:
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers = {n for n in numbers if n not in (signal.SIGTERM, _quit())}
         self._former: Any = None
+        self.sets_apart = False  # True: each child gets a process group of its own
 
     def install(self) -> None:
         if not hasattr(signal, "pthread_sigmask") or not self._numbers:
@@ -45,6 +51,10 @@ class ChildShield:
                 former(process)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if self.sets_apart and process.pid is not None:
+                # One that has become another program already does it by itself, when it begins.
+                with contextlib.suppress(OSError):
+                    os.setpgid(process.pid, process.pid)
 
         # Their own method, and nothing less, is what every child of theirs comes by.
         processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]

@@ -55,6 +55,10 @@ class Guard:
         if self._watch is not None:
             self._watch.leaves_when_nudged = True
 
+    def set_children_apart(self) -> None:
+        """Whoever started this process signals its whole group: keep the children out of it."""
+        self._shield.sets_apart = True
+
     def nudge(self, *, ends_the_step: bool = False) -> None:
         """From another thread: act in the main thread as if Ctrl-C had come, or a second one."""
         if self._watch is None:

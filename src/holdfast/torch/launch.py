@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import socket
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -37,11 +39,13 @@ from holdfast._ranks.environment import (
     rank_and_size,
 )
 from holdfast._ranks.roll_call import call_the_roll
+from holdfast._record.identity import host_name
 from holdfast._say import say, speak_plainly
 
 _STORE_SECONDS = 1800.0  # what torch waits for its store unless it is told otherwise
 _CONNECT_SECONDS = 5.0  # at least, even if the others came in the last moment
 _WAYS_TO_MEET = ("rank", "world_size", "init_method", "store")
+_SOURCE_PLACE = re.compile(r"\[/[^\]]*\] ?")  # in torch's own words
 _WITHOUT_ADDRESS = ("mpi", "fake")  # backends that find their ranks by themselves
 
 
@@ -143,13 +147,19 @@ def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
 def _meet(now: Mapping[str, str], seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the place where all ranks of the job have come together."""
     rank, size = rank_and_size(now)
-    store, prefix = (dist.HashStore(), "") if size == 1 else _meet_at_the_address(now, seconds)
+    store, prefix = (_lonely_store(), "") if size == 1 else _meet_at_the_address(now, seconds)
     store.set_timeout(options.get("timeout") or timedelta(seconds=_STORE_SECONDS))
     passed_on = {name: value for name, value in options.items() if name not in _WAYS_TO_MEET}
     # Under a prefix, as torch itself does: other things may use the store too, and that of
     # torchrun's agent has the keys of the lives before.
     within = dist.PrefixStore(f"{prefix}default_pg", store)
     return {**passed_on, "store": within, "rank": rank, "world_size": size}
+
+
+def _lonely_store() -> dist.Store:
+    if hasattr(dist, "HashStore"):
+        return dist.HashStore()
+    return dist.TCPStore("127.0.0.1", 0, 1, True)  # torch 2.4
 
 
 def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.Store, str]:
@@ -213,22 +223,51 @@ def _no_store(endpoint: Endpoint, hosts_it: bool, error: Exception) -> str:
 
 
 def _start(backend: str, seconds: float, options: Mapping[str, Any]) -> None:
-    """torch's own call; a word when it takes long, and a sentence when it fails."""
-    hint = (
-        "the ranks do not reach each other, though they reach MASTER_ADDR: see that no firewall is "
-        "between them, and name the network to use with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, "
-        "such as eth0"
-    )
-    slow = f"torch has been connecting the ranks for {seconds:g} s. Perhaps {hint}."
-    timer = threading.Timer(seconds, say, [slow])
-    timer.daemon = True
-    timer.start()
-    try:
-        dist.init_process_group(backend, **options)
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0].rstrip(".")
+    """torch's own call: a sentence when it fails, and when it takes too long."""
+    ended: list[Exception | None] = []
+
+    def call() -> None:
+        try:
+            dist.init_process_group(backend, **options)
+            ended.append(None)
+        except Exception as error:  # noqa: BLE001  raised again below, in the caller's thread
+            ended.append(error)
+
+    if backend == "gloo":
+        # It connects every rank with every other now, and waits half an hour for one that it does
+        # not reach. In a thread, so that we need not; the device of nccl belongs to the caller's.
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(seconds)
+    else:
+        call()
+    if not ended:
         raise RanksError(
-            f"torch could not start the process group with {backend}: {why}.\nPerhaps {hint}."
-        ) from error
-    finally:
-        timer.cancel()
+            f"the ranks have all come, and gloo has not connected them with each other within "
+            f"{seconds:g} s.\n{_unreachable()}"
+        )
+    if isinstance(ended[0], RuntimeError):
+        why = _SOURCE_PLACE.sub("", str(ended[0]).partition("\n")[0]).rstrip(".")
+        raise RanksError(
+            f"torch could not start the process group with {backend}: {why}.\n{_unreachable()}"
+        ) from ended[0]
+    if ended[0] is not None:
+        raise ended[0]
+
+
+def _unreachable() -> str:
+    """Why ranks may not reach each other, though they reach MASTER_ADDR."""
+    try:
+        own = socket.gethostbyname(host_name())
+    except OSError:
+        own = ""
+    if own.startswith("127."):
+        return (
+            f"The name of this host, {host_name()}, resolves to {own} here, where no other host "
+            "reaches it: name the network that connects them, GLOO_SOCKET_IFNAME=eth0 or "
+            "NCCL_SOCKET_IFNAME=eth0; `ip addr` lists them."
+        )
+    return (
+        "The ranks reach MASTER_ADDR and perhaps not each other: see that no firewall is between "
+        "them, and name the network to use, GLOO_SOCKET_IFNAME=eth0 or NCCL_SOCKET_IFNAME=eth0."
+    )

@@ -1,0 +1,91 @@
+"""Sharded tensors of a stored state, made whole for whoever reads it outside of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from holdfast._errors import HoldfastError
+from holdfast._record.image import TensorSpec
+from holdfast._resume.assemble import Assembler
+from holdfast._resume.verify import Loaded
+from holdfast._save.capture import adapter_of, tensor_leaves
+
+
+def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
+    """The same state, with whole tensors where the ranks have stored parts of them."""
+    states = loaded.head["tree"]["state"]
+    sharded = [
+        path
+        for name in names
+        for path, leaf in tensor_leaves(states[name], name)
+        if "$shard" in leaf
+    ]
+    if not sharded:
+        return loaded
+    try:
+        adapter_of("torch")
+    except ImportError as error:
+        raise HoldfastError(
+            f"{sharded[0]} is sharded, and putting it together needs PyTorch, which cannot be "
+            f"imported here ({error}).\n"
+            "pip install 'holdfast[torch]', or export the states that are not: --only NAME."
+        ) from error
+    joiner = _Joiner(loaded)
+    whole = {name: joiner.walk(states[name], name) for name in names}
+    tree = {**loaded.head["tree"], "state": {**states, **whole}}
+    return replace(
+        loaded,
+        plan=replace(loaded.plan, specs=(*loaded.plan.specs, *joiner.specs)),
+        head={**loaded.head, "tree": tree},
+        elsewhere=(*loaded.elsewhere, *joiner.views),
+    )
+
+
+class _Joiner:
+    """Makes whole tensors, and numbers them behind those that are whole already."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._assembler = Assembler(loaded)
+        self._first = len(loaded.plan.specs)
+        self._known: dict[int, int] = {}  # the number of a whole tensor, by that of rank 0's part
+        self.specs: list[TensorSpec] = []
+        self.views: list[memoryview] = []
+
+    def walk(self, encoded: Any, path: str) -> Any:
+        """The tree with a number for each sharded tensor; paths are as they were captured."""
+        if isinstance(encoded, list):
+            return [self.walk(item, f"{path}.{i}") for i, item in enumerate(encoded)]
+        if not isinstance(encoded, dict):
+            return encoded
+        tag = next(iter(encoded), "")
+        if tag == "$shard":
+            return {"$t": self._whole(encoded, path)}
+        if tag in ("$dict", "$odict"):
+            pairs = [[key, self.walk(item, f"{path}.{_key(key)}")] for key, item in encoded[tag]]
+            return {**encoded, tag: pairs}
+        if tag in ("$state", "$generator", "$tuple", "$set", "$frozenset"):
+            return {tag: self.walk(encoded[tag], path)}
+        if tag.startswith("$"):
+            return encoded
+        return {key: self.walk(item, f"{path}.{key}") for key, item in encoded.items()}
+
+    def _whole(self, encoded: dict[str, Any], path: str) -> int:
+        part = encoded["$shard"]["t"]
+        if part in self._known:  # tied weights stay one tensor
+            return self._known[part]
+        adapter = adapter_of("torch")
+        value = self._assembler.value(encoded, None, path)
+        number = self._first + len(self.specs)
+        self.specs.append(adapter.spec(path, value))
+        self.views.append(adapter.bytes_of(value))
+        if part is not None:
+            self._known[part] = number
+        return number
+
+
+def _key(encoded: Any) -> str:
+    if isinstance(encoded, dict) and "$tuple" in encoded:
+        return str(tuple(encoded["$tuple"]))
+    return str(encoded)

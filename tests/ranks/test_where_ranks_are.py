@@ -1,0 +1,178 @@
+"""Wherever the ranks are when a stop is asked for, they leave at one step."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.support import checkpoint_steps
+
+_TOTAL = 40
+
+
+def _check(jobs, job, undisturbed, *, world=2, status=143, **plan) -> int:
+    assert job.statuses() == [status] * world, job.outputs
+    (step,) = set(job.steps_at_the_end())
+    jobs.check_checkpoint(step, world)
+    jobs.check_nothing_left()
+    again = jobs.start(world, pauses=0.0, **plan)
+    assert again.hashes() == undisturbed(world, **plan)
+    assert set(again.started_at()) == {step}
+    return step
+
+
+# -- in a long step ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("call", ["sleep", "call"])
+@pytest.mark.parametrize("meets", ["group", "files"])
+def test_a_rank_in_a_long_step_is_waited_for_and_the_decision_is_not(
+    jobs, undisturbed, meets, call, signalled
+):
+    """`call` holds the interpreter, so that no thread of that rank could answer."""
+    job = jobs.start(meets=meets, total=_TOTAL, events=[(1, 8, call, 2.0)])
+    job.wait_for("holding", 1)
+    began = time.monotonic()
+    job.send(signal.SIGTERM, signalled)
+    line = job.wait_for("SIGTERM (rank", 0)
+    assert time.monotonic() - began < 1.5
+    step = int(line.split("finish step ")[1].split()[0])
+    if meets == "group":
+        assert step == 9
+    assert _check(jobs, job, undisturbed, meets=meets, total=_TOTAL) == step
+
+
+def test_one_of_four_ranks_is_in_a_long_step(jobs, undisturbed):
+    job = jobs.start(4, total=_TOTAL, events=[(2, 8, "sleep", 1.0)])
+    job.wait_for("holding", 2)
+    job.send(signal.SIGTERM, 3)
+    assert _check(jobs, job, undisturbed, world=4, total=_TOTAL) == 9
+
+
+def test_a_slow_rank_is_waited_for(jobs, undisturbed):
+    job = jobs.start(total=_TOTAL, pauses=[0.0, 0.15])
+    job.wait_for_step(4)
+    job.send(signal.SIGTERM, 0)
+    _check(jobs, job, undisturbed, total=_TOTAL)
+
+
+# -- ranks that run free of each other ------------------------------------------------------
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("pauses", [[0.002, 0.05], [0.05, 0.002]])
+def test_ranks_that_run_free_stop_at_the_step_of_the_quickest(jobs, undisturbed, pauses, signalled):
+    plan = {"meets": "files", "total": 300}
+    job = jobs.start(**plan, pauses=pauses)
+    job.wait_for_step(30, pauses.index(0.002))
+    job.send(signal.SIGTERM, signalled)
+    step = _check(jobs, job, undisturbed, **plan)
+    assert step >= 30
+
+
+def test_four_ranks_that_run_free_with_very_different_speeds(jobs, undisturbed):
+    plan = {"meets": "files", "total": 300}
+    job = jobs.start(4, **plan, pauses=[0.02, 0.002, 0.06, 0.01])
+    job.wait_for_step(30, 1)
+    job.send(signal.SIGTERM, 2)
+    _check(jobs, job, undisturbed, world=4, **plan)
+
+
+def test_when_a_rank_has_finished_the_others_train_to_the_end(jobs, undisturbed):
+    plan = {"meets": "files", "total": 20}
+    job = jobs.start(**plan, pauses=[0.06, 0.0])
+    job.wait_for_step(20, 1)
+    job.send(signal.SIGTERM, 0)
+    assert job.statuses() == [0, 0], job.outputs
+    assert job.hashes() == undisturbed(**plan)
+    jobs.check_checkpoint(20, 2)
+    jobs.check_nothing_left()
+
+
+def test_a_signal_to_the_rank_that_has_finished_waits_for_the_others(jobs, undisturbed):
+    plan = {"meets": "files", "total": 20}
+    job = jobs.start(**plan, pauses=[0.06, 0.0])
+    job.wait_for_step(20, 1)
+    job.send(signal.SIGTERM, 1)
+    assert job.hashes() == undisturbed(**plan)
+    assert checkpoint_steps(jobs.folder) == [20]
+
+
+# -- at the beginning ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_rank_in_its_first_step(jobs, undisturbed, signalled):
+    job = jobs.start(total=_TOTAL, events=[(1, 0, "sleep", 1.0)])
+    job.wait_for("holding", 1)
+    job.send(signal.SIGTERM, signalled)
+    assert _check(jobs, job, undisturbed, total=_TOTAL) == 1
+
+
+@pytest.mark.parametrize("meets", ["group", "files"])
+def test_a_rank_that_has_not_come_to_its_loop(jobs, undisturbed, meets):
+    job = jobs.start(meets=meets, total=_TOTAL, events=[(1, 0, "before:sleep", 1.0)])
+    job.wait_for("holding", 1)
+    job.send(signal.SIGTERM, 0)
+    _check(jobs, job, undisturbed, meets=meets, total=_TOTAL)
+
+
+# -- in an evaluation ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_an_evaluation_on_all_ranks_is_left_at_once(jobs, undisturbed, signalled):
+    plan = {"loop": "eval", "total": 3}
+    job = jobs.start(**plan, events=[(None, 24, "eval:sleep", 20.0)])
+    job.wait_for("holding")
+    job.send(signal.SIGTERM, signalled)
+    assert _check(jobs, job, undisturbed, **plan) == 24
+
+
+def test_an_evaluation_in_a_call_that_holds_the_interpreter_is_ended_from_outside(
+    jobs, undisturbed
+):
+    plan = {"loop": "eval", "total": 3}
+    job = jobs.start(**plan, events=[(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 30.0)])
+    job.wait_for("holding")
+    job.send(signal.SIGTERM, 0)
+    statuses = job.statuses(20.0)
+    assert statuses[0] == 143, job.outputs
+    jobs.check_checkpoint(24, 2)
+    jobs.check_nothing_left()
+    assert jobs.start(**plan, pauses=0.0).hashes() == undisturbed(**plan)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("meets", ["group", "files"])
+def test_an_evaluation_on_rank_0_only_is_waited_for(jobs, undisturbed, meets, signalled):
+    """The others are in the next step already, and that one needs all of them."""
+    plan = {"loop": "eval", "total": 3, "meets": meets}
+    job = jobs.start(**plan, events=[(0, 12, "eval:sleep", 1.0)], evaluates=[0])
+    job.wait_for("holding", 0)
+    job.wait_for_step(12, 1)
+    job.send(signal.SIGTERM, signalled)
+    assert _check(jobs, job, undisturbed, **plan) >= 12
+
+
+# -- in accumulation ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_no_rank_stops_amid_the_batches_of_one_step(jobs, undisturbed, signalled):
+    plan = {"loop": "accumulate", "total": 4}
+    job = jobs.start(**plan, events=[(1, 6, "micro:sleep", 0.5)])
+    job.wait_for("holding", 1)
+    job.send(signal.SIGTERM, signalled)
+    assert _check(jobs, job, undisturbed, **plan) == 7
+
+
+def test_at_the_turn_of_an_epoch(jobs, undisturbed):
+    plan = {"loop": "batches", "total": 4}
+    job = jobs.start(**plan, events=[(1, 11, "sleep", 0.5)])
+    job.wait_for("holding", 1)
+    job.send(signal.SIGTERM, 0)
+    assert _check(jobs, job, undisturbed, **plan) == 12

@@ -1,0 +1,179 @@
+"""One rank of a training: a part of its state is equal on all ranks, the rest is its own.
+
+Prints `ready STEP`, `step N` when a step is made, `holding STEP_IN_MEMORY` where a plan holds it
+up, `left STEP` when it leaves by an exception, and `hash HEX` of all state and generators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+import holdfast
+
+_BATCHES = 12  # of an epoch
+_WIDTH = 64
+
+
+class Rank:
+    """One process, and what it trains."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.rank: int = plan["rank"]
+        self.is_grouped: bool = plan["meets"] == "group"
+        self.common = torch.zeros(_WIDTH)
+        self.own = np.zeros(_WIDTH)
+        self.run = holdfast.Run(
+            plan["folder"],
+            settings=holdfast.Settings(**plan["settings"]),
+            own=self.own,
+            **({"common": self.common} if self.is_grouped else {}),
+        )
+        self.steps = 0
+
+    def train(self) -> None:
+        random.seed(self.rank)
+        np.random.seed(self.rank)
+        torch.manual_seed(self.rank)
+        try:
+            with self.run as run:
+                print("ready", run.step, flush=True)
+                self._happen(run.step, "before")
+                getattr(self, f"_loop_{self.plan['loop']}")()
+        except BaseException:
+            print("left", self.run.step, flush=True)
+            raise
+        self._show_hash()
+
+    # -- loops ------------------------------------------------------------------------
+
+    def _loop_steps(self) -> None:
+        for _ in self.run.steps(self.plan["total"]):
+            self._draw(1.0)
+            self._end_step()
+
+    def _loop_batches(self, accumulate: int = 1) -> None:
+        """Epochs of batches; with `accumulate` several of them are one step."""
+        sum_of = 0.0
+        for _ in self.run.epochs(self.plan["total"]):
+            for batch in self.run.batches([float(i) for i in range(_BATCHES)], accumulate=accumulate):
+                sum_of += batch
+                if self.run.completes_step:
+                    self._draw(sum_of / _BATCHES)
+                    sum_of = 0.0
+                    self._end_step()
+                else:
+                    self._happen(self.run.step, "micro")
+
+    def _loop_accumulate(self) -> None:
+        self._loop_batches(accumulate=3)
+
+    def _loop_eval(self) -> None:
+        """An evaluation after each epoch: on all ranks, or on those that the plan names."""
+        who = self.plan.get("evaluates", range(self.plan["world"]))
+        for _ in self.run.epochs(self.plan["total"]):
+            for batch in self.run.batches([float(i) for i in range(_BATCHES)]):
+                self._draw(batch / _BATCHES)
+                self._end_step()
+            if self.rank in who:
+                with self.run.phase("eval"):
+                    self._happen(self.run.step, "eval")
+
+    # -- a step -----------------------------------------------------------------------
+
+    def _draw(self, scale: float) -> None:
+        self.own += np.random.standard_normal(_WIDTH) * random.random() * scale
+        np.tanh(self.own, out=self.own)
+        drawn = torch.randn(_WIDTH) * scale
+        if self.is_grouped:
+            torch.distributed.all_reduce(drawn)
+            self.common.add_(drawn).tanh_()
+
+    def _end_step(self) -> None:
+        self._happen(self.run.step, "step")
+        time.sleep(self.plan["pauses"][self.rank])
+        print("step", self.run.step + 1, flush=True)
+
+    def _happen(self, step: int, where: str) -> None:
+        """What the plan has for this rank in this step."""
+        for rank, at, what, value in self.plan["events"]:
+            place, _, act = what.rpartition(":")
+            if rank in (None, self.rank) and at == step and (place or "step") == where:
+                getattr(self, f"_do_{act}")(value)
+
+    # -- events -----------------------------------------------------------------------
+
+    def _say_holding(self) -> None:
+        newest = self.run._saver.newest
+        print("holding", newest.step if newest else None, flush=True)
+
+    def _do_sleep(self, seconds: float) -> None:
+        self._say_holding()
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(left)
+
+    def _do_call(self, seconds: float) -> None:
+        """A call into C that holds the interpreter."""
+        self._say_holding()
+        library = ctypes.PyDLL(None)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            library.usleep(int(left * 1e6))
+
+    def _do_gate(self, name: str) -> None:
+        """Wait for a file, in short calls."""
+        self._say_holding()
+        deadline = time.monotonic() + 60.0
+        while not Path(name).exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _do_save(self, _: Any) -> None:
+        self.handle = self.run.save()
+
+    def _do_wait(self, _: Any) -> None:
+        print("saved", self.handle.wait(), flush=True)
+
+    def _do_stop(self, _: Any) -> None:
+        self.run.stop("enough")
+
+    def _do_raise(self, text: str) -> None:
+        raise ValueError(text)
+
+    def _do_leave(self, _: Any) -> None:
+        raise SystemExit(0)
+
+    def _show_hash(self) -> None:
+        digest = hashlib.sha256(self.own.tobytes() + self.common.numpy().tobytes())
+        digest.update(np.random.get_state()[1].tobytes() + repr(random.getstate()).encode())
+        digest.update(torch.get_rng_state().numpy().tobytes())
+        print("hash", digest.hexdigest(), flush=True)
+
+
+@contextlib.contextmanager
+def _group(plan: dict[str, Any]) -> Iterator[None]:
+    if plan["meets"] != "group":
+        yield
+        return
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{plan['store']}", rank=plan["rank"], world_size=plan["world"]
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def main(plan: dict[str, Any]) -> None:
+    with _group(plan):
+        time.sleep(plan.get("late", {}).get(str(plan["rank"]), 0.0))
+        Rank(plan).train()

@@ -1,0 +1,121 @@
+"""A hub with a clock that stands still, and all that it says, for tests of what it decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast._errors import SaveFailed
+from holdfast._keeper.hub import Hub, Key
+
+ATTEMPT = 3
+
+
+class Shelf:
+    """What the hub has written down, and begun and closed in the run folder."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.begun: list[Key] = []
+        self.closing: list[tuple[Key, str, list[int]]] = []
+        self.there: set[Key] = set()
+        self.refuses: str | None = None
+        self.seconds = 0.5
+
+    def begin(self, key: Key) -> str | None:
+        if self.refuses is not None:
+            raise SaveFailed(self.refuses)
+        if key in self.there:
+            return None
+        self.begun.append(key)
+        return f".partial-{key[1]}"
+
+    def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None:
+        self.closing.append((key, reason, sorted(files)))
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.notes.append((event, fields))
+
+    def write_seconds(self) -> float:
+        return self.seconds
+
+    def noted(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.notes if name == event]
+
+
+class Table:
+    """The hub of so many ranks, all of them there, and what it has told each."""
+
+    def __init__(self, size: int = 2, *, here: int | None = None) -> None:
+        self.now = 1000.0
+        self.size = size
+        self.sent: list[tuple[int, str, dict[str, Any]]] = []
+        self.shelf = Shelf()
+        self.hub = Hub(size, ATTEMPT, self._send, self.shelf, lambda: self.now)
+        for rank in range(size if here is None else here):
+            self.hub.found(rank)
+            self.say(rank, "hello", who={"rank": rank}, held=[])
+
+    def _send(self, rank: int, kind: str, **fields: Any) -> None:
+        self.sent.append((rank, kind, fields))
+
+    # -- what keepers say -----------------------------------------------------------
+
+    def say(self, rank: int, kind: str, **fields: Any) -> None:
+        self.hub.hear(rank, {"kind": kind, **fields})
+
+    def wish(self, rank: int, kind: str = "stop", *, now: bool = False, **more: Any) -> None:
+        wish = {"kind": kind, "reason": f"{kind} by {rank}", "status": 143, **more}
+        self.say(rank, "wish", wish=wish, now=now)
+
+    def at(self, rank: int, mark: int, number: int | None = None) -> None:
+        """Answer the hold that was sent last."""
+        if number is None:
+            number = self.told(rank, "hold")[-1]["round"]
+        self.say(rank, "at", round=number, mark=mark)
+
+    def hold(self, *marks: int, ranks: range | None = None, attempt: int = ATTEMPT) -> None:
+        """All ranks have snapshots of these boundaries, or some ranks have."""
+        for rank in range(self.size) if ranks is None else ranks:
+            self.say(rank, "held", held=[[attempt, mark] for mark in marks])
+
+    def order(self, rank: int, mark: int, reason: str = "asked") -> None:
+        self.say(rank, "order", key=[ATTEMPT, mark], reason=reason)
+
+    def write(self, rank: int, mark: int, error: str | None = None) -> None:
+        outcome = {"error": error} if error else {"file": {"name": f"rank-{rank}"}}
+        self.say(rank, "written", key=[ATTEMPT, mark], **outcome)
+
+    def write_all(self, mark: int) -> None:
+        """All parts are written, and the manifest is too."""
+        for rank in range(self.size):
+            self.write(rank, mark)
+        self.hub.committed((ATTEMPT, mark), None)
+
+    def die(self, rank: int, how: str = "was killed by SIGKILL") -> None:
+        self.say(rank, "died", how=how, host="here", step=4)
+
+    def leave(self, rank: int, *, clean: bool = True, **more: Any) -> None:
+        told = {"clean": clean, "reason": "closed", "status": 0, "victim": False, **more}
+        self.say(rank, "farewell", **told)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.hub.tick()
+
+    # -- what they are told -----------------------------------------------------------
+
+    def told(self, rank: int, kind: str) -> list[dict[str, Any]]:
+        return [fields for to, what, fields in self.sent if (to, what) == (rank, kind)]
+
+    def all_told(self, kind: str) -> list[int]:
+        """The ranks that were told such a thing, in order."""
+        return sorted(to for to, what, _ in self.sent if what == kind)
+
+    def decisions(self) -> list[tuple[int, int, str]]:
+        """(rank, mark, what) of all that was decided."""
+        found = ((to, f) for to, what, f in self.sent if what == "decide")
+        return [(to, fields["mark"], fields["wish"]["kind"]) for to, fields in found]
+
+    def forget(self) -> None:
+        """Only what is said from now on counts."""
+        self.sent.clear()
