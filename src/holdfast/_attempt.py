@@ -14,8 +14,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from holdfast._boundary import Boundaries, children_unheard
-from holdfast._custody.joining import join_crew
+from holdfast._boundary import Boundaries
+from holdfast._custody.joining import join_crew, prepare_ranks
 from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
 from holdfast._data.course import Course
@@ -36,6 +36,7 @@ from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.control import MARK, STAYS, STEP, mark_of, private_words
 from holdfast._say import say, speak_as
+from holdfast._stop.children import children_unheard
 from holdfast._stop.guard import Guard
 from holdfast._version import __version__
 from holdfast._witness.run_eye import open_run_eye
@@ -157,8 +158,9 @@ class Attempt(Boundaries):
             keep_best=settings.keep_best,
             **({} if party is None else {"ranks": party.size}),
         )
-        if party is not None:
+        if party is not None and self._crew is not None:
             party.exchange("open", None)  # nobody trains before all can be asked to stop
+            prepare_ranks(self._state, self._crew)
         if self._generators is not None and found.by_hand:
             # A loop of the user's own begins where nobody sees it.
             self._restore_generators()

@@ -5,13 +5,9 @@ request? → snapshot → order → (stop: wait until durable)
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,36 +36,12 @@ from holdfast._save.capture import capture, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
 from holdfast._say import say, speak_as, speak_plainly
 from holdfast._settings import Settings
+from holdfast._stop.children import children_unheard
 from holdfast._stop.guard import Guard, announce_signal
 from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
 from holdfast._witness.run_eye import RunEye
 
 _LOOK_SECONDS = 0.1
-
-
-@contextlib.contextmanager
-def children_unheard() -> Iterator[list[int]]:
-    """Let the handler of a child's death wait until our own work is done.
-
-    It is not called if whoever works clears the list that this gives.
-
-    torch's raises as soon as a worker of a loader has died, between any two lines: a slot would
-    stay locked, or a state that was to be saved would not be.
-    """
-    number = getattr(signal, "SIGCHLD", None)
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(number) if number is not None and is_main else None
-    heard: list[int] = []
-    if number is None or not callable(handler):
-        yield heard
-        return
-    signal.signal(number, lambda *_: heard.append(1))
-    try:
-        yield heard
-    finally:
-        signal.signal(number, handler)
-    if heard:
-        handler(number, None)
 
 
 class LoopMark:
@@ -204,6 +176,7 @@ class Boundaries:
             self._stop_for(StopRequest(decision.reason, decision.status, decision.signal))
             return True
         self._saver.pass_together(now, self.step, mark, decided=decision is not None)
+        crew.show_waits()
         return False
 
     def _show(self, eye: RunEye) -> None:
@@ -217,6 +190,12 @@ class Boundaries:
         )
         if wants_checkpoint:
             self._saver.want(Handle("prove"))
+
+    def _show_batch(self, number: int, batch: Any) -> None:
+        if self._eye is not None:
+            self._eye.batch(number, batch)
+        if self._crew is not None:
+            self._crew.show_batch(batch)
 
     def _is_complete(self) -> bool:
         """Whether training is over anyway, so that there is nothing to stop any more."""
@@ -309,6 +288,13 @@ class Boundaries:
                 self._guard.nudge()
         elif kind == "request":
             self._saver.want(Handle("holdfast save"))
+        elif kind == "twins":
+            first, second = message["ranks"]
+            say(
+                f"ranks {first} and {second} train on identical batches: each should have its own "
+                "share of the data.\nGive the loader a DistributedSampler, or seed each rank's "
+                "data in another way."
+            )
         elif kind == "failed":
             say(f"a checkpoint could not be made: {message['error']}. It will be tried again.")
         elif kind == "fenced":

@@ -14,16 +14,18 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast._attempt import Attempt
-from holdfast._boundary import LoopMark, children_unheard
+from holdfast._boundary import LoopMark
 from holdfast._custody.orders import Handle
 from holdfast._data.course import Lap, completes_step, expect_steps
 from holdfast._data.feed import Feed
 from holdfast._data.laps import begin_fresh, begin_in_the_middle
-from holdfast._errors import HoldfastError, SaveFailed, SettingsError, name_place
+from holdfast._errors import HoldfastError, SaveFailed, name_place
 from holdfast._leave import statuses
 from holdfast._save.capture import capture, capture_generators, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, EPOCH, EPOCHS, MARK, mark_of
 from holdfast._say import say
+from holdfast._settings import check_count
+from holdfast._stop.children import children_unheard
 from holdfast._stop.request import StopRequest
 
 _NONE = object()
@@ -99,7 +101,7 @@ class Run(Attempt):
         >>> for step in run.steps(10_000):  # doctest: +SKIP
         ...     train_one_step()
         """
-        _check_count(total, f"steps({total!r})", least=0)
+        check_count(total, f"steps({total!r})", least=0)
         self._require_open()
         return self._steps(total)
 
@@ -130,7 +132,7 @@ class Run(Attempt):
         ...     for batch in run.batches(loader):
         ...         train_on(batch)
         """
-        _check_count(total, f"epochs({total!r})", least=0)
+        check_count(total, f"epochs({total!r})", least=0)
         self._require_open()
         return self._epochs(total)
 
@@ -199,7 +201,7 @@ class Run(Attempt):
         ...     if run.completes_step:
         ...         optimizer.step()
         """
-        _check_count(accumulate, f"batches(…, accumulate={accumulate!r})", least=1)
+        check_count(accumulate, f"batches(…, accumulate={accumulate!r})", least=1)
         self._require_open()
         sources = (loader, *more)
         if self._phases.rests:
@@ -236,8 +238,7 @@ class Run(Attempt):
                         is_last = ahead is _NONE
                     course.batch = number
                     self.completes_step = completes_step(number, accumulate, is_last)
-                    if self._eye is not None:
-                        self._eye.batch(number, batch)
+                    self._show_batch(number, batch)
                     yield batch
                     batch = None  # else two are in memory while the next one is made
                     number += 1
@@ -395,8 +396,3 @@ class Run(Attempt):
                 del self._loops[self._loops.index(mark) :]
                 if not self._loops:
                     self._leave_loop()
-
-
-def _check_count(value: object, what: str, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SettingsError(f"{what}: this is a whole number, {least} or more.")

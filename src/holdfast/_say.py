@@ -8,7 +8,6 @@ from types import TracebackType
 
 from holdfast._errors import HoldfastError, Stopped, place_of
 
-
 _rank = 0  # of several, the first speaks for all
 
 

@@ -134,3 +134,9 @@ class Settings:
         """The numbers of those signals that this system has."""
         found = (getattr(signal, f"SIG{name}", None) for name in self.signals)
         return tuple(int(number) for number in found if number is not None)
+
+
+def check_count(value: object, what: str, least: int) -> None:
+    """Refuse what is no whole number, or too small a one."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SettingsError(f"{what}: this is a whole number, {least} or more.")

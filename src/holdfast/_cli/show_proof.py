@@ -64,7 +64,7 @@ def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
 
 def _show_interruptions(screen: Screen, proof: Proof) -> None:
     table = screen.columns()
-    for heading in report.HEADINGS:
+    for heading in report.headings(proof):
         right = heading in ("no.", "at step")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     broken = None if proof.difference is None else proof.difference.after
@@ -141,4 +141,6 @@ class LiveWatcher(Watcher):
 def _describe(interruption: Interruption, total: int) -> str:
     where = "" if interruption.step is None else f", at step {interruption.step}"
     number = f"{interruption.number} of {total}" if total else str(interruption.number)
-    return f"interruption {number}: {interruption.signal}, {report.moment(interruption)}{where}"
+    whom = "" if interruption.target is None else f" to {interruption.target}"
+    moment = report.moment(interruption)
+    return f"interruption {number}: {interruption.signal}{whom}, {moment}{where}"

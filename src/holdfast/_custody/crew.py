@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast._custody.orders import Custody
+from holdfast._data.prints import batch_print
 from holdfast._save.control import HOLD, MARK, PLANNED, WAITS
 
 _DECISION_SECONDS = 15.0
@@ -46,12 +47,14 @@ class Crew:
         self._words = custody.words
         self._changed = threading.Condition()
         self._decided: list[Decision] = []
-        self._round = 0  # the newest that was decided
+        self._round = 0  # the newest that was decided, or given up
         self._wished: set[str] = set()
         self._next_due = 0.0
         self._bye: dict[str, Any] | None = None
         self.port: int | None = None
         self.has_joined = False
+        self._meter: Any = None
+        self._batches_to_show = 0
 
     # -- in the link's thread ---------------------------------------------------------
 
@@ -86,9 +89,8 @@ class Crew:
 
     def at_boundary(self, mark: int) -> Decision | None:
         """What all ranks do here, if anything; waits while that is being decided."""
-        number = int(self._words[HOLD])
-        if number or self._wished:
-            self._wait_for_decision(number)
+        if self._words[HOLD] > self._round or self._wished:
+            self._wait_for_decision()
         with self._changed:
             ripe = [each for each in self._decided if mark >= each.mark]
             self._decided = [each for each in self._decided if mark < each.mark]
@@ -101,26 +103,23 @@ class Crew:
             mark = self._words[MARK]
             return next((d for d in self._decided if d.kind == "stop" and d.mark <= mark), None)
 
-    def _wait_for_decision(self, number: int) -> None:
+    def _wait_for_decision(self) -> None:
         deadline = time.monotonic() + _DECISION_SECONDS
-        known = self._round
         while time.monotonic() < deadline:
-            number = int(self._words[HOLD]) or number
-            self._words[WAITS] = number
+            self._words[WAITS] = self._words[HOLD]
             with self._changed:
-                if self._round > known or self._is_decided():
+                if self._is_decided():
                     break
                 self._changed.wait(_LOOK_SECONDS)
-                if self._round > known:
-                    break
             self._custody.look_after_keeper()
+        self._round = max(self._round, int(self._words[HOLD]))  # even if nobody has answered
         self._words[WAITS] = 0
         self._wished.clear()
 
     def _is_decided(self) -> bool:
-        """Whether all that this rank has asked for is decided already."""
+        """Whether the agreement that is on its way is there, and all that this rank asked for."""
         kinds = {each.kind for each in self._decided}
-        return bool(self._wished) and self._wished <= kinds and not self._words[HOLD]
+        return self._round >= self._words[HOLD] and self._wished <= kinds
 
     def is_planned(self, mark: int) -> bool:
         """Whether all ranks take a snapshot at this boundary."""
@@ -142,6 +141,28 @@ class Crew:
 
     def missed(self, mark: int, why: str) -> None:
         self._custody.send("missed", mark=mark, why=why)
+
+    # -- what others may compare ----------------------------------------------------------
+
+    def watch(self, meter: Any) -> None:
+        """Show the others how long this rank waits for them, and its first batches."""
+        self._meter = meter
+        self._batches_to_show = 2
+
+    def show_waits(self) -> None:
+        """Tell how long this rank has waited in the collectives of late."""
+        found = self._meter.read() if self._meter is not None else None
+        if found is not None:
+            _, waited, step_seconds = found
+            self._custody.send("waits", waited=waited, step_seconds=step_seconds)
+
+    def show_batch(self, batch: Any) -> None:
+        """Let the first batches of a life be compared: a sampler may have been forgotten."""
+        if self._batches_to_show:
+            self._batches_to_show -= 1
+            found = batch_print(batch)
+            if found is not None:
+                self._custody.send("print", print=found)
 
     # -- beginning and end -----------------------------------------------------------------
 
@@ -168,6 +189,8 @@ class Crew:
 
         If another rank is the cause, the answer is to leave at once, and this does not return.
         """
+        if self._meter is not None:
+            self._meter.close()
         self._custody.send("farewell", clean=clean, status=status, reason=reason, error=error)
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while self._bye is None and time.monotonic() < deadline and self._custody.has_keeper:

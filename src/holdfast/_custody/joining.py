@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from holdfast._custody.crew import Crew
 from holdfast._custody.orders import Custody
 from holdfast._errors import RanksError
-from holdfast._keeper.crew import CrewConfig
+from holdfast._keeper.among import CrewConfig
 from holdfast._keeper.keep import Policy
 from holdfast._ranks.party import Party, make_key
 from holdfast._ranks.world import addresses
+from holdfast._say import say
 
 
 def join_crew(
@@ -75,3 +76,16 @@ def join_crew(
             "that the others reach in HOLDFAST_ADDRESS there."
         )
     return custody, crew
+
+
+def prepare_ranks(state: Mapping[str, Any], crew: Crew) -> None:
+    """Let a framework's own ranks begin alike in every life, and see who waits for whom."""
+    if "torch.nn.parallel.distributed" not in sys.modules:
+        return
+    from holdfast.torch import ddp
+
+    modules = ddp.find_ddp(state)
+    for sentence in ddp.settle_buckets(modules):
+        say(sentence)
+    if modules:
+        crew.watch(ddp.WaitMeter(modules))

@@ -104,9 +104,8 @@ class Saver:
         if decided or by_count:
             reason = "asked" if decided else "cadence"
             self._begin_checkpoint(step, [*self._wanted, Handle(reason)], _SLOT_SECONDS)
-        elif crew.is_planned(mark):
-            if self._take_snapshot(step, 0.0) is None:
-                crew.missed(mark, "no slot was free")
+        elif crew.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
+            crew.missed(mark, "no slot was free")
         if self._can_snapshot() and not cadence.counts_steps and cadence.checkpoint_due(now, step):
             crew.propose(mark, "cadence")
             cadence.took_checkpoint(now, step)

@@ -47,7 +47,8 @@ def main(config_text: str) -> None:
     if config["crew"] is None:
         Keeper(policy, ends, numbers, grace).run()
         return
-    from holdfast._keeper.crew import CrewConfig, CrewKeeper  # only where there are several
+    from holdfast._keeper.among import CrewConfig  # only where there are several
+    from holdfast._keeper.crew import CrewKeeper
 
     CrewKeeper(policy, ends, numbers, grace, CrewConfig(**config["crew"])).run()
 

@@ -6,9 +6,9 @@ import time
 from typing import Any, Protocol
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.hub import Key
 from holdfast._keeper.keep import Policy, State
 from holdfast._keeper.persist import begin_checkpoint, explain
+from holdfast._keeper.table import Key
 from holdfast._keeper.writer import Closing, Writer
 from holdfast._record import journal
 from holdfast._record.manifest import DataFile, Part

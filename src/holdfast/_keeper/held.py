@@ -129,7 +129,11 @@ class Holdings:
 
     def at(self, attempt: int, mark: int) -> tuple[HeldArena, SlotRecord] | None:
         """The slot of one boundary, of this attempt or of one that is salvaged."""
-        found = [(held, r) for held, r in self._whole() if (held.arena.attempt, r.mark) == (attempt, mark)]
+        found = [
+            (held, r)
+            for held, r in self._whole()
+            if (held.arena.attempt, r.mark) == (attempt, mark)
+        ]
         return max(found, key=lambda pair: pair[1].sequence, default=None)
 
     def boundaries(self) -> list[tuple[int, int]]:
@@ -148,6 +152,13 @@ class Holdings:
         with self._lock:
             arenas = [*self._own.values(), *self._salvaged]
         return [(held, record) for held in arenas for record in held.whole()]
+
+    def hash_newest(self) -> None:
+        """Without its checksums nobody would trust what is left in memory."""
+        found = self.newest()
+        if found is not None and found[0].pin(found[1]):
+            found[0].digests(found[1])
+            found[0].unpin(found[1].slot)
 
     def slot_bytes(self) -> int:
         """The size of a slot, the largest if there are several generations."""

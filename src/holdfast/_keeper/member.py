@@ -38,6 +38,7 @@ class Member:
         self._send = send
         self._body = body
         self._who = who
+        self._is_held = False  # an agreement is on its way
         self._decided: int | None = None  # the mark of a decision that is not carried out yet
         self._planned: int | None = None
 
@@ -77,6 +78,7 @@ class Member:
 
     def _on_hold(self, message: dict[str, Any]) -> None:
         number = message["round"]
+        self._is_held = True
         self._words[control.HOLD] = number
         self._words[control.DUE] = 0
         self._planned = None
@@ -93,9 +95,9 @@ class Member:
 
     def _on_decide(self, message: dict[str, Any]) -> None:
         self._decided = message["mark"]
-        # First the word, since the message wakes a trainer that looks at it.
+        # The hold stays: a trainer that comes to a boundary before it has the message waits.
         if self._words[control.HOLD] == message["round"]:
-            self._words[control.HOLD] = 0
+            self._is_held = False
         self._set_due()
         wish = dict(message["wish"])
         kind = wish.pop("kind")
@@ -105,7 +107,7 @@ class Member:
 
     def _on_plan(self, message: dict[str, Any]) -> None:
         mark = message["mark"]
-        if self._words[control.MARK] >= mark or self._words[control.HOLD]:
+        if self._words[control.MARK] >= mark or self._is_held:
             self._send("missed", mark=mark, why="it was past that step")
             return
         self._planned = mark
@@ -132,6 +134,9 @@ class Member:
     def _on_leave(self, message: dict[str, Any]) -> None:
         self._body.send_away(message)
 
+    def _on_twins(self, message: dict[str, Any]) -> None:
+        self._body.tell("twins", ranks=message["ranks"])
+
     def _on_bye(self, message: dict[str, Any]) -> None:
         self._body.say_bye(message)
 
@@ -139,7 +144,7 @@ class Member:
         """From which mark on the trainer must look up at a boundary."""
         words = self._words
         words[control.PLANNED] = self._planned or 0
-        if words[control.HOLD]:
+        if self._is_held:
             return
         ahead = [mark for mark in (self._decided, self._planned) if mark is not None]
         words[control.DUE] = min(ahead, default=control.NEVER)

@@ -140,6 +140,8 @@ class Post:
         """Send what is queued on connections, and go, after half a second at most."""
         self._is_closed = True
         channels = []
+        for peer in list(self._owing):
+            self._beat(peer)  # else the other end waits for us to have had its last words
         for peer in self._peers.values():
             self._pump(peer, math.inf)
             if peer.channel is not None:

@@ -15,10 +15,10 @@ import socket
 import threading
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from holdfast._keeper import messages
+from holdfast._keeper.beat import held_of, is_looked_at, standing_of
 from holdfast._keeper.held import Hasher, HeldArena, Holdings
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.writer import Closing, Job, Outcome, Writer
@@ -356,25 +356,15 @@ class Keeper:
         # Where the run folder was deleted there is no next start: its id went with it.
         remove = not self._failed or not self._policy.layout.identity.exists()
         if not remove:
-            self._hash_newest()
+            self._holdings.hash_newest()
         self._holdings.let_go(remove=remove)
-
-    def _hash_newest(self) -> None:
-        """Without its checksums nobody would trust what is left in memory."""
-        newest = self._holdings.newest()
-        if newest is not None and newest[0].pin(newest[1]):
-            newest[0].digests(newest[1])
-            newest[0].unpin(newest[1].slot)
 
     def _kill_trainer(self) -> None:
         """The trainer said that it was leaving, or was told to, and is still there."""
         if self._ends.control.words[control.STAYS]:
             return  # a kernel holds more than our run
-        status = Path(f"/proc/{self._ends.trainer_pid}/status")
-        with contextlib.suppress(OSError):
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-            if fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt":
-                return  # a debugger has it: never kill what a person looks at
+        if is_looked_at(self._ends.trainer_pid):
+            return  # a debugger has it: never kill what a person looks at
         journal.append(self._policy.layout.journal, "killed-by-keeper", status=self._leave_status)
         if self._ends.pidfd is not None:
             with contextlib.suppress(OSError):
@@ -388,16 +378,10 @@ class Keeper:
             "beat": self._beat,
             "keeper": self._identity,
             "time": time.time(),
-            "step": int(words[control.STEP]),
-            "boundary_age_seconds": _age(int(words[control.BOUNDARY_NS])),
-            "memory_step": None if newest is None else newest[1].step,
-            "memory_time": None if newest is None else newest[1].captured_at,
+            **standing_of(words),
+            **held_of(newest),
             "durable_step": self._durable_step,
-            "epoch": int(words[control.EPOCH]) or None,
-            "epochs": int(words[control.EPOCHS]) or None,
             "phase": self._phase,
-            "slots": None if newest is None else newest[0].arena.slots,
-            "in_shm": newest is not None and newest[0].path is not None,
         }
         self._publish_beat(beat)
         numbers: list[int] = []
@@ -412,7 +396,3 @@ class Keeper:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         messages.send(self._ends.link, kind, **fields)
-
-
-def _age(boundary_ns: int) -> float | None:
-    return None if boundary_ns == 0 else round((time.monotonic_ns() - boundary_ns) / 1e9, 2)

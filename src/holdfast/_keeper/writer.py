@@ -90,7 +90,7 @@ class Writer:
         while True:
             job = self._jobs.get()
             if isinstance(job, Closing):
-                error, fenced = self._try(lambda job=job: self._close(job))
+                error, fenced = self._try(functools.partial(self._close, job))
                 self._closed(job, error, fenced)
             else:
                 error = self._write(job)

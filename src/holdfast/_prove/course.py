@@ -23,6 +23,8 @@ _PACKAGES = Path(__file__).resolve().parents[2]
 _LEAST_SILENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.02
 _LAST_WORDS = 6
+_ORPHAN_SECONDS = 60.0
+_ORPHAN_LOOK_SECONDS = 0.1
 
 Hear = Callable[[Client, Event], Mapping[str, Any] | None]
 
@@ -49,6 +51,7 @@ class Course:
         self._wishes = wishes
         self._listener = listener
         self._start = start
+        self._has_opened = False  # a run of holdfast, in this life
         self.life: Life | None = None
         self.longest_silence = 0.0
 
@@ -61,6 +64,7 @@ class Course:
         if not is_first and self._wishes.resume_command:
             words = self._wishes.resume_command
         self._listener.drop_all()
+        self._has_opened = False
         self.filing.begin_life()
         life = self.life = Life(
             self._start(self._command(words), self.work, self._environment(), self.output),
@@ -80,6 +84,7 @@ class Course:
                     tick(now)
                 if now - last > limit:
                     raise Hung
+            self._hear_orphans(life, hear)
             self._hear_the_rest(hear)
         finally:
             life.end()
@@ -96,10 +101,24 @@ class Course:
 
     def _hear(self, client: Client, event: Event, hear: Hear) -> None:
         if event["event"] == "run":
+            self._has_opened = True
             self.runs[event["name"]] = event["folder"]
         answer = hear(client, event)
         if "ask" in event:
             client.answer(event["ask"], answer or {})
+
+    def _hear_orphans(self, life: Life, hear: Hear) -> None:
+        """Ranks may outlive whatever has started them: the life is over when they are gone.
+
+        Those of a run save and leave by themselves. Of other scripts nobody would end them.
+        """
+        last = time.monotonic()
+        while self._has_opened and life.outlives_its_leader():
+            for client, event in life.hear(_ORPHAN_LOOK_SECONDS):
+                last = time.monotonic()
+                self._hear(client, event, hear)
+            if time.monotonic() - last > _ORPHAN_SECONDS:
+                raise Hung
 
     def _hear_the_rest(self, hear: Hear) -> None:
         """What was said before the end, and not heard yet."""

@@ -322,7 +322,8 @@ class Interrupted:
         assert life is not None
         self._struck = self._note(planned)
         self._sights_since = self._saves_here = 0
-        life.strike(planned.signal, client)
+        several = len(self._trails) > 1 or len({c.rank for c in self._clients() if c.trains}) > 1
+        self._struck.target = life.strike(planned, client, has_ranks=several)
         self._watcher.interruption(self._struck)
         self._take_next(in_this_life=True)
 

@@ -16,6 +16,9 @@ from typing import Any, Protocol
 
 import psutil
 
+from holdfast._prove.job import end_job, find_job, find_ranks
+from holdfast._prove.plan import AGENT, ALL, Planned
+
 Event = dict[str, Any]
 _STOPPED_SECONDS = 0.15
 
@@ -138,35 +141,68 @@ class Life:
         self.listener = listener
         self.began = time.monotonic()
         self._wake_at: float | None = None
+        self._stopped: list[int] = []
+        self._leader_trains = False
 
     def hear(self, seconds: float) -> Iterator[tuple[Client, Event]]:
         if self._wake_at is not None and time.monotonic() >= self._wake_at:
             self._wake_at = None
-            self._signal_all(signal.SIGCONT)
-        yield from self.listener.hear(seconds)
+            for pid in self._stopped:
+                _send(pid, signal.SIGCONT)
+        for client, event in self.listener.hear(seconds):
+            self._leader_trains |= client.trains and client.pid == self.process.pid
+            yield client, event
 
-    def strike(self, name: str, client: Client | None) -> None:
-        """Interrupt it as it would be in earnest.
+    def strike(self, planned: Planned, client: Client | None, *, has_ranks: bool) -> str | None:
+        """Interrupt it as it would be in earnest; of several ranks, say whom that met.
 
-        A terminal sends Ctrl-C to every process of the job; a kill -9 hits one of its ranks.
+        A terminal sends Ctrl-C to every process of the job; a kill -9 hits one of them.
         """
-        number = signal.Signals[f"SIG{name}"]
-        trainers = self._trainers()
-        if name == "STOP":
-            self._wake_at = time.monotonic() + _STOPPED_SECONDS
-        if name == "INT" or (name == "TERM" and len(trainers) > 1):
-            self._signal_group(number)
-        elif name == "KILL" or len(trainers) <= 1:
+        number = signal.Signals[f"SIG{planned.signal}"]
+        ranks = self._ranks() if has_ranks else {}
+        whom: str | None = None
+        pids: list[int] = []
+        if ranks:
+            whom, pids = self._choose(planned, ranks)
+        elif planned.signal != "INT":
             one = client.pid if client is not None and client.pid else 0
-            _send(one or next(iter(trainers), self.process.pid), number)
-        else:
-            self._signal_all(number)
+            pids = [one or next(iter(self._trainers()), self.process.pid)]
+        if planned.signal == "STOP":
+            self._wake_at, self._stopped = time.monotonic() + _STOPPED_SECONDS, pids
+        if planned.signal == "INT" and (not pids or self.process.pid in pids):
+            self._signal_group(number)
+            pids = [pid for pid in pids if not self._is_in_group(pid)]
+        for pid in pids:
+            _send(pid, number)
+        return whom or (AGENT if has_ranks else None)
+
+    def _choose(self, planned: Planned, ranks: dict[int, int]) -> tuple[str, list[int]]:
+        """The processes that an interruption of several ranks meets, and what they are called."""
+        if planned.target == AGENT:
+            return AGENT, [self.process.pid]
+        if planned.target == ALL:
+            # The ranks first: whoever started them would end them in its own way.
+            return ALL, [*ranks.values(), self.process.pid]
+        rank = sorted(ranks)[int(planned.rank_share * len(ranks))]
+        return f"rank {rank}", [ranks[rank]]
+
+    def _ranks(self) -> dict[int, int]:
+        """The pids of the ranks that train, or that are about to."""
+        found = {c.rank: c.pid for c in self.listener.clients if c.trains and c.pid}
+        return found if len(found) > 1 else find_ranks(self.job())
+
+    def job(self) -> list[psutil.Process]:
+        """All of its processes that live."""
+        known = [client.pid for client in self.listener.clients if client.trains]
+        return find_job(self.listener.path, self.process.pid, known)
+
+    def outlives_its_leader(self) -> bool:
+        """Whether ranks are left of a job whose launcher is gone."""
+        return not self._leader_trains and bool(self.job())
 
     def end(self) -> None:
         """End whatever is left of it."""
-        for process in _session(self.process.pid):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        end_job(self.job())
         deadline = time.monotonic() + 10
         while self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -174,25 +210,17 @@ class Life:
     def _trainers(self) -> list[int]:
         return [client.pid for client in self.listener.clients if client.trains]
 
-    def _signal_all(self, number: int) -> None:
-        for pid in self._trainers() or [self.process.pid]:
-            _send(pid, number)
-
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, number)
 
+    def _is_in_group(self, pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            return os.getpgid(pid) == self.process.pid
+        return True  # it is gone
+
 
 def _send(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _session(leader: int) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if os.getsid(process.pid) == leader and process.status() != "zombie":
-                found.append(process)
-    return found

@@ -55,6 +55,7 @@ class Interruption:
     status: int | None = None  # of the process, negative for a signal; None: it lived on
     resumed_at: int | None = None  # the step from which the next life went on
     struck: bool = False  # False: the script ended before its moment came
+    target: str | None = None  # of several ranks, whom it met: "rank 1", "the agent", "all"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ _MOMENTS = {
     "phase": "evaluation",
 }
 Rows = list[tuple[str, str]]
+_TARGET_AT = 2  # behind the signal, where there are several ranks
 
 
 def headline(proof: Proof) -> str:
@@ -82,19 +83,31 @@ def details(proof: Proof) -> Rows:
     return rows
 
 
+def headings(proof: Proof) -> tuple[str, ...]:
+    """The columns of its interruptions."""
+    return _with_target(proof, HEADINGS, "to")
+
+
+def _with_target(proof: Proof, row: tuple[str, ...], target: str) -> tuple[str, ...]:
+    if not any(each.target for each in proof.interruptions):
+        return row
+    return (*row[:_TARGET_AT], target, *row[_TARGET_AT:])
+
+
 def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
-    """All interruptions, as texts for the columns of HEADINGS."""
-    return [
-        (
-            str(each.number),
-            each.signal,
-            moment(each),
-            "" if each.step is None else str(each.step),
-            ended_with(each),
-            _went_on(each),
-        )
-        for each in proof.interruptions
-    ]
+    """All interruptions, as texts for the columns of `headings`."""
+    return [_with_target(proof, _row_of(each), each.target or "") for each in proof.interruptions]
+
+
+def _row_of(each: Interruption) -> tuple[str, ...]:
+    return (
+        str(each.number),
+        each.signal,
+        moment(each),
+        "" if each.step is None else str(each.step),
+        ended_with(each),
+        _went_on(each),
+    )
 
 
 def moment(interruption: Interruption) -> str:
@@ -125,7 +138,7 @@ def plain_text(proof: Proof) -> str:
     lines += [f"  {label:<{width}}  {text}".rstrip() for label, text in rows]
     table = interruption_rows(proof)
     if table:
-        lines += ["", *_align([HEADINGS, *table])]
+        lines += ["", *_align([headings(proof), *table])]
     return "\n".join(lines)
 
 
@@ -138,7 +151,8 @@ def markdown(proof: Proof) -> str:
     table = interruption_rows(proof)
     if table:
         lines += ["", f"<details><summary>{len(table)} interruptions</summary>", ""]
-        lines += [_row(HEADINGS), _row(["---"] * len(HEADINGS)), *map(_row, table)]
+        names = headings(proof)
+        lines += [_row(names), _row(["---"] * len(names)), *map(_row, table)]
         lines += ["", "</details>"]
     return "\n".join([f"`{' '.join(proof.command)}`", "", *lines, ""])
 
@@ -185,7 +199,8 @@ def _where(proof: Proof) -> str:
     if found is None:
         return f"after interruption {after}"
     step = "" if found.step is None else f", at step {found.step}"
-    return f"after interruption {after} ({found.signal}, {moment(found)}{step})"
+    whom = "" if found.target is None else f" to {found.target}"
+    return f"after interruption {after} ({found.signal}{whom}, {moment(found)}{step})"
 
 
 def _spread(proof: Proof) -> str:

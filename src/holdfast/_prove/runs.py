@@ -1,4 +1,4 @@
-"""Two run folders: whether training came to the same state in both.
+"""Two run folders: whether training came to the same state in both, on every rank.
 
 What must differ is left out: attempts, times, ids, and the run's own memory of when its
 phases came. Nothing in either folder is changed, damaged checkpoints stay where they are.
@@ -7,7 +7,7 @@ phases came. Nothing in either folder is changed, damaged checkpoints stay where
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from holdfast._prove.trees import FileDifference, Stored, first_difference
 from holdfast._record.attempts import find_run, known_origins
 from holdfast._record.line import is_on_line, trace_line
 from holdfast._resume.find import attempts_in_memory
-from holdfast._resume.joined import read_checkpoint
+from holdfast._resume.joined import read_checkpoint, read_world
 from holdfast._resume.verify import Loaded
 
 _CHECKPOINT = "the newest checkpoint"
@@ -33,7 +33,7 @@ class _Newest:
     """The state that a run would resume from."""
 
     step: int
-    parts: dict[str, Any]  # state, metrics, position, generators: as plain trees
+    ranks: list[dict[str, Any]]  # of each: state, metrics, position, generators, as plain trees
     name: str
 
 
@@ -59,20 +59,30 @@ def compare_runs(
         apart = f"by {abs(one.step - other.step)}"
         steps = str(one.step), str(other.step)
         return FileDifference(other.name, "the number of steps", *steps, apart)
-    parts = _without(one.parts, unseeded), _without(other.parts, unseeded)
-    return first_difference(other.name, *parts)
+    if len(one.ranks) != len(other.ranks):
+        counts = str(len(one.ranks)), str(len(other.ranks))
+        return FileDifference(other.name, "the number of ranks", *counts, "by their number")
+    for rank, (there, here) in enumerate(zip(one.ranks, other.ranks, strict=True)):
+        parts = _without(there, unseeded), _without(here, unseeded)
+        difference = first_difference(other.name, *parts)
+        if difference is not None and len(one.ranks) > 1:
+            return replace(difference, item=f"rank {rank}: {difference.item}")
+        if difference is not None:
+            return difference
+    return None
 
 
 def unlike_generators(expected: Path, found: Path) -> frozenset[str]:
     """The global generators whose states differ: of two undisturbed runs, those nobody seeds."""
     try:
-        one, other = (_newest(path).parts[_GENERATORS] for path in (expected, found))
+        both = [_newest(path).ranks for path in (expected, found)]
     except (CheckpointError, FolderError):
         return frozenset()
     return frozenset(
         name
-        for name in {**one, **other}
-        if first_difference("", one.get(name), other.get(name)) is not None
+        for one, other in zip(*both, strict=False)
+        for name in {**one[_GENERATORS], **other[_GENERATORS]}
+        if first_difference("", one[_GENERATORS].get(name), other[_GENERATORS].get(name))
     )
 
 
@@ -100,11 +110,12 @@ def _newest(folder: Path) -> _Newest:
         if not is_on_line(line, attempt, step):
             continue
         try:
-            loaded = read_checkpoint(path)
+            ranks = [read_checkpoint(path, rank) for rank in range(read_world(path))]
         except CheckpointError as error:
             trouble = trouble or error
             continue
-        return _Newest(loaded.head["step"], _parts(loaded), f"{folder}: {path.name}")
+        name = f"{folder}: {path.name}"
+        return _Newest(ranks[0].head["step"], [_parts(each) for each in ranks], name)
     raise trouble or CheckpointError(f"{folder}: there is no checkpoint.")
 
 
@@ -135,6 +146,9 @@ def _plain(encoded: Any, loaded: Loaded) -> Any:
     inner = encoded.get(tag)
     if tag == "$t":
         return _tensor(loaded, encoded[tag])
+    if tag == "$shard":  # this rank's part, and which one it is
+        shard = encoded[tag]
+        return shard | {"t": None if shard["t"] is None else _tensor(loaded, shard["t"])}
     if tag in ("$dict", "$odict"):
         return dict(_pairs(inner, loaded))
     if tag in ("$state", "$generator", "$tuple", "$set", "$frozenset"):

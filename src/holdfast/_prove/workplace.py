@@ -45,7 +45,7 @@ def _forget_runs(folder: Path) -> None:
     _wait_for_keepers(folder)
     for path in folder.rglob(RunLayout(Path()).identity.name):
         with contextlib.suppress(HoldfastError, OSError):
-            remove_leftovers(find_run(path.parent)[1], sys.maxsize, None)
+            remove_leftovers(find_run(path.parent)[1], sys.maxsize, ())
 
 
 def _wait_for_keepers(folder: Path) -> None:

@@ -96,8 +96,11 @@ def _look_up(host: str, seconds: float) -> list[str] | str:
 
 def await_answer(endpoint: Endpoint, addresses: Sequence[str], patience: Patience) -> None:
     """Return when something listens there; rank 0 may come late."""
-    pause, last = 0.02, ""
+    pause, last, is_here = 0.02, "", any(map(_is_own, addresses))
     while True:
+        # Every connection costs the store, which has one thread, a question to the name server.
+        if is_here and _listeners(endpoint.port):
+            return
         seconds = min(3.0, max(0.5, patience.left))
         for address in addresses:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -65,10 +66,8 @@ def host_key() -> str:
             parts.append(str(Path(f"/proc/self/ns/{name}").readlink()))
         except OSError:
             continue
-    try:
+    with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    except OSError:
-        pass
     return " ".join(parts)
 
 

@@ -182,9 +182,7 @@ class _Shards:
             if description is not None and description["t"] is not None:
                 number = description["t"]
                 spec = source.plan.specs[number]
-                found.append(
-                    StoredShard(description, spec, functools.partial(source.data, number))
-                )
+                found.append(StoredShard(description, spec, functools.partial(source.data, number)))
         return found
 
 

@@ -96,7 +96,11 @@ class Resumed:
                 path = found.leftover.path
                 keeper.salvage(found.leftover.arena, str(path), found.record.sequence)
                 # Those of other ranks are salvaged by their keepers.
-                spare = {each.path for each in self.start.leftovers if each.arena.attempt == found.attempt}
+                spare = {
+                    each.path
+                    for each in self.start.leftovers
+                    if each.arena.attempt == found.attempt
+                }
         del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
         if self.found is None:
@@ -147,7 +151,7 @@ def resume(
     else:
         # Rank 0 has the folder at first hand; a network file system shows it to others late.
         told = party.exchange("line", sorted(line.items()))[0]
-        line = {number: step for number, step in told}
+        line = dict(told)
         found = find_together(party, layout, line, start.leftovers, say)
     if found is None:
         if is_first:
@@ -165,16 +169,21 @@ def resume(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
         f"{time.monotonic() - began:.2f} s (attempt {attempt}{_ranks(party)})."
     )
-    if party is not None and party.size != found.loaded.world:
+    size = 1 if party is None else party.size
+    if size != found.loaded.world:
         say(
-            f"the state was stored by {_count(found.loaded.world)}, and there are {party.size} "
-            "now: the run goes on with the same samples, but not to the same bits."
+            f"the state was stored by {_count(found.loaded.world)}, and there {_are(size)} now: "
+            "the run goes on with the same samples, but not to the same bits."
         )
     return resumed
 
 
 def _ranks(party: Party | None) -> str:
     return "" if party is None else f", {party.size} ranks"
+
+
+def _are(size: int) -> str:
+    return "is 1" if size == 1 else f"are {size}"
 
 
 def _count(world: int) -> str:

@@ -85,9 +85,7 @@ def _offers(
         if size == party.size and (last is None or mark // 2 <= last):
             peers = mine[attempt, mark, size]
             leftover, record = peers[party.rank]
-            offered.append(
-                Candidate(attempt, mark // 2, None, leftover, record, tuple(peers))
-            )
+            offered.append(Candidate(attempt, mark // 2, None, leftover, record, tuple(peers)))
     return sorted(offered, key=_order, reverse=True)[:_CANDIDATES]
 
 

@@ -22,7 +22,7 @@ STAYS = 6  # 1 if the process outlives the run, as a notebook's kernel does
 # Only where there are several ranks; the keeper writes all but MARK, WAITS and DONE:
 MARK = 7  # the last boundary: 2 * step, and 1 more at the turn of an epoch
 DUE = 8  # there is something to do at the first boundary from this mark on
-HOLD = 9  # the agreement that is on its way: wait at the boundary until it is there
+HOLD = 9  # the newest agreement: wait at the boundary until its decision is there
 WAITS = 10  # the agreement that the trainer waits for
 PLANNED = 11  # the mark at which all ranks take a snapshot; 0 for none
 COMMON = 12  # 1 + the mark of the newest snapshot that all ranks hold

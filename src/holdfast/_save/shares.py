@@ -25,16 +25,17 @@ class Shares:
         self._state = state
         self._elsewhere: dict[Hashable, str] = {}  # what other ranks store, by its memory
         self._count = -1  # of tensors, when that was last worked out
+        self._replicated: Any = None  # what is the same on all ranks
 
     def capture(
         self, state: Mapping[str, Any], extra: Mapping[str, Any], cache: SpecCache
     ) -> Captured:
         """This rank's own state and its share of the common one."""
-        captured = capture(state, extra, cache, elsewhere=self._elsewhere)
-        if len(captured.specs) + captured.left_out == self._count and (
-            captured.left_out == len(self._elsewhere)
-        ):
-            return captured
+        if self._replicated is None or self._replicated.is_current():
+            captured = capture(state, extra, cache, elsewhere=self._elsewhere)
+            count = len(captured.specs) + captured.left_out
+            if count == self._count and captured.left_out == len(self._elsewhere):
+                return captured
         self._share_out(capture(state, extra))
         captured = capture(state, extra, cache, elsewhere=self._elsewhere)
         self._count = len(captured.specs) + captured.left_out
@@ -50,12 +51,9 @@ class Shares:
     def _common_tensors(self, captured: Captured) -> list[tuple[TensorSpec, Hashable]]:
         if "torch.nn.parallel.distributed" not in sys.modules:
             return []
-        try:
-            from holdfast.torch import ddp
-        except ImportError:
-            return []
+        from holdfast.torch import ddp
 
-        keys = ddp.replicated_keys(self._state, ddp.find_ddp(self._state))
+        self._replicated = keys = ddp.replicated_keys(self._state, ddp.find_ddp(self._state))
         found = []
         for spec, value in zip(captured.specs, captured.values, strict=True):
             if spec.kind == "torch":

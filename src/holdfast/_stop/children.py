@@ -17,10 +17,37 @@ import contextlib
 import functools
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
+
+
+@contextlib.contextmanager
+def children_unheard() -> Iterator[list[int]]:
+    """Let the handler of a child's death wait until our own work is done.
+
+    It is not called if whoever works clears the list that this gives.
+
+    torch's raises as soon as a worker of a loader has died, between any two lines: a slot would
+    stay locked, or a state that was to be saved would not be.
+    """
+    number = getattr(signal, "SIGCHLD", None)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(number) if number is not None and is_main else None
+    heard: list[int] = []
+    if number is None or not callable(handler):
+        yield heard
+        return
+    signal.signal(number, lambda *_: heard.append(1))
+    try:
+        yield heard
+    finally:
+        signal.signal(number, handler)
+    if heard:
+        handler(number, None)
 
 
 class ChildShield:

@@ -46,10 +46,10 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def _watch_torch() -> None:
-    from holdfast._witness.eye import open_eye
+    from holdfast._witness.eye import find_eye
     from holdfast._witness.torch_watch import watch
 
-    eye = open_eye()
+    eye = find_eye()  # closed in a child, until that turns out to be a rank
     if eye is not None:
         watch(eye)
 

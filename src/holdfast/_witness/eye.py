@@ -12,7 +12,7 @@ from holdfast._witness.channel import Channel
 
 
 class Eye:
-    """Open from the first thing that there is to tell; closed in children."""
+    """Open from the first thing that there is to tell; closed in children, unless one trains."""
 
     def __init__(self, errand: Errand) -> None:
         self.errand = errand
@@ -22,13 +22,21 @@ class Eye:
         self.run_tells_batches = False
         self.rank = _env.rank()
         self._pid = os.getpid()
+        self._is_rank = False  # a child that is one of several that train
         self._channel: Channel | None = None
         self._armed: str | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether this is the process that trains, and not one that it has started."""
-        return os.getpid() == self._pid and multiprocessing.parent_process() is None
+        is_child = multiprocessing.parent_process() is not None
+        return os.getpid() == self._pid and (self._is_rank or not is_child)
+
+    def open_for(self, rank: int) -> None:
+        """Open in a child that trains as one of several ranks, as those of mp.spawn do."""
+        self.rank = rank
+        if not self.is_open:
+            self._is_rank, self._pid, self._channel = True, os.getpid(), None
 
     def tell(self, event: str, **fields: Any) -> None:
         if self.is_open:
@@ -62,12 +70,18 @@ class Eye:
 _eye: Eye | None = None
 
 
-def open_eye() -> Eye | None:
-    """The eye of this process; None in an ordinary run."""
+def find_eye() -> Eye | None:
+    """The eye of this process, which may be closed; None in an ordinary run."""
     global _eye
     errand = current()
-    if errand is None or (_eye is not None and not _eye.is_open):
-        return None
-    if _eye is None:
+    if _eye is None and errand is not None:
         _eye = Eye(errand)
     return _eye
+
+
+def open_eye(rank: int | None = None) -> Eye | None:
+    """The eye of this process if it is open; as one of several ranks even in a child."""
+    eye = find_eye()
+    if eye is not None and rank is not None:
+        eye.open_for(rank)
+    return eye if eye is not None and eye.is_open else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast._ranks.world import find_world
 from holdfast._record.errand import Errand
 from holdfast._save.capture import capture, capture_generators
 from holdfast._witness.eye import Eye, open_eye
@@ -61,7 +62,8 @@ class RunEye:
 
 def open_run_eye(folder: Path, step: int) -> RunEye | None:
     """The eye on a run that was opened; None where nobody has asked for one."""
-    eye = open_eye()
+    world = find_world()
+    eye = open_eye(None if world.is_alone else world.rank)
     return None if eye is None else RunEye(eye, folder, step)
 
 

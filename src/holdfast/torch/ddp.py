@@ -135,7 +135,7 @@ class Replicated:
     def __init__(
         self, state: Mapping[str, Any], modules: Sequence[DistributedDataParallel]
     ) -> None:
-        self._modules = [(weakref.ref(m), _is_joining(m), _first_address(m)) for m in modules]
+        self._modules = [(weakref.ref(m), _is_joining(m), *_first(m)) for m in modules]
         self._optimizers = [
             (part, part.state, len(part.state), len(part.param_groups))
             for part in _parts(state)
@@ -162,10 +162,10 @@ class Replicated:
         return len(self._tensors)
 
     def is_current(self) -> bool:
-        """Whether they would be the same today; takes two microseconds, so ask at any boundary.
+        """Whether they would be the same today; takes a few microseconds, so ask at any boundary.
 
         They are not when an optimizer has stepped for the first time or got other parameters or
-        another state, when a model was moved, and at both ends of a `join` for uneven inputs.
+        another state, when a model was moved, and once a `join` for uneven inputs has begun.
         """
         return all(
             part.state is entries and len(entries) == count and len(part.param_groups) == groups
@@ -173,8 +173,8 @@ class Replicated:
         ) and all(
             (module := reference()) is not None
             and _is_joining(module) == joining
-            and _first_address(module) == address
-            for reference, joining, address in self._modules
+            and first.data_ptr() == address
+            for reference, joining, first, address in self._modules
         )
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -206,9 +206,9 @@ def replicated_keys(
     return Replicated(state, modules if _has_others() else [])
 
 
-def _first_address(module: DistributedDataParallel) -> int:
-    first = next(module.parameters(), None)
-    return 0 if first is None else first.data_ptr()
+def _first(module: DistributedDataParallel) -> tuple[torch.Tensor, int]:
+    first = next(module.parameters())
+    return first, first.data_ptr()
 
 
 def _is_joining(module: DistributedDataParallel) -> bool:

@@ -15,7 +15,7 @@ def rank_and_size() -> tuple[int, int] | None:
 
 
 class GroupStore:
-    """The group's store, through a connection of its own: a wait on the shared one blocks others."""
+    """The group's store, through a connection of its own: waiting on the shared one blocks all."""
 
     def __init__(self) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()

@@ -171,7 +171,7 @@ def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.S
     addresses = resolve(endpoint.host, patience)
     if hosts_it:
         check_host(endpoint, addresses, patience)
-    else:
+    elif not is_by_agent(now):  # the agent's store was there before this process
         await_answer(endpoint, addresses, patience)
     store = _connect(endpoint, size, hosts_it, patience)
     return store, call_the_roll(store, now, endpoint, patience) + "/"
@@ -215,6 +215,11 @@ def _no_store(endpoint: Endpoint, hosts_it: bool, error: Exception) -> str:
         return (
             f"rank 0 cannot open its store at {endpoint}: {why}.\n"
             "Take another MASTER_PORT for all ranks, and see that MASTER_ADDR leads to this host."
+        )
+    if "trying to connect" in why:
+        return (
+            f"nobody answers at {endpoint}: {why}.\n"
+            "torchrun's agent or rank 0, which hosts the store there, has ended: see its output."
         )
     return (
         f"what listens at {endpoint} is no store of torch: {why}.\n"

@@ -1,0 +1,121 @@
+"""Checkpoints of several ranks: all hold it, each writes its part, one writes the manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast._errors import SaveFailed
+from holdfast._keeper.table import Commit, Key, Seat, Table
+
+
+class Commits(Table):
+    """Which boundary all ranks hold, and which is durable."""
+
+    def _after_commit(self) -> None:
+        """One checkpoint less is on its way."""
+        raise NotImplementedError
+
+    def _on_held(self, seat: Seat, message: dict[str, Any]) -> None:
+        seat.held = {(key[0], key[1]) for key in message["held"]}
+        self._look_at_common()
+        self._advance_commits()
+
+    def _on_missed(self, seat: Seat, message: dict[str, Any]) -> None:
+        """A rank had passed the boundary already, or had no slot for it."""
+        mark = message["mark"]
+        if self._plan is not None and self._plan[0] == mark:
+            self._plan = None
+        commit = self._commits.get((self._attempt, mark))
+        if commit is not None:
+            self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
+
+    def _on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
+        """A trainer wants this boundary on disk; so do the others, who pass it too."""
+        key = (message["key"][0], message["key"][1])
+        if self._is_durable(key):
+            self._tell_durable(key)
+            return
+        if key not in self._commits:
+            self._commits[key] = Commit(key, message["reason"], self._clock())
+        self._advance_commits()
+
+    def _on_written(self, seat: Seat, message: dict[str, Any]) -> None:
+        commit = self._commits.get((message["key"][0], message["key"][1]))
+        if commit is None:
+            return
+        if message.get("error"):
+            self._fail(commit, f"rank {seat.rank}: {message['error']}")
+            return
+        commit.files[seat.rank] = message["file"]
+        if len(commit.files) == self._size and not commit.is_closing:
+            commit.is_closing = True
+            self._books.commit(commit.key, commit.reason, commit.files)
+
+    def _look_at_common(self) -> None:
+        held = [seat.held for seat in self.seats.values()]
+        both = set.intersection(*held) if held else set()
+        newest = max(both, default=None)
+        if newest is None or (self.common is not None and newest <= self.common):
+            return
+        self.common = newest
+        for rank in self.seats:
+            self._send(rank, "common", key=list(newest))
+        if self._plan is not None and newest == (self._attempt, self._plan[0]):
+            _, reason, _ = self._plan
+            self._plan = None
+            if reason is not None:
+                self._want(newest, reason)
+
+    def _want(self, key: Key, reason: str) -> None:
+        if not self._is_durable(key) and key not in self._commits:
+            self._commits[key] = Commit(key, reason, self._clock())
+        self._advance_commits()
+
+    def _advance_commits(self) -> None:
+        """Let the parts of one checkpoint be written as soon as all ranks hold it."""
+        if any(commit.is_writing for commit in self._commits.values()):
+            return
+        for key in sorted(self._commits):
+            commit = self._commits[key]
+            if all(key in seat.held for seat in self.seats.values()):
+                commit.is_writing = True
+                self._begin_writing(commit)
+                return
+
+    def _begin_writing(self, commit: Commit) -> None:
+        try:
+            partial = self._books.begin(commit.key)
+        except SaveFailed as error:
+            self._fail(commit, str(error))
+            return
+        if partial is None:  # it is there already
+            self.committed(commit.key, None)
+            return
+        for rank in self.seats:
+            self._send(rank, "write", key=list(commit.key), partial=partial)
+
+    def committed(self, key: Key, error: str | None, *, is_fenced: bool = False) -> None:
+        """The manifest is written, or could not be."""
+        commit = self._commits.get(key)
+        if error is not None:
+            if commit is not None:
+                self._fail(commit, error, is_fenced=is_fenced)
+            return
+        self._commits.pop(key, None)
+        self.durable = key if self.durable is None else max(self.durable, key)
+        self._tell_durable(key)
+        self._after_commit()
+
+    def _tell_durable(self, key: Key) -> None:
+        for rank in self.seats:
+            self._send(rank, "durable", key=list(key))
+
+    def _fail(self, commit: Commit, error: str, *, is_fenced: bool = False) -> None:
+        self._commits.pop(commit.key, None)
+        self._books.note("save-failed", step=commit.key[1] // 2, error=error)
+        for rank in self.seats:
+            self._send(rank, "failed", key=list(commit.key), error=error, fenced=is_fenced)
+        self._after_commit()
+
+    def _can_be_whole(self, commit: Commit) -> bool:
+        return all(commit.key in seat.held for seat in self.seats.values())

@@ -1,0 +1,84 @@
+"""Agreement: one boundary at which all ranks stop, or save, or take a snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast._keeper.table import Round, Seat, Table, Wish
+
+ANSWER_SECONDS = 5.0  # for a keeper to say where its rank is
+_SOON_SECONDS = 0.1  # how far ahead a snapshot is set
+_PLAN_SECONDS = 30.0
+
+
+class Rounds(Table):
+    """Where is everybody, and so: where do all act?"""
+
+    def _on_at(self, seat: Seat, message: dict[str, Any]) -> None:
+        found = self._round
+        if found is not None and message["round"] == found.number:
+            found.marks[seat.rank] = message["mark"]
+            self._decide_if_all()
+
+    def _on_due(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  rank 0's
+        """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
+        now = self._clock()
+        if self._ending is not None or self.stop is not None or self._round is not None:
+            return
+        if not all(seat.is_here for seat in self.seats.values()):
+            return
+        if self._plan is not None and now - self._plan[2] < _PLAN_SECONDS:
+            return
+        mark = message["mark"]
+        before, seen = self._pace
+        if seen and mark > seen and now > before:
+            self._marks_per_second = (mark - seen) / (now - before)
+        self._pace = (now, mark)
+        lead = 1 + int(self._marks_per_second / 2 * _SOON_SECONDS)
+        target = 2 * (mark // 2 + 1 + lead)
+        self._plan = (target, message.get("reason"), now)
+        for rank in self._those_who_train():
+            self._send(rank, "plan", mark=target)
+
+    def _begin_round(self) -> None:
+        if self._round is not None or not self._waiting or self._ending is not None:
+            return
+        wish = next((w for w in self._waiting if w.kind == "stop"), self._waiting[0])
+        self._waiting = [w for w in self._waiting if w.kind != wish.kind]
+        self._rounds += 1
+        self._plan = None
+        asked = set(self._those_who_go_on())
+        self._round = Round(self._rounds, wish, self._clock(), asked)
+        for rank in asked:
+            self._send(rank, "hold", round=self._rounds)
+        self._decide_if_all()
+
+    def _decide_if_all(self) -> None:
+        found = self._round
+        if found is None:
+            return
+        late = self._clock() - found.began > ANSWER_SECONDS
+        missing = {r for r in found.asked if r not in found.marks and not self.seats[r].ended}
+        if missing and not late:
+            return
+        self._round = None
+        if found.marks:
+            mark = max(found.marks.values())
+            wish = found.wish
+            if wish.kind == "stop":
+                self._stop_mark = mark
+            for rank in self._those_who_go_on():
+                self._send(rank, "decide", round=found.number, mark=mark, wish=vars(wish).copy())
+        elif self._those_who_go_on():
+            self._waiting.append(found.wish)  # nobody has answered: ask again
+        self._begin_round()
+
+    def _advance_round(self) -> None:
+        self._decide_if_all()
+        self._begin_round()
+
+    def _insure(self, wish: Wish) -> None:
+        """Have the last common snapshot on disk by the time that somebody may kill us."""
+        if wish.grace is not None:
+            at = self._clock() + max(0.0, wish.grace - self._books.write_seconds() - 1.0)
+            self._insure_at = at if self._insure_at is None else min(at, self._insure_at)

@@ -1,0 +1,120 @@
+"""What the hub knows: of each rank, and of all that is on its way."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast._keeper.ending import Cause, Ending
+
+Key = tuple[int, int]  # (attempt, mark): a boundary of some life, the same on all ranks
+
+
+class Books(Protocol):
+    """What the hub does outside of itself."""
+
+    def begin(self, key: Key) -> str | None: ...
+    def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None: ...
+    def note(self, event: str, **fields: Any) -> None: ...
+    def write_seconds(self) -> float: ...
+
+
+@dataclass
+class Seat:
+    """What is known of one rank."""
+
+    rank: int
+    is_here: bool = False
+    held: set[Key] = field(default_factory=set)
+    ended: Cause | None = None  # its trainer is dead or has left
+    released: bool = False  # its keeper may go
+    lost_at: float | None = None
+    beat: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        return self.is_here and self.ended is None
+
+
+@dataclass
+class Wish:
+    """Something that all ranks are to do at one boundary."""
+
+    kind: str  # "stop" or "save"
+    reason: str
+    status: int = 0
+    signal: int = 0
+    grace: float | None = None
+    rank: int = 0
+
+
+@dataclass
+class Round:
+    """One agreement on its way."""
+
+    number: int
+    wish: Wish
+    began: float
+    asked: set[int]
+    marks: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Commit:
+    """One checkpoint on its way."""
+
+    key: Key
+    reason: str
+    began: float
+    is_writing: bool = False
+    files: dict[int, dict[str, Any]] = field(default_factory=dict)
+    is_closing: bool = False  # the manifest is being written
+
+
+class Table:
+    """The state that agreements, checkpoints and endings share."""
+
+    def __init__(
+        self,
+        size: int,
+        attempt: int,
+        send: Callable[..., None],
+        books: Books,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._size = size
+        self._attempt = attempt
+        self._send = send
+        self._books = books
+        self._clock = clock
+        self.seats = {rank: Seat(rank) for rank in range(size)}
+        self._round: Round | None = None
+        self._rounds = int(clock() * 1000)  # a hub before this one had smaller ones
+        self._waiting: list[Wish] = []
+        self.stop: Wish | None = None
+        self._stop_mark: int | None = None
+        self._insure_at: float | None = None
+        self._plan: tuple[int, str | None, float] | None = None  # mark, reason if it is to be kept
+        self._commits: dict[Key, Commit] = {}
+        self.common: Key | None = None
+        self.durable: Key | None = None
+        self._ending: Ending | None = None
+        self._pace = (0.0, 0)  # when rank 0 was seen at which mark
+        self._marks_per_second = 0.0
+        self.straggler: dict[str, Any] | None = None
+        self.waits: dict[int, deque[float]] = {}  # of each rank, of late
+        self._named: set[int] = set()
+        self.prints: dict[int, list[str]] = {}  # of each rank's first batches
+
+    def _those_who_train(self) -> list[int]:
+        return [rank for rank, seat in self.seats.items() if seat.trains]
+
+    def _those_who_go_on(self) -> list[int]:
+        """Also those who are not here yet: a hub that was replaced must wait for them."""
+        return [rank for rank, seat in self.seats.items() if seat.ended is None]
+
+    def _is_durable(self, key: Key) -> bool:
+        return self.durable is not None and key <= self.durable
