@@ -21,10 +21,9 @@ from tests.support import Trainer, environment, wait_until
 SCRIPT = Path(__file__).parent / "free_rank.py"
 _CABLE = "cable0"
 _NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
-# The children of those who die are its own: it does not want to hear of their end.
+# While a shell waits for one child, it takes care of all others that are left to it.
 _FIRST_PROCESS = (
-    'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && trap "" CHLD '
-    "&& echo up && read _"
+    'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo up && cat; exit 0'
 )
 
 
@@ -81,13 +80,14 @@ class Host:
     def processes(self) -> list[str]:
         """The command lines of all that runs on it, but for what holds it."""
         inside = Path(f"/proc/{self.first_pid}/root/proc")
+        assert inside.exists(), f"{self.name} is gone"
         found = []
         for folder in inside.glob("[0-9]*"):
             try:
                 words = (folder / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if folder.name != "1" and words[0]:
+            if folder.name != "1" and words[0] not in ("", "cat"):
                 found.append(" ".join(words))
         return found
 
@@ -102,7 +102,7 @@ class Host:
         for pipe in (self._holder.stdin, self._holder.stdout):
             assert pipe is not None
             pipe.close()
-        # The first process has gone, and the system has killed all others.
+        # With its first process, the system kills all others.
         self._holder.wait(30)
 
 
@@ -192,6 +192,13 @@ class TwoHosts:
             ranks.append(Rank(host, self.folder, "--rank", number, *arguments, **words))
         self.ranks += ranks
         return ranks
+
+    @property
+    def outputs(self) -> str:
+        """What all have said so far, to be shown when something went wrong."""
+        said = "\n".join(f"-- on {rank.host.name} --\n{rank.output}" for rank in self.ranks)
+        logs = sorted(self.folder.glob("attempts/*/keeper*.log"))
+        return said + "".join(f"\n-- {log.name} --\n{log.read_text()}" for log in logs)
 
     def end(self) -> None:
         """For clean-up: the hosts take with them whatever still runs there."""

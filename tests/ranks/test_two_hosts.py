@@ -59,8 +59,12 @@ def _common_step(hosts):
 
 def _start(hosts, *arguments, **variables):
     ranks = hosts.start(*_SLOWLY, *arguments, **variables)
-    for rank in ranks:
-        rank.wait_for("ready 0")
+    wait_until(
+        lambda: all("ready 0\n" in rank.lines for rank in ranks) or any(r.is_over for r in ranks),
+        30,
+        "the start of both",
+    )
+    assert not any(rank.is_over for rank in ranks), hosts.outputs
     wait_until(lambda: _common_step(hosts), 15, "a snapshot that both hold")
     return ranks
 

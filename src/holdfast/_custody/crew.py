@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._custody.orders import Custody
 from holdfast._data.prints import batch_print
-from holdfast._save.control import HOLD, MARK, PLANNED, WAITS
+from holdfast._save.control import DUE, HOLD, MARK, PLANNED, WAITS
 
 _DECISION_SECONDS = 15.0
 _FAREWELL_SECONDS = 90.0
@@ -67,6 +67,8 @@ class Crew:
                 fields = {k: v for k, v in message.items() if k not in ("kind", "wish_kind")}
                 decision = Decision(kind=message["wish_kind"], **fields)
                 self._decided.append(decision)
+                if decision.mark < self._words[DUE]:
+                    self._words[DUE] = decision.mark  # as its keeper has, if it still lives
                 self._round = max(self._round, decision.round)
             elif kind == "bye":
                 self._bye = message
@@ -105,14 +107,16 @@ class Crew:
 
     def _wait_for_decision(self) -> None:
         deadline = time.monotonic() + _DECISION_SECONDS
-        while time.monotonic() < deadline:
-            self._words[WAITS] = self._words[HOLD]
+        while True:
+            self._words[WAITS] = number = int(self._words[HOLD])
             with self._changed:
                 if self._is_decided():
                     break
+                if time.monotonic() > deadline:
+                    self._round = max(self._round, number)  # nobody answers any more
+                    break
                 self._changed.wait(_LOOK_SECONDS)
             self._custody.look_after_keeper()
-        self._round = max(self._round, int(self._words[HOLD]))  # even if nobody has answered
         self._words[WAITS] = 0
         self._wished.clear()
 

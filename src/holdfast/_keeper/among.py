@@ -51,6 +51,7 @@ class KeeperAmongOthers(Keeper):
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._due_lock = threading.Lock()
         self._orders: dict[tuple[int, int], list[int]] = {}
+        self._writing: set[tuple[int, int, str]] = set()  # parts that are, or were, written
         self._trainer_gone = False
         self._farewell = False
         self._is_released = False

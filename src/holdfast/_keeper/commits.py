@@ -7,6 +7,8 @@ from typing import Any
 from holdfast._errors import SaveFailed
 from holdfast._keeper.table import Commit, Key, Seat, Table
 
+_HOPELESS_SECONDS = 10.0
+
 
 class Commits(Table):
     """Which boundary all ranks hold, and which is durable."""
@@ -91,8 +93,27 @@ class Commits(Table):
         if partial is None:  # it is there already
             self.committed(commit.key, None)
             return
+        commit.partial = partial
         for rank in self.seats:
             self._send(rank, "write", key=list(commit.key), partial=partial)
+
+    def _ask_again(self, rank: int) -> None:
+        """A keeper is there anew: the one before may have died before it wrote its part."""
+        for commit in self._commits.values():
+            if commit.partial and rank not in commit.files:
+                self._send(rank, "write", key=list(commit.key), partial=commit.partial)
+
+    def _give_up_hopeless(self) -> None:
+        """A rank has gone past a boundary that others wait to save, and did not save it."""
+        now = self._clock()
+        for commit in list(self._commits.values()):
+            if commit.is_writing or now - commit.began < _HOPELESS_SECONDS:
+                continue
+            for seat in self.seats.values():
+                mark = 2 * int(seat.beat.get("step") or 0)
+                if commit.key not in seat.held and (mark > commit.key[1] or seat.ended):
+                    self._fail(commit, f"rank {seat.rank} did not save step {commit.key[1] // 2}")
+                    break
 
     def committed(self, key: Key, error: str | None, *, is_fenced: bool = False) -> None:
         """The manifest is written, or could not be."""

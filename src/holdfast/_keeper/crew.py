@@ -135,10 +135,13 @@ class CrewKeeper(KeeperAmongOthers):
             self._holdings.drop_before(found[0].arena.generation)
 
     def write_part(self, attempt: int, mark: int, partial: str) -> None:
+        if (attempt, mark, partial) in self._writing:
+            return  # asked once more, after a cut
         found = self._holdings.at(attempt, mark)
         if found is None or not found[0].pin(found[1]):
             self._to_hub("written", key=[attempt, mark], error="the slot is gone")
             return
+        self._writing.add((attempt, mark, partial))
         folder = self._policy.layout.checkpoints / partial
         self._writer.submit(Job(*found, "part", partial=folder))
 

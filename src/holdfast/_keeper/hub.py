@@ -25,6 +25,7 @@ __all__ = ["Hub", "Key"]
 
 _SETTLE_SECONDS = 0.7  # after the first error: whoever is its cause is heard of by then
 _UNREACHABLE_SECONDS = 60.0
+_END_SECONDS = 30.0
 
 
 class Hub(Rounds, Commits, Sights):
@@ -56,6 +57,7 @@ class Hub(Rounds, Commits, Sights):
         seat.is_here = True
         seat.beat = {**seat.beat, **message.get("who", {})}
         self._on_held(seat, message)
+        self._ask_again(seat.rank)
 
     def _on_beat(self, seat: Seat, message: dict[str, Any]) -> None:
         seat.beat = {**seat.beat, **message["beat"]}
@@ -129,12 +131,13 @@ class Hub(Rounds, Commits, Sights):
             return
         if not ending.has_saved:
             ending.has_saved = True
-            for key in [k for k, c in self._commits.items() if not self._can_be_whole(c)]:
-                self._fail(self._commits[key], "a rank that it needs is gone")
+            # First what can be saved: when nothing is on its way any more, the end is told.
             if self.common is not None and not self._is_durable(self.common):
                 self._want(
                     self.common, "death" if self.stop is None else f"stop: {self.stop.reason}"
                 )
+            for key in [k for k, c in self._commits.items() if not self._can_be_whole(c)]:
+                self._fail(self._commits[key], "a rank that it needs is gone")
         if not self._commits:
             self._tell_the_end(ending)
 
@@ -198,8 +201,11 @@ class Hub(Rounds, Commits, Sights):
             self._insure_at = None
             if self.common is not None and not self._is_durable(self.common):
                 self._want(self.common, "deadline")
+        self._give_up_hopeless()
         if self._ending is not None:
             self._go_on_ending()
+            if not self._ending.is_told and now - self._ending.began > self._ending_seconds():
+                self._tell_the_end(self._ending)  # a keeper that holds a part is gone too
         for seat in self.seats.values():
             gone = seat.lost_at is not None and now - seat.lost_at > _UNREACHABLE_SECONDS
             if gone and seat.trains:
@@ -207,6 +213,10 @@ class Hub(Rounds, Commits, Sights):
                 seat.ended = cause
                 self._books.note("rank-died", rank=seat.rank, how=cause.how)
                 self._end(cause, settle=False)
+
+    def _ending_seconds(self) -> float:
+        """How long the last checkpoint may take."""
+        return _END_SECONDS + 3 * self._books.write_seconds()
 
     def next_at(self) -> float:
         """When `tick` has something to do."""

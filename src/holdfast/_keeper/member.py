@@ -41,6 +41,10 @@ class Member:
         self._is_held = False  # an agreement is on its way
         self._decided: int | None = None  # the mark of a decision that is not carried out yet
         self._planned: int | None = None
+        if words[control.DUE] != control.NEVER:
+            # A keeper before this one has died in the middle of something: look up at each
+            # boundary until the hub says more.
+            words[control.HOLD] = words[control.PLANNED] = words[control.DUE] = 0
 
     def greet(self) -> None:
         """Tell the hub that this rank is there, and all that it must know."""

@@ -72,6 +72,7 @@ class Commit:
     is_writing: bool = False
     files: dict[int, dict[str, Any]] = field(default_factory=dict)
     is_closing: bool = False  # the manifest is being written
+    partial: str = ""  # the folder that the parts go to
 
 
 class Table:

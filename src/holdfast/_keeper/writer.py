@@ -16,6 +16,7 @@ from holdfast._keeper.held import HeldArena
 from holdfast._keeper.keep import Policy, State, keep_checkpoint, keep_parts, remove_old
 from holdfast._keeper.persist import Fenced, explain, write_part
 from holdfast._record.image import ImagePlan, decode_scalars
+from holdfast._record.layout import rank_file
 from holdfast._record.manifest import DataFile
 from holdfast._save.arena import SlotRecord
 
@@ -156,6 +157,8 @@ class Writer:
     ) -> DataFile:
         began = time.monotonic()
         partial.mkdir(exist_ok=True)  # a network file system shows another host's late
+        # Of a keeper of this rank that was killed in the middle of it.
+        (partial / rank_file(self._policy.rank)).unlink(missing_ok=True)
         try:
             file = write_part(partial, self._policy.rank, [image], plan.extents(), digests)
         except OSError as error:

@@ -166,18 +166,20 @@ def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.S
     is_first_here = now.get("LOCAL_RANK", "0") == "0"
     patience = Patience(seconds, say if is_first_here else lambda _: None)
     endpoint = Endpoint(now["MASTER_ADDR"], int(now["MASTER_PORT"]))
-    rank, size = rank_and_size(now)
-    hosts_it = rank == 0 and not is_by_agent(now)
     addresses = resolve(endpoint.host, patience)
-    if hosts_it:
+    if _hosts_the_store(now):
         check_host(endpoint, addresses, patience)
     elif not is_by_agent(now):  # the agent's store was there before this process
         await_answer(endpoint, addresses, patience)
-    store = _connect(endpoint, size, hosts_it, patience)
+    store = _connect(endpoint, now, patience)
     return store, call_the_roll(store, now, endpoint, patience) + "/"
 
 
-def _connect(endpoint: Endpoint, size: int, hosts_it: bool, patience: Patience) -> dist.TCPStore:
+def _hosts_the_store(now: Mapping[str, str]) -> bool:
+    return rank_and_size(now)[0] == 0 and not is_by_agent(now)
+
+
+def _connect(endpoint: Endpoint, now: Mapping[str, str], patience: Patience) -> dist.TCPStore:
     seconds = max(_CONNECT_SECONDS, patience.left)
     made: list[dist.TCPStore | RuntimeError] = []
 
@@ -187,8 +189,8 @@ def _connect(endpoint: Endpoint, size: int, hosts_it: bool, patience: Patience) 
                 dist.TCPStore(
                     endpoint.host,
                     endpoint.port,
-                    size,
-                    hosts_it,
+                    rank_and_size(now)[1],
+                    _hosts_the_store(now),
                     timedelta(seconds=seconds),
                     wait_for_workers=False,
                     multi_tenant=True,
@@ -203,23 +205,23 @@ def _connect(endpoint: Endpoint, size: int, hosts_it: bool, patience: Patience) 
     thread.join(seconds + 1)
     store = made[0] if made else TimeoutError(f"no answer within {seconds:.0f} s")
     if isinstance(store, Exception):
-        raise RanksError(_no_store(endpoint, hosts_it, store)) from store
+        raise RanksError(_no_store(endpoint, now, store)) from store
     return store
 
 
-def _no_store(endpoint: Endpoint, hosts_it: bool, error: Exception) -> str:
+def _no_store(endpoint: Endpoint, now: Mapping[str, str], error: Exception) -> str:
     why = str(error).partition("\n")[0].rstrip(".")
     if "EADDRINUSE" in why:
         return port_in_use(endpoint.port)
-    if hosts_it:
+    if _hosts_the_store(now):
         return (
             f"rank 0 cannot open its store at {endpoint}: {why}.\n"
             "Take another MASTER_PORT for all ranks, and see that MASTER_ADDR leads to this host."
         )
-    if "trying to connect" in why:
+    if is_by_agent(now):
         return (
-            f"nobody answers at {endpoint}: {why}.\n"
-            "torchrun's agent or rank 0, which hosts the store there, has ended: see its output."
+            f"torchrun's agent, which hosts the store, does not answer at {endpoint}: {why}.\n"
+            "It has ended, or another program has its port: see its output."
         )
     return (
         f"what listens at {endpoint} is no store of torch: {why}.\n"
