@@ -32,7 +32,7 @@ from holdfast._record.errand import current as current_errand
 from holdfast._record.layout import RunLayout
 from holdfast._resume.start import Resumed
 from holdfast._save.cadence import Cadence
-from holdfast._save.capture import capture, restore_generators
+from holdfast._save.capture import refuse_unstorable, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
 from holdfast._say import say, speak_as, speak_plainly
 from holdfast._settings import Settings
@@ -80,7 +80,7 @@ class Boundaries:
         self._folder = Path(folder) if errand is None else errand.redirected(Path(folder))
         self._settings = settings or Settings()
         self._state = dict(state)
-        capture(self._state)  # what cannot be stored is refused now, not at the first save
+        refuse_unstorable(self._state)  # now, and not at the first save
         self.step = 0
         self.attempt = 0
         self.resumed_from: int | None = None

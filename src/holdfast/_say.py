@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped, place_of
 
@@ -35,11 +38,19 @@ def say(message: str, *, each: bool = False) -> None:
 def speak_plainly() -> None:
     """Let an error of ours that nobody catches be its sentences and the place, not a traceback."""
     # A debugger's own is left alone, and so is IPython's, which asks the error how it looks.
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _tell
+    # torch puts one of its own in place with a process group, to name the rank.
+    former = sys.excepthook
+    of_ranks = getattr(former, "__module__", "").startswith("torch.distributed")
+    if former is sys.__excepthook__ or of_ranks:
+        sys.excepthook = functools.partial(_tell, former)
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def _tell(
+    former: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     if isinstance(error, Stopped):  # at a prompt: in a script it is an exit and never comes here
         say(error.message)
     elif isinstance(error, HoldfastError):
@@ -48,4 +59,4 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         if place is not None:
             sys.stderr.write(f"  at {place}\n")
     else:
-        sys.__excepthook__(kind, error, trace)
+        former(kind, error, trace)

@@ -18,6 +18,7 @@ from holdfast._keeper.hub import Hub
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.member import Body, Member
 from holdfast._keeper.service import Ends, Keeper
+from holdfast._keeper.table import UNREACHABLE_SECONDS
 from holdfast._keeper.wire import HubPost, MemberPost
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import ProcessIdentity, host_name
@@ -32,6 +33,7 @@ class CrewConfig:
     launcher: dict[str, Any] | None  # the process that started the ranks
     launcher_name: str
     restarts: bool  # whether it would start them again
+    unreachable_seconds: float = UNREACHABLE_SECONDS  # without a word, until a rank counts as lost
 
 
 class KeeperAmongOthers(Keeper):
@@ -97,7 +99,11 @@ class KeeperAmongOthers(Keeper):
             )
             self._post = post
             self._hub = Hub(
-                self._policy.size, attempt, self._from_hub, HubBooks(self._policy, self)
+                self._policy.size,
+                attempt,
+                self._from_hub,
+                HubBooks(self._policy, self),
+                unreachable_seconds=self._crew.unreachable_seconds,
             )
             record["port"] = post.port
             self._tell("port", port=post.port)

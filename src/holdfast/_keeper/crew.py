@@ -165,6 +165,7 @@ class CrewKeeper(KeeperAmongOthers):
 
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None:
         orders: list[int | None] = [*self._orders.pop((attempt, mark), [])]
+        self._writing = {each for each in self._writing if each[:2] != (attempt, mark)}
         if error is None:
             self._failed = False
             if attempt == self._policy.attempt:

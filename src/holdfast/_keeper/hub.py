@@ -24,7 +24,6 @@ from holdfast._leave import statuses
 __all__ = ["Hub", "Key"]
 
 _SETTLE_SECONDS = 0.7  # after the first error: whoever is its cause is heard of by then
-_UNREACHABLE_SECONDS = 60.0
 _END_SECONDS = 30.0
 
 
@@ -34,7 +33,11 @@ class Hub(Rounds, Commits, Sights):
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Take in what the keeper of a rank says."""
         act = getattr(self, f"_on_{message['kind']}", None)
-        if act is not None and rank in self.seats:
+        if rank not in self.seats:
+            return
+        if self.seats[rank].lost_at is not None:
+            self.seats[rank].lost_at = self._clock()  # it has no connection, but it writes letters
+        if act is not None:
             act(self.seats[rank], message)
 
     def lost(self, rank: int) -> None:
@@ -207,10 +210,11 @@ class Hub(Rounds, Commits, Sights):
             if not self._ending.is_told and now - self._ending.began > self._ending_seconds():
                 self._tell_the_end(self._ending)  # a keeper that holds a part is gone too
         for seat in self.seats.values():
-            gone = seat.lost_at is not None and now - seat.lost_at > _UNREACHABLE_SECONDS
+            gone = seat.lost_at is not None and now - seat.lost_at > self._unreachable_seconds
             if gone and seat.trains:
-                cause = Cause(seat.rank, "cannot be reached any more", kind="died")
-                seat.ended = cause
+                host = str(seat.beat.get("host", ""))
+                cause = Cause(seat.rank, "cannot be reached any more", kind="died", host=host)
+                seat.ended, seat.held = cause, set()  # gone with all that it held
                 self._books.note("rank-died", rank=seat.rank, how=cause.how)
                 self._end(cause, settle=False)
 

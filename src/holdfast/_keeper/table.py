@@ -12,6 +12,11 @@ from holdfast._keeper.ending import Cause, Ending
 
 Key = tuple[int, int]  # (attempt, mark): a boundary of some life, the same on all ranks
 
+# Nothing is heard for so long, neither on a connection nor by letters: the host is gone. A network
+# that mends itself needs half of it, and letters may be seen late; torch's collectives wait for
+# ten minutes or more.
+UNREACHABLE_SECONDS = 60.0
+
 
 class Books(Protocol):
     """What the hub does outside of itself."""
@@ -85,12 +90,14 @@ class Table:
         send: Callable[..., None],
         books: Books,
         clock: Callable[[], float] = time.monotonic,
+        unreachable_seconds: float = UNREACHABLE_SECONDS,
     ) -> None:
         self._size = size
         self._attempt = attempt
         self._send = send
         self._books = books
         self._clock = clock
+        self._unreachable_seconds = unreachable_seconds
         self.seats = {rank: Seat(rank) for rank in range(size)}
         self._round: Round | None = None
         self._rounds = int(clock() * 1000)  # a hub before this one had smaller ones

@@ -108,6 +108,16 @@ def capture(
     return Captured(tree, encoder.specs, encoder.values, len(encoder.left_out))
 
 
+def refuse_unstorable(state: Mapping[str, Any]) -> None:
+    """Raise UnstorableState if any of the state cannot be captured."""
+    for name, value in state.items():
+        for adapter in adapters():
+            reason = getattr(adapter, "refuse", lambda _: None)(value)
+            if reason is not None:
+                raise UnstorableState(f"{name}: {reason}", path=name)
+    capture(state)
+
+
 def capture_generators(*, devices: bool = True) -> dict[str, Any]:
     """The state of every global random generator in use, those of devices only if asked for."""
     import random

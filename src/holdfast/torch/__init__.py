@@ -292,6 +292,15 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
     return lost
 
 
+def refuse(value: object) -> str | None:
+    """What to say of an object whose state cannot be had; None if it can."""
+    if "torch.distributed.fsdp" not in sys.modules and "torch.distributed.optim" not in sys.modules:
+        return None
+    from holdfast.torch import ddp
+
+    return ddp.refuse(value)
+
+
 def strict_tensors(value: object) -> dict[str, torch.Tensor] | None:
     """The tensors that a stored state must match, name by name: those of a module."""
     if not isinstance(value, torch.nn.Module):

@@ -261,6 +261,12 @@ def _updates_equally(optimizer: Optimizer) -> bool:
 
 def refuse(value: object) -> str | None:
     """What to say of state that a run of several ranks cannot store; None if it can."""
+    if isinstance(value, torch.nn.Module) and any(map(_is_old_fsdp, value.modules())):
+        return (
+            "a FullyShardedDataParallel module cannot be stored: all ranks must meet to give its "
+            "state, and a run that is stopped or killed cannot wait for that.\n"
+            "Shard the model with torch.distributed.fsdp.fully_shard instead (FSDP2)."
+        )
     if not any(f"{kind.__module__}.{kind.__name__}" == _ZERO_CLASS for kind in type(value).__mro__):
         return None
     return (
@@ -269,6 +275,11 @@ def refuse(value: object) -> str | None:
         "Shard the model with torch.distributed.fsdp.fully_shard instead, whose optimizer is "
         "stored in parts; or use the optimizer without ZeroRedundancyOptimizer."
     )
+
+
+def _is_old_fsdp(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__ == "FullyShardedDataParallel" and "torch.distributed" in kind.__module__
 
 
 def settle_buckets(modules: Sequence[DistributedDataParallel]) -> list[str]:
