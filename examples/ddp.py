@@ -21,7 +21,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import holdfast
 import holdfast.torch
 
 
@@ -44,10 +43,9 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)  # the other ranks want a core too
-    device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     holdfast.torch.init_process_group()  # nccl or gloo; says what is wrong, and does not hang
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
@@ -90,7 +88,8 @@ def main() -> None:
         accuracy = count_right(slice(None)).item() / len(points)
         weights = nn.utils.parameters_to_vector(net.parameters()).detach().cpu()
         digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
-        print(f"accuracy {accuracy:.1%} on {device.type}, {ranks} rank(s), weights {digest}")
+        print(f"accuracy {accuracy:.1%} on {device}, {ranks} rank(s), weights {digest}")
+    del model  # with gloo, torch can hang if it goes after the group that it belongs to
     dist.destroy_process_group()
 
 

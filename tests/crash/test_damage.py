@@ -87,7 +87,7 @@ def _fill_arena(made: Saved, weights: np.ndarray, rng: np.random.Generator) -> N
         weights += rng.standard_normal(700)
         made.known[step] = weights.copy()
         captured = capture({"weights": weights, "name": "a"}, {"generators": capture_generators()})
-        taken = snapshots.take(captured, {"attempt": 1, "metrics": {}}, step)
+        taken = snapshots.take(captured, {"attempt": 1, "metrics": {}}, 2 * step)
         assert taken is not None
         made.places.append(taken.slot)
     arena, backing = announced[0]

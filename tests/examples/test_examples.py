@@ -22,7 +22,9 @@ SIZES = {
     "mixed_precision": "--epochs 3 --size 4000",
     "accumulation": "--epochs 4",
     "finetune": "--body-epochs 1 --epochs 4",
+    "ddp": "--epochs 3 --size 3200",  # with one process; with several in tests/ranks
 }
+OF_RANKS = ("fsdp",)  # only in tests/ranks: a proof does not see into sharded tensors
 
 
 def commands(text: str) -> list[list[str]]:
@@ -40,10 +42,10 @@ def read_example(name: str) -> tuple[str, str]:
 
 
 def test_every_example_is_run_here():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SIZES)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SIZES, *OF_RANKS}
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [*SIZES, *OF_RANKS])
 def test_an_example_is_short_and_its_docstring_says_how_to_start_it(name):
     docstring, text = read_example(name)
     assert len(text.splitlines()) < LIMIT_LINES
@@ -59,4 +61,4 @@ def test_an_example_is_short_and_its_docstring_says_how_to_start_it(name):
 def test_the_table_has_a_line_for_each_example():
     table = (EXAMPLES / "README.md").read_text()
     linked = re.findall(r"^\| \[`(\w+)\.py`\]\(\1\.py\) \| ", table, re.MULTILINE)
-    assert sorted(linked) == sorted(SIZES)
+    assert sorted(linked) == sorted([*SIZES, *OF_RANKS])

@@ -1,4 +1,4 @@
-"""Jobs of several ranks, started by torchrun: both are compared, a kill hits one of them."""
+"""Jobs of several ranks: all are compared; a signal meets one, whatever started them, or all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,66 @@ import pytest
 from holdfast._prove.proof import Watcher, Wishes
 from holdfast._prove.prove import prove
 from holdfast._prove.report import plain_text
+from holdfast._prove.runs import compare_runs
+from tests.support import arena_files, keepers, wait_until
 
 pytest.importorskip("torch", reason="pip install torch")
 
 SCRIPT = Path(__file__).parent / "ranks" / "ddp.py"
-LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+RUN = Path(__file__).parent / "ranks" / "run_ddp.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+LAUNCH = (*TORCHRUN, "--nproc-per-node=2")
+IN_EARNEST = ("INT", "TERM", "USR2", "KILL")
+
+
+def targets(proof):
+    return {(each.signal, (each.target or "").partition(" ")[0]) for each in proof.interruptions}
+
+
+def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
+    proof = prove(RUN, "--start", "fork", kills=6, signals=IN_EARNEST)
+    assert proof.verdict == "equal", plain_text(proof)
+    assert proof.ranks == 2
+    assert {("KILL", "rank"), ("KILL", "the"), ("INT", "all")} <= targets(proof), plain_text(proof)
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
+    shutil.copy(RUN, tmp_path / "train.py")
+    wishes = Wishes((*LAUNCH, "train.py"), kills=2, signals=("KILL",), folder=tmp_path)
+    proof = prove(wishes, Watcher())
+    assert proof.verdict == "equal", plain_text(proof)
+    assert targets(proof) == {("KILL", "rank"), ("KILL", "the")}, plain_text(proof)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param((*TORCHRUN, "--nproc-per-node=4", "train.py"), id="torchrun"),
+        pytest.param((sys.executable, "train.py", "--ranks", "4"), id="spawn"),
+    ],
+)
+def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(RUN, project / "train.py")
+    keep = tmp_path / "kept"
+    words = (*command, "--epochs", "10")
+    wishes = Wishes(words, kills=50, signals=IN_EARNEST, seed=1, keep=keep, folder=project)
+    proof = prove(wishes, Watcher())
+    assert proof.verdict == "equal", plain_text(proof)
+    assert len(proof.interruptions) == 50, plain_text(proof)
+    assert targets(proof) == {
+        (name, whom) for name in IN_EARNEST for whom in ("rank", "the", "all")
+    }, plain_text(proof)
+    (reference,) = keep.glob("proof-*/reference/work/run")
+    runs = sorted(keep.glob("proof-*/interrupted-*/work/run"))
+    for run in runs:
+        assert compare_runs(reference, run) is None, compare_runs(reference, run)
+        wait_until(lambda run=run: not keepers(run), 60, "the end of the keepers")
+        assert arena_files(run) == []
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ from tests.support import Trainer, environment, wait_until
 SCRIPT = Path(__file__).parent / "free_rank.py"
 _CABLE = "cable0"
 _NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
-# While a shell waits for one child, it takes care of all others that are left to it.
+# While a shell waits for one child, it takes care of all others that are left to it. Pids begin
+# elsewhere on each host, as on machines that have been up for a while.
 _FIRST_PROCESS = (
-    'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo up && cat; exit 0'
+    'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && ip link set lo up '
+    '&& echo "$1" >/proc/sys/kernel/ns_last_pid && echo up && cat; exit 0'
 )
 
 
@@ -39,14 +41,19 @@ def why_not() -> str | None:
     return None
 
 
+def has_ipv6() -> bool:
+    """Whether this system speaks it."""
+    return Path("/proc/net/if_inet6").exists()
+
+
 class Host:
     """One of them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, last_pid: int) -> None:
         self.name = name
         command = ("unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
         self._holder = subprocess.Popen(
-            [*command, "sh", "-c", _FIRST_PROCESS, name],
+            [*command, "sh", "-c", _FIRST_PROCESS, name, str(last_pid)],
             stdin=subprocess.PIPE,  # should this process end, it reads the end of it and goes
             stdout=subprocess.PIPE,
             text=True,
@@ -115,9 +122,7 @@ class Rank(Trainer):
 
     def __init__(self, host: Host, *arguments: Any, **variables: str) -> None:
         self.host = host
-        super().__init__(
-            *arguments, script=SCRIPT, prefix=host.entry, env=environment(**variables)
-        )
+        super().__init__(*arguments, script=SCRIPT, prefix=host.entry, env=environment(**variables))
 
     def send(self, number: int) -> None:
         (rank,) = psutil.Process(self.pid).children()
@@ -134,8 +139,16 @@ class Rank(Trainer):
         return found[-1]
 
     @property
+    def summary(self) -> str:
+        """What it has said, without all the steps."""
+        lines = list(self.lines)
+        told = [line for line in lines if not line.startswith("step ")]
+        return "".join(told) + f"(at step {self.step})\n"
+
+    @property
     def step(self) -> int:
-        return max((int(line.split()[1]) for line in list(self.lines) if line[:5] == "step "), default=0)
+        found = (line for line in reversed(self.lines) if line.startswith("step "))
+        return int(next(found, "step 0").split()[1])
 
     def wait_for_step(self, step: int, seconds: float = 20.0) -> None:
         wait_until(
@@ -149,7 +162,7 @@ class TwoHosts:
 
     def __init__(self, folder: Path, network: str = "10.77.0") -> None:
         self.folder = folder
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count()
         self.hosts = [self._new_host(), self._new_host()]
         self.ranks: list[Rank] = []
         dot = ":" if ":" in network else "."
@@ -158,24 +171,27 @@ class TwoHosts:
         self._lay_cable()
 
     def _new_host(self) -> Host:
-        return Host(f"host-{'abcdef'[next(self._numbers) - 1]}")
+        number = next(self._numbers)
+        return Host(f"host-{'abc'[number]}", 1000 + 5000 * number)
 
     def _lay_cable(self) -> None:
         ends = [("name", _CABLE, "netns", str(host.first_pid)) for host in self.hosts]
         command = ["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]]
         subprocess.run(command, check=True, timeout=30)
-        for host, address in zip(self.hosts, self.addresses, strict=True):
-            # Else an IPv6 address cannot be used before nobody else has claimed it for a second.
-            at_once = ("nodad",) if ":" in address else ()
-            host.do("ip", "addr", "add", f"{address}/{self._length}", "dev", _CABLE, *at_once)
-            host.do("ip", "link", "set", _CABLE, "up")
+        for end in (0, 1):
+            self.heal(end)
 
     def cut(self, end: int = 1) -> None:
         """Pull the cable out of one host: nobody is sent a word of it."""
         self.hosts[end].do("ip", "link", "set", _CABLE, "down")
 
     def heal(self, end: int = 1) -> None:
-        self.hosts[end].do("ip", "link", "set", _CABLE, "up")
+        """Put the cable in; the system has forgotten an IPv6 address meanwhile."""
+        host, address = self.hosts[end], self.addresses[end]
+        host.do("ip", "link", "set", _CABLE, "up")
+        # Else it could not be used before nobody else has claimed it for a second.
+        at_once = ("nodad",) if ":" in address else ()
+        host.do("ip", "addr", "replace", f"{address}/{self._length}", "dev", _CABLE, *at_once)
 
     def replace(self, number: int) -> None:
         """Another machine takes the place of one that died, with its address."""
@@ -196,7 +212,7 @@ class TwoHosts:
     @property
     def outputs(self) -> str:
         """What all have said so far, to be shown when something went wrong."""
-        said = "\n".join(f"-- on {rank.host.name} --\n{rank.output}" for rank in self.ranks)
+        said = "\n".join(f"-- on {rank.host.name} --\n{rank.summary}" for rank in self.ranks)
         logs = sorted(self.folder.glob("attempts/*/keeper*.log"))
         return said + "".join(f"\n-- {log.name} --\n{log.read_text()}" for log in logs)
 

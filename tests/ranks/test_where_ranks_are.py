@@ -85,6 +85,7 @@ def test_when_a_rank_has_finished_the_others_train_to_the_end(jobs, undisturbed)
     plan = {"meets": "files", "total": 20}
     job = jobs.start(**plan, pauses=[0.06, 0.0])
     job.wait_for_step(20, 1)
+    job.wait_for_step(1, 0)
     job.send(signal.SIGTERM, 0)
     assert job.statuses() == [0, 0], job.outputs
     assert job.hashes() == undisturbed(**plan)
@@ -116,6 +117,10 @@ def test_a_rank_in_its_first_step(jobs, undisturbed, signalled):
 def test_a_rank_that_has_not_come_to_its_loop(jobs, undisturbed, meets):
     job = jobs.start(meets=meets, total=_TOTAL, events=[(1, 0, "before:sleep", 1.0)])
     job.wait_for("holding", 1)
+    if meets == "files":
+        job.wait_for_step(1, 0)
+    else:
+        job.wait_for("in its loop", 0)
     job.send(signal.SIGTERM, 0)
     _check(jobs, job, undisturbed, meets=meets, total=_TOTAL)
 
@@ -132,18 +137,17 @@ def test_an_evaluation_on_all_ranks_is_left_at_once(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 24
 
 
-def test_an_evaluation_in_a_call_that_holds_the_interpreter_is_ended_from_outside(
+def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(
     jobs, undisturbed
 ):
     plan = {"loop": "eval", "total": 3}
-    job = jobs.start(**plan, events=[(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 30.0)])
+    job = jobs.start(**plan, events=[(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 3.0)])
     job.wait_for("holding")
     job.send(signal.SIGTERM, 0)
-    statuses = job.statuses(20.0)
-    assert statuses[0] == 143, job.outputs
-    jobs.check_checkpoint(24, 2)
-    jobs.check_nothing_left()
-    assert jobs.start(**plan, pauses=0.0).hashes() == undisturbed(**plan)
+    assert job.lives[0].wait(2.5) == 143, job.outputs
+    assert checkpoint_steps(jobs.folder) == [24]
+    assert not job.lives[1].is_over
+    assert _check(jobs, job, undisturbed, **plan) == 24
 
 
 @pytest.mark.parametrize("signalled", [0, 1])

@@ -60,6 +60,8 @@ class Rank:
 
     def _loop_steps(self) -> None:
         for _ in self.run.steps(self.plan["total"]):
+            if self.run.step == 0:
+                print("in its loop", flush=True)
             self._draw(1.0)
             self._end_step()
 

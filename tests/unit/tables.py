@@ -83,7 +83,9 @@ class Table:
 
     def write(self, rank: int, mark: int, error: str | None = None) -> None:
         outcome = {"error": error} if error else {"file": {"name": f"rank-{rank}"}}
-        self.say(rank, "written", key=[ATTEMPT, mark], **outcome)
+        asked = self.told(rank, "write")
+        number = asked[-1]["number"] if asked else 0
+        self.say(rank, "written", key=[ATTEMPT, mark], number=number, **outcome)
 
     def write_all(self, mark: int) -> None:
         """All parts are written, and the manifest is too."""
@@ -95,7 +97,7 @@ class Table:
         self.say(rank, "died", how=how, host="here", step=4)
 
     def leave(self, rank: int, *, clean: bool = True, **more: Any) -> None:
-        told = {"clean": clean, "reason": "closed", "status": 0, "victim": False, **more}
+        told = {"clean": clean, "reason": "closed", "status": 0, "victim": False, "mark": 0, **more}
         self.say(rank, "farewell", **told)
 
     def wait(self, seconds: float) -> None:

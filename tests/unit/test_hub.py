@@ -79,7 +79,7 @@ def test_a_silent_rank_is_dropped_after_a_bound():
     table.wish(0)
     table.at(0, 4)
     table.at(1, 6)
-    table.wait(4.9)
+    table.wait(11.9)
     assert table.decisions() == []
     assert table.hub.next_at() <= table.now + 0.2
     table.wait(0.2)
@@ -89,7 +89,7 @@ def test_a_silent_rank_is_dropped_after_a_bound():
 def test_a_wish_that_nobody_answers_is_not_forgotten():
     table = Table()
     table.wish(0)
-    table.wait(5.1)
+    table.wait(12.1)
     assert table.decisions() == []
     table.at(0, 4)
     table.at(1, 6)
@@ -112,7 +112,7 @@ def test_a_rank_that_never_comes_holds_up_nobody():
     table = Table(2, here=1)
     table.wish(0)
     table.at(0, 4)
-    table.wait(5.1)
+    table.wait(12.1)
     assert (0, 4, "stop") in table.decisions()
 
 
@@ -161,6 +161,36 @@ def test_of_wishes_that_wait_the_stop_comes_first():
     table.at(0, 6, number=table.hub._rounds)
     table.at(1, 6, number=table.hub._rounds)
     assert table.decisions()[:2] == [(0, 6, "stop"), (1, 6, "stop")]
+
+
+def test_saves_that_several_ranks_ask_for_at_one_boundary_are_one_save():
+    table = Table(3)
+    for rank in range(2):
+        table.say(rank, "wish", wish={"kind": "save", "reason": "asked"}, mark=4)
+    for rank, mark in enumerate((4, 4, 3)):
+        table.at(rank, mark)
+    table.say(2, "wish", wish={"kind": "save", "reason": "asked"}, mark=4)
+    assert table.decisions() == [(rank, 4, "save") for rank in range(3)]
+    assert table.all_told("hold") == [0, 1, 2]
+    table.say(2, "wish", wish={"kind": "save", "reason": "asked"}, mark=6)
+    assert len(table.all_told("hold")) == 6
+
+
+def test_a_keeper_that_replaces_another_hears_of_a_stop_that_is_decided():
+    table = Table()
+    table.wish(0)
+    table.at(0, 4)
+    table.at(1, 4)
+    decided = table.told(1, "decide")[0]
+    table.forget()
+    table.say(1, "hello", who={"rank": 1}, held=[])
+    assert table.told(1, "decide") == [decided]
+    table.hold(4)
+    table.order(0, 4)
+    table.write_all(4)
+    table.forget()
+    table.say(1, "hello", who={"rank": 1}, held=[])
+    assert table.told(1, "decide") == []
 
 
 def test_a_lost_keeper_that_is_found_again_hears_of_the_round_that_runs():
@@ -388,7 +418,9 @@ def test_a_keeper_that_replaces_another_writes_what_that_one_did_not():
     table.hub.lost(1)
     table.forget()
     table.hub.found(1)
-    table.say(1, "hello", who={"rank": 1}, held=[[ATTEMPT, 4]])
+    table.say(1, "hello", who={"rank": 1}, held=[])  # its trainer gives it the arena later
+    assert table.told(1, "write") == []
+    table.hold(4, ranks=range(1, 2))
     assert len(table.told(1, "write")) == 1
     assert table.told(0, "write") == []
     table.write(1, 4)

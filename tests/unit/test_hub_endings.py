@@ -40,7 +40,7 @@ def test_a_death_in_a_round_ends_the_round():
     table.die(1)
     assert table.decisions() == []
     table.at(1, 8, number=1)
-    table.wait(6.0)
+    table.wait(13.0)
     assert table.decisions() == []
     table.write_all(4)
     assert table.all_told("leave") == [0, 1]
@@ -70,14 +70,18 @@ def test_a_death_while_a_checkpoint_is_written_waits_for_it():
     assert table.told(0, "leave")[0]["step"] == 2
 
 
-def test_a_death_fails_the_checkpoint_that_the_dead_rank_never_came_to():
+def test_who_waits_for_a_boundary_that_the_dead_rank_never_came_to_is_told_to_leave():
+    """And not that it failed: he would leave for that, and not for the death."""
     table = Table()
     table.hold(4)
     table.hold(4, 8, ranks=range(1))
     table.order(0, 8)
     table.die(1)
-    assert table.told(0, "failed")[0]["error"] == "a rank that it needs is gone"
     assert table.shelf.begun == [(ATTEMPT, 4)]
+    assert table.all_told("leave") == []
+    table.write_all(4)
+    assert table.all_told("failed") == []
+    assert table.told(0, "leave")[0]["step"] == 2
 
 
 def test_a_death_whose_last_checkpoint_fails_still_ends_the_others():
@@ -147,6 +151,7 @@ def test_a_death_that_is_heard_of_after_its_victims_is_the_cause():
     table.write_all(4)
     for rank in (0, 2):
         assert table.told(rank, "leave")[0]["reason"] == "rank 1 on here was killed by SIGKILL"
+    assert [table.told(rank, "leave")[0]["speaks"] for rank in range(3)] == [True, False, False]
 
 
 # -- leaving ----------------------------------------------------------------------------
@@ -191,6 +196,34 @@ def test_a_rank_that_leaves_fails_what_waits_for_it():
     table.leave(1)
     assert "rank 1" in table.told(0, "failed")[0]["error"]
     assert table.told(1, "bye") == [{"step": None}]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_rank_that_is_stopped_outside_of_its_loop_takes_the_others_with_it(asks):
+    table = Table()
+    table.hold(4)
+    if asks:
+        table.wish(0)
+    table.leave(1, status=143, reason="SIGTERM", mark=4)
+    table.write_all(4)
+    told = table.told(0, "leave")[0]
+    assert (told["status"], told["asked"]) == (143, True)
+    assert told["reason"] == "SIGTERM (rank 1)"
+    assert table.all_told("bye") == [1]
+
+
+def test_ranks_that_leave_by_the_stop_that_was_agreed_are_let_go():
+    table = Table()
+    table.wish(0)
+    table.at(0, 3)
+    table.at(1, 4)
+    table.hold(4)
+    table.order(0, 4)
+    table.write_all(4)
+    for rank in range(2):
+        table.leave(rank, status=143, reason="SIGTERM", mark=4)
+    assert table.all_told("leave") == []
+    assert table.all_told("bye") == [0, 1]
 
 
 def test_a_second_ctrl_c_saves_what_all_hold_and_ends_all_now():
@@ -242,7 +275,7 @@ def test_nobody_waits_for_the_part_of_a_rank_that_cannot_be_reached():
     table.order(0, 4)
     table.write(0, 4)
     table.wait(61.0)
-    assert table.told(0, "failed")[0]["key"] == [ATTEMPT, 4]
+    table.wait(61.0)
     assert table.told(0, "leave")[0]["reason"] == "rank 1 cannot be reached any more"
 
 

@@ -14,6 +14,7 @@ from holdfast._errors import DamagedCheckpoint, HoldfastError, NoGoodCheckpoint,
 from holdfast._record.attempts import known_origins
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
+from holdfast._resume.damage import find_damage
 from holdfast._resume.find import attempts_in_memory
 from holdfast._resume.joined import read_checkpoint
 from holdfast._resume.verify import Loaded
@@ -112,6 +113,11 @@ def _read(step: int, attempt: int, path: Path) -> Loaded:
         if not path.exists():
             raise _Removed from error
         raise
+    if loaded.world > 1 and (damage := find_damage(path)):
+        # Of the other ranks only what rank 0 shares has been read.
+        if not path.exists():
+            raise _Removed
+        raise DamagedCheckpoint(f"{path}: {damage[0]}.")
     head = loaded.head
     found = (head["step"], head.get("attempt", attempt))
     if found != (step, attempt):  # a folder's name has no checksum

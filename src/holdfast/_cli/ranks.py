@@ -69,7 +69,11 @@ def read_ranks(beat: dict[str, Any]) -> list[RankSummary]:
             step=_whole(each.get("step")),
             memory_step=_whole(each.get("memory_step")),
             phase=_text(each.get("phase")),
-            boundary_age_seconds=_later(each.get("boundary_age_seconds"), since),
+            # Told by each rank's keeper at a moment of its own, some time before this heartbeat.
+            boundary_age_seconds=_later(
+                each.get("boundary_age_seconds"),
+                since + (_later(each.get("heard_seconds"), 0.0) or 0.0),
+            ),
             ended=_text(each.get("ended")),
         )
         for number, each in enumerate(found if isinstance(found, list) else [])

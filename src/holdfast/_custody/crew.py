@@ -48,7 +48,8 @@ class Crew:
         self._changed = threading.Condition()
         self._decided: list[Decision] = []
         self._round = 0  # the newest that was decided, or given up
-        self._wished: set[str] = set()
+        self._heard: set[int] = set()  # the rounds whose decision has come
+        self._wished: dict[str, dict[str, Any]] = {}  # by kind
         self._next_due = 0.0
         self._bye: dict[str, Any] | None = None
         self.port: int | None = None
@@ -66,6 +67,9 @@ class Crew:
             if kind == "decide":
                 fields = {k: v for k, v in message.items() if k not in ("kind", "wish_kind")}
                 decision = Decision(kind=message["wish_kind"], **fields)
+                if decision.round in self._heard:
+                    return True  # told again, by another keeper
+                self._heard.add(decision.round)
                 self._decided.append(decision)
                 if decision.mark < self._words[DUE]:
                     self._words[DUE] = decision.mark  # as its keeper has, if it still lives
@@ -85,9 +89,14 @@ class Crew:
 
     def wish(self, kind: str, reason: str, **details: Any) -> None:
         """Ask that all ranks stop, or save, at one boundary."""
-        if kind not in self._wished:
-            self._wished.add(kind)
-            self._custody.send("wish", wish={"kind": kind, "reason": reason, **details})
+        with self._changed:
+            is_decided = any(each.kind in (kind, "stop") for each in self._decided)
+        if kind not in self._wished and not is_decided:
+            self._wished[kind] = {"kind": kind, "reason": reason, **details}
+            self._send_wish(kind)
+
+    def _send_wish(self, kind: str) -> None:
+        self._custody.send("wish", wish=self._wished[kind], mark=int(self._words[MARK]))
 
     def at_boundary(self, mark: int) -> Decision | None:
         """What all ranks do here, if anything; waits while that is being decided."""
@@ -107,6 +116,7 @@ class Crew:
 
     def _wait_for_decision(self) -> None:
         deadline = time.monotonic() + _DECISION_SECONDS
+        keeper = self._custody.keeper_pid
         while True:
             self._words[WAITS] = number = int(self._words[HOLD])
             with self._changed:
@@ -117,13 +127,18 @@ class Crew:
                     break
                 self._changed.wait(_LOOK_SECONDS)
             self._custody.look_after_keeper()
+            if keeper != self._custody.keeper_pid:
+                keeper = self._custody.keeper_pid  # the one before may not have passed it on
+                for kind in self._wished:
+                    self._send_wish(kind)
         self._words[WAITS] = 0
         self._wished.clear()
 
     def _is_decided(self) -> bool:
         """Whether the agreement that is on its way is there, and all that this rank asked for."""
         kinds = {each.kind for each in self._decided}
-        return self._round >= self._words[HOLD] and self._wished <= kinds
+        is_granted = "stop" in kinds or set(self._wished) <= kinds
+        return self._round >= self._words[HOLD] and is_granted
 
     def is_planned(self, mark: int) -> bool:
         """Whether all ranks take a snapshot at this boundary."""

@@ -71,7 +71,7 @@ def join_crew(
     if not crew.wait_until_joined():
         raise RanksError(
             f"the keeper of rank {party.rank} cannot reach that of rank 0 at "
-            f"{', '.join(f'{host}:{port}' for host, port in config.hub)}.\n"
+            f"{', '.join(f'{host} port {port}' for host, port in config.hub) or 'any address'}.\n"
             "Open the way between the hosts for any port, or name an address of rank 0's host "
             "that the others reach in HOLDFAST_ADDRESS there."
         )

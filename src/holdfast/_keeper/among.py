@@ -23,6 +23,8 @@ from holdfast._keeper.wire import HubPost, MemberPost
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import ProcessIdentity, host_name
 
+_WATCH_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class CrewConfig:
@@ -60,7 +62,9 @@ class KeeperAmongOthers(Keeper):
         self._died_at: float | None = None
         self._gone_at = 0.0
         self._linger_until: float | None = None
-        self._lost_since: float | None = time.monotonic()
+        self._lost_since: float | None = time.monotonic()  # no connection to the hub, no sign of it
+        self._hub_beat: object = None
+        self._watch_at = 0.0
         self._hub: Hub | None = None
         self._launcher: int | None = None  # a descriptor of its process
         self._post: HubPost | MemberPost
@@ -164,7 +168,8 @@ class KeeperAmongOthers(Keeper):
     def _to_hub(self, kind: str, **fields: Any) -> None:
         if self._rank == 0:
             self.later(0.0, lambda: self._hear_member(0, {"kind": kind, **fields}))
-        else:
+        elif not self._is_released:
+            # Nor later: the hub may be gone, and a letter to it would make its folder anew.
             self._post.send(0, kind, **fields)
 
     def _from_hub(self, rank: int, kind: str, **fields: Any) -> None:
@@ -195,6 +200,21 @@ class KeeperAmongOthers(Keeper):
         for attempt, mark in self._orders:
             self._to_hub("order", key=[attempt, mark], reason="asked again")
 
+    def _watch_hub(self, now: float) -> None:
+        """Without a connection, one whose heartbeat moves in the run folder is not gone."""
+        if self._lost_since is None or now < self._watch_at:
+            return
+        self._watch_at = now + _WATCH_SECONDS
+        beat = read_json(self._policy.layout.heartbeat(self._policy.attempt)).get("beat")
+        if beat is not None and beat != self._hub_beat:
+            self._hub_beat, self._lost_since = beat, now
+        elif self._is_hub_gone(now):
+            self._leave_without_hub()
+
+    def _is_hub_gone(self, now: float) -> bool:
+        lost = self._lost_since
+        return lost is not None and now - lost > self._crew.unreachable_seconds
+
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Have the loop do something, from any thread."""
         with self._due_lock:
@@ -219,6 +239,8 @@ class KeeperAmongOthers(Keeper):
         self._post.tick(now)
         if self._hub is not None:
             self._hub.tick()
+        else:
+            self._watch_hub(now)
         if self._trainer_gone:
             self._leave_if_free(now)
 
@@ -234,4 +256,8 @@ class KeeperAmongOthers(Keeper):
 
     def _leave_if_free(self, now: float) -> None:
         """The trainer is gone: leave when the hub has no use for this keeper any more."""
+        raise NotImplementedError
+
+    def _leave_without_hub(self) -> None:
+        """Nobody is left to agree with: the trainer must not go on."""
         raise NotImplementedError

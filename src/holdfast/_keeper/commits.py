@@ -21,10 +21,12 @@ class Commits(Table):
         seat.held = {(key[0], key[1]) for key in message["held"]}
         self._look_at_common()
         self._advance_commits()
+        self._ask_again(seat)
 
     def _on_missed(self, seat: Seat, message: dict[str, Any]) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
         mark = message["mark"]
+        self._see(message.get("at", 0))
         if self._plan is not None and self._plan[0] == mark:
             self._plan = None
         commit = self._commits.get((self._attempt, mark))
@@ -39,12 +41,13 @@ class Commits(Table):
             return
         if key not in self._commits:
             self._commits[key] = Commit(key, message["reason"], self._clock())
+        self._give_up_hopeless()
         self._advance_commits()
 
     def _on_written(self, seat: Seat, message: dict[str, Any]) -> None:
         commit = self._commits.get((message["key"][0], message["key"][1]))
-        if commit is None:
-            return
+        if commit is None or message["number"] != commit.number:
+            return  # written for one that has failed since
         if message.get("error"):
             self._fail(commit, f"rank {seat.rank}: {message['error']}")
             return
@@ -94,24 +97,30 @@ class Commits(Table):
             self.committed(commit.key, None)
             return
         commit.partial = partial
-        for rank in self.seats:
-            self._send(rank, "write", key=list(commit.key), partial=partial)
+        self._writes += 1
+        commit.number = self._writes
+        for seat in self.seats.values():
+            self._ask_again(seat)
 
-    def _ask_again(self, rank: int) -> None:
-        """A keeper is there anew: the one before may have died before it wrote its part."""
+    def _ask_again(self, seat: Seat) -> None:
+        """Ask for a part: also a keeper whose forerunner has died before it wrote it."""
         for commit in self._commits.values():
-            if commit.partial and rank not in commit.files:
-                self._send(rank, "write", key=list(commit.key), partial=commit.partial)
+            known = commit.asked | set(commit.files)
+            if commit.partial and seat.rank not in known and commit.key in seat.held:
+                commit.asked.add(seat.rank)
+                fields = {"partial": commit.partial, "number": commit.number}
+                self._send(seat.rank, "write", key=list(commit.key), **fields)
 
     def _give_up_hopeless(self) -> None:
         """A rank has gone past a boundary that others wait to save, and did not save it."""
         now = self._clock()
         for commit in list(self._commits.values()):
-            if commit.is_writing or now - commit.began < _HOPELESS_SECONDS:
+            if commit.is_writing or self._ending is not None:
                 continue
             for seat in self.seats.values():
                 mark = 2 * int(seat.beat.get("step") or 0)
-                if commit.key not in seat.held and (mark > commit.key[1] or seat.ended):
+                is_past = mark > commit.key[1] and now - commit.began > _HOPELESS_SECONDS
+                if commit.key not in seat.held and (is_past or seat.ended):
                     self._fail(commit, f"rank {seat.rank} did not save step {commit.key[1] // 2}")
                     break
 

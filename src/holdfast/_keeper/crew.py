@@ -14,15 +14,16 @@ from typing import Any
 
 from holdfast._keeper.among import KeeperAmongOthers
 from holdfast._keeper.deaths import how_it_died
-from holdfast._keeper.ending import looks_like_a_lost_peer
+from holdfast._keeper.ending import Cause, looks_like_a_lost_peer
 from holdfast._keeper.writer import Closing, Job, Outcome
 from holdfast._leave import statuses
+from holdfast._record import journal
 from holdfast._record.atomic import remove_folder
+from holdfast._record.attempts import read_json
 from holdfast._record.identity import host_name
 from holdfast._save import control
 from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
 
-_LOST_SECONDS = 90.0  # without a hub, a keeper whose trainer is gone can do nothing any more
 _LINGER_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.05
@@ -35,7 +36,7 @@ class CrewKeeper(KeeperAmongOthers):
     def _take_in(self, message: dict[str, Any], descriptors: list[int]) -> None:
         kind = message["kind"]
         if kind == "wish":
-            self._to_hub("wish", wish=message["wish"])
+            self._to_hub("wish", wish=message["wish"], mark=message["mark"])
         elif kind == "due":
             self._to_hub("due", mark=message["mark"], reason=message["reason"])
         elif kind == "missed":
@@ -86,6 +87,7 @@ class CrewKeeper(KeeperAmongOthers):
             status=message["status"],
             victim=looks_like_a_lost_peer(error),
             host=host_name(),
+            mark=int(self._ends.control.words[control.MARK]),
         )
 
     def _on_signal(self, number: int) -> None:
@@ -134,27 +136,28 @@ class CrewKeeper(KeeperAmongOthers):
         if found is not None and attempt == self._policy.attempt:
             self._holdings.drop_before(found[0].arena.generation)
 
-    def write_part(self, attempt: int, mark: int, partial: str) -> None:
+    def write_part(self, attempt: int, mark: int, partial: str, number: int) -> None:
         if (attempt, mark, partial) in self._writing:
             return  # asked once more, after a cut
         found = self._holdings.at(attempt, mark)
         if found is None or not found[0].pin(found[1]):
-            self._to_hub("written", key=[attempt, mark], error="the slot is gone")
+            self._to_hub("written", key=[attempt, mark], number=number, error="the slot is gone")
             return
         self._writing.add((attempt, mark, partial))
         folder = self._policy.layout.checkpoints / partial
-        self._writer.submit(Job(*found, "part", partial=folder))
+        self._writer.submit(Job(*found, "part", order=number, partial=folder))
 
     def _outcome(self, outcome: Outcome) -> None:
         self.later(0.0, lambda: self._part_written(outcome))
 
     def _part_written(self, outcome: Outcome) -> None:
         key = [outcome.job.held.arena.attempt, outcome.job.record.mark]
+        told: dict[str, Any] = {"key": key, "number": outcome.job.order}
         if outcome.file is None:
-            self._to_hub("written", key=key, error=outcome.error or "unknown")
+            self._to_hub("written", **told, error=outcome.error or "unknown")
             return
         file = {**asdict(outcome.file), "metrics": outcome.metrics}
-        self._to_hub("written", key=key, file=file)
+        self._to_hub("written", **told, file=file)
 
     def _closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
         """The hub's manifest is written, or not; called by the writing thread."""
@@ -224,9 +227,19 @@ class CrewKeeper(KeeperAmongOthers):
         self._member.report()
         self._to_hub("died", how=how or "died", host=host_name(), step=step)
 
+    def _leave_without_hub(self) -> None:
+        if self._trainer_gone or self._farewell or self._leave_status is not None:
+            return
+        layout, attempt = self._policy.layout, self._policy.attempt
+        host = read_json(layout.rank(attempt, 0)).get("keeper", {}).get("host", "")
+        cause = Cause(0, "cannot be reached any more", kind="died", host=host)
+        speaks = self._rank == 1  # the ranks do not say it all at once
+        if speaks:
+            journal.append(layout.journal, "rank-died", rank=0, how=cause.how, host=host)
+        self._send_away(cause.sentence(), statuses.REQUEUE, asked=False, speaks=speaks)
+
     def _leave_if_free(self, now: float) -> None:
-        lost = self._lost_since is not None and now - self._lost_since > _LOST_SECONDS
-        if not self._is_released and not lost:
+        if not self._is_released and not self._is_hub_gone(now):
             return
         if self._hub is not None:
             if not self._hub.is_over:
@@ -244,7 +257,7 @@ class CrewKeeper(KeeperAmongOthers):
         self._failed = self._failed or not self._is_released
         self._let_go()
         self._post.close()
-        if self._hub is not None:
+        if self._hub is not None or not self._is_released:  # nobody will read it
             remove_folder(self._policy.layout.mail(self._policy.attempt))
         self._done = True
 
@@ -256,7 +269,10 @@ class CrewKeeper(KeeperAmongOthers):
 
     def _may_hub_go(self, now: float) -> bool:
         """Who hosts a service leaves last, but not never."""
-        return not self._post.unacknowledged() or now - self._gone_at > _LAST_WORDS_SECONDS
+        hub = self._hub
+        assert hub is not None
+        waiting = [r for r in self._post.unacknowledged() if not hub.is_out_of_reach(r)]
+        return not waiting or now - self._gone_at > _LAST_WORDS_SECONDS
 
     def _record_death(self) -> None:
         if self._rank == 0:

@@ -59,8 +59,12 @@ class Hub(Rounds, Commits, Sights):
     def _on_hello(self, seat: Seat, message: dict[str, Any]) -> None:
         seat.is_here = True
         seat.beat = {**seat.beat, **message.get("who", {})}
+        for commit in self._commits.values():
+            commit.asked.discard(seat.rank)  # it may be another keeper than before
         self._on_held(seat, message)
-        self._ask_again(seat.rank)
+        decided = self._decision
+        if decided and not seat.ended and not self._is_durable((self._attempt, decided["mark"])):
+            self._send(seat.rank, "decide", **decided)
 
     def _on_beat(self, seat: Seat, message: dict[str, Any]) -> None:
         seat.beat = {**seat.beat, **message["beat"]}
@@ -73,7 +77,7 @@ class Hub(Rounds, Commits, Sights):
             self._leave_now(wish)
         elif wish.kind == "stop" and self.stop is not None:
             self._insure(wish)
-        else:
+        elif wish.kind == "stop" or not self._is_covered(message.get("mark")):
             if wish.kind == "stop":
                 self.stop = wish
                 self._insure(wish)
@@ -96,7 +100,12 @@ class Hub(Rounds, Commits, Sights):
         kind = "left" if clean else ("victim" if message.get("victim") else "failed")
         seat.ended = Cause(seat.rank, message["reason"], kind, message.get("host", ""))
         seat.ended.status = message["status"]
-        if clean:
+        if clean and message["status"] and not self._is_agreed(message["mark"]):
+            # By a signal outside of its loop: the others cannot go on without it.
+            reason = f"{message['reason']} (rank {seat.rank})"
+            self._leave_now(Wish("stop", reason, message["status"], rank=seat.rank))
+        elif clean:
+            self._give_up_hopeless()
             self._say_goodbyes()
             self._advance_round()
         else:
@@ -139,8 +148,9 @@ class Hub(Rounds, Commits, Sights):
                 self._want(
                     self.common, "death" if self.stop is None else f"stop: {self.stop.reason}"
                 )
-            for key in [k for k, c in self._commits.items() if not self._can_be_whole(c)]:
-                self._fail(self._commits[key], "a rank that it needs is gone")
+            # Not failed, but forgotten: whoever waits for it is told to leave instead.
+            whole = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
+            self._commits = whole
         if not self._commits:
             self._tell_the_end(ending)
 
@@ -158,12 +168,13 @@ class Hub(Rounds, Commits, Sights):
         if self.stop is not None:
             status = self.stop.status
         self._books.note("end", reason=cause.sentence(), rank=cause.rank, durable_step=step)
-        speaker = min(self._those_who_train(), default=-1)
+        kinds = {rank: seat.ended and seat.ended.kind for rank, seat in self.seats.items()}
+        speaker = min((r for r, kind in kinds.items() if kind in (None, "victim")), default=-1)
         for rank, seat in self.seats.items():
             if seat.released:
                 continue
             # Whoever fails by himself shows his own error; the others are told of it.
-            own = seat.ended is not None and seat.ended.kind == "failed"
+            own = kinds[rank] in ("failed", "left")
             seat.released = True
             self._send(
                 rank,
@@ -210,13 +221,17 @@ class Hub(Rounds, Commits, Sights):
             if not self._ending.is_told and now - self._ending.began > self._ending_seconds():
                 self._tell_the_end(self._ending)  # a keeper that holds a part is gone too
         for seat in self.seats.values():
-            gone = seat.lost_at is not None and now - seat.lost_at > self._unreachable_seconds
-            if gone and seat.trains:
+            if seat.trains and self.is_out_of_reach(seat.rank):
                 host = str(seat.beat.get("host", ""))
                 cause = Cause(seat.rank, "cannot be reached any more", kind="died", host=host)
                 seat.ended, seat.held = cause, set()  # gone with all that it held
                 self._books.note("rank-died", rank=seat.rank, how=cause.how)
                 self._end(cause, settle=False)
+
+    def is_out_of_reach(self, rank: int) -> bool:
+        """Whether nothing was heard of a rank's keeper for so long that it must be gone."""
+        lost = self.seats[rank].lost_at
+        return lost is not None and self._clock() - lost > self._unreachable_seconds
 
     def _ending_seconds(self) -> float:
         """How long the last checkpoint may take."""

@@ -21,7 +21,7 @@ class Body(Protocol):
     def tell(self, kind: str, **fields: Any) -> None: ...
     def held(self) -> list[tuple[int, int]]: ...
     def all_hold(self, attempt: int, mark: int) -> None: ...
-    def write_part(self, attempt: int, mark: int, partial: str) -> None: ...
+    def write_part(self, attempt: int, mark: int, partial: str, number: int) -> None: ...
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None: ...
     def send_away(self, message: dict[str, Any]) -> None: ...
     def say_bye(self, message: dict[str, Any]) -> None: ...
@@ -64,7 +64,7 @@ class Member:
         if self._planned == mark:
             self._planned = None
             self._set_due()
-        self._send("missed", mark=mark, why=why)
+        self._send("missed", mark=mark, why=why, at=int(self._words[control.MARK]))
 
     def order(self, attempt: int, mark: int, reason: str) -> None:
         """The trainer wants a boundary on disk; with it a decision to save is carried out."""
@@ -112,7 +112,7 @@ class Member:
     def _on_plan(self, message: dict[str, Any]) -> None:
         mark = message["mark"]
         if self._words[control.MARK] >= mark or self._is_held:
-            self._send("missed", mark=mark, why="it was past that step")
+            self.missed(mark, "it was past that step")
             return
         self._planned = mark
         self._set_due()
@@ -125,7 +125,7 @@ class Member:
 
     def _on_write(self, message: dict[str, Any]) -> None:
         attempt, mark = message["key"]
-        self._body.write_part(attempt, mark, message["partial"])
+        self._body.write_part(attempt, mark, message["partial"], message["number"])
 
     def _on_durable(self, message: dict[str, Any]) -> None:
         attempt, mark = message["key"]

@@ -6,7 +6,9 @@ from typing import Any
 
 from holdfast._keeper.table import Round, Seat, Table, Wish
 
-ANSWER_SECONDS = 5.0  # for a keeper to say where its rank is
+# For a keeper to say where its rank is. If the network was cut just now, that takes until both
+# ends have found out, and a letter each way; a decision without that rank would not be one stop.
+ANSWER_SECONDS = 12.0
 _SOON_SECONDS = 0.1  # how far ahead a snapshot is set
 _PLAN_SECONDS = 30.0
 
@@ -29,16 +31,22 @@ class Rounds(Table):
             return
         if self._plan is not None and now - self._plan[2] < _PLAN_SECONDS:
             return
-        mark = message["mark"]
-        before, seen = self._pace
-        if seen and mark > seen and now > before:
-            self._marks_per_second = (mark - seen) / (now - before)
-        self._pace = (now, mark)
-        lead = 1 + int(self._marks_per_second / 2 * _SOON_SECONDS)
-        target = 2 * (mark // 2 + 1 + lead)
+        self._see(message["mark"])
+        when, seen = self._pace
+        lead = self._marks_per_second * (now - when + _SOON_SECONDS)
+        target = 2 * (int(seen + lead) // 2 + 2)
         self._plan = (target, message.get("reason"), now)
         for rank in self._those_who_train():
             self._send(rank, "plan", mark=target)
+
+    def _see(self, mark: int) -> None:
+        """Note how far the quickest rank is, and how quick: the others may run free of it."""
+        now = self._clock()
+        when, seen = self._pace
+        if mark > seen:
+            if seen and now > when:
+                self._marks_per_second = (mark - seen) / (now - when)
+            self._pace = (now, mark)
 
     def _begin_round(self) -> None:
         if self._round is not None or not self._waiting or self._ending is not None:
@@ -64,14 +72,26 @@ class Rounds(Table):
         self._round = None
         if found.marks:
             mark = max(found.marks.values())
-            wish = found.wish
-            if wish.kind == "stop":
-                self._stop_mark = mark
+            wish = vars(found.wish).copy()
+            self._decision = {"round": found.number, "mark": mark, "wish": wish}
             for rank in self._those_who_go_on():
-                self._send(rank, "decide", round=found.number, mark=mark, wish=vars(wish).copy())
+                self._send(rank, "decide", **self._decision)
         elif self._those_who_go_on():
             self._waiting.append(found.wish)  # nobody has answered: ask again
         self._begin_round()
+
+    def _is_covered(self, mark: int | None) -> bool:
+        """Whether a save that was asked for at this boundary is decided, or just about to be."""
+        if mark is None:
+            return False
+        if self._round is not None and self._round.wish.kind == "save":
+            return True
+        return self._decision is not None and mark <= self._decision["mark"]
+
+    def _is_agreed(self, mark: int) -> bool:
+        """Whether a stop was decided for this boundary, or for one before it."""
+        found = self._decision
+        return found is not None and found["wish"]["kind"] == "stop" and mark >= found["mark"]
 
     def _advance_round(self) -> None:
         self._decide_if_all()

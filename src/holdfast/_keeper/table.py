@@ -74,7 +74,9 @@ class Commit:
     key: Key
     reason: str
     began: float
+    number: int = 0  # of this try to write it
     is_writing: bool = False
+    asked: set[int] = field(default_factory=set)  # those who know that it is to be written
     files: dict[int, dict[str, Any]] = field(default_factory=dict)
     is_closing: bool = False  # the manifest is being written
     partial: str = ""  # the folder that the parts go to
@@ -103,14 +105,15 @@ class Table:
         self._rounds = int(clock() * 1000)  # a hub before this one had smaller ones
         self._waiting: list[Wish] = []
         self.stop: Wish | None = None
-        self._stop_mark: int | None = None
+        self._decision: dict[str, Any] | None = None  # the newest
         self._insure_at: float | None = None
         self._plan: tuple[int, str | None, float] | None = None  # mark, reason if it is to be kept
         self._commits: dict[Key, Commit] = {}
+        self._writes = self._rounds  # numbered in the same way
         self.common: Key | None = None
         self.durable: Key | None = None
         self._ending: Ending | None = None
-        self._pace = (0.0, 0)  # when rank 0 was seen at which mark
+        self._pace = (0.0, 0)  # when the quickest rank was seen at which mark
         self._marks_per_second = 0.0
         self.straggler: dict[str, Any] | None = None
         self.waits: dict[int, deque[float]] = {}  # of each rank, of late
@@ -119,6 +122,10 @@ class Table:
 
     def _those_who_train(self) -> list[int]:
         return [rank for rank, seat in self.seats.items() if seat.trains]
+
+    def _see(self, mark: int) -> None:
+        """A rank is known to have come so far."""
+        raise NotImplementedError
 
     def _those_who_go_on(self) -> list[int]:
         """Also those who are not here yet: a hub that was replaced must wait for them."""

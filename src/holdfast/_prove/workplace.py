@@ -37,7 +37,11 @@ def open_workplace(keep: Path | None) -> Iterator[tuple[Path, Path | None]]:
         # The path of a socket has room for about a hundred characters.
         link = Path(short).resolve() / "p"
         link.symlink_to(folder)
-        yield link, folder
+        try:
+            yield link, folder
+        finally:
+            for place in (link, folder):  # after this one of the two is no path any more
+                _wait_for_keepers(place)
 
 
 def _forget_runs(folder: Path) -> None:

@@ -132,10 +132,12 @@ class _FileBoard:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._place = folder
+        self._world = World()
         self._quit = threading.Event()
 
     def gather(self, world: World, patience_seconds: float, meeting: Meeting) -> None:
         """Find the ranks that are here now, and go to a place that only they know."""
+        self._world = world
         self._folder.mkdir(parents=True, exist_ok=True)
         mine = self._hello(world.rank)
         nonce = os.urandom(8).hex()
@@ -164,6 +166,10 @@ class _FileBoard:
         joined = json.dumps(sorted(living.items())).encode()
         self._place = self._folder / hashlib.blake2b(joined, digest_size=8).hexdigest()
         self._place.mkdir(exist_ok=True)
+        if world.rank == 0:
+            for older in self._folder.iterdir():  # of a life that did not end by itself
+                if older.is_dir() and older != self._place:
+                    shutil.rmtree(older, ignore_errors=True)
 
     def _hello(self, rank: int) -> Path:
         return self._folder / f"hello-{rank:05d}.json"
@@ -184,14 +190,18 @@ class _FileBoard:
         return all(self._path(key).exists() for key in keys)
 
     def get(self, keys: list[str]) -> list[bytes]:
+        self._quit.set()  # all have come to this place: nobody looks for us any more
         return [self._path(key).read_bytes() for key in keys]
 
     def _path(self, key: str) -> Path:
         return self._place / key.strip("/").replace("/", "-")
 
     def close(self) -> None:
-        """Whoever is last takes the folder with him; rank 0 does at the end of the run."""
+        """Leave; whoever is last takes the folder with him."""
         self._quit.set()
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._place == self._folder:
+            return  # the others were not found
+        with contextlib.suppress(OSError):
+            self._path(f"left/{self._world.rank}").touch()
+            if self.has([f"left/{rank}" for rank in range(self._world.size)]):
+                shutil.rmtree(self._folder, ignore_errors=True)

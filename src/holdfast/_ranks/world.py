@@ -73,23 +73,31 @@ def host_key() -> str:
 
 def addresses() -> list[str]:
     """By which other hosts may reach this one, the likeliest first."""
-    found: list[str] = []
-    for name in (_env.chosen_address(), _env.master_address(), host_name()):
-        if not name:
-            continue
-        try:
-            infos = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-        except OSError:
-            continue
-        found += [str(info[4][0]) for info in infos]
-    return [a for a in dict.fromkeys(found) if _is_ours(a)] or list(dict.fromkeys(found))
+    # Whoever has chosen one knows best: behind a translation of addresses it is not our own.
+    chosen = _resolve(_env.chosen_address())
+    found = [*_resolve(_env.master_address()), *_resolve(host_name())]
+    ours = [address for address in found if _is_ours(address)] or found
+    # Many systems have their own name at 127.0.1.1.
+    outside = [each for each in ours if not each.startswith("127.") and each != "::1"]
+    return list(dict.fromkeys([*chosen, *(outside or ours)]))
+
+
+def _resolve(name: str) -> list[str]:
+    """The addresses of a name, but for those that mean something on one cable only."""
+    if not name:
+        return []
+    try:
+        infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    found = [str(info[4][0]) for info in infos]
+    return [address for address in found if "%" not in address]
 
 
 def _is_ours(address: str) -> bool:
     """Whether this host has the address: only then it can be bound."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return True
+    return False

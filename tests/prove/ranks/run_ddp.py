@@ -1,11 +1,11 @@
 """Several ranks that train as one run: replicated weights, data shared out, dropout on each.
 
-Under torchrun it is one of the ranks. By itself it starts as many as its first argument says,
-in the way that the second one names: `fork` or `spawn`.
+Under torchrun it is one of the ranks. By itself it starts as many as `--ranks` says, in the way
+that `--start` names: `fork` or `spawn`.
 """
 
+import argparse
 import os
-import sys
 import tempfile
 
 import torch
@@ -17,10 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import holdfast
 
-EPOCHS = 3
 
-
-def train(rank: int = -1, size: int = -1, store: str = "env://") -> None:
+def train(rank: int, size: int, store: str, epochs: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     torch.manual_seed(3)
@@ -32,7 +30,7 @@ def train(rank: int = -1, size: int = -1, store: str = "env://") -> None:
     loader = DataLoader(data, batch_size=4, sampler=sampler)
     torch.manual_seed(100 + dist.get_rank())
     with holdfast.Run("run", model=model, optimizer=optimizer) as run:
-        for epoch in run.epochs(EPOCHS):
+        for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)
             for x, y in run.batches(loader):
                 loss = nn.functional.mse_loss(model(x), y)
@@ -40,13 +38,19 @@ def train(rank: int = -1, size: int = -1, store: str = "env://") -> None:
                 loss.backward()
                 optimizer.step()
                 run.log(loss=loss)
+            with run.phase("eval"), torch.no_grad():
+                run.log(check=float(layers(data.tensors[0]).mean()))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--start", default="spawn")
+    options = parser.parse_args()
     if "RANK" in os.environ:
-        train()
+        train(-1, -1, "env://", options.epochs)
     else:
-        size, method = int(sys.argv[1]), sys.argv[2]
-        store = f"file://{tempfile.mkdtemp()}/store"
-        mp.start_processes(train, (size, store), nprocs=size, start_method=method)
+        more = (options.ranks, f"file://{tempfile.mkdtemp()}/store", options.epochs)
+        mp.start_processes(train, more, nprocs=options.ranks, start_method=options.start)

@@ -1,0 +1,79 @@
+"""What holdfast knows of DistributedDataParallel, with real ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install torch")
+if not torch.distributed.is_available():
+    pytest.skip("needs a torch that is built with torch.distributed", allow_module_level=True)
+
+from holdfast._keeper.stragglers import name_straggler
+from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
+from tests.data.lives import Zygote
+from tests.support import wait_until
+
+Act = Callable[[str, int], Path]
+
+
+@pytest.fixture(scope="module")
+def act(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Act]:
+    """Let a world of ranks do something; whatever a rank finds wrong fails here."""
+    zygote = Zygote("tests.frameworks.ddp_ranks")
+
+    def begin(name: str, world: int) -> Path:
+        place = tmp_path_factory.mktemp("world")
+        ranks = [
+            zygote.start(place / f"output-{r}", name, place, place / "meeting", r, world)
+            for r in range(world)
+        ]
+        wait_until(
+            lambda: all(r.is_over for r in ranks) or any(r.status for r in ranks), 60, "its end"
+        )
+        failed = [rank.output for rank in ranks if rank.status]
+        assert not failed, "\n".join(failed)
+        return place
+
+    yield begin
+    zygote.end()
+
+
+def test_the_first_step_after_a_resume_sums_as_the_undisturbed_run_did(act: Act) -> None:
+    act("bits", 4)
+
+
+def test_buckets_are_sent_while_the_backward_pass_goes_on(act: Act) -> None:
+    act("buckets", 2)
+
+
+def test_what_is_wrapped_and_what_is_replicated(act: Act) -> None:
+    act("state", 2)
+
+
+@pytest.mark.parametrize(("late", "where", "world"), [(0, "data", 2), (3, "backward", 4)])
+def test_a_rank_that_sleeps_is_named_within_fifty_steps(
+    act: Act, late: int, where: str, world: int
+) -> None:
+    folder = act(f"late:{late} in {where}", world)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+    named = set()
+    for count in range(1, len(found[0][0]) + 1):
+        waits = {rank: samples[:count] for rank, (samples, _) in enumerate(found)}
+        verdict = name_straggler(waits, found[0][1])
+        if verdict is not None:
+            named.add(verdict[0])
+            assert verdict[1] == pytest.approx(0.05, rel=0.5)
+    assert named == {late}, found
+
+
+def test_without_a_process_group_there_is_nothing_to_know() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert find_ddp({"model": model}) == []
+    assert len(replicated_keys({"model": model}, [])) == 0
+    assert settle_buckets([]) == []
+    assert WaitMeter([]).read() is None
+    assert refuse(model) is None

@@ -1,0 +1,42 @@
+"""Run folders with a checkpoint of several ranks, made without any process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast._keeper.persist import Commit, begin_checkpoint, close_checkpoint, write_part
+from holdfast._record.attempts import claim, note_origin, open_folder
+from holdfast._record.checksum import digest_all
+from holdfast._record.image import encode_scalars, plan_image
+from holdfast._save.capture import Captured, adapter_of, capture, capture_generators
+
+
+def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int = 8) -> Path:
+    """A run that has ended, with what each rank stored: a state, or one that is captured."""
+    layout, run_id = open_folder(folder)
+    attempt = claim(layout, folder, lambda _: None)
+    note_origin(layout, attempt, None)
+    commit = Commit(layout, run_id, attempt, attempt, step, False, "made", {}, "0")
+    partial = begin_checkpoint(layout, commit.final)
+    files = []
+    for rank, state in enumerate(ranks):
+        captured = capture_of(state) if isinstance(state, dict) else state
+        head = {"attempt": attempt, "world": len(ranks), "metrics": {}, "best": {}}
+        scalars = encode_scalars({**head, "step": step, "tree": captured.tree})
+        plan = plan_image(captured.specs, len(scalars))
+        values = dict(zip((s.name for s in captured.specs), captured.values, strict=True))
+        views = [memoryview(plan.header)]
+        views += [adapter_of(s.kind).bytes_of(values[s.name]) for s, _ in plan.in_file_order()]
+        views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
+        made = digest_all(views)
+        files.append(write_part(partial, rank, views, plan.extents(), lambda made=made: made))
+    close_checkpoint(commit, partial, files)
+    layout.exit(attempt).write_text('{"status": 0, "how": "closed"}')
+    return folder
+
+
+def capture_of(state: dict[str, Any]) -> Captured:
+    """A state with the generators as they are."""
+    return capture(state, {"generators": capture_generators(), "position": None})

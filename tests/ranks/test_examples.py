@@ -1,0 +1,118 @@
+"""The examples of several ranks, as their docstrings say to start them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from holdfast._cli.export import Wanted, export
+from tests.support import (
+    Trainer,
+    arena_files,
+    environment,
+    journal_events,
+    wait_for_keeper_gone,
+    wait_until,
+)
+
+torch = pytest.importorskip("torch")
+
+# Ten processes that import torch, one after another on a machine that is busy.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DDP = ("ddp", "--epochs", 3, "--size", 6400)
+FSDP = ("fsdp", "--epochs", 1, "--size", 2880)
+
+
+@pytest.fixture
+def torchrun(folder: Path) -> Iterator[Callable[..., Trainer]]:
+    """Start an example with so many ranks; whatever is left at the end of the test is ended."""
+    started: list[Trainer] = []
+
+    def begin(ranks: int, name: str, *arguments: Any) -> Trainer:
+        agent = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+        started.append(
+            Trainer(
+                *("--folder", folder, *arguments),
+                script=EXAMPLES / f"{name}.py",
+                prefix=(*agent, f"--nproc-per-node={ranks}", "--no-python"),
+                env=environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"),
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for each in started:
+        if each.process.poll() is None:
+            for child in psutil.Process(each.pid).children(recursive=True):
+                child.kill()
+        each.end()
+
+
+def last_line(job: Trainer) -> str:
+    """What a job that has trained to the end says: one line of one rank, with a hash."""
+    assert job.wait(120) == 0, job.output
+    (line,) = re.findall(r"^.*, weights [0-9a-f]{16}$", job.output, re.MULTILINE)
+    return line
+
+
+def stop_amid(job: Trainer, folder: Path) -> int:
+    """Ask torchrun to end as soon as a step is made; returns the step of the checkpoint."""
+    beats = folder / "attempts" / "0001" / "heartbeat.json"
+
+    def has_stepped() -> bool:
+        is_over = job.process.poll() is not None
+        return is_over or (beats.exists() and json.loads(beats.read_text())["step"] > 0)
+
+    wait_until(has_stepped, 120, f"the first step in\n{job.output}\n")
+    job.send(signal.SIGTERM)
+    assert job.wait(120) != 0, job.output
+    (stopped,) = journal_events(folder, "stop")
+    assert stopped["reason"] == "SIGTERM", job.output
+    check_nothing_left(folder)
+    return int(stopped["step"])
+
+
+def check_nothing_left(folder: Path) -> None:
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) == []
+
+
+def stored_hash(folder: Path, out: Path) -> str:
+    """Of the weights and moments in the newest checkpoint, as examples/fsdp.py makes it."""
+    assert export(folder, Wanted(out)).ranks == 4
+    state = torch.load(out, weights_only=True)
+    entries = [state["optimizer"]["state"][n] for n in sorted(state["optimizer"]["state"])]
+    tensors = [*state["model"].values(), *(m for each in entries for m in each.values())]
+    data = b"".join(each.numpy().tobytes() for each in tensors if each.dim())
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun):
+    undisturbed = last_line(torchrun(2, *DDP, "--folder", folder.with_name("undisturbed")))
+    job = torchrun(2, *DDP)
+    step = stop_amid(job, folder)
+    again = torchrun(2, *DDP)
+    assert last_line(again) == undisturbed
+    assert f"resumed at step {step} from" in again.output
+    check_nothing_left(folder)
+
+
+def test_fsdp_saved_on_four_ranks_goes_on_with_two(folder, torchrun, tmp_path):
+    step = stop_amid(torchrun(4, *FSDP), folder)
+    stored = stored_hash(folder, tmp_path / "stored.pt")
+    job = torchrun(2, *FSDP)
+    assert "2 rank(s)" in last_line(job)
+    assert f"resumed at step {step} from disk" in job.output
+    assert f"going on with 2 rank(s), weights and moments {stored}\n" in job.output
+    check_nothing_left(folder)

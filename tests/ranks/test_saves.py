@@ -1,0 +1,95 @@
+"""Whoever asks for a checkpoint, it is one checkpoint of all ranks, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+import holdfast
+from tests.support import checkpoint_steps, wait_until
+
+_TOTAL = 30
+
+
+@pytest.mark.parametrize("meets", ["group", "files"])
+def test_holdfast_save_makes_a_checkpoint_of_all_ranks_while_they_train(jobs, undisturbed, meets):
+    job = jobs.start(meets=meets, total=_TOTAL, events=[(None, 10, "gate", str(jobs.gate))])
+    job.wait_for("holding")
+    holdfast.save(jobs.folder)
+    asked = jobs.folder / "requests"
+    wait_until(lambda: not list(asked.iterdir()), what="somebody who takes the request")
+    jobs.open_gate()
+    assert job.hashes() == undisturbed(meets=meets, total=_TOTAL)
+    assert checkpoint_steps(jobs.folder) == [11, _TOTAL]
+    assert jobs.events("checkpoint")[0]["reason"] == "asked"
+    assert [each["ranks"] for each in jobs.events("checkpoint")] == [2, 2]
+    jobs.check_nothing_left()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_run_save_on_one_rank_only_does_not_deadlock(jobs, undisturbed, rank):
+    events = [(rank, 8, "save", None), (rank, 12, "wait", None)]
+    job = jobs.start(total=_TOTAL, events=events, pauses=0.01)
+    assert job.hashes() == undisturbed(total=_TOTAL)
+    step = int(job.wait_for("saved", rank).split()[1])
+    assert checkpoint_steps(jobs.folder) == [step, _TOTAL]
+    assert 9 <= step <= 10
+    jobs.check_nothing_left()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_run_save_on_one_of_ranks_that_run_free_waits_for_the_step_of_the_other(
+    jobs, undisturbed, rank
+):
+    plan = {"meets": "files", "total": 300}
+    pauses = [0.001, 0.001]
+    pauses[rank] = 0.004
+    job = jobs.start(**plan, events=[(rank, 8, "save", None)], pauses=pauses)
+    assert job.hashes() == undisturbed(**plan)
+    steps = checkpoint_steps(jobs.folder)
+    assert steps[-1] == 300
+    assert len(steps) <= 2
+    assert steps[0] > 8
+    jobs.check_nothing_left()
+
+
+@pytest.mark.parametrize(("meets", "world"), [("group", 2), ("files", 2), ("group", 4)])
+def test_run_save_on_all_ranks_is_one_checkpoint(jobs, undisturbed, meets, world):
+    events = [(None, 8, "save", None), (None, 14, "wait", None)]
+    job = jobs.start(world, meets=meets, total=_TOTAL, events=events, pauses=0.02)
+    assert job.hashes() == undisturbed(world, meets=meets, total=_TOTAL)
+    saved = {int(job.wait_for("saved", rank).split()[1]) for rank in range(world)}
+    assert len(saved) == 1, job.outputs
+    assert checkpoint_steps(jobs.folder) == [*saved, _TOTAL]
+
+
+def test_checkpoints_by_the_number_of_steps_are_of_all_ranks(jobs):
+    settings = {"checkpoint_every": 10, "keep_last": 10}
+    job = jobs.start(meets="files", total=_TOTAL, pauses=[0.0, 0.01], settings=settings)
+    job.hashes()
+    assert checkpoint_steps(jobs.folder) == [10, 20, 30]
+    jobs.check_nothing_left()
+
+
+def test_checkpoints_by_the_clock_are_of_all_ranks(jobs):
+    job = jobs.start(total=60, pauses=0.02, settings={"checkpoint_every": "0.3s", "keep_last": 50})
+    job.hashes()
+    steps = checkpoint_steps(jobs.folder)
+    assert len(steps) >= 3
+    for step in steps:
+        (found,) = (jobs.folder / "checkpoints").glob(f"step-{step:012d}-*")
+        assert len(list(found.glob("rank-*"))) == 2
+    jobs.check_nothing_left()
+
+
+def test_a_stop_while_a_checkpoint_is_asked_for(jobs, undisturbed):
+    events = [(0, 8, "save", None), (1, 9, "sleep", 0.5)]
+    job = jobs.start(total=_TOTAL, events=events)
+    job.wait_for("holding", 1)
+    job.send(signal.SIGTERM, 1)
+    assert job.statuses() == [143, 143], job.outputs
+    (step,) = set(job.steps_at_the_end())
+    jobs.check_checkpoint(step, 2)
+    jobs.check_nothing_left()
+    assert jobs.start(total=_TOTAL, pauses=0.0).hashes() == undisturbed(total=_TOTAL)
