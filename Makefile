@@ -13,7 +13,7 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 
 # What bears another test beside it on two cores, and what measures time or fills the machine.
 BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/unit
-ALONE := tests/cli tests/crash tests/processes
+ALONE := tests/cli tests/crash tests/processes tests/ranks
 
 .DEFAULT_GOAL := help
 
@@ -68,7 +68,8 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 
 .PHONY: bench
 bench: $(STAMP) ## measure what holdfast costs a training step
-	@$(BIN)/python bench/spine.py; spine=$$?; $(BIN)/python bench/loaders.py && exit $$spine
+	@$(BIN)/python bench/spine.py; spine=$$?; $(BIN)/python bench/loaders.py && \
+		$(BIN)/python bench/ranks.py && exit $$spine
 
 .PHONY: table
 table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (a quarter of an hour)

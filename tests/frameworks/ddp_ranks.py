@@ -322,7 +322,7 @@ ACTS: dict[str, list[Callable[[], None]]] = {
 
 
 def train_and_wait(folder: Path, late: int, where: str) -> None:
-    """Fifty steps, of which one rank sleeps through 50 ms each."""
+    """Forty steps, of which one rank sleeps through 50 ms each."""
     model = DistributedDataParallel(norms())
     settle_buckets([model])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -330,7 +330,7 @@ def train_and_wait(folder: Path, late: int, where: str) -> None:
     if is_late and where == "backward":
         model.module[2].weight.register_hook(lambda _: time.sleep(0.05))
     meter, waits, step_seconds = WaitMeter([model]), [], 0.0
-    for step in range(50):
+    for step in range(40):
         if is_late and where == "data":
             time.sleep(0.05)
         optimizer.zero_grad()

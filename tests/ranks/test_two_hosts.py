@@ -21,6 +21,7 @@ from tests.cli.command import succeed
 from tests.ranks.hosts import SCRIPT, TwoHosts, has_ipv6, why_not
 from tests.support import checkpoint_steps, journal_events, wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 _TOTAL = 1500
 # Snapshots as often as they can be, and no checkpoint that nobody asks for.
 _EAGER = ("--settings", json.dumps({"max_overhead": 1.0, "checkpoint_every": "10h"}))
@@ -46,6 +47,7 @@ def played(request, tmp_path_factory):
     missing = why_not()
     if missing is not None:
         pytest.skip(missing)
+    _undisturbed()
     names = sorted({item.name for item in request.session.items} & set(_stories))
     with ThreadPoolExecutor(len(names)) as pool:
         yield {name: pool.submit(_play, name, tmp_path_factory.mktemp("hosts")) for name in names}

@@ -97,8 +97,8 @@ class Table:
         self.say(rank, "died", how=how, host="here", step=4)
 
     def leave(self, rank: int, *, clean: bool = True, **more: Any) -> None:
-        told = {"clean": clean, "reason": "closed", "status": 0, "victim": False, "mark": 0, **more}
-        self.say(rank, "farewell", **told)
+        told = {"clean": clean, "reason": "closed", "status": 0, "victim": False, "agreed": False}
+        self.say(rank, "farewell", **told | more)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -204,7 +204,7 @@ def test_a_rank_that_is_stopped_outside_of_its_loop_takes_the_others_with_it(ask
     table.hold(4)
     if asks:
         table.wish(0)
-    table.leave(1, status=143, reason="SIGTERM", mark=4)
+    table.leave(1, status=143, reason="SIGTERM")
     table.write_all(4)
     told = table.told(0, "leave")[0]
     assert (told["status"], told["asked"]) == (143, True)
@@ -221,7 +221,7 @@ def test_ranks_that_leave_by_the_stop_that_was_agreed_are_let_go():
     table.order(0, 4)
     table.write_all(4)
     for rank in range(2):
-        table.leave(rank, status=143, reason="SIGTERM", mark=4)
+        table.leave(rank, status=143, reason="SIGTERM", agreed=True)
     assert table.all_told("leave") == []
     assert table.all_told("bye") == [0, 1]
 

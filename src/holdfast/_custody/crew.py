@@ -51,6 +51,7 @@ class Crew:
         self._heard: set[int] = set()  # the rounds whose decision has come
         self._wished: dict[str, dict[str, Any]] = {}  # by kind
         self._next_due = 0.0
+        self._stops = False  # a stop was decided for a boundary that this rank has come to
         self._bye: dict[str, Any] | None = None
         self.port: int | None = None
         self.has_joined = False
@@ -105,6 +106,7 @@ class Crew:
         with self._changed:
             ripe = [each for each in self._decided if mark >= each.mark]
             self._decided = [each for each in self._decided if mark < each.mark]
+        self._stops = self._stops or any(each.kind == "stop" for each in ripe)
         # One that stops has also saved.
         return max(ripe, key=lambda each: each.kind == "stop", default=None)
 
@@ -210,7 +212,9 @@ class Crew:
         """
         if self._meter is not None:
             self._meter.close()
-        self._custody.send("farewell", clean=clean, status=status, reason=reason, error=error)
+        agreed = self._stops or self.stands_at() is not None
+        told = {"clean": clean, "status": status, "reason": reason, "error": error}
+        self._custody.send("farewell", agreed=agreed, **told)
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while self._bye is None and time.monotonic() < deadline and self._custody.has_keeper:
             with self._changed:

@@ -87,7 +87,7 @@ class CrewKeeper(KeeperAmongOthers):
             status=message["status"],
             victim=looks_like_a_lost_peer(error),
             host=host_name(),
-            mark=int(self._ends.control.words[control.MARK]),
+            agreed=message.get("agreed", False),
         )
 
     def _on_signal(self, number: int) -> None:

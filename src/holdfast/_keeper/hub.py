@@ -100,7 +100,7 @@ class Hub(Rounds, Commits, Sights):
         kind = "left" if clean else ("victim" if message.get("victim") else "failed")
         seat.ended = Cause(seat.rank, message["reason"], kind, message.get("host", ""))
         seat.ended.status = message["status"]
-        if clean and message["status"] and not self._is_agreed(message["mark"]):
+        if clean and message["status"] and not message["agreed"]:
             # By a signal outside of its loop: the others cannot go on without it.
             reason = f"{message['reason']} (rank {seat.rank})"
             self._leave_now(Wish("stop", reason, message["status"], rank=seat.rank))

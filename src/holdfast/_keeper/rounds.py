@@ -88,11 +88,6 @@ class Rounds(Table):
             return True
         return self._decision is not None and mark <= self._decision["mark"]
 
-    def _is_agreed(self, mark: int) -> bool:
-        """Whether a stop was decided for this boundary, or for one before it."""
-        found = self._decision
-        return found is not None and found["wish"]["kind"] == "stop" and mark >= found["mark"]
-
     def _advance_round(self) -> None:
         self._decide_if_all()
         self._begin_round()
