@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "free_rank.py"
 _CABLE = "cable0"
 _NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 # While a shell waits for one child, it takes care of all others that are left to it. Pids begin
-# elsewhere on each host, as on machines that have been up for a while.
+# elsewhere on each host: in the folder that both see, unfinished files are named by them.
 _FIRST_PROCESS = (
     'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && ip link set lo up '
     '&& echo "$1" >/proc/sys/kernel/ns_last_pid && echo up && cat; exit 0'
@@ -34,10 +34,10 @@ def why_not() -> str | None:
     missing = [tool for tool in ("ip", "unshare", "nsenter", "hostname") if not shutil.which(tool)]
     if missing:
         return f"needs {', '.join(missing)}: install iproute2, util-linux and hostname"
-    command = ["unshare", *_NAMESPACES, "--fork", "--mount-proc", "ip", "link", "set", "lo", "up"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        return f"needs root and namespaces of its own: {tried.stderr.strip()}"
+    try:
+        TwoHosts(Path()).end()
+    except (AssertionError, subprocess.SubprocessError) as error:
+        return f"needs root, namespaces and virtual cables: {error}"
     return None
 
 
@@ -56,10 +56,15 @@ class Host:
             [*command, "sh", "-c", _FIRST_PROCESS, name, str(last_pid)],
             stdin=subprocess.PIPE,  # should this process end, it reads the end of it and goes
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == "up\n"
+        assert self._holder.stderr is not None
+        if self._holder.stdout.readline() != "up\n":
+            said = self._holder.stderr.read().strip()
+            self.die()
+            raise AssertionError(said)
         (self._first,) = psutil.Process(self._holder.pid).children()
 
     @property
@@ -106,11 +111,12 @@ class Host:
 
     def die(self) -> None:
         """As by a power cut: all its processes end, and what was in its memory is gone."""
-        for pipe in (self._holder.stdin, self._holder.stdout):
+        assert self._holder.stdin is not None
+        self._holder.stdin.close()
+        self._holder.wait(30)  # with its first process, the system kills all others
+        for pipe in (self._holder.stdout, self._holder.stderr):
             assert pipe is not None
             pipe.close()
-        # With its first process, the system kills all others.
-        self._holder.wait(30)
 
 
 def _plain(address: str) -> str:
