@@ -110,7 +110,7 @@ def measure_rank(rank: int, world: int, folder: Path, rounds: int, count: int) -
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    sys.stderr = Path(os.devnull).open("w")  # what the run says is no result
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the run says is no result
     number = torch.ones(1, dtype=torch.int64)
     found: Figures = {}
     order = random.Random(7)  # the same on all ranks
@@ -146,7 +146,8 @@ def measure_world(world: int, rounds: int, count: int) -> Figures:
             fork(lambda rank=rank: measure_rank(rank, world, folder, rounds, count))
             for rank in range(world)
         ]
-        return [answer_of(*rank) for rank in ranks][0]
+        answers: list[Figures] = [answer_of(*rank) for rank in ranks]
+        return answers[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -288,7 +289,9 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
     asked: list[float] = []
     decided: list[float] = []
     heard_here: list[float] = []
-    member = make_member(0, loop, lambda *_, **__: None, lambda: heard_here.append(time.monotonic()))
+    member = make_member(
+        0, loop, lambda *_, **__: None, lambda: heard_here.append(time.monotonic())
+    )
 
     def send(rank: int, kind: str, **fields: Any) -> None:
         if kind == "decide" and len(decided) < len(asked):
@@ -309,7 +312,9 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         loop.selector, KEY, size, mail, loopback=True, hear=hear, lost=hub.lost, found=hub.found
     )
     loop.posts.append(post)
-    member._send = lambda kind, **fields: loop.later(0.0, lambda: hub.hear(0, {"kind": kind, **fields}))
+    member._send = lambda kind, **fields: loop.later(
+        0.0, lambda: hub.hear(0, {"kind": kind, **fields})
+    )
     member.greet()
     shares = [list(range(1, size))[each::MEMBER_PROCESSES] for each in range(MEMBER_PROCESSES)]
     processes = [
@@ -337,7 +342,9 @@ def show_decisions(size: int, decided: list[float], heard: list[float]) -> None:
         low, middle, high = (f(values) * 1e3 for f in (min, statistics.median, max))
         return f"{middle:7.1f} ms ({low:.1f} to {high:.1f})"
 
-    print(f"{size:4} keepers   decided after {words_of(decided)}   all know after {words_of(heard)}")
+    print(
+        f"{size:4} keepers   decided after {words_of(decided)}   all know after {words_of(heard)}"
+    )
 
 
 def main() -> int:

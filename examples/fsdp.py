@@ -60,7 +60,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Embedding(NUMBERS * LENGTH, WIDTH),
         *(nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.05, batch_first=True) for _ in "ab"),
-        *(nn.Linear(WIDTH, NUMBERS), nn.LogSoftmax(dim=-1)),
+        *(nn.Linear(WIDTH, NUMBERS), nn.Flatten(0, 1), nn.LogSoftmax(dim=-1)),
     ).to(device)
     for part in (model[1], model[2], model):
         fully_shard(part)
@@ -69,7 +69,7 @@ def main() -> None:
 
     @torch.no_grad()
     def evaluate() -> float:
-        right = model.eval()(rows).argmax(-1) == in_order
+        right = model.eval()(rows).argmax(-1) == in_order.flatten()
         model.train()
         return right.float().mean().item()
 
@@ -81,7 +81,7 @@ def main() -> None:
                 print(f"going on with {ranks} rank(s), weights and moments {digest}")
         for _ in run.epochs(options.epochs):
             for inputs, targets in run.batches(loader):  # set_epoch is called for you
-                loss = F.nll_loss(model(inputs.to(device)).mT, targets.to(device))
+                loss = F.nll_loss(model(inputs.to(device)), targets.to(device).flatten())
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -175,7 +175,8 @@ class Boundaries:
         if decision is not None and decision.kind == "stop" and not self._is_complete():
             self._stop_for(StopRequest(decision.reason, decision.status, decision.signal))
             return True
-        self._saver.pass_together(now, self.step, mark, decided=decision is not None)
+        decided = None if decision is None else decision.reason
+        self._saver.pass_together(now, self.step, mark, decided)
         crew.show_waits()
         return False
 
@@ -333,7 +334,8 @@ class Boundaries:
         self._words[DONE] = 0
         self._guard.defer(True)  # first: a signal that acts at once would cut the rest in two
         self._words[IN_LOOP] = 1
-        self._progress.begin()
+        if self._crew is None or self._crew.rank == 0:
+            self._progress.begin()
 
     def _leave_loop(self) -> None:
         # The loop's generator may be closed after the run, or by a forked child.

@@ -22,8 +22,8 @@ from holdfast._keeper.held import HeldArena
 from holdfast._record.image import PAGE
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._resume.find import find_newest, open_leftovers
-from holdfast._resume.restore import restore_state
 from holdfast._resume.joined import read_checkpoint
+from holdfast._resume.restore import restore_state
 from holdfast._save.arena import _MARK, _RECORD_WORDS
 from holdfast._save.capture import capture, capture_generators
 from holdfast._save.snapshots import Snapshots

@@ -229,7 +229,7 @@ def memory_that_was_freed_is_not_replicated() -> None:
     with torch.no_grad():
         model.module.weight.data = torch.zeros(WIDTH, WIDTH)
     assert old not in keys
-    assert not keys.is_current() or next(model.parameters()).data_ptr() == old[0]  # type: ignore[index]
+    assert not keys.is_current()
 
 
 def _replicated(**options: Any) -> int:

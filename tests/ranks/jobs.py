@@ -82,7 +82,9 @@ class Job:
     def statuses(self, seconds: float = 30.0) -> list[int]:
         """The exit statuses of all ranks, once all have left."""
         wait_until(
-            lambda: all(life.is_over for life in self.lives), seconds, f"the end of\n{self.outputs}\n"
+            lambda: all(life.is_over for life in self.lives),
+            seconds,
+            f"the end of\n{self.outputs}\n",
         )
         return [life.wait(0) for life in self.lives]
 
@@ -118,6 +120,8 @@ class Job:
     def common_step(self) -> int | None:
         """The newest step that all ranks hold in memory just now."""
         held: dict[int, set[int]] = {}
+        if not (self.folder / "run.json").exists():
+            return None
         for path in arena_files(self.folder):
             with contextlib.suppress(NotAnArena, OSError), Arena(open_leftover(path)) as arena:
                 steps = {record.step for record in arena.whole()}
@@ -171,9 +175,7 @@ class Jobs:
             if meets == "files":
                 variables |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
             plan["rank"] = rank
-            lives.append(
-                self._zygote.start(outputs[rank], json.dumps(plan), environment=variables)
-            )
+            lives.append(self._zygote.start(outputs[rank], json.dumps(plan), environment=variables))
         self.lives += lives
         return Job(lives, outputs, self.folder)
 

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from holdfast._cli.export import Wanted, export
+from tests.data.lives import Zygote
+from tests.ports import free_port
 from tests.support import (
     Trainer,
     arena_files,
@@ -31,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DDP = ("ddp", "--epochs", 3, "--size", 6400)
-FSDP = ("fsdp", "--epochs", 1, "--size", 2880)
+FSDP = ("fsdp", "--epochs", 1, "--size", 1920)
 
 
 @pytest.fixture
@@ -59,11 +61,37 @@ def torchrun(folder: Path) -> Iterator[Callable[..., Trainer]]:
         each.end()
 
 
+def undisturbed(place: Path, ranks: int, name: str, *arguments: Any) -> str:
+    """The last line of an example that nobody interrupts, nor starts with torchrun."""
+    zygote = Zygote("tests.ranks.example_zygote")
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables |= {"WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
+    command = (EXAMPLES / f"{name}.py", "--folder", place / "undisturbed", *arguments)
+    lives = [
+        zygote.start(
+            place / f"output-{rank}", *command, environment={**variables, "RANK": str(rank)}
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        statuses = [life.wait(120) for life in lives]
+    finally:
+        zygote.end()
+    output = "".join(life.output for life in lives)
+    assert set(statuses) == {0}, output
+    return find_line(output)
+
+
 def last_line(job: Trainer) -> str:
-    """What a job that has trained to the end says: one line of one rank, with a hash."""
+    """What a job that has trained to the end says."""
     assert job.wait(120) == 0, job.output
-    (line,) = re.findall(r"^.*, weights [0-9a-f]{16}$", job.output, re.MULTILINE)
-    return line
+    return find_line(job.output)
+
+
+def find_line(output: str) -> str:
+    """One rank, and no other, says how it went, with a hash of the weights."""
+    (line,) = re.findall(r"^.*, weights [0-9a-f]{16}$", output, re.MULTILINE)
+    return str(line)
 
 
 def stop_amid(job: Trainer, folder: Path) -> int:
@@ -98,12 +126,10 @@ def stored_hash(folder: Path, out: Path) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun):
-    undisturbed = last_line(torchrun(2, *DDP, "--folder", folder.with_name("undisturbed")))
-    job = torchrun(2, *DDP)
-    step = stop_amid(job, folder)
+def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun, tmp_path):
+    step = stop_amid(torchrun(2, *DDP), folder)
     again = torchrun(2, *DDP)
-    assert last_line(again) == undisturbed
+    assert last_line(again) == undisturbed(tmp_path, 2, *DDP)
     assert f"resumed at step {step} from" in again.output
     check_nothing_left(folder)
 

@@ -137,9 +137,7 @@ def test_an_evaluation_on_all_ranks_is_left_at_once(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 24
 
 
-def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(
-    jobs, undisturbed
-):
+def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(jobs, undisturbed):
     plan = {"loop": "eval", "total": 3}
     job = jobs.start(**plan, events=[(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 3.0)])
     job.wait_for("holding")

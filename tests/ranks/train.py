@@ -69,7 +69,9 @@ class Rank:
         """Epochs of batches; with `accumulate` several of them are one step."""
         sum_of = 0.0
         for _ in self.run.epochs(self.plan["total"]):
-            for batch in self.run.batches([float(i) for i in range(_BATCHES)], accumulate=accumulate):
+            for batch in self.run.batches(
+                [float(i) for i in range(_BATCHES)], accumulate=accumulate
+            ):
                 sum_of += batch
                 if self.run.completes_step:
                     self._draw(sum_of / _BATCHES)

@@ -13,7 +13,7 @@ from tests.data.zygote import run_and_leave, serve, warm_up
 
 if __name__ == "__main__":
     import torch.distributed
-    import torch.nn.parallel.distributed
+    import torch.nn.parallel.distributed  # noqa: F401  what a run looks at if it is there
 
     # Whatever would be imported only now, in every rank anew.
     import holdfast._custody.joining

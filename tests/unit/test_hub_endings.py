@@ -79,6 +79,7 @@ def test_who_waits_for_a_boundary_that_the_dead_rank_never_came_to_is_told_to_le
     table.die(1)
     assert table.shelf.begun == [(ATTEMPT, 4)]
     assert table.all_told("leave") == []
+    table.order(0, 8)
     table.write_all(4)
     assert table.all_told("failed") == []
     assert table.told(0, "leave")[0]["step"] == 2

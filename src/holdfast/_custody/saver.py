@@ -95,15 +95,16 @@ class Saver:
         """Why somebody has asked for a checkpoint, if anybody has."""
         return self._wanted[0].reason if self._wanted else None
 
-    def pass_together(self, now: float, step: int, mark: int, *, decided: bool) -> None:
+    def pass_together(self, now: float, step: int, mark: int, decided: str | None) -> None:
         """The same where several ranks save as one: what is due was set for all of them."""
         assert self._crew is not None
         self._trainer = threading.current_thread()
         crew, cadence = self._crew, self._cadence
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
-        if decided or by_count:
-            reason = "asked" if decided else "cadence"
-            self._begin_checkpoint(step, [*self._wanted, Handle(reason)], _SLOT_SECONDS)
+        if decided is not None or by_count:
+            # The reason first that all ranks have: it goes into the manifest.
+            handles = [Handle(decided or "cadence"), *self._wanted]
+            self._begin_checkpoint(step, handles, _SLOT_SECONDS)
         elif crew.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
             crew.missed(mark, "no slot was free")
         if self._can_snapshot() and not cadence.counts_steps and cadence.checkpoint_due(now, step):
@@ -196,6 +197,7 @@ class Saver:
         return {
             "attempt": self._custody.policy.attempt,
             "world": self._custody.policy.size,
+            "common": "" if self._shares is None else self._shares.print,
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
             **self._beside,

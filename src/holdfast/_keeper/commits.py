@@ -27,11 +27,13 @@ class Commits(Table):
         """A rank had passed the boundary already, or had no slot for it."""
         mark = message["mark"]
         self._see(message.get("at", 0))
+        seat.past = max(seat.past, message.get("past", -1))
         if self._plan is not None and self._plan[0] == mark:
             self._plan = None
         commit = self._commits.get((self._attempt, mark))
         if commit is not None:
             self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
+        self._give_up_hopeless()
 
     def _on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
         """A trainer wants this boundary on disk; so do the others, who pass it too."""
@@ -52,9 +54,15 @@ class Commits(Table):
             self._fail(commit, f"rank {seat.rank}: {message['error']}")
             return
         commit.files[seat.rank] = message["file"]
-        if len(commit.files) == self._size and not commit.is_closing:
-            commit.is_closing = True
-            self._books.commit(commit.key, commit.reason, commit.files)
+        if len(commit.files) < self._size or commit.is_closing:
+            return
+        prints = {rank: file.get("common", "") for rank, file in sorted(commit.files.items())}
+        other = next((rank for rank, each in prints.items() if each != prints[0]), None)
+        if other is not None:  # a tensor might be stored by nobody
+            self._fail(commit, f"ranks 0 and {other} do not agree on what is the same on both")
+            return
+        commit.is_closing = True
+        self._books.commit(commit.key, commit.reason, commit.files)
 
     def _look_at_common(self) -> None:
         held = [seat.held for seat in self.seats.values()]
@@ -120,6 +128,8 @@ class Commits(Table):
             for seat in self.seats.values():
                 mark = 2 * int(seat.beat.get("step") or 0)
                 is_past = mark > commit.key[1] and now - commit.began > _HOPELESS_SECONDS
+                is_past = is_past or seat.past >= commit.key[1]
+                is_past = is_past and commit.key[0] == self._attempt
                 if commit.key not in seat.held and (is_past or seat.ended):
                     self._fail(commit, f"rank {seat.rank} did not save step {commit.key[1] // 2}")
                     break

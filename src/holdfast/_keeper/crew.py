@@ -156,7 +156,9 @@ class CrewKeeper(KeeperAmongOthers):
         if outcome.file is None:
             self._to_hub("written", **told, error=outcome.error or "unknown")
             return
-        file = {**asdict(outcome.file), "metrics": outcome.metrics}
+        head = outcome.head
+        file = {**asdict(outcome.file), "metrics": head.get("metrics", {})}
+        file["common"] = head.get("common", "")
         self._to_hub("written", **told, file=file)
 
     def _closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:

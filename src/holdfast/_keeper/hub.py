@@ -148,9 +148,8 @@ class Hub(Rounds, Commits, Sights):
                 self._want(
                     self.common, "death" if self.stop is None else f"stop: {self.stop.reason}"
                 )
-            # Not failed, but forgotten: whoever waits for it is told to leave instead.
-            whole = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
-            self._commits = whole
+        # Not failed, but forgotten: whoever waits for it is told to leave instead.
+        self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
         if not self._commits:
             self._tell_the_end(ending)
 

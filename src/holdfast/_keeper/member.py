@@ -39,6 +39,7 @@ class Member:
         self._body = body
         self._who = who
         self._is_held = False  # an agreement is on its way
+        self._asked = self._answered = 0  # the newest agreements that were heard of, and answered
         self._decided: int | None = None  # the mark of a decision that is not carried out yet
         self._planned: int | None = None
         if words[control.DUE] != control.NEVER:
@@ -81,7 +82,7 @@ class Member:
             act(message)
 
     def _on_hold(self, message: dict[str, Any]) -> None:
-        number = message["round"]
+        self._asked = number = message["round"]
         self._is_held = True
         self._words[control.HOLD] = number
         self._words[control.DUE] = 0
@@ -90,24 +91,41 @@ class Member:
         self._body.later(_MOMENT_SECONDS, lambda: self._answer(number))
 
     def _answer(self, number: int) -> None:
+        self._answered = number
+        self._send("at", round=number, mark=self._heads_for(number))
+
+    def _heads_for(self, number: int) -> int:
         """Where the trainer is, or the first boundary that it may still come to."""
         words = self._words
         mark = int(words[control.MARK])
         rests = words[control.REST] == control.RESTS and (self._attempt, mark) in self._body.held()
         stands = words[control.WAITS] == number or words[control.DONE] or rests
-        self._send("at", round=number, mark=mark if stands else mark + 1)
+        return mark if stands else mark + 1
 
     def _on_decide(self, message: dict[str, Any]) -> None:
+        if self._answered < message["round"] == self._asked:
+            # Without this rank: before its trainer hears of it, see whether it can do it at all.
+            self._body.later(_MOMENT_SECONDS, lambda: self._decide_late(message))
+        else:
+            self._decide(message)
+
+    def _decide_late(self, message: dict[str, Any]) -> None:
+        mark, heads_for = message["mark"], self._heads_for(message["round"])
+        is_saved = any(a == self._attempt and held >= mark for a, held in self._body.held())
+        if heads_for > mark and not is_saved:
+            self._send("missed", mark=mark, why="it was past that step", past=heads_for - 1)
+        self._decide(message)
+
+    def _decide(self, message: dict[str, Any]) -> None:
         self._decided = message["mark"]
         # The hold stays: a trainer that comes to a boundary before it has the message waits.
-        if self._words[control.HOLD] == message["round"]:
+        number = message["round"]
+        if self._words[control.HOLD] == number:
             self._is_held = False
         self._set_due()
         wish = dict(message["wish"])
         kind = wish.pop("kind")
-        self._body.tell(
-            "decide", mark=message["mark"], round=message["round"], wish_kind=kind, **wish
-        )
+        self._body.tell("decide", mark=message["mark"], round=number, wish_kind=kind, **wish)
 
     def _on_plan(self, message: dict[str, Any]) -> None:
         mark = message["mark"]

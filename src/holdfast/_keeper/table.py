@@ -37,6 +37,7 @@ class Seat:
     ended: Cause | None = None  # its trainer is dead or has left
     released: bool = False  # its keeper may go
     lost_at: float | None = None
+    past: int = -1  # what it has not saved up to this mark, it cannot save any more
     beat: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.held import HeldArena
@@ -52,7 +53,7 @@ class Outcome:
     is_fenced: bool
     seconds: float
     file: DataFile | None = None  # the part of a checkpoint
-    metrics: dict[str, float | None] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)  # what stands beside the tensors
 
 
 class Writer:
@@ -107,11 +108,11 @@ class Writer:
 
     def _write(self, job: Job) -> str | None:
         began = time.monotonic()
-        results: list[tuple[DataFile | None, dict[str, float | None]]] = []
+        results: list[tuple[DataFile | None, dict[str, Any]]] = []
         error, fenced = self._try(lambda: results.append(self._commit(job)))
         job.held.unpin(job.record.slot)
-        file, metrics = results[0] if results else (None, {})
-        self._done(Outcome(job, error, fenced, time.monotonic() - began, file, metrics))
+        file, head = results[0] if results else (None, {})
+        self._done(Outcome(job, error, fenced, time.monotonic() - began, file, head))
         return error
 
     def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
@@ -127,7 +128,7 @@ class Writer:
             return f"{type(unexpected).__name__}: {unexpected}", False
         return None, False
 
-    def _commit(self, job: Job) -> tuple[DataFile | None, dict[str, float | None]]:
+    def _commit(self, job: Job) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
         plan = arena.plan(record.slot)
         image = arena.image(record.slot)
@@ -136,7 +137,7 @@ class Writer:
         metrics, at_turn = head.get("metrics", {}), bool(head.get("at_turn"))
         digests = functools.partial(job.held.digests, record)
         if job.partial is not None:
-            return self._write_part(job.partial, image, plan, digests), metrics
+            return self._write_part(job.partial, image, plan, digests), head
         seconds = keep_checkpoint(
             self._policy,
             State(arena.attempt, record.step, job.reason, metrics, at_turn),
@@ -146,7 +147,7 @@ class Writer:
         )
         if seconds > 0:
             self.bytes_per_second = len(image) / seconds
-        return None, metrics
+        return None, head
 
     def _write_part(
         self,

@@ -139,7 +139,8 @@ class Interrupted:
             if self._has_trained or self.blamed is None:
                 self.blamed = self._struck.number
         if self._present is not None:
-            self._plan.insert(0, self._present)
+            # Those for a beginning were passed over while this life went on: their turn is next.
+            self._plan = sorted([*self._plan, self._present], key=lambda each: each.number)
             self._present = None
         if self._compares and self.finding is None:
             self._choose_rank()

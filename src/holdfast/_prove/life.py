@@ -159,11 +159,10 @@ class Life:
         A terminal sends Ctrl-C to every process of the job; a kill -9 hits one of them.
         """
         number = signal.Signals[f"SIG{planned.signal}"]
-        ranks = self._ranks() if has_ranks else {}
         whom: str | None = None
         pids: list[int] = []
-        if ranks:
-            whom, pids = self._choose(planned, ranks)
+        if has_ranks:
+            whom, pids = self._choose(planned, self._ranks())
         elif planned.signal != "INT":
             one = client.pid if client is not None and client.pid else 0
             pids = [one or next(iter(self._trainers()), self.process.pid)]
@@ -174,11 +173,11 @@ class Life:
             pids = [pid for pid in pids if not self._is_in_group(pid)]
         for pid in pids:
             _send(pid, number)
-        return whom or (AGENT if has_ranks else None)
+        return whom
 
     def _choose(self, planned: Planned, ranks: dict[int, int]) -> tuple[str, list[int]]:
         """The processes that an interruption of several ranks meets, and what they are called."""
-        if planned.target == AGENT:
+        if planned.target == AGENT or not ranks:  # in its start there may be none yet
             return AGENT, [self.process.pid]
         if planned.target == ALL:
             # The ranks first: whoever started them would end them in its own way.
@@ -189,7 +188,7 @@ class Life:
     def _ranks(self) -> dict[int, int]:
         """The pids of the ranks that train, or that are about to."""
         found = {c.rank: c.pid for c in self.listener.clients if c.trains and c.pid}
-        return found if len(found) > 1 else find_ranks(self.job())
+        return found if len(found) > 1 else {**find_ranks(self.job()), **found}
 
     def job(self) -> list[psutil.Process]:
         """All of its processes that live."""

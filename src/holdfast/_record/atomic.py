@@ -26,9 +26,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _unfinished(path: Path, suffix: str) -> Path:
+    """The name of a file while it is written: two hosts may have the same pids."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{suffix}")
+
+
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace the file at `path` by `data`: a reader sees the old bytes or the new ones."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _unfinished(path, "part")
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -46,7 +51,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 def create_atomic(path: Path, data: bytes) -> bool:
     """Make a durable file unless there is one; of processes that try at once, one does."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.new")
+    part = _unfinished(path, "new")
     write_atomic(part, data)
     try:
         os.link(part, path)
@@ -68,7 +73,7 @@ def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
     FileExistsError if the name is taken by then and not to be replaced. Where the
     system has files without a name, a kill leaves nothing at all.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _unfinished(path, "part")
     nameless = _open_nameless(path.parent)
     try:
         with part.open("xb") if nameless is None else nameless as file:

@@ -29,9 +29,9 @@ from pathlib import Path
 
 _CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})(-turn)?")
 _ATTEMPT = re.compile(r"\d{4,}")
-_TEMPORARY = re.compile(r"\..+\.\d+\.(part|new)")
+_TEMPORARY = re.compile(r"\..+\.\d+(?:-[0-9a-f]+)?\.(part|new)")
 _WRITER = re.compile(
-    r"\.(?:claim|probe)-(\d+)-[0-9a-f]+|\.partial-.+[.-](\d+)|\..+\.(\d+)\.(?:part|new)"
+    r"\.(?:claim|probe)-(\d+)-[0-9a-f]+|\.partial-.+[.-](\d+)|\..+\.(\d+)(?:-[0-9a-f]+)?\.(?:part|new)"
 )
 MANIFEST = "manifest.json"
 

@@ -8,6 +8,8 @@ alone, so the ranks need not talk about it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -26,24 +28,31 @@ class Shares:
         self._elsewhere: dict[Hashable, str] = {}  # what other ranks store, by its memory
         self._count = -1  # of tensors, when that was last worked out
         self._replicated: Any = None  # what is the same on all ranks
+        self.print = ""  # of the names and sizes of that: equal on all ranks, or nothing fits
 
     def capture(
         self, state: Mapping[str, Any], extra: Mapping[str, Any], cache: SpecCache
     ) -> Captured:
         """This rank's own state and its share of the common one."""
         if self._replicated is None or self._replicated.is_current():
-            captured = capture(state, extra, cache, elsewhere=self._elsewhere)
+            captured = capture(
+                state, extra, cache, elsewhere=_Living(self._elsewhere, self._replicated)
+            )
             count = len(captured.specs) + captured.left_out
             if count == self._count and captured.left_out == len(self._elsewhere):
                 return captured
         self._share_out(capture(state, extra))
-        captured = capture(state, extra, cache, elsewhere=self._elsewhere)
+        captured = capture(
+            state, extra, cache, elsewhere=_Living(self._elsewhere, self._replicated)
+        )
         self._count = len(captured.specs) + captured.left_out
         return captured
 
     def _share_out(self, captured: Captured) -> None:
         common = self._common_tensors(captured)
         owners = share_out([spec for spec, _ in common], self._size)
+        text = json.dumps(sorted((spec.name, spec.size_bytes) for spec, _ in common))
+        self.print = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         self._elsewhere = {
             key: spec.name for spec, key in common if owners[spec.name] != self._rank
         }
@@ -61,6 +70,17 @@ class Shares:
                 if key in keys:
                     found.append((spec, key))
         return found
+
+
+class _Living(dict[Hashable, str]):
+    """The names by memory, as long as the tensors that had it live there."""
+
+    def __init__(self, names: dict[Hashable, str], replicated: Any) -> None:
+        super().__init__(names)
+        self._replicated = replicated
+
+    def get(self, key: Hashable, default: Any = None) -> Any:
+        return super().get(key, default) if key in self._replicated else default
 
 
 def share_out(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:

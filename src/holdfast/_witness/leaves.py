@@ -36,6 +36,8 @@ def leaf_of(value: Any) -> Leaf:
 
 
 def _array_leaf(adapter: Any, value: Any) -> Leaf:
+    # Of a sharded tensor what is here: to look at the whole, all ranks would have to meet.
+    value = getattr(adapter, "part_here", lambda whole: whole)(value)
     try:
         shape = tuple(getattr(value, "shape", ()))
         described = f"{getattr(value, 'dtype', 'bytes')}{shape}"

@@ -18,6 +18,7 @@ from holdfast._witness.arrive import FRESH
 from holdfast._witness.eye import Eye
 from holdfast._witness.leaves import Leaf, leaf_of, whole_leaf
 from holdfast._witness.variables import Finder
+from holdfast.torch import part_here
 
 _MOST_VALUES = 4 << 20  # elements: whatever is larger is data
 _MOST_DUMPED = 1 << 28
@@ -134,7 +135,7 @@ class Sights:
         if not parameters or sum(p.numel() for p in parameters) > _MOST_DUMPED:
             return
         folder = Path(self._eye.errand.end)
-        flat = [p.detach().double().cpu().numpy().ravel() for p in parameters]
+        flat = [part_here(p).detach().double().cpu().numpy().ravel() for p in parameters]
         np.concatenate(flat).tofile(folder / f"{self._eye.rank}.float64")
 
 
@@ -170,7 +171,7 @@ def _gradients(optimizer: Optimizer) -> list[Any]:
     return [
         (index, parameter.grad)
         for index, parameter in enumerate(parameters)
-        if parameter.grad is not None and bool(parameter.grad.any())
+        if parameter.grad is not None and bool(part_here(parameter.grad).any())
     ]
 
 

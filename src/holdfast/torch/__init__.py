@@ -47,6 +47,11 @@ def _sharded_types() -> tuple[type, ...]:
     return ()
 
 
+def part_here(value: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor that this rank holds; of any other tensor all of it."""
+    return value._local_tensor if is_sharded(value) else value  # type: ignore[attr-defined]
+
+
 def sharding() -> ModuleType:
     """What knows how; imported where it is needed, as it takes half of torch.distributed along."""
     from holdfast.torch import shards
@@ -153,7 +158,7 @@ def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
 
 def bytes_of(value: torch.Tensor) -> memoryview:
     """A tensor's bytes in C order, on the CPU."""
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    flat = part_here(value).detach().cpu().resolve_conj().resolve_neg().contiguous()
     size_bytes = flat.numel() * flat.element_size()
     if size_bytes == 0:
         return memoryview(b"")
