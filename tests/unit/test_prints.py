@@ -88,7 +88,10 @@ def test_what_differs_beside_the_arrays_counts_too():
         torch.eye(3).to_sparse(),
         np.array([object(), object()]),
     ],
-    ids=str,
+    ids=[
+        *("none", "number", "text", "numbers", "scalar", "NumPy scalar", "zeros", "ones", "empty"),
+        *("meta", "sparse", "objects"),
+    ],
 )
 def test_what_tells_nothing_has_no_print(batch):
     assert batch_print(batch) is None

@@ -127,11 +127,19 @@ class Interrupted:
         self._due = self._present = None
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._plan.clear()
-        for planned in self._plan:
-            if not in_this_life or planned.moment not in _AT_THE_BEGINNING:
-                self._plan.remove(planned)
-                self._present = planned
-                return
+        found = self._candidates(in_this_life)
+        if found:
+            self._plan.remove(found[0])
+            self._present = found[0]
+
+    def _candidates(self, in_this_life: bool) -> list[Planned]:
+        if in_this_life:
+            return [each for each in self._plan if each.moment not in _AT_THE_BEGINNING]
+        # Those for a beginning were passed over while the life before went on: now they are due.
+        behind = self._reached() / max(1, self._reference.steps)
+        first = self._plan[:1]
+        due = [p for p in self._plan if p.moment in _AT_THE_BEGINNING and p.share <= behind]
+        return first if first and first[0].moment in _AT_THE_BEGINNING else [*due, *first]
 
     def _end_life(self, status: int) -> None:
         if self._struck is not None:
@@ -139,8 +147,7 @@ class Interrupted:
             if self._has_trained or self.blamed is None:
                 self.blamed = self._struck.number
         if self._present is not None:
-            # Those for a beginning were passed over while this life went on: their turn is next.
-            self._plan = sorted([*self._plan, self._present], key=lambda each: each.number)
+            self._plan.insert(0, self._present)
             self._present = None
         if self._compares and self.finding is None:
             self._choose_rank()
@@ -250,7 +257,9 @@ class Interrupted:
 
     def _strike_if_due(self, client: Client, event: Event) -> Mapping[str, Any] | None:
         planned, kind = self._present, event["event"]
-        if planned is None or "ask" not in event or self._due is not None:
+        if planned is None or "ask" not in event:
+            return None
+        if self._due is not None and planned.moment not in _AT_THE_BEGINNING:
             return None
         if self._compares and any(trail.finding for trail in self._trails.values()):
             return None  # it goes on to its end, so that it can be said how far apart that is
@@ -262,8 +271,10 @@ class Interrupted:
         if planned.moment == "load" and kind == "load":
             self._strike(client)
             return None
-        if planned.moment in _AT_THE_BEGINNING and kind in ("sight", "boundary"):
-            self._strike(client)  # it did not come in time: this is the end of the start
+        if planned.moment in _AT_THE_BEGINNING:
+            if kind in ("sight", "boundary"):
+                self._due = None
+                self._strike(client)  # it did not come in time: this is the end of the start
             return None
         if self._place() < planned.share * self._reference.steps:
             return None
