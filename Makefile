@@ -12,8 +12,8 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 	tests/processes/test_kill.py tests/crash/test_damage.py
 
 # What bears another test beside it on two cores, and what measures time or fills the machine.
-BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/unit
-ALONE := tests/cli tests/crash tests/processes tests/ranks
+BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/ranks tests/unit
+ALONE := tests/cli tests/crash tests/processes
 
 .DEFAULT_GOAL := help
 

@@ -167,9 +167,9 @@ def show_world(world: int, found: Figures) -> bool:
     for name, meaning in (("words", "agreement alone"), ("boundary", "the whole boundary")):
         share = (statistics.median(found[name]) - empty) / reduced
         verdict = ""
-        if world > 1 and name == "words":
-            met = share < TARGET
-            verdict = "   target 1%   " + ("ok" if met else "MISSED")
+        if world > 1:
+            met = met and share < TARGET
+            verdict = "   target 1%   " + ("ok" if share < TARGET else "MISSED")
         print(f"{'':8} {name:11} {words_of(name)}  {share:8.3%} of it: {meaning}{verdict}")
     return met
 

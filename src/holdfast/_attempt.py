@@ -258,6 +258,8 @@ class Attempt(Boundaries):
         self._words, self._next_look = private_words(), 0.0  # for a loop that is still alive
         self._custody.release()
         self._found.release()
+        if self._custody.durable_step is not None:
+            self._found.clear_memory()
         self._feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
         if self._eye is not None:
             self._eye.close()

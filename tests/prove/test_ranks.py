@@ -28,6 +28,7 @@ def targets(proof):
     return {(each.signal, (each.target or "").partition(" ")[0]) for each in proof.interruptions}
 
 
+@pytest.mark.timeout(300)
 def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
     proof = prove(RUN, "--start", "fork", kills=6, signals=IN_EARNEST)
     assert proof.verdict == "equal", plain_text(proof)
@@ -36,6 +37,7 @@ def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     shutil.copy(RUN, tmp_path / "train.py")
     wishes = Wishes((*LAUNCH, "train.py"), kills=2, signals=("KILL",), folder=tmp_path)
@@ -76,6 +78,7 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     shutil.copy(SCRIPT, tmp_path / "train.py")
     wishes = Wishes((*LAUNCH, "train.py"), kills=2, signals=("KILL", "TERM"), folder=tmp_path)
@@ -86,6 +89,7 @@ def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_what_one_rank_forgets_is_found(tmp_path):
     text = SCRIPT.read_text()
     broken = text.replace(

@@ -142,6 +142,10 @@ class Jobs:
         self.gate = place / "gate"
         self.lives: list[Life] = []
 
+    def spawn(self, world: int = 2, **plan: Any) -> Job:
+        """Start ranks as torch.multiprocessing does: `lives` is their parent, for each of them."""
+        return self.start(world, is_spawned=True, **plan)
+
     def start(
         self,
         world: int = 2,
@@ -153,6 +157,7 @@ class Jobs:
         events: list[tuple[int | None, int, str, Any]] = (),  # type: ignore[assignment]
         settings: dict[str, Any] | None = None,
         environment: dict[int, dict[str, str]] | None = None,
+        is_spawned: bool = False,
         **more: Any,
     ) -> Job:
         number = next(self._numbers)
@@ -169,6 +174,13 @@ class Jobs:
             **more,
         }
         outputs = [self._place / f"output-{number}-{rank}" for rank in range(world)]
+        if is_spawned:
+            plan["outputs"] = list(map(str, outputs))
+            output = self._place / f"output-{number}"
+            variables = {"GLOO_SOCKET_IFNAME": "lo"}
+            life = self._zygote.start(output, json.dumps(plan), environment=variables)
+            self.lives.append(life)
+            return Job([life] * world, outputs, self.folder)
         lives = []
         for rank in range(world):
             variables = {"GLOO_SOCKET_IFNAME": "lo", **(environment or {}).get(rank, {})}
@@ -209,7 +221,7 @@ class Jobs:
     def end(self) -> None:
         """For clean-up only: whatever still runs is ended."""
         for life in self.lives:
-            if not life.is_over:
+            if life.pid and not life.is_over:
                 os.kill(life.pid, signal.SIGKILL)
         for keeper in keepers(self.folder):
             keeper.kill()

@@ -26,7 +26,8 @@ def _check_goes_on(jobs, undisturbed, step, *, world=2, **plan) -> None:
     [
         *(("group", 2, rank) for rank in range(2)),
         *(("files", 2, rank) for rank in range(2)),
-        *(("group", 4, rank) for rank in range(4)),
+        *(("group", 4, rank) for rank in (0, 3)),
+        *(pytest.param("group", 4, rank, marks=pytest.mark.soak) for rank in (1, 2)),
     ],
 )
 def test_kill_9_of_a_rank_ends_the_others_with_a_line_that_names_it(
@@ -103,7 +104,13 @@ def test_a_stop_when_a_rank_is_dead_leaves_with_the_status_of_the_stop(jobs, und
 
 
 @pytest.mark.parametrize(
-    ("meets", "failing"), [("group", 0), ("group", 1), ("files", 0), ("files", 1)]
+    ("meets", "failing"),
+    [
+        ("group", 0),
+        ("files", 1),
+        pytest.param("group", 1, marks=pytest.mark.soak),
+        pytest.param("files", 0, marks=pytest.mark.soak),
+    ],
 )
 def test_a_rank_that_raises_shows_its_traceback_and_the_others_a_sentence(
     jobs, undisturbed, meets, failing
@@ -123,7 +130,7 @@ def test_a_rank_that_raises_shows_its_traceback_and_the_others_a_sentence(
 
 
 @pytest.mark.parametrize("meets", ["group", "files"])
-def test_a_signal_to_a_rank_before_its_loop_ends_all(jobs, undisturbed, meets):
+def test_a_signal_to_a_rank_before_its_loop_ends_all(jobs, meets):
     """It leaves at once, as any script does, and the others cannot go on without it."""
     events = [(1, 0, "before:sleep", 20.0)]
     job = jobs.start(meets=meets, total=_TOTAL, events=events, pauses=0.02)
@@ -133,7 +140,7 @@ def test_a_signal_to_a_rank_before_its_loop_ends_all(jobs, undisturbed, meets):
     job.send(signal.SIGTERM, 1)
     assert job.statuses() == [143, 143], job.outputs
     assert time.monotonic() - began < _SOON_SECONDS
-    _check_goes_on(jobs, undisturbed, 0, meets=meets)
+    jobs.check_nothing_left()
 
 
 def test_ranks_whose_loops_have_different_lengths_do_not_wait_for_ever(jobs):

@@ -33,7 +33,13 @@ def _check(jobs, job, undisturbed, *, world=2, status=143, **plan) -> None:
 
 @pytest.mark.parametrize(
     ("meets", "world", "rank"),
-    [("group", 2, 0), ("group", 2, 1), ("files", 2, 0), ("group", 4, 0), ("group", 4, 2)],
+    [
+        ("group", 2, 0),
+        ("group", 2, 1),
+        ("group", 4, 2),
+        pytest.param("files", 2, 0, marks=pytest.mark.soak),
+        pytest.param("group", 4, 0, marks=pytest.mark.soak),
+    ],
 )
 def test_kill_9_of_a_keeper_holds_nothing_up_and_a_stop_works_afterwards(
     jobs, undisturbed, meets, world, rank
@@ -81,7 +87,13 @@ def test_a_stop_at_the_very_moment_a_keeper_is_killed(jobs, undisturbed, rank):
 
 @pytest.mark.parametrize(
     ("rank", "stage"),
-    [(1, "half-written"), (1, "synced"), (0, "begun"), (0, "half-written"), (0, "before-publish")],
+    [
+        (1, "half-written"),
+        (0, "before-publish"),
+        pytest.param(1, "synced", marks=pytest.mark.soak),
+        pytest.param(0, "begun", marks=pytest.mark.soak),
+        pytest.param(0, "half-written", marks=pytest.mark.soak),
+    ],
 )
 def test_kill_9_of_a_keeper_in_the_middle_of_the_last_checkpoint(
     jobs, undisturbed, rank, stage, tmp_path

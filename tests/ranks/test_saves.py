@@ -22,7 +22,7 @@ def test_holdfast_save_makes_a_checkpoint_of_all_ranks_while_they_train(jobs, un
     jobs.open_gate()
     assert job.hashes() == undisturbed(meets=meets, total=_TOTAL)
     assert checkpoint_steps(jobs.folder) == [11, _TOTAL]
-    assert jobs.events("checkpoint")[0]["reason"] == "asked"
+    assert jobs.events("checkpoint")[0]["reason"] == "holdfast save"
     assert [each["ranks"] for each in jobs.events("checkpoint")] == [2, 2]
     jobs.check_nothing_left()
 

@@ -12,11 +12,18 @@ from tests.support import checkpoint_steps
 _TOTAL = 40
 
 
-def _check(jobs, job, undisturbed, *, world=2, status=143, **plan) -> int:
-    assert job.statuses() == [status] * world, job.outputs
+def _check_stop(jobs, job, *, world=2) -> int:
+    """All have left at one step, with its checkpoint and nothing else."""
+    assert job.statuses() == [143] * world, job.outputs
     (step,) = set(job.steps_at_the_end())
     jobs.check_checkpoint(step, world)
     jobs.check_nothing_left()
+    return step
+
+
+def _check(jobs, job, undisturbed, *, world=2, **plan) -> int:
+    """And the next life goes on from there to the same bits."""
+    step = _check_stop(jobs, job, world=world)
     again = jobs.start(world, pauses=0.0, **plan)
     assert again.hashes() == undisturbed(world, **plan)
     assert set(again.started_at()) == {step}
@@ -26,9 +33,19 @@ def _check(jobs, job, undisturbed, *, world=2, status=143, **plan) -> int:
 # -- in a long step ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
-@pytest.mark.parametrize("call", ["sleep", "call"])
-@pytest.mark.parametrize("meets", ["group", "files"])
+@pytest.mark.parametrize(
+    ("meets", "call", "signalled"),
+    [
+        ("group", "sleep", 0),
+        ("group", "call", 1),
+        ("files", "call", 0),
+        pytest.param("group", "sleep", 1, marks=pytest.mark.soak),
+        pytest.param("group", "call", 0, marks=pytest.mark.soak),
+        pytest.param("files", "sleep", 0, marks=pytest.mark.soak),
+        pytest.param("files", "sleep", 1, marks=pytest.mark.soak),
+        pytest.param("files", "call", 1, marks=pytest.mark.soak),
+    ],
+)
 def test_a_rank_in_a_long_step_is_waited_for_and_the_decision_is_not(
     jobs, undisturbed, meets, call, signalled
 ):
@@ -52,18 +69,25 @@ def test_one_of_four_ranks_is_in_a_long_step(jobs, undisturbed):
     assert _check(jobs, job, undisturbed, world=4, total=_TOTAL) == 9
 
 
-def test_a_slow_rank_is_waited_for(jobs, undisturbed):
+def test_a_slow_rank_is_waited_for(jobs):
     job = jobs.start(total=_TOTAL, pauses=[0.0, 0.15])
     job.wait_for_step(4)
     job.send(signal.SIGTERM, 0)
-    _check(jobs, job, undisturbed, total=_TOTAL)
+    _check_stop(jobs, job)
 
 
 # -- ranks that run free of each other ------------------------------------------------------
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
-@pytest.mark.parametrize("pauses", [[0.002, 0.05], [0.05, 0.002]])
+@pytest.mark.parametrize(
+    ("pauses", "signalled"),
+    [
+        ([0.002, 0.05], 1),
+        ([0.05, 0.002], 1),
+        pytest.param([0.002, 0.05], 0, marks=pytest.mark.soak),
+        pytest.param([0.05, 0.002], 0, marks=pytest.mark.soak),
+    ],
+)
 def test_ranks_that_run_free_stop_at_the_step_of_the_quickest(jobs, undisturbed, pauses, signalled):
     plan = {"meets": "files", "total": 300}
     job = jobs.start(**plan, pauses=pauses)
@@ -106,23 +130,23 @@ def test_a_signal_to_the_rank_that_has_finished_waits_for_the_others(jobs, undis
 
 
 @pytest.mark.parametrize("signalled", [0, 1])
-def test_a_rank_in_its_first_step(jobs, undisturbed, signalled):
-    job = jobs.start(total=_TOTAL, events=[(1, 0, "sleep", 1.0)])
+def test_a_rank_in_its_first_step(jobs, signalled):
+    job = jobs.start(total=_TOTAL, events=[(1, 0, "sleep", 0.6)])
     job.wait_for("holding", 1)
     job.send(signal.SIGTERM, signalled)
-    assert _check(jobs, job, undisturbed, total=_TOTAL) == 1
+    assert _check_stop(jobs, job) == 1
 
 
 @pytest.mark.parametrize("meets", ["group", "files"])
-def test_a_rank_that_has_not_come_to_its_loop(jobs, undisturbed, meets):
-    job = jobs.start(meets=meets, total=_TOTAL, events=[(1, 0, "before:sleep", 1.0)])
+def test_a_rank_that_has_not_come_to_its_loop(jobs, meets):
+    job = jobs.start(meets=meets, total=_TOTAL, events=[(1, 0, "before:sleep", 0.6)])
     job.wait_for("holding", 1)
     if meets == "files":
         job.wait_for_step(1, 0)
     else:
         job.wait_for("in its loop", 0)
     job.send(signal.SIGTERM, 0)
-    _check(jobs, job, undisturbed, meets=meets, total=_TOTAL)
+    _check_stop(jobs, job)
 
 
 # -- in an evaluation ---------------------------------------------------------------------
@@ -148,12 +172,19 @@ def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else
     assert _check(jobs, job, undisturbed, **plan) == 24
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
-@pytest.mark.parametrize("meets", ["group", "files"])
+@pytest.mark.parametrize(
+    ("meets", "signalled"),
+    [
+        ("group", 1),
+        ("files", 0),
+        pytest.param("group", 0, marks=pytest.mark.soak),
+        pytest.param("files", 1, marks=pytest.mark.soak),
+    ],
+)
 def test_an_evaluation_on_rank_0_only_is_waited_for(jobs, undisturbed, meets, signalled):
     """The others are in the next step already, and that one needs all of them."""
     plan = {"loop": "eval", "total": 3, "meets": meets}
-    job = jobs.start(**plan, events=[(0, 12, "eval:sleep", 1.0)], evaluates=[0])
+    job = jobs.start(**plan, events=[(0, 12, "eval:sleep", 0.7)], evaluates=[0])
     job.wait_for("holding", 0)
     job.wait_for_step(12, 1)
     job.send(signal.SIGTERM, signalled)
@@ -170,6 +201,15 @@ def test_no_rank_stops_amid_the_batches_of_one_step(jobs, undisturbed, signalled
     job.wait_for("holding", 1)
     job.send(signal.SIGTERM, signalled)
     assert _check(jobs, job, undisturbed, **plan) == 7
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_in_the_last_step_of_a_loop_that_another_follows(jobs, undisturbed, signalled):
+    plan = {"loop": "twice", "total": 40}
+    job = jobs.start(**plan, events=[(1, 19, "sleep", 0.5)])
+    job.wait_for("holding", 1)
+    job.send(signal.SIGTERM, signalled)
+    assert _check(jobs, job, undisturbed, **plan) in (20, 21)
 
 
 def test_at_the_turn_of_an_epoch(jobs, undisturbed):

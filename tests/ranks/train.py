@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
+import torch.multiprocessing
 
 import holdfast
 
@@ -64,6 +66,13 @@ class Rank:
                 print("in its loop", flush=True)
             self._draw(1.0)
             self._end_step()
+
+    def _loop_twice(self) -> None:
+        """One loop after the other, as for a warm-up."""
+        for total in (self.plan["total"] // 2, self.plan["total"]):
+            for _ in self.run.steps(total):
+                self._draw(1.0)
+                self._end_step()
 
     def _loop_batches(self, accumulate: int = 1) -> None:
         """Epochs of batches; with `accumulate` several of them are one step."""
@@ -179,5 +188,18 @@ def _group(plan: dict[str, Any]) -> Iterator[None]:
 
 def main(plan: dict[str, Any]) -> None:
     with _group(plan):
-        time.sleep(plan.get("late", {}).get(str(plan["rank"]), 0.0))
         Rank(plan).train()
+
+
+def spawn(plan: dict[str, Any]) -> None:
+    """Start the ranks as children of this process."""
+    torch.multiprocessing.start_processes(
+        _be_spawned, (plan,), nprocs=plan["world"], start_method="fork"
+    )
+
+
+def _be_spawned(rank: int, plan: dict[str, Any]) -> None:
+    written = os.open(plan["outputs"][rank], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    main({**plan, "rank": rank})

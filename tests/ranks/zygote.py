@@ -1,7 +1,7 @@
 """Forks ranks from a process that has imported torch already: a job of two starts in no time.
 
-Nobody launches them, as with torch.multiprocessing: they meet through torch's process group,
-or know each other only by RANK and WORLD_SIZE.
+Nobody launches them: they meet through torch's process group, or know each other only by RANK and
+WORLD_SIZE. Or one child does, by torch.multiprocessing.
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ if __name__ == "__main__":
     request = serve()
     os.environ.update(request["environment"])
     plan = json.loads(request["argv"][0])
-    run_and_leave(lambda: train.main(plan))
+    run_and_leave(lambda: train.spawn(plan) if "outputs" in plan else train.main(plan))

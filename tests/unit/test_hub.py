@@ -162,6 +162,21 @@ def test_of_wishes_that_wait_the_stop_comes_first():
     assert table.decisions()[:2] == [(0, 6, "stop"), (1, 6, "stop")]
 
 
+def test_a_stop_that_came_with_the_end_of_a_loop_may_be_asked_for_in_the_next():
+    table = Table()
+    wish = {"kind": "stop", "reason": "SIGTERM", "status": 143}
+    table.wish(0)
+    table.at(0, 39)
+    table.at(1, 40)
+    for mark in (40, 42):
+        table.forget()
+        table.say(0, "wish", wish=wish, mark=mark)
+        assert table.all_told("hold") == ([] if mark == 40 else [0, 1])
+    table.at(0, 42)
+    table.at(1, 43)
+    assert table.decisions() == [(0, 43, "stop"), (1, 43, "stop")]
+
+
 def test_saves_that_several_ranks_ask_for_at_one_boundary_are_one_save():
     table = Table(3)
     for rank in range(2):

@@ -225,15 +225,34 @@ def test_a_keeper_that_replaces_another_writes_what_that_one_did_not():
 
 
 @pytest.mark.parametrize("is_ordered", [True, False])
-def test_what_a_rank_was_past_when_it_heard_of_it_fails_at_once(is_ordered):
-    """Its keeper was silent when the others decided."""
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_what_a_silent_rank_is_past_when_it_speaks_again_fails_at_once(is_ordered, has_saved):
     table = Table()
+    table.wish(0)
+    table.at(0, 7)
+    table.wait(60.0)
+    assert (0, 7, "stop") in table.decisions()
     table.hold(8, ranks=range(1))
     if is_ordered:
         table.order(0, 8)
-    table.say(1, "missed", mark=7, why="it was past that step", past=8)
+    if has_saved:
+        table.hold(8, ranks=range(1, 2))
+    table.at(1, 9)
     table.order(0, 8)
-    assert "rank 1" in table.told(0, "failed")[0]["error"]
+    assert bool(table.told(0, "failed")) != has_saved
+    assert bool(table.shelf.begun) == has_saved
+
+
+def test_a_silent_rank_that_comes_there_yet_is_waited_for():
+    table = Table()
+    table.wish(0)
+    table.at(0, 7)
+    table.wait(60.0)
+    table.hold(8, ranks=range(1))
+    table.order(0, 8)
+    table.at(1, 7)
+    table.hold(8, ranks=range(1, 2))
+    assert table.shelf.begun == [(ATTEMPT, 8)]
 
 
 @pytest.mark.parametrize("is_writing", [False, True])

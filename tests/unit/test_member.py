@@ -149,40 +149,20 @@ def test_a_hold_makes_plans_void(keeper):
     assert keeper.said[-1][0] == "missed"
 
 
-def test_a_decision_that_was_made_without_this_rank_may_come_too_late(keeper):
+def test_where_the_trainer_is_is_told_before_it_hears_a_decision_that_was_made_without_it(keeper):
+    """It would act on it, and be somewhere else."""
     keeper.words[control.MARK] = 20
     keeper.hear("hold", round=5)
     keeper.decide(5, 12)
-    keeper.pass_moment()
-    missed = [fields for kind, fields in keeper.said if kind == "missed"]
-    assert [(each["mark"], each["past"]) for each in missed] == [(12, 20)]
-
-
-@pytest.mark.parametrize("mark", [10, 12])
-def test_a_decision_that_was_made_without_this_rank_may_still_come_in_time(keeper, mark):
-    keeper.words[control.MARK] = mark
-    keeper.hear("hold", round=5)
-    keeper.decide(5, 12)
-    assert keeper.told == []  # else the trainer would act before it is known where it was
-    if mark == 12:
-        keeper.words[control.WAITS] = 5
-    keeper.pass_moment()
-    assert [kind for kind, _ in keeper.said if kind == "missed"] == []
+    assert keeper.told == []
+    answer, decide = keeper.waiting
+    answer()
+    assert keeper.marks_said() == [21]
+    decide()
     assert [kind for kind, _ in keeper.told] == ["decide"]
 
 
-def test_a_decision_that_a_keeper_before_this_one_has_told_is_not_missed(keeper):
-    keeper.words[control.MARK] = 12
-    keeper.snapshots = [(ATTEMPT, 12)]
-    keeper.hear("hold", round=5)
-    keeper.decide(5, 12)
-    keeper.pass_moment()
-    assert [kind for kind, _ in keeper.said if kind == "missed"] == []
-
-
-def test_a_new_keeper_that_is_told_of_an_old_decision_does_not_call_it_missed(keeper):
-    """Its trainer may stand there and wait until it is saved."""
+def test_a_new_keeper_passes_on_a_decision_of_before_its_time(keeper):
     keeper.words[control.MARK] = 12
     keeper.decide(5, 12)
-    keeper.pass_moment()
-    assert [kind for kind, _ in keeper.said if kind == "missed"] == []
+    assert [kind for kind, _ in keeper.told] == ["decide"]

@@ -93,6 +93,7 @@ class Crew:
         with self._changed:
             is_decided = any(each.kind in (kind, "stop") for each in self._decided)
         if kind not in self._wished and not is_decided:
+            self._stops = False  # a stop before it came with the last step of a loop
             self._wished[kind] = {"kind": kind, "reason": reason, **details}
             self._send_wish(kind)
 
@@ -152,7 +153,7 @@ class Crew:
     def propose(self, mark: int, reason: str | None) -> None:
         """Rank 0 finds that a snapshot is due, or a checkpoint if there is a reason."""
         now = time.monotonic()
-        if self.rank == 0 and now >= self._next_due:
+        if self.rank == 0 and (now >= self._next_due or reason is not None):
             self._next_due = now + _DUE_SECONDS
             self._custody.send("due", mark=mark, reason=reason)
 

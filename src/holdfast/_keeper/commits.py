@@ -26,14 +26,14 @@ class Commits(Table):
     def _on_missed(self, seat: Seat, message: dict[str, Any]) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
         mark = message["mark"]
-        self._see(message.get("at", 0))
-        seat.past = max(seat.past, message.get("past", -1))
+        self._see(seat, message.get("at", 0))
         if self._plan is not None and self._plan[0] == mark:
             self._plan = None
+            if self._due_reason is not None:
+                self._plan_ahead()
         commit = self._commits.get((self._attempt, mark))
         if commit is not None:
             self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
-        self._give_up_hopeless()
 
     def _on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
         """A trainer wants this boundary on disk; so do the others, who pass it too."""
@@ -74,10 +74,10 @@ class Commits(Table):
         for rank in self.seats:
             self._send(rank, "common", key=list(newest))
         if self._plan is not None and newest == (self._attempt, self._plan[0]):
-            _, reason, _ = self._plan
             self._plan = None
-            if reason is not None:
-                self._want(newest, reason)
+        reason, self._due_reason = self._due_reason, None
+        if reason is not None:
+            self._want(newest, reason)
 
     def _want(self, key: Key, reason: str) -> None:
         if not self._is_durable(key) and key not in self._commits:

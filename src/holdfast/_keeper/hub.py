@@ -75,7 +75,7 @@ class Hub(Rounds, Commits, Sights):
             return
         if message.get("now"):
             self._leave_now(wish)
-        elif wish.kind == "stop" and self.stop is not None:
+        elif wish.kind == "stop" and self.stop and not self._is_behind(message.get("mark")):
             self._insure(wish)
         elif wish.kind == "stop" or not self._is_covered(message.get("mark")):
             if wish.kind == "stop":

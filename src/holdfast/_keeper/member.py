@@ -91,30 +91,20 @@ class Member:
         self._body.later(_MOMENT_SECONDS, lambda: self._answer(number))
 
     def _answer(self, number: int) -> None:
-        self._answered = number
-        self._send("at", round=number, mark=self._heads_for(number))
-
-    def _heads_for(self, number: int) -> int:
         """Where the trainer is, or the first boundary that it may still come to."""
+        self._answered = number
         words = self._words
         mark = int(words[control.MARK])
         rests = words[control.REST] == control.RESTS and (self._attempt, mark) in self._body.held()
         stands = words[control.WAITS] == number or words[control.DONE] or rests
-        return mark if stands else mark + 1
+        self._send("at", round=number, mark=mark if stands else mark + 1)
 
     def _on_decide(self, message: dict[str, Any]) -> None:
         if self._answered < message["round"] == self._asked:
-            # Without this rank: before its trainer hears of it, see whether it can do it at all.
-            self._body.later(_MOMENT_SECONDS, lambda: self._decide_late(message))
+            # Without this rank: the hub must know where its trainer was before it hears of it.
+            self._body.later(_MOMENT_SECONDS, lambda: self._decide(message))
         else:
             self._decide(message)
-
-    def _decide_late(self, message: dict[str, Any]) -> None:
-        mark, heads_for = message["mark"], self._heads_for(message["round"])
-        is_saved = any(a == self._attempt and held >= mark for a, held in self._body.held())
-        if heads_for > mark and not is_saved:
-            self._send("missed", mark=mark, why="it was past that step", past=heads_for - 1)
-        self._decide(message)
 
     def _decide(self, message: dict[str, Any]) -> None:
         self._decided = message["mark"]

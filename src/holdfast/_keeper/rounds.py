@@ -21,32 +21,36 @@ class Rounds(Table):
         if found is not None and message["round"] == found.number:
             found.marks[seat.rank] = message["mark"]
             self._decide_if_all()
+        elif self._decision is not None and message["round"] == self._decision["round"]:
+            # Its keeper was silent while the others decided: what it is past, it has not saved.
+            seat.past = message["mark"] - 1
+            self._give_up_hopeless()
 
-    def _on_due(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  rank 0's
+    def _on_due(self, seat: Seat, message: dict[str, Any]) -> None:
         """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
+        self._see(seat, message["mark"])
+        # Kept until a snapshot is common: one may be on its way, or be missed.
+        self._due_reason = message.get("reason") or self._due_reason
+        self._plan_ahead()
+
+    def _plan_ahead(self) -> None:
+        """Set a snapshot for a boundary that no rank has reached yet."""
         now = self._clock()
         if self._ending is not None or self.stop is not None or self._round is not None:
             return
         if not all(seat.is_here for seat in self.seats.values()):
             return
-        if self._plan is not None and now - self._plan[2] < _PLAN_SECONDS:
+        if self._plan is not None and now - self._plan[1] < _PLAN_SECONDS:
             return
-        self._see(message["mark"])
-        when, seen = self._pace
-        lead = self._marks_per_second * (now - when + _SOON_SECONDS)
-        target = 2 * (int(seen + lead) // 2 + 2)
-        self._plan = (target, message.get("reason"), now)
+        furthest = max(each.expected_at(now + _SOON_SECONDS) for each in self.seats.values())
+        target = 2 * (int(furthest) // 2 + 2)
+        self._plan = (target, now)
         for rank in self._those_who_train():
             self._send(rank, "plan", mark=target)
 
-    def _see(self, mark: int) -> None:
-        """Note how far the quickest rank is, and how quick: the others may run free of it."""
-        now = self._clock()
-        when, seen = self._pace
-        if mark > seen:
-            if seen and now > when:
-                self._marks_per_second = (mark - seen) / (now - when)
-            self._pace = (now, mark)
+    def _see(self, seat: Seat, mark: int) -> None:
+        """Note how far a rank is, and how quick: it may run free of the others."""
+        seat.see(self._clock(), mark)
 
     def _begin_round(self) -> None:
         if self._round is not None or not self._waiting or self._ending is not None:
@@ -87,6 +91,12 @@ class Rounds(Table):
         if self._round is not None and self._round.wish.kind == "save":
             return True
         return self._decision is not None and mark <= self._decision["mark"]
+
+    def _is_behind(self, mark: int | None) -> bool:
+        """Whether what was decided last lies behind: a loop ended there, and another follows."""
+        if mark is None or self._decision is None:
+            return False
+        return bool(mark // 2 > -(-self._decision["mark"] // 2))
 
     def _advance_round(self) -> None:
         self._decide_if_all()

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from holdfast._keeper.ending import Cause, Ending
 
+_PACE_SECONDS = 0.02  # between two looks that tell how quick a rank is
+
 Key = tuple[int, int]  # (attempt, mark): a boundary of some life, the same on all ranks
 
 # Nothing is heard for so long, neither on a connection nor by letters: the host is gone. A network
@@ -40,9 +42,24 @@ class Seat:
     past: int = -1  # what it has not saved up to this mark, it cannot save any more
     beat: dict[str, Any] = field(default_factory=dict)
 
+    pace: tuple[float, int, float] = (0.0, 0, 0.0)  # when it was seen where, and marks a second
+
     @property
     def trains(self) -> bool:
         return self.is_here and self.ended is None
+
+    def see(self, now: float, mark: int) -> None:
+        """Note how far it has come."""
+        when, seen, rate = self.pace
+        if mark > seen:
+            if seen and now - when >= _PACE_SECONDS:
+                rate = (mark - seen) / (now - when)
+            self.pace = (now, mark, rate)
+
+    def expected_at(self, when: float) -> float:
+        """The mark that it will have reached."""
+        then, mark, rate = self.pace
+        return mark + rate * (when - then)
 
 
 @dataclass
@@ -108,14 +125,13 @@ class Table:
         self.stop: Wish | None = None
         self._decision: dict[str, Any] | None = None  # the newest
         self._insure_at: float | None = None
-        self._plan: tuple[int, str | None, float] | None = None  # mark, reason if it is to be kept
+        self._plan: tuple[int, float] | None = None  # mark, and since when
+        self._due_reason: str | None = None  # why the next snapshot is to be kept
         self._commits: dict[Key, Commit] = {}
         self._writes = self._rounds  # numbered in the same way
         self.common: Key | None = None
         self.durable: Key | None = None
         self._ending: Ending | None = None
-        self._pace = (0.0, 0)  # when the quickest rank was seen at which mark
-        self._marks_per_second = 0.0
         self.straggler: dict[str, Any] | None = None
         self.waits: dict[int, deque[float]] = {}  # of each rank, of late
         self._named: set[int] = set()
@@ -124,8 +140,16 @@ class Table:
     def _those_who_train(self) -> list[int]:
         return [rank for rank, seat in self.seats.items() if seat.trains]
 
-    def _see(self, mark: int) -> None:
+    def _see(self, seat: Seat, mark: int) -> None:
         """A rank is known to have come so far."""
+        raise NotImplementedError
+
+    def _plan_ahead(self) -> None:
+        """Set a snapshot for a boundary that no rank has reached yet."""
+        raise NotImplementedError
+
+    def _give_up_hopeless(self) -> None:
+        """See whether checkpoints are on their way that can never be whole."""
         raise NotImplementedError
 
     def _those_who_go_on(self) -> list[int]:

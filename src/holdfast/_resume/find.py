@@ -155,14 +155,36 @@ def _candidates(
     layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
 ) -> Iterator[Candidate]:
     found = on_disk(layout, line)
+    of_ranks = {each.arena.attempt for each in leftovers if each.rank > 0}
     for leftover in leftovers:
-        found += [
-            Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
-            for record in leftover.arena.whole()
-            if record.is_hashed  # else nobody can say that it is undamaged
-        ]
+        if leftover.arena.attempt not in of_ranks:
+            found += [
+                Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
+                for record in leftover.arena.whole()
+                if record.is_hashed  # else nobody can say that it is undamaged
+            ]
+    for (attempt, mark), peers in held_by_ranks(leftovers).items():
+        if attempt in of_ranks:
+            found.append(Candidate(attempt, mark // 2, None, *peers[0], peers=tuple(peers)))
     on_line = [c for c in found if is_on_line(line, c.attempt, c.step)]
     yield from sorted(on_line, key=age, reverse=True)
+
+
+def held_by_ranks(
+    leftovers: list[Leftover],
+) -> dict[tuple[int, int], list[tuple[Leftover, SlotRecord]]]:
+    """By (attempt, mark), what each rank left of that boundary, if all of it is here."""
+    found: dict[tuple[int, int], dict[int, tuple[Leftover, SlotRecord]]] = {}
+    for leftover in leftovers:
+        for record in reversed(leftover.arena.whole()):  # so that the newest of a mark stays
+            if record.is_hashed:
+                key = (leftover.arena.attempt, record.mark)
+                found.setdefault(key, {})[leftover.rank] = (leftover, record)
+    return {
+        key: [by_rank[rank] for rank in sorted(by_rank)]
+        for key, by_rank in found.items()
+        if set(by_rank) == set(range(len(by_rank)))
+    }
 
 
 def on_disk(layout: RunLayout, line: dict[int, int | None]) -> list[Candidate]:
@@ -195,8 +217,11 @@ def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
     loaded = verify_image(image, plan, arena.digests(record.slot), where)
-    if candidate.peers:
-        loaded = _joined(candidate, loaded, rank, where)
+    world = loaded.head.get("world", 1)
+    if world != max(1, len(candidate.peers)):
+        raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")
+    if world > 1:
+        loaded = _joined(candidate, loaded, rank % world, where)
     _refuse_another_step(candidate, loaded, where)
     return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
 

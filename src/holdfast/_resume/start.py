@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,8 @@ class Resumed:
     loop: int = 0  # in which of the script's loops the state was stored
     by_hand: bool = True  # or between two calls of run.boundary()
     at_turn: bool = False  # of an epoch
+    size: int = 1  # the ranks that go on from here
+    _spared: set[Path] = field(default_factory=set)
     best: dict[str, float] | None = None  # of the metric that decides which checkpoint is kept
     _before: dict[str, Any] = field(default_factory=dict)
 
@@ -93,18 +96,25 @@ class Resumed:
             at_turn = bool(found.loaded.head.get("at_turn"))
             folder = self.start.layout.checkpoint(found.step, found.attempt, at_turn)
             if keeper.has_keeper and not folder.exists():
-                path = found.leftover.path
-                keeper.salvage(found.leftover.arena, str(path), found.record.sequence)
-                # Those of other ranks are salvaged by their keepers.
-                spare = {
-                    each.path
-                    for each in self.start.leftovers
-                    if each.arena.attempt == found.attempt
-                }
+                left = self.start.leftovers
+                spare = {each.path for each in left if each.arena.attempt == found.attempt}
+                if found.loaded.world == self.size:
+                    # Those of other ranks are salvaged by their keepers.
+                    path = str(found.leftover.path)
+                    keeper.salvage(found.leftover.arena, path, found.record.sequence)
+                else:  # no keepers of today could write it: it stays until something newer is
+                    self._spared = spare
         del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
         if self.found is None:
             self.release()
+
+    def clear_memory(self) -> None:
+        """Something newer is durable: what earlier ranks left in memory is not needed any more."""
+        for path in self._spared:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._spared = set()
 
     @property
     def is_released(self) -> bool:
@@ -217,5 +227,6 @@ def _resumed(
         loop=head.get("loop", 0),
         by_hand=head.get("by_hand", True),
         at_turn=bool(head.get("at_turn")),
+        size=1 if party is None else party.size,
         best=head.get("best"),
     )

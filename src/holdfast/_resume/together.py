@@ -18,6 +18,7 @@ from holdfast._resume.find import (
     Found,
     Leftover,
     age,
+    held_by_ranks,
     on_disk,
     read_candidate,
     refuse_to_begin_anew,
@@ -72,7 +73,7 @@ def _offers(
     party: Party, layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
 ) -> list[Candidate]:
     """What may be good, the newest first; the same list on all ranks."""
-    mine = _in_memory(leftovers)
+    mine = {(*key, len(peers)): peers for key, peers in held_by_ranks(leftovers).items()}
     names = [[c.attempt, c.step, c.folder.name] for c in on_disk(layout, line) if c.folder]
     told = party.exchange("candidates", {"memory": [list(key) for key in mine], "disk": names})
     shared = set.intersection(*({tuple(key) for key in each["memory"]} for each in told))
@@ -82,9 +83,9 @@ def _offers(
     ]
     for attempt, mark, size in sorted(shared):
         last = line.get(attempt, -1)
-        if size == party.size and (last is None or mark // 2 <= last):
+        if last is None or mark // 2 <= last:
             peers = mine[attempt, mark, size]
-            leftover, record = peers[party.rank]
+            leftover, record = peers[party.rank % size]
             offered.append(Candidate(attempt, mark // 2, None, leftover, record, tuple(peers)))
     return sorted(offered, key=_order, reverse=True)[:_CANDIDATES]
 
@@ -94,23 +95,6 @@ def _order(candidate: Candidate) -> tuple[int, int, int, int, str]:
     attempt, step, in_memory, _, name = age(candidate)
     mark = candidate.record.mark if candidate.record is not None else 0
     return attempt, step, in_memory, mark, name
-
-
-def _in_memory(
-    leftovers: list[Leftover],
-) -> dict[tuple[int, int, int], list[tuple[Leftover, Any]]]:
-    """By (attempt, mark, size of the world), what each rank left of it, if all of it is here."""
-    found: dict[tuple[int, int], dict[int, tuple[Leftover, Any]]] = {}
-    for leftover in leftovers:
-        for record in reversed(leftover.arena.whole()):  # so that the newest of a mark stays
-            if record.is_hashed:
-                key = (leftover.arena.attempt, record.mark)
-                found.setdefault(key, {})[leftover.rank] = (leftover, record)
-    return {
-        (*key, len(by_rank)): [by_rank[rank] for rank in sorted(by_rank)]
-        for key, by_rank in found.items()
-        if set(by_rank) == set(range(len(by_rank)))
-    }
 
 
 def _try(party: Party, candidate: Candidate) -> tuple[Found | None, CheckpointError | None]:
