@@ -15,7 +15,12 @@ _GRACE_SECONDS = 2.5
 
 @pytest.mark.parametrize(
     ("meets", "call", "signalled"),
-    [("group", "gate", 0), ("group", "call", 1), ("files", "call", 0), ("files", "gate", 1)],
+    [
+        ("group", "gate", 0),
+        ("group", "call", 1),
+        ("files", "call", 0),
+        pytest.param("files", "gate", 1, marks=pytest.mark.soak),
+    ],
 )
 def test_what_all_hold_is_durable_before_the_grace_time_ends(
     jobs, undisturbed, meets, call, signalled

@@ -36,7 +36,7 @@ def _check(jobs, job, undisturbed, *, world=2, status=143, **plan) -> None:
     [
         ("group", 2, 0),
         ("group", 2, 1),
-        ("group", 4, 2),
+        pytest.param("group", 4, 2, marks=pytest.mark.soak),
         pytest.param("files", 2, 0, marks=pytest.mark.soak),
         pytest.param("group", 4, 0, marks=pytest.mark.soak),
     ],

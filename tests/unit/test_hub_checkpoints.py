@@ -56,6 +56,21 @@ def test_a_plan_lies_beyond_the_rank_that_was_too_quick_for_the_last_one():
     assert _plan(table, 24) > 300
 
 
+def test_a_rank_that_was_quick_once_is_not_planned_for_for_ever():
+    table = Table()
+    for at in (20, 120, 320):
+        plan = _plan(table, 20)
+        table.now += 0.1
+        table.say(1, "missed", mark=plan, why="it was past that step", at=at)
+    assert _plan(table, 22) > 400  # it makes 2000 a second
+    table.wait(40.0)
+    for _ in range(2):
+        table.wait(2.0)
+        table.say(1, "beat", beat={"step": 160})  # and then an evaluation
+    table.forget()
+    assert _plan(table, 24) < 330
+
+
 def test_nothing_is_planned_while_a_rank_is_not_there_yet():
     table = Table(3, here=2)
     table.say(0, "due", mark=20, reason=None)

@@ -20,6 +20,7 @@ _DECISION_SECONDS = 15.0
 _FAREWELL_SECONDS = 90.0
 _JOIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
+_HOLD_SECONDS = 0.001  # for who has asked to see the hold, so that it counts as standing there
 _DUE_SECONDS = 0.25  # between two proposals for the same snapshot
 
 
@@ -128,7 +129,7 @@ class Crew:
                 if time.monotonic() > deadline:
                     self._round = max(self._round, number)  # nobody answers any more
                     break
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_LOOK_SECONDS if number > self._round else _HOLD_SECONDS)
             self._custody.look_after_keeper()
             if keeper != self._custody.keeper_pid:
                 keeper = self._custody.keeper_pid  # the one before may not have passed it on

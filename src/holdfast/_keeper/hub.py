@@ -68,6 +68,7 @@ class Hub(Rounds, Commits, Sights):
 
     def _on_beat(self, seat: Seat, message: dict[str, Any]) -> None:
         seat.beat = {**seat.beat, **message["beat"]}
+        self._see(seat, 2 * int(seat.beat.get("step") or 0))
 
     def _on_wish(self, seat: Seat, message: dict[str, Any]) -> None:
         wish = Wish(rank=seat.rank, **message["wish"])

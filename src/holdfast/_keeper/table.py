@@ -51,7 +51,7 @@ class Seat:
     def see(self, now: float, mark: int) -> None:
         """Note how far it has come."""
         when, seen, rate = self.pace
-        if mark > seen:
+        if mark >= seen:  # also if it stands still: it may have been quick before
             if seen and now - when >= _PACE_SECONDS:
                 rate = (mark - seen) / (now - when)
             self.pace = (now, mark, rate)
