@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.support import checkpoint_steps
+
 _TOTAL = 600
 _ASKED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 
@@ -38,15 +40,16 @@ def test_random_interruptions_of_random_ranks(jobs, undisturbed, meets, world, s
             assert set(statuses) == {_ASKED[number]}, job.outputs
             (step,) = set(job.steps_at_the_end())
             jobs.check_checkpoint(step, world)
-        jobs.check_nothing_left()
+        # One that is killed while it makes its arena has told nobody of it: the next life has it.
+        jobs.check_nothing_left(may_leave_arena=number == signal.SIGKILL)
         (began,) = set(job.started_at())
         assert began >= reached
         reached = began
-        if set(statuses) == {0}:
+        if 0 in statuses or checkpoint_steps(jobs.folder)[-1:] == [_TOTAL]:
             break
-    assert jobs.start(world, meets=meets, total=_TOTAL, pauses=0.0).hashes() == undisturbed(
-        world, meets=meets, total=_TOTAL
-    )
+    again = jobs.start(world, meets=meets, total=_TOTAL, pauses=0.0)
+    assert again.hashes() == undisturbed(world, meets=meets, total=_TOTAL)
+    jobs.check_nothing_left()
 
 
 @pytest.mark.soak

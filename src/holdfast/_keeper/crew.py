@@ -213,10 +213,10 @@ class CrewKeeper(KeeperAmongOthers):
             return
         self._trainer_gone, self._gone_at = True, time.monotonic()
         self._kill_at = None
+        self._hear_the_rest()  # also of one that was told to leave: it may have made an arena
         if self._is_released or self._farewell or self._leave_status is not None:
             self._trainer_leaves()
             return
-        self._hear_the_rest()
         self._tell_of_death()
 
     def _tell_of_death(self) -> None:
@@ -257,6 +257,7 @@ class CrewKeeper(KeeperAmongOthers):
         if now < self._linger_until and not self._is_followed():
             return
         self._failed = self._failed or not self._is_released
+        self._writer.wait_idle()  # an old checkpoint may be half removed
         self._let_go()
         self._post.close()
         if self._hub is not None or not self._is_released:  # nobody will read it
