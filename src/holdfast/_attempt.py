@@ -14,7 +14,9 @@ import time
 from types import TracebackType
 from typing import Self
 
+from holdfast import _env
 from holdfast._boundary import Boundaries
+from holdfast._custody.job import JobSide
 from holdfast._custody.joining import join_crew, prepare_ranks
 from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
@@ -36,6 +38,7 @@ from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.control import MARK, STAYS, STEP, mark_of, private_words
 from holdfast._say import say, speak_as
+from holdfast._slurm.job import find_job, is_lonely_task
 from holdfast._stop.children import children_unheard
 from holdfast._stop.guard import Guard
 from holdfast._version import __version__
@@ -112,6 +115,7 @@ class Attempt(Boundaries):
             version=__version__,
             rank=0 if party is None else party.rank,
             size=1 if party is None else party.size,
+            requeue_limit=settings.requeue_limit,
         )
         self._crew = None
         if party is None:
@@ -122,6 +126,9 @@ class Attempt(Boundaries):
             self._custody, self._crew = join_crew(
                 party, policy, settings.grace_seconds, settings.signal_numbers, self._hear
             )
+        self._job = None
+        if self._crew is None and self._custody.has_keeper and find_job(_env.of_job()):
+            self._job = JobSide(self._custody)
         self._words = self._custody.words
         self._words[STEP] = self.step
         self._words[MARK] = mark_of(self.step, bool(found.at_turn))
@@ -148,6 +155,7 @@ class Attempt(Boundaries):
         note_open(self._folder, self)
         self._guard.defer(False)
         self._noted = self._guard.noted
+        self._warn_of_lonely_task(policy.rank)
         self._note(
             "start",
             attempt=self.attempt,
@@ -164,6 +172,22 @@ class Attempt(Boundaries):
         if self._generators is not None and found.by_hand:
             # A loop of the user's own begins where nobody sees it.
             self._restore_generators()
+
+    def _warn_of_lonely_task(self, rank: int) -> None:
+        """Where the keeper does not outlive this process, say so once."""
+        if rank or not self._custody.has_keeper:
+            return
+        how = ""
+        if os.getpid() == 1:
+            how = "this is process 1 of its container"
+        elif is_lonely_task(_env.of_job(), os.getpid(), os.getppid()):
+            how = "SLURM ends a task with its first process"
+        if how:
+            say(
+                f"{how}: a kill -9 would end the keeper too, and cost the work since the last "
+                "checkpoint.\nStart it as: holdfast run -- python … (under SLURM: srun holdfast "
+                "run -- python …)."
+            )
 
     def __exit__(
         self,
@@ -186,6 +210,8 @@ class Attempt(Boundaries):
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
             leaving = self._answer_late(error) or error
+            if isinstance(leaving, Stopped) and durable and self._job is not None:
+                self._job.requeue(leaving)
         elif self._stopped is None and durable:
             self._tell_of_rest(error)
         if not durable and isinstance(leaving, Stopped | None):
@@ -217,13 +243,23 @@ class Attempt(Boundaries):
         )
         if bye is not None and bye["step"] is not None:
             self._custody.durable_step = bye["step"]
+        if bye is not None and bye.get("said"):
+            self._is_requeued = True
+            say(bye["said"])
+            if isinstance(leaving, Stopped):
+                leaving.change(bye["status"], leaving.reason)
         return True
 
     def _tell_of_rest(self, stopped: BaseException | None) -> None:
         """A signal has left a phase, or the code around the loops: say what that costs."""
         assert isinstance(stopped, Stopped)
+        if self._job is not None:
+            number = self._noted[0] if self._noted else 0
+            self._job.settle(stopped, number, self._custody.durable_step)
         self._note("stop", step=self.step, reason=stopped.reason, status=stopped.status)
-        say_leaving(stopped, self._durable_step())
+        say_leaving(stopped, self._durable_step(), comes_back=self._comes_back(stopped))
+        if self._job is not None:
+            self._job.requeue(stopped)
         if self._noted:
             self._guard.call_users_handler(self._noted[0])
 
@@ -238,8 +274,12 @@ class Attempt(Boundaries):
 
     def _answer_late(self, error: BaseException | None) -> Stopped | None:
         request = self._guard.request() or self._asked
-        asked = None if request is None else (request.reason, request.status)
-        stopped = answer_late(asked, error, self.step, self._durable_step())
+        stopped = None
+        if request is not None:
+            stopped = Stopped(request.status, request.reason, self.step)
+            if self._job is not None:
+                self._job.settle(stopped, request.number, self._custody.durable_step)
+        answer_late(stopped, error, self.step, self._durable_step())
         if stopped is not None and error is not None:
             self._exit_record().write_trouble(error)
         elif request is not None:
@@ -254,6 +294,8 @@ class Attempt(Boundaries):
         else:
             self._custody.close()
         self._saver.close()
+        if self._is_requeued or (self._job is not None and self._job.is_requeued):
+            self._guard.heed_no_more(signal.SIGTERM)  # SLURM ends what is left; we are leaving
         self._guard.remove()
         self._words, self._next_look = private_words(), 0.0  # for a loop that is still alive
         self._custody.release()

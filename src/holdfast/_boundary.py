@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast import _env
 from holdfast._custody.crew import Crew, Decision
+from holdfast._custody.job import JobSide
 from holdfast._custody.orders import Custody, Handle
 from holdfast._custody.saver import Saver
+from holdfast._custody.sentences import sentence_of
 from holdfast._data.course import Course
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
@@ -36,6 +39,7 @@ from holdfast._save.capture import refuse_unstorable, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
 from holdfast._say import say, speak_as, speak_plainly
 from holdfast._settings import Settings
+from holdfast._slurm.job import find_job
 from holdfast._stop.children import children_unheard
 from holdfast._stop.guard import Guard, announce_signal
 from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
@@ -107,6 +111,9 @@ class Boundaries:
         self._at_turn = False
         self._custody: Custody = None  # type: ignore[assignment]  # from opening on
         self._crew = None
+        self._job: JobSide | None = None  # where a scheduler has started this one process
+        self._in_job = find_job(_env.of_job()) is not None
+        self._is_requeued = False
         self._launcher: Launcher | None = None  # whatever would start the run again by itself
         self._next_look = 0.0
         self._next_due_step = sys.maxsize
@@ -251,11 +258,19 @@ class Boundaries:
         """Make this boundary durable and note why the run leaves."""
         durable = self._saver.save_and_wait(self.step, f"stop: {request.reason}")
         status = request.status if durable else statuses.NOT_DURABLE
-        self._stopped = Stopped(status, request.reason, self.step)
-        self._note("stop", step=self.step, reason=request.reason, status=status)
+        self._stopped = stopped = Stopped(status, request.reason, self.step)
+        if self._job is not None:
+            self._job.settle(stopped, request.number, self.step)
+        self._note("stop", step=self.step, reason=stopped.reason, status=stopped.status)
         if durable:
-            say_leaving(self._stopped, self.step)
+            say_leaving(stopped, self.step, comes_back=self._comes_back(stopped))
+        if self._job is not None:
+            self._job.requeue(stopped)
         self._guard.call_users_handler(request.number)
+
+    def _comes_back(self, stopped: Stopped) -> bool:
+        """Whether the job is requeued now: a line of its own says what became of that."""
+        return stopped.status == statuses.REQUEUE and self._in_job
 
     def _hear_decision(self, decision: Decision) -> None:
         """All ranks will stop: say so, and leave a phase whose boundary it is."""
@@ -272,6 +287,8 @@ class Boundaries:
 
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
+        if self._job is not None and self._job.hear(message):
+            return
         if self._crew is not None and (decision := self._crew.hear(message)) is not False:
             if isinstance(decision, Decision):
                 self._hear_decision(decision)
@@ -289,15 +306,15 @@ class Boundaries:
                 self._guard.nudge()
         elif kind == "request":
             self._saver.want(Handle("holdfast save"))
-        elif kind == "twins":
-            first, second = message["ranks"]
-            say(
-                f"ranks {first} and {second} train on identical batches: each should have its own "
-                "share of the data.\nGive the loader a DistributedSampler, or seed each rank's "
-                "data in another way."
-            )
-        elif kind == "failed":
-            say(f"a checkpoint could not be made: {message['error']}. It will be tried again.")
+        elif kind == "ending":
+            self._asked = self._asked or StopRequest(message["reason"], message["status"])
+            resting = bool(self._words[REST])
+            doing = "Leaving" if resting else f"Step {self._step_at_hand()} is finished and saved"
+            say(f"{message['reason']} is in {message['seconds']:.0f} s. {doing}.")
+            if resting:
+                self._guard.nudge()
+        elif (sentence := sentence_of(message)) is not None:
+            say(sentence)
         elif kind == "fenced":
             text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
             self._trouble = RunIsLive(text, pid=0, host="")
@@ -313,7 +330,8 @@ class Boundaries:
             if message.get("speaks"):
                 speak_as(0)  # the ranks before it are gone
             asked = bool(message.get("asked", True))
-            leave_at_once(self._exit_record(), message["reason"], record, asked=asked)
+            said = message.get("said", "")
+            leave_at_once(self._exit_record(), message["reason"], record, asked=asked, then=said)
         elif kind == "tick" and self._noted and not self._announced:
             self._announced = True
             announce_signal(self._noted[0], None, self._step_at_hand(), None)

@@ -10,8 +10,14 @@ _OF_RANKS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"),
     *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+    *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"),
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
+# What tells a process that it is part of a job of SLURM, and who leads it.
+_OF_JOB = (
+    *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"),
+    *("SLURM_TASK_PID", "TORCHELASTIC_RUN_ID", "HOLDFAST_LEADER", "HOLDFAST_MARKER"),
 )
 _NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
@@ -22,6 +28,11 @@ _NOT_FOR_CHILDREN = (
 def fault_spec() -> str:
     """The commit stage at which the tests kill this process: `stage@marker-file`, or nothing."""
     return os.environ.get("HOLDFAST_FAULT", "")
+
+
+def whole() -> dict[str, str]:
+    """All of it, for a program of the user's own."""
+    return dict(os.environ)
 
 
 def child_environment() -> dict[str, str]:
@@ -103,6 +114,11 @@ def chosen_address() -> str:
 def of_ranks() -> dict[str, str]:
     """The variables that tell a process that it is a rank, as they are now."""
     return {name: os.environ[name] for name in _OF_RANKS if name in os.environ}
+
+
+def of_job() -> dict[str, str]:
+    """The variables that tell a process of its job."""
+    return {name: os.environ[name] for name in _OF_JOB if name in os.environ}
 
 
 def of_ranks_at_start(process: int | str = "self") -> dict[str, str]:

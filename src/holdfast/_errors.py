@@ -190,12 +190,22 @@ class Stopped(BaseException):
         self.step = step
         self.message = f"stopped at step {step}" + (f" ({reason})." if reason else ".")
 
+    def change(self, status: int, reason: str) -> None:
+        """Leave for another reason: the scheduler knew better than the signal told."""
+        self.status, self.reason = status, reason
+        self.args = (status,)
+        self.message = f"stopped at step {self.step} ({reason})."
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Stopped, (self.status, self.reason, self.step), {"message": self.message}
 
 
 class _StoppedScript(Stopped, SystemExit):
     __module__ = "holdfast"
+
+    def change(self, status: int, reason: str) -> None:
+        super().change(status, reason)
+        self.code = status
 
 
 class _StoppedCell(Stopped, KeyboardInterrupt):

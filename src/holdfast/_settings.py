@@ -49,6 +49,7 @@ class Settings:
     max_overhead: float = 0.01
     signals: tuple[str, ...] = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
     grace_seconds: float | None = None
+    requeue_limit: int = 3
 
     def __post_init__(self) -> None:
         speak_plainly()
@@ -80,6 +81,7 @@ class Settings:
                 f"grace_seconds={self.grace_seconds!r} is not a time.\n"
                 "Valid: None (10 s for SIGTERM, none for Ctrl-C) or a number of seconds above 0."
             )
+        check_count(self.requeue_limit, f"requeue_limit={self.requeue_limit!r}", least=0)
         self._check_signals()
 
     def _check_checkpoint_every(self) -> None:

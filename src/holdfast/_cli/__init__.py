@@ -27,6 +27,12 @@ def main() -> None:
 
 
 def _run() -> int:
+    if led := _led_command(sys.argv[1:]):
+        # Every task of a job passes here, and waits for it: click and rich take longer than
+        # the rest of the start together.
+        from holdfast._supervise.leader import lead
+
+        return lead(led)
     for stream in (sys.stdout, sys.stderr):
         # A folder's name may hold bytes that are no text, and a pipe may want ASCII.
         with contextlib.suppress(AttributeError, ValueError):
@@ -56,3 +62,12 @@ def _run() -> int:
         click.echo(f"{where}: {error.strerror or error}.", err=True)
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _led_command(words: list[str]) -> list[str]:
+    """What follows `run`, where that is a command and nothing for click to read."""
+    if words[:1] != ["run"]:
+        return []
+    if words[1:2] == ["--"]:
+        return words[2:]
+    return [] if "".join(words[1:2]).startswith("-") else words[1:]

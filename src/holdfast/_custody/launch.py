@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ from holdfast._keeper import messages
 from holdfast._keeper.keep import Policy
 from holdfast._save.control import ControlPage
 from holdfast._say import say
+from holdfast._slurm.job import Job
 
 _GOODBYE_SECONDS = 600.0
 _PART_SECONDS = 5.0
@@ -34,8 +36,10 @@ class KeeperPlan:
         grace_seconds: float | None,
         numbers: Sequence[int],
         crew: dict[str, Any] | None = None,
+        job: Job | None = None,
     ) -> None:
         self.policy = policy
+        self.job = job
         self.crew = crew  # of a run with several ranks
         self.grace_seconds = grace_seconds
         self.numbers = list(numbers)
@@ -80,6 +84,8 @@ class KeeperLink:
             "rank": policy.rank,
             "size": policy.size,
             "crew": plan.crew,
+            "job": None if plan.job is None else asdict(plan.job),
+            "requeue_limit": policy.requeue_limit,
         }
         with _open_log(policy.layout.keeper_log(policy.attempt, policy.rank)) as log:
             self._process = subprocess.Popen(

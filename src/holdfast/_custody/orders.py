@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast import _env
 from holdfast._errors import HoldfastError, SaveFailed
 from holdfast._keeper.keep import Policy
 from holdfast._record import journal
@@ -23,6 +24,7 @@ from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
 from holdfast._save.control import private_words
 from holdfast._say import say
+from holdfast._slurm.job import find_job
 from holdfast._stop.request import stop_from_file, take_requests
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class Custody:
         if sys.platform == "linux":
             from holdfast._custody.launch import KeeperPlan
 
-            self._plan = KeeperPlan(policy, grace_seconds, numbers, crew)
+            self._plan = KeeperPlan(policy, grace_seconds, numbers, crew, find_job(_env.of_job()))
             self.words = self._plan.control.words
             self.wakeup = self._plan.signals_write
             self._start()

@@ -9,10 +9,13 @@ import socket
 import sys
 from pathlib import Path
 
+from holdfast._keeper.asked import Ends
+from holdfast._keeper.job import JobWatch
 from holdfast._keeper.keep import Policy
-from holdfast._keeper.service import Ends, Keeper
+from holdfast._keeper.service import Keeper
 from holdfast._record.layout import RunLayout
 from holdfast._save.control import ControlPage
+from holdfast._slurm.job import Job
 
 
 def main(config_text: str) -> None:
@@ -44,13 +47,17 @@ def main(config_text: str) -> None:
         trainer_pid=config["trainer_pid"],
     )
     numbers, grace = frozenset(config["numbers"]), config["grace"]
+    job = None
+    if config["job"] is not None and policy.rank == 0:  # one speaks with SLURM, for all
+        found, limit = Job(**config["job"]), config["requeue_limit"]
+        job = JobWatch(found, policy.layout, policy.attempt, limit)
     if config["crew"] is None:
-        Keeper(policy, ends, numbers, grace).run()
+        Keeper(policy, ends, numbers, grace, job).run()
         return
     from holdfast._keeper.among import CrewConfig  # only where there are several
     from holdfast._keeper.crew import CrewKeeper
 
-    CrewKeeper(policy, ends, numbers, grace, CrewConfig(**config["crew"])).run()
+    CrewKeeper(policy, ends, numbers, grace, job, CrewConfig(**config["crew"])).run()
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from holdfast._keeper.asked import Ends
 from holdfast._keeper.books import HubBooks
 from holdfast._keeper.hub import Hub
+from holdfast._keeper.job import JobWatch
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.member import Body, Member
-from holdfast._keeper.service import Ends, Keeper
+from holdfast._keeper.service import Keeper
 from holdfast._keeper.table import UNREACHABLE_SECONDS
 from holdfast._keeper.wire import HubPost, MemberPost
 from holdfast._record.attempts import read_json, write_json
@@ -47,9 +49,10 @@ class KeeperAmongOthers(Keeper):
         ends: Ends,
         numbers: frozenset[int],
         grace: float | None,
+        job: JobWatch | None,
         crew: CrewConfig,
     ) -> None:
-        super().__init__(policy, ends, numbers, grace)
+        super().__init__(policy, ends, numbers, grace, job)
         self._crew = crew
         self._rank = policy.rank
         self._due: list[tuple[float, Callable[[], None]]] = []
@@ -106,7 +109,7 @@ class KeeperAmongOthers(Keeper):
                 self._policy.size,
                 attempt,
                 self._from_hub,
-                HubBooks(self._policy, self),
+                HubBooks(self._policy, self, self._job),
                 unreachable_seconds=self._crew.unreachable_seconds,
             )
             record["port"] = post.port

@@ -11,6 +11,33 @@ from holdfast._keeper.held import HeldArena
 from holdfast._save import control
 from holdfast._save.arena import SlotRecord
 
+_FORGETS_PER_LOOK = 0.9995  # four looks a second: half of it in six minutes
+
+
+class Pace:
+    """How long a step takes, on the safe side: the longest of late."""
+
+    def __init__(self) -> None:
+        self.step_seconds: float | None = None
+        self._seen: tuple[float, int] | None = None
+
+    def rest(self) -> None:
+        """No step is being made."""
+        self._seen = None
+
+    def see(self, now: float, step: int, boundary_ns: int) -> None:
+        """Note where the trainer is, in its loop."""
+        before, self._seen = self._seen, (now, step)
+        if before is None or boundary_ns == 0:
+            return
+        if step > before[1]:
+            # The one that a look has caught may have taken longer than those in between.
+            seconds = (now - before[0]) / (step - before[1])
+        else:
+            seconds = now - max(before[0], boundary_ns / 1e9)
+            self._seen = before
+        self.step_seconds = max(seconds, _FORGETS_PER_LOOK * (self.step_seconds or 0.0))
+
 
 def standing_of(words: Any) -> dict[str, Any]:
     """Where the trainer is, by the words it shares."""

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from holdfast._errors import SaveFailed
+from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy, State
 from holdfast._keeper.persist import begin_checkpoint, explain
-from holdfast._keeper.table import Key
-from holdfast._keeper.writer import Closing, Writer
+from holdfast._keeper.table import Key, Wish
+from holdfast._keeper.writer import Closing
 from holdfast._record import journal
 from holdfast._record.manifest import DataFile, Part
-
-
-class _Keeper(Protocol):
-    _writer: Writer
-
-    def _write_seconds(self) -> float: ...
 
 
 class HubBooks:
     """The hub's hands."""
 
-    def __init__(self, policy: Policy, keeper: Any) -> None:
+    def __init__(self, policy: Policy, keeper: Any, job: JobWatch | None = None) -> None:
         self._policy = policy
         self._keeper = keeper
+        self._job = job
         self._began: dict[Key, float] = {}
 
     def begin(self, key: Key) -> str | None:
@@ -51,8 +50,6 @@ class HubBooks:
             DataFile(f["name"], f["size_bytes"], tuple(Part(**part) for part in f["parts"]))
             for _, f in sorted(files.items())
         ]
-        import os
-
         partial = layout.partial(final, os.getpid())
         closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
         self._keeper._writer.submit(closing)
@@ -62,3 +59,36 @@ class HubBooks:
 
     def write_seconds(self) -> float:
         return float(self._keeper._write_seconds())
+
+    def grace_of(self, number: int) -> float | None:
+        """The seconds that a signal leaves."""
+        found = self._keeper._grace_of(number)
+        return None if found is None else float(found)
+
+    @property
+    def has_job(self) -> bool:
+        """Whether there is a scheduler to ask why the run ends, and to start it again."""
+        return self._job is not None
+
+    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
+        """Find out why a stop is wished for, and go on with what is known then."""
+        job = self._job
+        assert job is not None
+
+        def ask() -> None:
+            found = job.settle(wish.reason, wish.status, wish.signal)
+            settled = replace(wish, reason=found.reason, status=found.status)
+            self._keeper.later(0.0, lambda: then(settled))
+
+        in_background(ask)
+
+    def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
+        """Have the job start again, and go on with what became of that."""
+        job = self._job
+        assert job is not None
+
+        def ask() -> None:
+            found = job.requeue(step)
+            self._keeper.later(0.0, lambda: then(found.said, found.status))
+
+        in_background(ask)

@@ -28,6 +28,7 @@ _LINGER_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.05
 _ASK_DEATH_SECONDS = 0.6
+_TOLD_AT_THE_END = ("asked", "speaks", "said")
 
 
 class CrewKeeper(KeeperAmongOthers):
@@ -123,6 +124,13 @@ class CrewKeeper(KeeperAmongOthers):
             wish["status"] = statuses.PERSON  # type: ignore[assignment]  # JSON takes both
             self._hub.hear(0, {"kind": "wish", "wish": wish, "now": now})
 
+    def _stop_for_time(self, left: float) -> None:
+        assert self._hub is not None
+        assert self._stop is not None
+        reason, status, _ = self._stop
+        wish = {"kind": "stop", "reason": reason, "status": status, "grace": left}
+        self._hub.hear(0, {"kind": "wish", "wish": wish})
+
     def tell(self, kind: str, **fields: Any) -> None:
         if kind == "decide" and self._ends.control.words[control.REST] == control.RESTS:
             self._has_nudged = True  # it will wake its main thread by a signal of its own
@@ -166,6 +174,8 @@ class CrewKeeper(KeeperAmongOthers):
         key = (closing.state.attempt, control.mark_of(closing.state.step, closing.state.at_turn))
         hub = self._hub
         assert hub is not None
+        if error is None:
+            self._note_save(time.monotonic() - closing.began)
         self.later(0.0, lambda: hub.committed(key, error, is_fenced=is_fenced))
 
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None:
@@ -189,12 +199,13 @@ class CrewKeeper(KeeperAmongOthers):
         if message["step"] is not None:
             self._durable_step = message["step"]
         if not self._trainer_gone:
-            details = {"asked": message["asked"], "speaks": message["speaks"]}
-            self._send_away(message["reason"], message["status"], **details)
+            details = {name: message[name] for name in _TOLD_AT_THE_END if name in message}
+            self._tell_to_leave(message["reason"], message["status"], **details)
 
     def say_bye(self, message: dict[str, Any]) -> None:
         self._is_released = True
-        self._tell("bye", step=message["step"], reason=message.get("reason"))
+        details = {name: message[name] for name in ("said", "status") if "said" in message}
+        self._tell("bye", step=message["step"], reason=message.get("reason"), **details)
 
     def _let_go_when_idle(self) -> None:
         """The trainer leaves; the slots stay until the hub needs them no more."""
@@ -238,7 +249,7 @@ class CrewKeeper(KeeperAmongOthers):
         speaks = self._rank == 1  # the ranks do not say it all at once
         if speaks:
             journal.append(layout.journal, "rank-died", rank=0, how=cause.how, host=host)
-        self._send_away(cause.sentence(), statuses.REQUEUE, asked=False, speaks=speaks)
+        self._tell_to_leave(cause.sentence(), statuses.REQUEUE, asked=False, speaks=speaks)
 
     def _leave_if_free(self, now: float) -> None:
         if not self._is_released and not self._is_hub_gone(now):

@@ -12,6 +12,7 @@ long call cannot hold up the answer. Every wait here has a bound.
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from holdfast._keeper.commits import Commits
@@ -72,6 +73,13 @@ class Hub(Rounds, Commits, Sights):
 
     def _on_wish(self, seat: Seat, message: dict[str, Any]) -> None:
         wish = Wish(rank=seat.rank, **message["wish"])
+        if wish.kind == "stop" and wish.signal == signal.SIGTERM and self._books.has_job:
+            # The scheduler sends it for several reasons, with opposite meanings.
+            self._books.settle(wish, lambda found: self._take_wish(found, message))
+        else:
+            self._take_wish(wish, message)
+
+    def _take_wish(self, wish: Wish, message: dict[str, Any]) -> None:
         if self._ending is not None:
             return
         if message.get("now"):
@@ -82,7 +90,7 @@ class Hub(Rounds, Commits, Sights):
             if wish.kind == "stop":
                 self.stop = wish
                 self._insure(wish)
-                self._books.note("stop-asked", rank=seat.rank, reason=wish.reason)
+                self._books.note("stop-asked", rank=wish.rank, reason=wish.reason)
             self._waiting.append(wish)
             self._begin_round()
 
@@ -104,7 +112,12 @@ class Hub(Rounds, Commits, Sights):
         if clean and message["status"] and not message["agreed"]:
             # By a signal outside of its loop: the others cannot go on without it.
             reason = f"{message['reason']} (rank {seat.rank})"
-            self._leave_now(Wish("stop", reason, message["status"], rank=seat.rank))
+            wish = Wish("stop", reason, message["status"], rank=seat.rank)
+            if wish.status == statuses.TERMINATED and self._books.has_job:
+                wish.signal = signal.SIGTERM
+                self._books.settle(wish, self._leave_now)
+            else:
+                self._leave_now(wish)
         elif clean:
             self._give_up_hopeless()
             self._say_goodbyes()
@@ -161,12 +174,14 @@ class Hub(Rounds, Commits, Sights):
         self._say_goodbyes()
 
     def _tell_the_end(self, ending: Ending) -> None:
-        ending.is_told = True
         cause = worst(ending.causes)
         step = None if self.durable is None else self.durable[1] // 2
         status = cause.status or statuses.REQUEUE
         if self.stop is not None:
             status = self.stop.status
+        if self.stop is not None and status == statuses.REQUEUE and self._requeue_first(step):
+            return
+        ending.is_told = True
         self._books.note("end", reason=cause.sentence(), rank=cause.rank, durable_step=step)
         kinds = {rank: seat.ended and seat.ended.kind for rank, seat in self.seats.items()}
         speaker = min((r for r, kind in kinds.items() if kind in (None, "victim")), default=-1)
@@ -176,15 +191,28 @@ class Hub(Rounds, Commits, Sights):
             # Whoever fails by himself shows his own error; the others are told of it.
             own = kinds[rank] in ("failed", "left")
             seat.released = True
-            self._send(
-                rank,
-                "bye" if own else "leave",
-                status=status,
-                reason=cause.sentence(),
-                step=step,
-                asked=self.stop is not None,
-                speaks=rank == speaker,
-            )
+            told = {"status": status, "reason": cause.sentence(), "step": step}
+            told |= {"asked": self.stop is not None, "speaks": rank == speaker}
+            told |= self._afterwards or {}
+            self._send(rank, "bye" if own else "leave", **told)
+
+    def _requeue_first(self, step: int | None) -> bool:
+        """Whether the job is being requeued: while that goes on, nobody is let go.
+
+        Whoever leaves may be the last of its node, and the scheduler ends what is left there.
+        """
+        if not self._books.has_job or self._afterwards is not None:
+            return False
+        if not self._is_requeueing:
+            self._is_requeueing = True
+            self._books.requeue(step, self._is_requeued)
+        return True
+
+    def _is_requeued(self, said: str, status: int) -> None:
+        self._afterwards = {"said": said, "status": status}
+        if self._ending is not None:
+            self._go_on_ending()
+        self._say_goodbyes()
 
     def _say_goodbyes(self) -> None:
         """Let those go who have left cleanly, once nothing waits to be written."""
@@ -197,9 +225,12 @@ class Hub(Rounds, Commits, Sights):
         if self._commits:
             return
         step = None if self.durable is None else self.durable[1] // 2
+        is_to_go_on = any(s.ended and s.ended.status == statuses.REQUEUE for s in leaving)
+        if is_to_go_on and self._requeue_first(step):
+            return
         for seat in leaving:
             seat.released = True
-            self._send(seat.rank, "bye", step=step)
+            self._send(seat.rank, "bye", step=step, **(self._afterwards or {}))
 
     @property
     def is_over(self) -> bool:
@@ -213,7 +244,9 @@ class Hub(Rounds, Commits, Sights):
             self._decide_if_all()
         if self._insure_at is not None and now >= self._insure_at:
             self._insure_at = None
-            if self.common is not None and not self._is_durable(self.common):
+            if self.stop is not None and self._is_cut_short(self.stop):
+                self._leave_now(self.stop)
+            elif self.common is not None and not self._is_durable(self.common):
                 self._want(self.common, "deadline")
         self._give_up_hopeless()
         if self._ending is not None:
@@ -227,6 +260,16 @@ class Hub(Rounds, Commits, Sights):
                 seat.ended, seat.held = cause, set()  # gone with all that it held
                 self._books.note("rank-died", rank=seat.rank, how=cause.how)
                 self._end(cause, settle=False)
+
+    def _is_cut_short(self, stop: Wish) -> bool:
+        """Whether the job ends before its ranks have come to the boundary that was agreed on.
+
+        Then nobody would be left who could have it come back.
+        """
+        if stop.status != statuses.REQUEUE or not self._books.has_job:
+            return False
+        decided = self._decision
+        return decided is None or not self._is_durable((self._attempt, decided["mark"]))
 
     def is_out_of_reach(self, rank: int) -> bool:
         """Whether nothing was heard of a rank's keeper for so long that it must be gone."""

@@ -31,6 +31,7 @@ class Policy:
     version: str
     rank: int = 0
     size: int = 1  # of the world
+    requeue_limit: int = 3  # of a job, while no life makes a step
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ class Rounds(Table):
 
     def _insure(self, wish: Wish) -> None:
         """Have the last common snapshot on disk by the time that somebody may kill us."""
-        if wish.grace is not None:
-            at = self._clock() + max(0.0, wish.grace - self._books.write_seconds() - 1.0)
+        # This keeper may know from the scheduler what the others have to guess.
+        grace = self._books.grace_of(wish.signal) if wish.signal else wish.grace
+        if grace is not None:
+            at = self._clock() + max(0.0, grace - self._books.write_seconds() - 1.0)
             self._insure_at = at if self._insure_at is None else min(at, self._insure_at)

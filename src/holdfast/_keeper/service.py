@@ -11,76 +11,27 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast._keeper import messages
+from holdfast._keeper.asked import Asked
 from holdfast._keeper.beat import held_of, is_looked_at, standing_of
-from holdfast._keeper.held import Hasher, HeldArena, Holdings
-from holdfast._keeper.keep import Policy
-from holdfast._keeper.writer import Closing, Job, Outcome, Writer
-from holdfast._leave import statuses
+from holdfast._keeper.held import HeldArena
+from holdfast._keeper.writer import Job, Outcome
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
-from holdfast._record.identity import of_process
 from holdfast._save import control
-from holdfast._save.control import ControlPage
-from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
 
 _REQUEST_SECONDS = 0.25
 _EARLY_BEATS = 8
-_TERM_GRACE_SECONDS = 10.0
-_WARNING_GRACE_SECONDS = 30.0
-_GUESSED_BYTES_PER_SECOND = 100e6
 _KILL_AFTER_SECONDS = 5.0
-_LEAVE_NOW_SECONDS = 60.0
 _GONE_AFTER_SECONDS = 5.0
-_HEAR_SECONDS = 3.0  # for a phase to hear of a stop: a long call in C does not
 
 
-@dataclass(frozen=True)
-class Ends:
-    """What connects the keeper to its trainer."""
-
-    link: socket.socket
-    signals: int
-    control: ControlPage
-    pidfd: int | None
-    trainer_pid: int
-
-
-class Keeper:
+class Keeper(Asked):
     """One keeper, for one attempt of one run."""
-
-    def __init__(
-        self, policy: Policy, ends: Ends, numbers: frozenset[int], grace: float | None
-    ) -> None:
-        self._policy = policy
-        self._ends = ends
-        self._numbers = numbers
-        self._grace = grace
-        self._hasher = Hasher()
-        self._writer = Writer(policy, self._outcome, self._closed)
-        self._holdings = Holdings(policy.attempt)
-        self._durable_sequence = 0
-        self._durable_step: int | None = None
-        self._failed = False
-        self._beat = 0
-        self._interrupted_at: float | None = None
-        self._insure_at: float | None = None  # when the last slot must be on its way to disk
-        self._kill_at: float | None = None
-        self._away_at: float | None = None  # when a phase that heard nothing is left for it
-        self._away: tuple[str, int] = ("", 0)
-        self._has_nudged = False  # the next SIGINT is the trainer's own
-        self._phase: str | None = None
-        self._bury_at: float | None = None
-        self._is_leaving = False
-        self._leave_status: int | None = None
-        self._done = False
-        self._identity = asdict(of_process())
 
     def run(self) -> None:
         self._selector = selector = selectors.DefaultSelector()
@@ -99,10 +50,11 @@ class Keeper:
                 next_beat = now + (BEAT_SECONDS if self._beat > _EARLY_BEATS else _REQUEST_SECONDS)
             if now >= next_look:
                 self._look_for_requests()
+                self._watch_clock(now)
                 next_look = now + _REQUEST_SECONDS
             if self._insure_at is not None and now >= self._insure_at:
                 self._insure_at = None
-                self._persist_newest("deadline")
+                self._insure()
             if self._away_at is not None and now >= self._away_at:
                 self._away_at = None
                 if self._ends.control.words[control.REST] == control.RESTS:
@@ -154,6 +106,8 @@ class Keeper:
             self._snapshot_taken(message["generation"], message["sequence"])
         elif kind == "persist":
             self._persist_ordered(message)
+        elif kind == "settle":
+            self._settle_stop(message)
         elif kind == "salvage":
             self._salvage(descriptors[0], message)
         elif kind == "phase":
@@ -203,103 +157,13 @@ class Keeper:
         self._writer.wait_idle()
         held.retire(remove=not self._failed)
 
-    # -- signals and requests ---------------------------------------------------
-
-    def _hear_signals(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in os.read(self._ends.signals, 256):
-                if number in self._numbers:
-                    self._on_signal(number)
-
-    def _on_signal(self, number: int) -> None:
-        now = time.monotonic()
-        if not self._ends.control.words[control.IN_LOOP]:
-            return  # outside the loop the trainer acts at once, by itself
-        if number == signal.SIGINT and self._has_nudged:
-            self._has_nudged = False
-            return
-        name = signal.Signals(number).name
-        if number == signal.SIGINT and self._interrupted_at is not None:
-            if now - self._interrupted_at > SAME_PRESS_SECONDS:
-                journal.append(self._policy.layout.journal, "signal", name=name, count=2)
-                if self._ends.control.words[control.STAYS]:
-                    self._persist_newest("second Ctrl-C")  # the trainer ends its step by itself
-                else:
-                    self._leave_now("second Ctrl-C", 130)
-            return
-        if number == signal.SIGINT:
-            self._interrupted_at = now
-        journal.append(self._policy.layout.journal, "signal", name=name)
-        grace = self._grace_of(number)
-        # The trainer may have heard of it already.
-        rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
-        self._tell("noted", signal=number, grace=grace, rests=rests)
-        if rests:
-            self._leave_rest(name, statuses.of_signal(number))
-        if grace is not None:
-            at = now + max(0.0, grace - self._write_seconds() - 1.0)
-            self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
-
-    def _grace_of(self, number: int) -> float | None:
-        """The seconds that a signal leaves; a person waits."""
-        if self._grace is not None or number == signal.SIGINT:
-            return self._grace
-        return _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
-
-    def _leave_rest(self, reason: str, status: int) -> None:
-        """A stop within a phase: its boundary is in memory, and the phase is repeated anyway."""
-        self._persist_newest(f"stop: {reason}")
-        self._away_at = time.monotonic() + _HEAR_SECONDS
-        self._away = (reason, status)
-
-    def _write_seconds(self) -> float:
-        """How long a write may take, on the safe side."""
-        speed = (self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND) / 2
-        return self._holdings.slot_bytes() / speed
-
-    def _look_for_requests(self) -> None:
-        for kind, details in take_requests(self._policy.layout, self._policy.attempt):
-            journal.append(self._policy.layout.journal, "request", kind=kind, **details)
-            if kind == "stop" and details.get("now"):
-                self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
-                continue
-            if kind == "stop" and self._ends.control.words[control.REST] == control.RESTS:
-                self._has_nudged = True
-                self._leave_rest(stop_from_file(details).reason, statuses.PERSON)
-            self._tell("request", request=kind, details=details)
-
-    def _leave_now(self, reason: str, status: int) -> None:
-        self._leave_status = status
-        # A disk that hangs must not hold a person who wants to leave.
-        self._kill_at = time.monotonic() + _LEAVE_NOW_SECONDS
-        if not self._persist_newest(reason, leave_status=status):
-            self._send_away(reason, status)
-
-    def _send_away(self, reason: str, status: int, **details: bool) -> None:
-        """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
-        self._leave_status = status
-        self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
-        self._tell("leave", status=status, reason=reason, step=self._durable_step, **details)
-
     # -- making durable ---------------------------------------------------------
-
-    def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
-        """Write the newest whole slot unless it is durable already; False if there is none."""
-        for _ in range(100):
-            newest = self._holdings.newest()
-            if newest is None or newest[1].sequence <= self._durable_sequence:
-                return False
-            held, record = newest
-            if held.pin(record):
-                self._writer.submit(Job(held, record, reason, leave_status=leave_status))
-                return True
-            time.sleep(0.01)  # the trainer has just made a newer one whole
-        return False
 
     def _outcome(self, outcome: Outcome) -> None:
         job, record = outcome.job, outcome.job.record
         if outcome.error is None:
             self._failed = False
+            self._note_save(outcome.seconds)
             if job.held.arena.attempt == self._policy.attempt:
                 self._durable_sequence = max(self._durable_sequence, record.sequence)
                 self._durable_step = record.step
@@ -313,9 +177,6 @@ class Keeper:
             self._tell(kind, order=job.order, step=record.step, error=outcome.error)
         if job.leave_status is not None:
             self._send_away(job.reason, job.leave_status)
-
-    def _closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
-        """The manifest of a checkpoint of several ranks is written, or could not be."""
 
     # -- the end ------------------------------------------------------------------
 
@@ -382,6 +243,9 @@ class Keeper:
             **held_of(newest),
             "durable_step": self._durable_step,
             "phase": self._phase,
+            "step_seconds": self._pace.step_seconds,
+            "save_seconds": self._save_seconds,
+            "slurm": None if self._job is None else self._job.beat(),
         }
         self._publish_beat(beat)
         numbers: list[int] = []
@@ -393,6 +257,3 @@ class Keeper:
     def _publish_beat(self, beat: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        messages.send(self._ends.link, kind, **fields)

@@ -37,11 +37,15 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
-def leave_at_once(place: ExitRecord, reason: str, record: dict[str, Any], *, asked: bool) -> None:
+def leave_at_once(
+    place: ExitRecord, reason: str, record: dict[str, Any], *, asked: bool, then: str = ""
+) -> None:
     """Say so, note it, and end the process: a person does not want to wait for the step."""
     step, status = record["durable_step"], record["status"]
     kept = "nothing is durable yet" if step is None else f"step {step} is durable"
     say(f"leaving at once ({reason}): {kept}. Status {status}.")
+    if then:
+        say(then)
     place.write({"how": reason, **record}, asked=asked)
     end_process(status)
 

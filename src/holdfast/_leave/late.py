@@ -13,31 +13,28 @@ from holdfast._say import say
 _AGAIN = "Run it again to go on."
 
 
-def say_leaving(stopped: Stopped, durable_step: int | None) -> None:
+def say_leaving(stopped: Stopped, durable_step: int | None, *, comes_back: bool = False) -> None:
     """Say what is durable as a run leaves that was asked to, and how to go on."""
     kept = _kept(durable_step)
     if isinstance(stopped, KeyboardInterrupt):
         stopped.message = f"{_as_a_person_says(stopped.reason)}: {kept}. {_AGAIN}"
         return
-    say(
-        f"{kept}; leaving with status {stopped.status} ({stopped.reason}). "
-        "Start the same command again to go on."
-    )
+    again = "" if comes_back else " Start the same command again to go on."
+    say(f"{kept}; leaving with status {stopped.status} ({stopped.reason}).{again}")
 
 
 def answer_late(
-    asked: tuple[str, int] | None, error: BaseException | None, step: int, durable_step: int | None
-) -> Stopped | None:
-    """The answer to a stop (its reason and status) that came too late for a boundary, if any."""
+    stopped: Stopped | None, error: BaseException | None, step: int, durable_step: int | None
+) -> None:
+    """Say what became of a stop that came too late for a boundary, or that none was asked for."""
     kept = _kept(durable_step)
-    if asked is None:
+    if stopped is None:
         if error is not None:
             say(f"{type(error).__name__} in step {step + 1}; {kept}.")
         elif durable_step != step:
             say(f"the loop was left early, at step {step}; {kept}.")
-        return None
-    reason, status = asked
-    stopped = Stopped(status, reason, step)
+        return
+    reason = stopped.reason
     if isinstance(stopped, KeyboardInterrupt):
         reason = _as_a_person_says(reason)
     if error is None:
@@ -50,7 +47,6 @@ def answer_late(
         stopped.message = f"{words} {_AGAIN}"
     else:
         say(words)
-    return stopped
 
 
 def _kept(durable_step: int | None) -> str:

@@ -7,6 +7,7 @@ import signal
 FINISHED = 0
 BAD = 65  # a rule called the training bad
 NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
+IDLE = 76  # came back again and again without a step: somebody must look
 REQUEUE = 75  # interrupted: whoever started it should start it again
 PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
 TERMINATED = 143

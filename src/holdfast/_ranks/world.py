@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast import _env
 from holdfast._record.identity import host_name, of_process
+from holdfast._slurm.places import rank_environment
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,15 @@ def find_world() -> World:
         found = group.rank_and_size()
         if found is not None:
             return World(*found)
-    return World(*(_env.rank_and_size() or (0, 1)))
+    return World(*(_env.rank_and_size() or _task_of_srun() or (0, 1)))
+
+
+def _task_of_srun() -> tuple[int, int] | None:
+    """The tasks of a job step are the ranks, unless somebody has said otherwise."""
+    if multiprocessing.parent_process() is not None:
+        return None  # of its parent, which is the task
+    found = rank_environment(_env.of_ranks())
+    return (int(found["RANK"]), int(found["WORLD_SIZE"])) if found else None
 
 
 @dataclass(frozen=True)

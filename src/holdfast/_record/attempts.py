@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from holdfast import _env
 from holdfast._errors import CheckpointError, FolderError, NotARun, RunIsLive
 from holdfast._record import manifest
 from holdfast._record.atomic import (
@@ -31,6 +32,7 @@ from holdfast._record.atomic import (
 from holdfast._record.identity import ProcessIdentity, of_process
 from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import Origin
+from holdfast._slurm.job import find_job
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0
@@ -130,7 +132,7 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
     while True:
         numbers = layout.attempt_numbers()
         newest = numbers[-1] if numbers else 0
-        if numbers:
+        if numbers and not _take_over(layout, newest, folder, say):
             _refuse_if_live(layout, newest, folder, say)
             await_keeper(layout, newest, say)
         try:
@@ -151,7 +153,10 @@ def _publish_lease(layout: RunLayout, attempt: int) -> bool:
     """Take this number; False if another process was faster."""
     prepared = layout.attempts / _private_name(".claim-")
     prepared.mkdir()
-    lease = {"process": asdict(of_process()), "since": time.time()}
+    lease: dict[str, Any] = {"process": asdict(of_process()), "since": time.time()}
+    job = find_job(_env.of_job())
+    if job is not None:
+        lease["job"] = {"id": job.id, "restarts": job.restarts}
     try:
         write_json(prepared / "lease.json", lease, durable=False)
         # The number must outlive a power cut only once there is a checkpoint under it:
@@ -179,6 +184,33 @@ def _refuse_if_live(
             pid=holder.pid,
             host=holder.host,
         )
+
+
+def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str], None]) -> bool:
+    """Whether the run is ours though another process may still train: in our own job, before.
+
+    SLURM has given that life up, and a node that it has lost may not know. Our number fences
+    it off: it writes nothing any more.
+    """
+    holder = lease_holder(layout, attempt)
+    if holder is None or layout.exit(attempt).exists():
+        return False
+    if not _is_our_job_before(layout, attempt) or (holder.is_here() and not holder.is_alive()):
+        return False
+    say(
+        f"{folder}: SLURM has restarted the job; taking over from {holder.host} (pid {holder.pid})."
+    )
+    return True
+
+
+def _is_our_job_before(layout: RunLayout, attempt: int) -> bool:
+    """Whether the lease is that of an earlier life of the job that this process is part of."""
+    job = find_job(_env.of_job())
+    held = read_json(layout.lease(attempt)).get("job")
+    if job is None or not isinstance(held, dict) or held.get("id") != job.id:
+        return False
+    restarts = held.get("restarts")
+    return isinstance(restarts, int) and restarts < job.restarts
 
 
 @contextlib.contextmanager

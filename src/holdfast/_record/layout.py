@@ -8,7 +8,7 @@ runs/demo/
     lease.json  heartbeat.json     who has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
     exit.json                      how it ended
-    stop.json                      the stop that was asked for, and whose restarts it outlives
+    requeue.json                   what SLURM was asked then, and how many lives made no step
     stacks.txt  keeper.log  trouble.txt
     ranks/00001.json               of a job of several: each rank's process and keeper
     stacks-00001.txt  …            and what it has to itself
@@ -105,8 +105,8 @@ class RunLayout:
     def exit(self, attempt: int) -> Path:
         return self.attempt(attempt) / "exit.json"
 
-    def stop(self, attempt: int) -> Path:
-        return self.attempt(attempt) / "stop.json"
+    def requeue(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "requeue.json"
 
     def stacks(self, attempt: int, rank: int = 0) -> Path:
         return self.attempt(attempt) / f"stacks{_suffix(rank)}.txt"

@@ -91,6 +91,11 @@ class Guard:
         if handler is not None:
             handler(number, None)
 
+    def heed_no_more(self, number: int) -> None:
+        """Ignore a signal from the end of the run on: this process is leaving as it should."""
+        if self._watch is not None:
+            self._watch.heed_no_more(number)
+
     def remove(self) -> None:
         """Put everything back as it was."""
         self._shield.remove()

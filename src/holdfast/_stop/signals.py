@@ -90,6 +90,11 @@ class SignalWatch:
             )
             _fork_hook_set = True
 
+    def heed_no_more(self, number: int) -> None:
+        """Let `remove` leave this signal ignored."""
+        if number in self._former:
+            self._former[number] = signal.SIG_IGN
+
     def remove(self) -> None:
         """Put everything back as it was."""
         global _installed

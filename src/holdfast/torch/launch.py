@@ -41,6 +41,7 @@ from holdfast._ranks.environment import (
 from holdfast._ranks.roll_call import call_the_roll
 from holdfast._record.identity import host_name
 from holdfast._say import say, speak_plainly
+from holdfast._slurm.places import rank_environment
 
 _STORE_SECONDS = 1800.0  # what torch waits for its store unless it is told otherwise
 _CONNECT_SECONDS = 5.0  # at least, even if the others came in the last moment
@@ -128,6 +129,8 @@ def _find_contradictions(options: Mapping[str, Any]) -> list[str]:
 def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """What is said of this rank, by environment and arguments; and what the launcher had said."""
     now, at_start = _env.of_ranks(), _env.of_ranks_at_start()
+    if multiprocessing.parent_process() is None:
+        now = rank_environment(now) | now  # a task of srun
     said = {name.upper(): str(value) for name, value in _given(options).items()}
     url = urlsplit(options.get("init_method") or "")
     if url.scheme == "tcp":

@@ -1,0 +1,66 @@
+"""The trainer's side of a job: its keeper knows why a stop came, and has the job come back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from holdfast._custody.orders import Custody
+from holdfast._errors import Stopped
+from holdfast._leave import statuses
+from holdfast._say import say
+
+_ANSWER_SECONDS = 25.0  # three questions to SLURM, each with its bound, of which most take none
+_LOOK_SECONDS = 0.05
+_OF_SCHEDULERS = (statuses.TERMINATED, statuses.REQUEUE)
+
+
+class JobSide:
+    """What one process that trains alone leaves to its keeper when it stops."""
+
+    def __init__(self, custody: Custody) -> None:
+        self._custody = custody
+        self._heard: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self.is_requeued = False
+
+    def hear(self, message: dict[str, Any]) -> bool:
+        """In the link's thread: take in an answer; False if it was none."""
+        if message["kind"] not in ("settled", "requeued"):
+            return False
+        with self._changed:
+            self._heard[message["kind"]] = message
+            self._changed.notify_all()
+        return True
+
+    def settle(self, stopped: Stopped, number: int, durable_step: int | None) -> None:
+        """Find out why the run was asked to stop, and let it leave with what fits."""
+        if stopped.status not in _OF_SCHEDULERS:
+            return
+        told = {"reason": stopped.reason, "status": stopped.status, "signal": number}
+        self._custody.send("settle", **told, step=durable_step)
+        found = self._wait_for("settled")
+        if found is not None:
+            stopped.change(found["status"], found["reason"])
+
+    def requeue(self, stopped: Stopped) -> None:
+        """Wait until the job is requeued, and say so: its keeper may not outlive this process."""
+        if stopped.status != statuses.REQUEUE:
+            return
+        found = self._wait_for("requeued")
+        if found is not None:
+            self.is_requeued = True
+            stopped.change(found["status"], stopped.reason)
+            say(found["said"])
+
+    def _wait_for(self, kind: str) -> dict[str, Any] | None:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        keeper = self._custody.keeper_pid
+        with self._changed:
+            while kind not in self._heard and time.monotonic() < deadline:
+                if keeper is None or keeper != self._custody.keeper_pid:
+                    return None  # it died, with what it was asked
+                self._changed.wait(_LOOK_SECONDS)
+                self._custody.look_after_keeper()
+            return self._heard.get(kind)

@@ -1,0 +1,291 @@
+"""What is asked of a keeper: by signals, by files in the run folder, and by the clock of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast._keeper import messages
+from holdfast._keeper.beat import Pace
+from holdfast._keeper.held import Hasher, Holdings
+from holdfast._keeper.job import JobWatch, in_background
+from holdfast._keeper.keep import Policy
+from holdfast._keeper.writer import Closing, Job, Outcome, Writer
+from holdfast._leave import statuses
+from holdfast._record import journal
+from holdfast._record.identity import of_process
+from holdfast._save import control
+from holdfast._save.control import ControlPage
+from holdfast._slurm.cause import Cause
+from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
+
+_TERM_GRACE_SECONDS = 10.0
+_WARNING_GRACE_SECONDS = 30.0
+_GUESSED_BYTES_PER_SECOND = 100e6
+_KILL_AFTER_SECONDS = 5.0
+_LEAVE_NOW_SECONDS = 60.0
+_HEAR_SECONDS = 3.0  # for a phase to hear of a stop: a long call in C does not
+# What a stop by the clock leaves besides step and save: for agreement, leaving and the requeue.
+_LEAVING_SECONDS = 10.0
+_LEAST_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What connects the keeper to its trainer."""
+
+    link: socket.socket
+    signals: int
+    control: ControlPage
+    pidfd: int | None
+    trainer_pid: int
+
+
+class Asked:
+    """One keeper, as far as it is asked for something."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ends: Ends,
+        numbers: frozenset[int],
+        grace: float | None,
+        job: JobWatch | None = None,
+    ) -> None:
+        self._policy = policy
+        self._ends = ends
+        self._numbers = numbers
+        self._grace = grace
+        self._job = job
+        self._hasher = Hasher()
+        self._writer = Writer(policy, self._outcome, self._closed)
+        self._holdings = Holdings(policy.attempt)
+        self._pace = Pace()
+        self._save_seconds: float | None = None  # of the slowest checkpoint of late
+        self._durable_sequence = 0
+        self._durable_step: int | None = None
+        self._failed = False
+        self._beat = 0
+        self._interrupted_at: float | None = None
+        self._stop: tuple[str, int, int] | None = None  # reason, status, signal of what was asked
+        self._insure_at: float | None = None  # when the last slot must be on its way to disk
+        self._kill_at: float | None = None
+        self._away_at: float | None = None  # when a phase that heard nothing is left for it
+        self._away: tuple[str, int] = ("", 0)
+        self._has_nudged = False  # the next SIGINT is the trainer's own
+        self._has_warned = False
+        self._phase: str | None = None
+        self._bury_at: float | None = None
+        self._is_leaving = False
+        self._leave_status: int | None = None
+        self._done = False
+        self._identity = asdict(of_process())
+
+    # -- signals and requests ---------------------------------------------------
+
+    def _hear_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._ends.signals, 256):
+                if number in self._numbers and not self._is_past_requeue():
+                    self._on_signal(number)
+
+    def _is_past_requeue(self) -> bool:
+        """Whether the job is requeued: SLURM then ends what is left of this life."""
+        return self._job is not None and self._job.is_requeued()
+
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        if not self._ends.control.words[control.IN_LOOP]:
+            return  # outside the loop the trainer acts at once, by itself
+        if number == signal.SIGINT and self._has_nudged:
+            self._has_nudged = False
+            return
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self._interrupted_at is not None:
+            if now - self._interrupted_at > SAME_PRESS_SECONDS:
+                journal.append(self._policy.layout.journal, "signal", name=name, count=2)
+                if self._ends.control.words[control.STAYS]:
+                    self._persist_newest("second Ctrl-C")  # the trainer ends its step by itself
+                else:
+                    self._leave_now("second Ctrl-C", 130)
+            return
+        if number == signal.SIGINT:
+            self._interrupted_at = now
+        journal.append(self._policy.layout.journal, "signal", name=name)
+        grace, status = self._grace_of(number), statuses.of_signal(number)
+        self._stop = self._stop or (name, status, number)
+        if self._job is not None and number == signal.SIGTERM:
+            self._job.learn_cause()  # SLURM knows it now; later it may have moved on
+        # The trainer may have heard of it already.
+        rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
+        self._tell("noted", signal=number, grace=grace, rests=rests)
+        if rests:
+            self._leave_rest(name, status)
+        if grace is not None:
+            self._insure_within(grace)
+
+    def _insure_within(self, seconds: float) -> None:
+        """Have the newest slot on disk before this time is over, even if the step goes on."""
+        at = time.monotonic() + max(0.0, seconds - self._write_seconds() - 1.0)
+        self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
+
+    def _insure(self) -> None:
+        """The step has not ended in time."""
+        if self._job is None or self._stop is None or self._stop[1] == statuses.PERSON:
+            self._persist_newest("deadline")
+        else:
+            # The job ends for certain, and then nobody is left who could requeue it.
+            self._leave_now(*self._stop[:2])
+
+    def _grace_of(self, number: int) -> float | None:
+        """The seconds that a signal leaves; a person waits."""
+        if self._grace is not None or number == signal.SIGINT:
+            return self._grace
+        known = self._job.grace_of(number) if self._job is not None else None
+        if known is not None:
+            return known
+        return _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
+
+    def _leave_rest(self, reason: str, status: int) -> None:
+        """A stop within a phase: its boundary is in memory, and the phase is repeated anyway."""
+        self._persist_newest(f"stop: {reason}")
+        self._away_at = time.monotonic() + _HEAR_SECONDS
+        self._away = (reason, status)
+
+    def _write_seconds(self) -> float:
+        """How long a write may take, on the safe side."""
+        speed = (self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND) / 2
+        return self._holdings.slot_bytes() / speed
+
+    def _look_for_requests(self) -> None:
+        for kind, details in take_requests(self._policy.layout, self._policy.attempt):
+            journal.append(self._policy.layout.journal, "request", kind=kind, **details)
+            if kind == "stop" and details.get("now"):
+                self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
+                continue
+            if kind == "stop" and self._ends.control.words[control.REST] == control.RESTS:
+                self._has_nudged = True
+                self._leave_rest(stop_from_file(details).reason, statuses.PERSON)
+            self._tell("request", request=kind, details=details)
+
+    def _leave_now(self, reason: str, status: int) -> None:
+        self._leave_status = status
+        # A disk that hangs must not hold a person who wants to leave.
+        self._kill_at = time.monotonic() + _LEAVE_NOW_SECONDS
+        if not self._persist_newest(reason, leave_status=status):
+            self._send_away(reason, status)
+
+    def _send_away(self, reason: str, status: int, **details: Any) -> None:
+        """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
+        if self._job is None or self._is_past_requeue() or status == statuses.PERSON:
+            self._tell_to_leave(reason, status, **details)
+            return
+        job, number = self._job, self._stop[2] if self._stop is not None else 0
+
+        def settle_and_tell() -> None:
+            settled = job.settle(reason, status, number)
+            if settled.status == statuses.REQUEUE:
+                found = job.requeue(self._durable_step)
+                self._tell_to_leave(settled.reason, found.status, said=found.said, **details)
+            else:
+                self._tell_to_leave(settled.reason, settled.status, **details)
+
+        in_background(settle_and_tell)
+
+    def _tell_to_leave(self, reason: str, status: int, **details: Any) -> None:
+        self._leave_status = status
+        self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
+        self._tell("leave", status=status, reason=reason, step=self._durable_step, **details)
+
+    # -- the job's end ----------------------------------------------------------
+
+    def _settle_stop(self, message: dict[str, Any]) -> None:
+        """The trainer has stopped, durably: say why that was, and have the job come back."""
+        job = self._job
+        if job is None:
+            self._tell("settled", reason=message["reason"], status=message["status"])
+            return
+
+        def settle() -> None:
+            settled = job.settle(message["reason"], message["status"], message["signal"])
+            # First this: once the job is requeued, little is left of its log.
+            self._tell("settled", reason=settled.reason, status=settled.status)
+            if settled.status == statuses.REQUEUE:
+                found = job.requeue(message["step"])
+                self._tell("requeued", said=found.said, status=found.status)
+
+        in_background(settle)
+
+    def _watch_clock(self, now: float) -> None:
+        """Besides the warning, which can be lost: the end of the job is known."""
+        words = self._ends.control.words
+        if words[control.IN_LOOP] and not words[control.REST]:
+            self._pace.see(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
+        else:
+            self._pace.rest()
+        if self._job is None:
+            return
+        self._job.look(now)
+        left = self._job.seconds_left()
+        if left is not None and left < self._needed_seconds() and self._stop is None:
+            self._stop = (Cause.TIME_LIMIT.value, statuses.REQUEUE, 0)
+            journal.append(self._policy.layout.journal, "job-ends", seconds_left=round(left, 1))
+            self._stop_for_time(left)
+        self._warn_of_short_warning()
+
+    def _needed_seconds(self) -> float:
+        """For the step at hand, its save, and all that comes after."""
+        needed = (self._pace.step_seconds or 0.0) + 2 * (self._save_seconds or 0.0)
+        return max(_LEAST_SECONDS, needed + _LEAVING_SECONDS)
+
+    def _stop_for_time(self, left: float) -> None:
+        assert self._stop is not None
+        reason, status, _ = self._stop
+        if self._ends.control.words[control.REST] == control.RESTS:
+            self._has_nudged = True
+            self._leave_rest(reason, status)
+        self._tell("ending", reason=reason, status=status, seconds=left)
+        self._insure_within(left)
+
+    def _warn_of_short_warning(self) -> None:
+        """Once it is measured: does a save fit into the time that SLURM's warning leaves?"""
+        warning = None if self._job is None else self._job.warning
+        if self._has_warned or warning is None or self._save_seconds is None:
+            return
+        needed = (self._pace.step_seconds or 0.0) + self._save_seconds
+        if needed > warning:
+            self._has_warned = True
+            self._tell("short-warning", warning=warning, needed=needed)
+
+    def _note_save(self, seconds: float) -> None:
+        self._save_seconds = max(seconds, 0.8 * (self._save_seconds or 0.0))
+
+    # -- making durable ---------------------------------------------------------
+
+    def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
+        """Write the newest whole slot unless it is durable already; False if there is none."""
+        for _ in range(100):
+            newest = self._holdings.newest()
+            if newest is None or newest[1].sequence <= self._durable_sequence:
+                return False
+            held, record = newest
+            if held.pin(record):
+                self._writer.submit(Job(held, record, reason, leave_status=leave_status))
+                return True
+            time.sleep(0.01)  # the trainer has just made a newer one whole
+        return False
+
+    def _outcome(self, outcome: Outcome) -> None:
+        """A write has ended, well or not."""
+        raise NotImplementedError
+
+    def _closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
+        """The manifest of a checkpoint of several ranks is written, or could not be."""
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        messages.send(self._ends.link, kind, **fields)

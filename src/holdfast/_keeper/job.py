@@ -1,0 +1,211 @@
+"""The job that the run is part of: how long it has, why it ends, and how it comes back.
+
+One keeper of a run has this, that of rank 0. Asking SLURM takes milliseconds when all is well
+and seconds when it is not, so whatever asks runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._leave import statuses
+from holdfast._record import journal
+from holdfast._record.attempts import read_json, write_json
+from holdfast._record.layout import RunLayout
+from holdfast._slurm import ask
+from holdfast._slurm.cause import Cause, why_terminated
+from holdfast._slurm.job import Job
+
+# The end can be moved by scontrol, and by a preemption. Between two looks passes half of the time
+# that is left, within these bounds: a controller has thousands of jobs to answer.
+_LOOK_SECONDS = (10.0, 300.0)
+_MARGIN_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Settled:
+    """With what the run leaves."""
+
+    reason: str
+    status: int
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """What became of a run that is to go on: in words, and the status that fits."""
+
+    said: str
+    status: int = statuses.REQUEUE
+
+
+class JobWatch:
+    """What a keeper knows of its job, and does for it."""
+
+    def __init__(self, job: Job, layout: RunLayout, attempt: int, limit: int) -> None:
+        self._job = job
+        self._layout = layout
+        self._attempt = attempt
+        self._limit = limit
+        self._facts: ask.JobFacts | None = None
+        self._warning: float | None = None  # seconds before the end
+        self._kill_wait: float | None = None
+        self._lock = threading.Lock()
+        self._cause: Cause | None = None
+        self._requeued: Requeued | None = None
+        self._looking = threading.Lock()
+        self._look_at = 0.0
+
+    # -- the time that is left ------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Ask for the end of the job now and then."""
+        if now < self._look_at or not self._looking.acquire(blocking=False):
+            return
+        self._look_at = now + _LOOK_SECONDS[1]
+        threading.Thread(target=self._learn, name="job", daemon=True).start()
+
+    def _learn(self) -> None:
+        try:
+            is_first = self._facts is None
+            facts = ask.show_job(self._job.id)
+            if facts is not None:
+                self._facts = facts
+                left = _LOOK_SECONDS[1] if facts.end is None else (facts.end - time.time()) / 2
+                wait = min(max(left, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
+                self._look_at = time.monotonic() + wait
+            if facts is not None and is_first:
+                self._warning = ask.warning_seconds(self._job.id)
+                self._kill_wait = ask.kill_wait_seconds()
+        finally:
+            self._looking.release()
+
+    @property
+    def warning(self) -> float | None:
+        """How long before the job's end its warning is sent."""
+        return self._warning
+
+    def seconds_left(self) -> float | None:
+        """Until the job's end, as far as that is known."""
+        end = self._facts.end if self._facts is not None else None
+        return None if end is None else end - time.time()
+
+    def grace_of(self, number: int) -> float | None:
+        """The seconds that a signal leaves."""
+        if number == signal.SIGTERM:
+            wait = self._kill_wait
+            return None if wait is None else max(1.0, wait - _MARGIN_SECONDS)
+        left = self.seconds_left()
+        return None if left is None else max(1.0, left - _MARGIN_SECONDS)
+
+    def beat(self) -> dict[str, Any]:
+        """For those who look at the run."""
+        return {
+            "job": self._job.id,
+            "restarts": self._job.restarts,
+            "end": None if self._facts is None else self._facts.end,
+            "warning_seconds": self._warning,
+        }
+
+    # -- the end ------------------------------------------------------------------------
+
+    def settle(self, reason: str, status: int, number: int) -> Settled:
+        """Why the run is to stop, and with which status; asks SLURM about a SIGTERM."""
+        if number != signal.SIGTERM:
+            return Settled(reason, status)
+        cause = self._learn_cause()
+        return Settled(cause.value, statuses.REQUEUE if cause.interrupts else statuses.TERMINATED)
+
+    def learn_cause(self) -> None:
+        """Ask about a SIGTERM that has just come."""
+        threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
+
+    def _learn_cause(self) -> Cause:
+        with self._lock:
+            if self._cause is None:
+                self._cause = self._ask_cause()
+                journal.append(self._layout.journal, "job-ends", cause=self._cause.value)
+            return self._cause
+
+    def _ask_cause(self) -> Cause:
+        facts = ask.show_job(self._job.id)
+        cause = why_terminated(self._job, facts)
+        if cause is Cause.UNKNOWN and not ask.can_ask():
+            self._leave_marker("ask")
+        return cause
+
+    def is_requeued(self) -> bool:
+        """Whether all is done: what SLURM sends from now on is no news."""
+        return self._requeued is not None
+
+    def requeue(self, step: int | None) -> Requeued:
+        """Have the job start again, once; `step` is durable."""
+        with self._lock:
+            if self._requeued is None:
+                idle = self._idle_lives(step)
+                found = self._requeue(idle)
+                self._requeued = Requeued(found) if isinstance(found, str) else found
+                record = {"job": self._job.id, "restarts": self._job.restarts, "step": step}
+                said = {**record, "idle": idle, "said": self._requeued.said}
+                journal.append(self._layout.journal, "requeue", attempt=self._attempt, **said)
+                with contextlib.suppress(OSError):
+                    write_json(self._layout.requeue(self._attempt), said)
+            return self._requeued
+
+    def _requeue(self, idle: int) -> str | Requeued:
+        name = f"job {self._job.id}"
+        facts = ask.show_job(self._job.id)
+        if why_terminated(self._job, facts) is Cause.REQUEUED:
+            return f"{name} is requeued and goes on by itself."
+        if why_terminated(self._job, facts) is Cause.CANCELLED:
+            return Requeued(f"{name} is cancelled, and stays so.", statuses.TERMINATED)
+        if idle > self._limit:
+            # Not with 75: some sites requeue by themselves whatever leaves with that.
+            return Requeued(
+                f"{name} has come back {idle - 1} times without a new step, and is not requeued "
+                "again.\nSee why no step is made in its time limit, then submit it again.",
+                statuses.IDLE,
+            )
+        if facts is None and not ask.can_ask():
+            if self._leave_marker("requeue"):
+                return f"there is no scontrol here: the batch script's last lines requeue {name}."
+            return f"there is no scontrol here: nothing requeues {name}. Submit it again to go on."
+        if facts is not None and not facts.is_batch:
+            return "Start the same command again to go on: only batch jobs can be requeued."
+        if facts is not None and not facts.may_requeue:
+            return f"{name} may not be requeued (--no-requeue). Submit it again to go on."
+        trouble = ask.requeue(self._job.id)
+        if trouble is not None:
+            if self._leave_marker("requeue"):
+                return f"{name} could not be requeued ({trouble}); its script tries once more."
+            return f"{name} could not be requeued ({trouble}). Submit it again to go on."
+        return f"{name} is requeued and goes on by itself."
+
+    def _idle_lives(self, step: int | None) -> int:
+        """How many lives in a row, with this one, have made no step."""
+        began = read_json(self._layout.origin(self._attempt)).get("step") or 0
+        if (step or 0) > began:
+            return 0
+        before = read_json(self._layout.requeue(self._attempt - 1))
+        known = before.get("idle") if before.get("job") == self._job.id else None
+        return 1 + (known if isinstance(known, int) else 0)
+
+    def _leave_marker(self, word: str) -> bool:
+        if not self._job.marker:
+            return False
+        try:
+            Path(self._job.marker).write_text(f"{word}\n", encoding="ascii")
+        except OSError:
+            return False
+        return True
+
+
+def in_background(act: Callable[[], None]) -> None:
+    """Ask in a thread: the keeper's loop must go on."""
+    threading.Thread(target=act, name="job", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Above the trainer: the process that starts it, passes signals on and outlives it."""
