@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.hub import Hub, Key
+from holdfast._keeper.table import Wish
 
 ATTEMPT = 3
 
@@ -20,6 +23,11 @@ class Shelf:
         self.there: set[Key] = set()
         self.refuses: str | None = None
         self.seconds = 0.5
+        self.grace: dict[int, float] = {}  # that a signal leaves
+        self.has_job = False
+        self.asked: list[Callable[[str, int], None]] = []  # why a stop was wished for
+        self.requeued: list[int | None] = []
+        self.answers: list[Callable[[str, int], None]] = []  # to what became of that
 
     def begin(self, key: Key) -> str | None:
         if self.refuses is not None:
@@ -37,6 +45,16 @@ class Shelf:
 
     def write_seconds(self) -> float:
         return self.seconds
+
+    def grace_of(self, number: int) -> float | None:
+        return self.grace.get(number)
+
+    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
+        self.asked.append(lambda why, status: then(replace(wish, reason=why, status=status)))
+
+    def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
+        self.requeued.append(step)
+        self.answers.append(then)
 
     def noted(self, event: str) -> list[dict[str, Any]]:
         return [fields for name, fields in self.notes if name == event]

@@ -108,7 +108,7 @@ def _peel(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int)
     if wrapper is not None:
         return _peel(_wrap(launch, wrapper[0]), words[wrapper[1] :], read, depth + 1)
     if name in SHELLS:
-        return _look_into_shell(launch, words, read, depth)
+        return _look_into_shell(launch, words, read)
     if name.endswith(".sh") and (launch.is_step or read(words[0].text) is not None):
         return _look_into_file(launch, name, words[0].text, read)
     return replace(launch, kind=_kind(words))
@@ -150,9 +150,7 @@ def _kind(words: Sequence[Argument]) -> str:
     return OTHER
 
 
-def _look_into_shell(
-    launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int
-) -> Launch | None:
+def _look_into_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> Launch | None:
     """`bash -c TEXT` and `bash FILE`."""
     shell = words[0].program
     at = 1
@@ -164,7 +162,7 @@ def _look_into_shell(
         elif not option.startswith("--") and option.endswith("c"):
             inner = words[at] if at < len(words) else None
             return launch if inner is None else _look_into_text(
-                launch, shell, inner, words[at + 2 :], read, depth
+                launch, shell, inner, words[at + 2 :], read
             )  # fmt: skip
     if at < len(words):
         return _look_into_file(launch, f"{shell} {words[at].text}", words[at].text, read)
@@ -190,7 +188,6 @@ def _look_into_text(
     argument: Argument,
     rest: tuple[Argument, ...],
     read: Reader,
-    depth: int,
 ) -> Launch | None:
     found = _inner_text(argument)
     if found is None:
@@ -232,7 +229,7 @@ def _look_into_text(
 def _judge_shell(
     shell: str, inner: Launch, commands: int, is_last: bool, offset: int | None
 ) -> Swallow | None:
-    if is_last and commands == 1:
+    if is_last and commands == 1 and not inner.command.is_timed:
         return None  # every shell becomes its only command
     exec_at = None
     if offset is not None and is_last and not inner.command.is_timed:

@@ -31,6 +31,10 @@ _GROUPS = {
         "export": "holdfast export runs/a out.safetensors",
         "clean": "holdfast clean runs",
     },
+    "Cluster": {
+        "submit": "holdfast submit --time=8:00:00 -- python train.py",
+        "run": "srun holdfast run -- python train.py",
+    },
     "Try": {
         "demo": "holdfast demo",
         "prove": "holdfast prove -- python train.py",

@@ -119,8 +119,8 @@ class Asked:
         journal.append(self._policy.layout.journal, "signal", name=name)
         grace, status = self._grace_of(number), statuses.of_signal(number)
         self._stop = self._stop or (name, status, number)
-        if self._job is not None and number == signal.SIGTERM:
-            self._job.learn_cause()  # SLURM knows it now; later it may have moved on
+        if self._job is not None:
+            self._job.heard(number)
         # The trainer may have heard of it already.
         rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
         self._tell("noted", signal=number, grace=grace, rests=rests)
@@ -232,10 +232,12 @@ class Asked:
             return
         self._job.look(now)
         left = self._job.seconds_left()
-        if left is not None and left < self._needed_seconds() and self._stop is None:
+        if left is not None and self._stop is None and left < self._needed_seconds():
             self._stop = (Cause.TIME_LIMIT.value, statuses.REQUEUE, 0)
             journal.append(self._policy.layout.journal, "job-ends", seconds_left=round(left, 1))
             self._stop_for_time(left)
+        elif left is not None and self._stop is not None and self._insure_at is not None:
+            self._insure_within(left)  # the end may have been moved
         self._warn_of_short_warning()
 
     def _needed_seconds(self) -> float:

@@ -112,6 +112,8 @@ class CrewKeeper(KeeperAmongOthers):
             "signal": number,
             "grace": self._grace_of(number),
         }
+        if self._job is not None:
+            self._job.heard(number)
         self._to_hub("wish", wish=wish, now=again)
 
     def _look_for_requests(self) -> None:

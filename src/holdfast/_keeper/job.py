@@ -122,9 +122,11 @@ class JobWatch:
         cause = self._learn_cause()
         return Settled(cause.value, statuses.REQUEUE if cause.interrupts else statuses.TERMINATED)
 
-    def learn_cause(self) -> None:
-        """Ask about a SIGTERM that has just come."""
-        threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
+    def heard(self, number: int) -> None:
+        """Ask about a signal that has just come: later SLURM may have moved on."""
+        if number == signal.SIGTERM:
+            threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
+        self._look_at = 0.0  # how much time is left may be news
 
     def _learn_cause(self) -> Cause:
         with self._lock:

@@ -12,7 +12,7 @@ _LAUNCHER = re.compile(
 )
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _MEETING = re.compile(
-    r"(?:^|\s)--?(?:standalone|nnodes|node[-_]rank|rdzv[-_](?:endpoint|backend|id)|"
+    r"(?:^|\s)--?(?:standalone|rdzv[-_](?:endpoint|backend)|"
     r"master[-_](?:addr|port))(?=$|[\s=])"
 )
 

@@ -1,0 +1,66 @@
+"""What lint finds, and the changes that put it right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ERROR = "error"
+WARNING = "warning"
+HINT = "hint"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace what stands from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that goes wrong, and how it would be right."""
+
+    rule: str
+    severity: str
+    line: int
+    message: str
+    source: str = ""  # the line as it stands
+    corrected: tuple[str, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    folder: str | None = None  # one that is missing, and that --fix makes
+    is_fixable: bool = False
+
+
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
+    """The text with all changes that do not overlap; of two that do, the first one."""
+    chosen: list[Edit] = []
+    for edit in edits:
+        if edit in chosen or any(_overlap(edit, other) for other in chosen):
+            continue
+        chosen.append(edit)
+    # From the end, so that places before stay right; insertions at one place keep their order.
+    chosen.sort(key=lambda each: (each.start, each.end))
+    chosen.reverse()
+    for edit in chosen:
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def _overlap(one: Edit, other: Edit) -> bool:
+    return one.start < other.end and other.start < one.end
+
+
+def changed_lines(text: str, edits: Iterable[Edit]) -> tuple[str, ...]:
+    """The lines that the changes make, in their order."""
+    import difflib
+
+    before, after = text.splitlines(), apply_edits(text, edits).splitlines()
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    found: list[str] = []
+    for kind, _, _, start, end in matcher.get_opcodes():
+        if kind != "equal":
+            found += after[start:end]
+    return tuple(found)

@@ -1,0 +1,136 @@
+"""How the rules write down what they find, and the changes that several of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast._check.finding import Edit, Finding, changed_lines
+from holdfast._check.job import Job
+from holdfast._check.launch import TORCHRUN, Launch
+from holdfast._slurm.options import Option
+
+_LEAD_SECONDS = 120
+_LEAST_LEAD_SECONDS = 15
+HANDLED_BY_TORCHRUN = ("TERM", "INT", "HUP", "QUIT")
+
+
+def note(
+    job: Job,
+    rule: str,
+    severity: str,
+    at: int,
+    message: str,
+    *,
+    edits: Iterable[Edit] = (),
+    corrected: Iterable[str] = (),
+    folder: str | None = None,
+) -> Finding:
+    """A finding at an offset of the script."""
+    line = job.line_of(at)
+    changes = tuple(edits)
+    lines = tuple(corrected) or changed_lines(job.text, changes)
+    fixable = bool(changes) or folder is not None
+    source = job.source(line)
+    return Finding(rule, severity, line, message, source, lines, changes, folder, fixable)
+
+
+def add_option(job: Job, *lines: str) -> Edit:
+    """Further #SBATCH lines."""
+    at = job.options_at
+    before = "" if at == 0 or job.text[at - 1] == "\n" else "\n"
+    return Edit(at, at, before + "".join(f"#SBATCH {line}\n" for line in lines))
+
+
+def set_value(option: Option, value: str) -> Edit:
+    """The option with another value, written as it was written."""
+    if option.value_start >= option.end:
+        return Edit(option.start, option.end, f"--{option.name}={value}")
+    return Edit(option.value_start, option.end, value)
+
+
+def remove_option(job: Job, option: Option) -> Edit:
+    """Without the option; without its line if nothing else stands there."""
+    start = job.text.rfind("\n", 0, option.start) + 1
+    end = job.text.find("\n", option.end)
+    end = len(job.text) if end < 0 else end + 1
+    if (
+        job.text[start : option.start].strip() == "#SBATCH"
+        and not job.text[option.end : end].strip()
+    ):
+        return Edit(start, end, "")
+    return Edit(option.start, option.end, "")
+
+
+def needed_seconds(job: Job) -> float | None:
+    """What the run's own measurements say that a save takes, from the asking on."""
+    if job.save_seconds is None:
+        return None
+    return job.save_seconds + (job.step_seconds or 0.0)
+
+
+def good_lead(job: Job) -> int | None:
+    """Seconds of warning that are enough, and fit into the limit; None if none would."""
+    needed = needed_seconds(job)
+    lead = _LEAD_SECONDS if needed is None else max(60, -(-int(1.5 * needed + 30) // 30) * 30)
+    if job.limit_seconds is not None and lead > job.limit_seconds / 3:
+        lead = int(job.limit_seconds / 3)
+        if lead < _LEAST_LEAD_SECONDS or (needed is not None and lead < needed):
+            return None
+    return lead
+
+
+def signal_value(job: Job, *, to_batch: bool, seconds: int | None = None) -> str:
+    """A value for --signal with the same signal."""
+    found = job.signal
+    option = job.option("signal")
+    assert found is not None
+    assert option is not None
+    written = option.value.rpartition(":")[2].partition("@")[0]
+    lead = found.seconds if seconds is None else seconds
+    reservation = (
+        "R" if "R" in option.value.partition(":")[0].upper() and ":" in option.value else ""
+    )
+    prefix = f"{reservation}{'B' if to_batch else ''}"
+    return f"{prefix}{':' if prefix else ''}{written}@{lead}"
+
+
+def start_by_srun(job: Job, launch: Launch) -> list[Edit]:
+    """The training as a step of its own, where the signal finds it."""
+    words = ["srun"]
+    is_one_per_node = launch.kind == TORCHRUN and job.tasks == job.nodes and _many_nodes(launch)
+    if job.tasks > 1 and not is_one_per_node:
+        words += ["--nodes=1", "--ntasks=1"] if job.nodes > 1 else ["--ntasks=1"]
+    if job.option("cpus-per-task") is not None:
+        # Since 22.05 srun does not take it from sbatch, and one CPU would be left.
+        words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    if job.uses_holdfast(launch) and not launch.is_led:
+        words += ["holdfast", "run", "--"]
+    edits = [Edit(launch.step_at, launch.step_at, " ".join(words) + " ")]
+    if "holdfast" not in words:
+        edits += handle_by_torchrun(job, launch)
+    return edits
+
+
+def _many_nodes(launch: Launch) -> bool:
+    return any(word.text.startswith(("--nnodes", "--rdzv")) for word in launch.program)
+
+
+def handle_by_torchrun(job: Job, launch: Launch) -> list[Edit]:
+    """torchrun with the flag by which it passes the signal on to its workers."""
+    found = job.signal
+    if launch.kind != TORCHRUN or found is None or found.name in HANDLED_BY_TORCHRUN:
+        return []
+    for word in launch.program:
+        if word.text.replace("_", "-").startswith("--signals-to-handle"):
+            return []
+    names = ",".join(f"SIG{name}" for name in ("TERM", "INT", "HUP", "QUIT", found.name))
+    after = launch.program[0].source
+    for at, word in enumerate(launch.program):
+        if word.text == "-m":  # python -m torch.distributed.run
+            after = launch.program[at + 1].source
+            break
+        if at > 2:
+            break
+    if any(word.source is after for word in launch.program[1:2]) or after.text.startswith("$"):
+        return []  # it stands in a variable
+    return [Edit(after.end, after.end, f" --signals-to-handle={names}")]

@@ -1,0 +1,283 @@
+"""What the batch shell does with a signal, with its children and with their status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from holdfast._check.finding import ERROR, HINT, WARNING, Edit, Finding
+from holdfast._check.job import Job, Trap
+from holdfast._check.launch import Launch
+from holdfast._check.noting import note, set_value, signal_value, start_by_srun
+from holdfast._check.shell import Command
+
+_LATE_SECONDS = 30
+_ONLY_WORDS = frozenset(["echo", "printf", "date", "exit", "sleep", "true", ":", "logger", "sync"])
+_TAKES_TIME = frozenset(["sleep", "tail", "fg", "wait", "inotifywait", "jobs", "read", "srun"])
+_KEEPS_STATUS = re.compile(r"\$\?|PIPESTATUS|pipefail")
+
+
+def check_batch(job: Job) -> Iterator[Finding]:
+    """All rules about the batch shell."""
+    found = job.signal
+    if not job.is_understood:
+        return
+    yield from check_background(job)
+    yield from check_status(job)
+    if found is None:
+        return
+    traps = [trap for trap in job.traps if found.name in trap.signals]
+    if found.to_batch:
+        yield from check_signal_to_batch(job, traps)
+    else:
+        yield from check_useless_trap(job, traps)
+
+
+def check_signal_to_batch(job: Job, traps: list[Trap]) -> Iterator[Finding]:
+    found = job.signal
+    assert found is not None
+    launches = [launch for launch in job.trainings if not launch.is_exec]
+    if not launches:
+        return
+    if not traps:
+        yield from _kills_shell(job, launches)
+        return
+    trap = traps[-1]
+    if trap.ignores:
+        yield note(
+            job,
+            "signal-ignored",
+            ERROR,
+            trap.command.start,
+            f"B: sends SIG{found.name} to bash alone, which ignores it: nobody hears the warning.",
+            corrected=[f"#SBATCH --signal={signal_value(job, to_batch=False)}"],
+        )
+        return
+    foreground = [launch for launch in launches if not launch.command.is_background]
+    for launch in foreground[-1:]:
+        yield from _waits_for_foreground(job, trap, launch)
+    if not foreground:
+        yield from _waits_once(job, trap, launches[-1])
+        yield from _does_not_forward(job, trap)
+
+
+def _kills_shell(job: Job, launches: list[Launch]) -> Iterator[Finding]:
+    found, option = job.signal, job.option("signal")
+    assert found is not None
+    assert option is not None
+    if found.name in ("CONT", "URG"):
+        return
+    edits = [set_value(option, signal_value(job, to_batch=False))]
+    for launch in launches:
+        if not launch.is_step:
+            edits += start_by_srun(job, launch)
+    yield note(
+        job,
+        "signal-kills-shell",
+        ERROR,
+        option.start,
+        f"B: sends SIG{found.name} to bash alone, which has no trap for it and dies: the job fails "
+        f"{found.seconds} to {found.seconds + _LATE_SECONDS} s before its limit, and "
+        f"{launches[-1].name} is killed with it.",
+        edits=edits,
+    )
+
+
+def _waits_for_foreground(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
+    found = job.signal
+    assert found is not None
+    command = launch.command
+    can_move = (
+        command.after in ("\n", ";") and not command.before and not command.is_piped
+        and not command.within and command.function is None and not command.is_timed
+    )  # fmt: skip
+    edits: list[Edit] = []
+    written = job.text[command.start : command.end]
+    if can_move:
+        waiting = ' &\ntrainer=$!\nwait "$trainer" || wait "$trainer"'
+        edits = [Edit(command.end, command.end, waiting)]
+        if not _does_anything(trap):
+            edits = [*_forward(job, trap), *edits]
+    yield note(
+        job,
+        "trap-waits-for-command",
+        ERROR,
+        command.start,
+        f"the trap for SIG{found.name} in line {job.line_of(trap.command.start)} never runs in "
+        f"time: bash runs it when the command in the foreground has ended, and that is killed at "
+        "the limit.",
+        edits=edits,
+        corrected=[] if edits else [f"{written} &", 'wait "$!" || wait "$!"'],
+    )
+
+
+def _does_anything(trap: Trap) -> bool:
+    """Whether the handler does more than to say something."""
+    commands = re.split(r"[;\n&|]+", trap.handler)
+    names = [each.split()[0] for each in commands if each.split()]
+    return any(name not in _ONLY_WORDS and not name.startswith("#") for name in names)
+
+
+def _forward(job: Job, trap: Trap, pid: str = "$trainer") -> list[Edit]:
+    found = job.signal
+    assert found is not None
+    word = next(w for w in trap.command.words[1:] if w.text != "--")
+    send = f'kill -{found.name} "{pid}"'
+    if word.text[:1] == "'":
+        return [Edit(word.start + 1, word.start + 1, f"{send}; ")]
+    if word.text[:1] == '"':
+        escaped = send.replace('"', '\\"').replace("$", "\\$")
+        return [Edit(word.start + 1, word.start + 1, f"{escaped}; ")]
+    return [Edit(word.start, word.end, f"'{send}; {word.text}'")]
+
+
+def _waits_once(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
+    found = job.signal
+    assert found is not None
+    waits = [
+        command
+        for command in job.commands
+        if command.text == "wait" and command.start > launch.command.start
+        and command.function is None
+    ]  # fmt: skip
+    if len(waits) != 1 or re.search(r"\bwait\b", trap.handler):
+        return
+    if not _does_anything(trap) or any(kind in ("while", "until") for kind in waits[0].within):
+        return
+    if "scontrol requeue" in trap.handler and launch.is_step:
+        return  # whatever comes after the trap, the job ends and comes back
+    wait = waits[0]
+    written = job.text[wait.start : wait.end]
+    later = [c for c in job.commands if c.start > wait.end and c.function is None]
+    if wait.after not in ("\n", ";") or any(c.text in ("while", "until") for c in later):
+        return
+    yield note(
+        job,
+        "wait-ends-early",
+        ERROR,
+        wait.start,
+        f"SIG{found.name} ends this wait with status 140 as soon as the trap has run: the script "
+        f"goes on to its end, and {launch.name} is killed while it saves.",
+        edits=[Edit(wait.end, wait.end, f" || {written}")],
+    )
+
+
+def _does_not_forward(job: Job, trap: Trap) -> Iterator[Finding]:
+    if _does_anything(trap):
+        return
+    found = job.signal
+    assert found is not None
+    yield note(
+        job,
+        "trap-does-not-forward",
+        ERROR,
+        trap.command.start,
+        f"the trap does not pass SIG{found.name} on: the training never hears of it.",
+        edits=_forward(job, trap, "$!"),
+    )
+
+
+def check_useless_trap(job: Job, traps: list[Trap]) -> Iterator[Finding]:
+    found, option = job.signal, job.option("signal")
+    assert found is not None
+    assert option is not None
+    handlers = [trap for trap in traps if not trap.ignores]
+    if not handlers or not job.trainings or not _does_anything(handlers[-1]):
+        return
+    trap = handlers[-1]
+    is_prepared = all(launch.command.is_background for launch in job.trainings)
+    right = signal_value(job, to_batch=True)
+    yield note(
+        job,
+        "trap-never-runs",
+        WARNING,
+        trap.command.start,
+        f"this trap never runs: without B: SIG{found.name} goes to the tasks of srun only, not to "
+        "bash.",
+        edits=[set_value(option, right)] if is_prepared else [],
+        corrected=() if is_prepared else (f"#SBATCH --signal={right}", "… &", "wait || wait"),
+    )
+
+
+def check_background(job: Job) -> Iterator[Finding]:
+    """A job is over when its script is, whatever still runs."""
+    for launch in job.trainings:
+        command = launch.command
+        if not command.is_background:
+            continue
+        later = [c for c in job.commands if c.start > command.start]
+        if any(c.text in _TAKES_TIME for c in job.commands if c.start > command.start):
+            return
+        if any(c.text == "wait" for c in job.commands) or any(
+            kind in ("while", "until") for c in later for kind in c.within
+        ):
+            return
+        if any(each.command in later and not each.command.is_background for each in job.launches):
+            return
+        end = len(job.text)
+        newline = "" if job.text.endswith("\n") else "\n"
+        yield note(
+            job,
+            "wait-missing",
+            ERROR,
+            command.start,
+            f"the script goes on to its end and the job is over: {launch.name} is killed within "
+            "a second of its start.",
+            edits=[Edit(end, end, f"{newline}wait\n")],
+        )
+        return
+
+
+def check_status(job: Job) -> Iterator[Finding]:
+    """An interrupted training must not end as COMPLETED."""
+    if not job.is_training:
+        return
+    for launch in job.trainings[-1:]:
+        command = launch.command
+        later = [
+            c for c in job.commands if c.start > command.end and c.function == command.function
+        ]
+        hides = "a training that is interrupted ends as COMPLETED: SLURM and whoever waits for "
+        hides += "the job take it for done."
+        if command.after == "||" and later and _is_nothing(later[0]):
+            end = later[0].end
+            yield note(
+                job, "status-hidden", WARNING, command.start, hides,
+                edits=[Edit(command.end, end, "")],
+            )  # fmt: skip
+            return
+        last = later[-1] if later else None
+        is_exit = last is not None and [w.text for w in last.words] == ["exit", "0"]
+        between = job.text[command.end : last.start] if last is not None else ""
+        if _KEEPS_STATUS.search(job.text) or _stops_at_errors(job):
+            continue
+        if last is not None and is_exit and not last.is_conditional and not last.within:
+            if command.is_background or command.function is not None:
+                continue
+            is_next = not re.sub(r"[;\s]", "", between) and not command.is_piped
+            yield note(
+                job, "status-hidden", WARNING, last.start, hides,
+                edits=[Edit(last.words[1].start, last.words[1].end, "$?")] if is_next else [],
+                corrected=[] if is_next else ["status=$?   (right behind the training)",
+                                              'exit "$status"'],
+            )  # fmt: skip
+        elif command.is_piped and not launch.is_exec:
+            yield note(
+                job, "status-hidden", HINT, command.start,
+                "the job's status is that of the last command in the pipe: " + hides,
+                corrected=["set -o pipefail"],
+            )  # fmt: skip
+
+
+def _stops_at_errors(job: Job) -> bool:
+    """Whether `set -e` ends the script with the training's own status."""
+    options = [
+        word.text for command in job.commands if command.text == "set" for word in command.words[1:]
+    ]
+    first = job.text.partition("\n")[0]
+    return any(re.fullmatch(r"-\w*e\w*|errexit", word) for word in options) or " -e" in first
+
+
+def _is_nothing(command: Command) -> bool:
+    texts = [word.text for word in command.words]
+    return texts in (["true"], [":"], ["exit", "0"])

@@ -1,0 +1,220 @@
+"""Who gets the signal: the training, or somebody who dies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast._check.finding import ERROR, HINT, WARNING, Edit, Finding
+from holdfast._check.job import Job
+from holdfast._check.launch import LAUNCHERS, TORCHRUN, Launch
+from holdfast._check.noting import (
+    HANDLED_BY_TORCHRUN,
+    add_option,
+    good_lead,
+    handle_by_torchrun,
+    note,
+    set_value,
+    signal_value,
+    start_by_srun,
+)
+
+_LATE_SECONDS = 30
+
+
+def check_launches(job: Job) -> Iterator[Finding]:
+    """All rules about how the training is started."""
+    found = job.signal
+    if job.is_python:
+        yield from check_python_script(job)
+    for launch in job.trainings:
+        if job.option("signal") is None:
+            yield from check_without_signal(job, launch)
+        elif found is not None and not found.to_batch:
+            yield from check_signal_to_steps(job, launch)
+        if launch.is_step or launch.is_exec:
+            yield from check_swallowed(job, launch)
+            yield from check_launcher(job, launch)
+
+
+def check_python_script(job: Job) -> Iterator[Finding]:
+    """A batch script that is a Python itself is the batch shell, as SLURM sees it."""
+    option, found = job.option("signal"), job.signal
+    if option is not None and found is not None and not found.to_batch:
+        yield note(
+            job,
+            "signal-never-arrives",
+            ERROR,
+            option.start,
+            f"without B: SIG{found.name} goes to the tasks of srun only, and never to the script "
+            "itself, which is the training here.",
+            edits=[set_value(option, signal_value(job, to_batch=True))],
+        )
+
+
+def check_without_signal(job: Job, launch: Launch) -> Iterator[Finding]:
+    start = launch.command.start
+    if launch.is_step or launch.is_exec:
+        lead = good_lead(job)
+        if job.is_training and lead is not None:
+            yield note(
+                job,
+                "no-warning",
+                HINT,
+                start,
+                "without --signal the first word of the end is SIGTERM, and SIGKILL follows after "
+                "KillWait (30 s by default).",
+                corrected=[f"#SBATCH --signal={'' if launch.is_step else 'B:'}USR2@{lead}"],
+            )
+        return
+    if launch.command.is_background and _is_waited_for(job):
+        return  # a trap may do what is needed; rules_batch looks at those
+    lead = good_lead(job)
+    edits = start_by_srun(job, launch)
+    # A program that does not know the signal would die of it, before its time.
+    if lead is not None and job.hears_signals(launch):
+        edits = [add_option(job, f"--signal=USR2@{lead}"), *edits]
+    yield note(
+        job,
+        "no-warning",
+        WARNING if job.is_training else HINT,
+        start,
+        f"at the time limit SIGTERM goes to bash alone: bash dies, and {launch.name} is killed at "
+        "once, without any warning.",
+        edits=edits,
+    )
+
+
+def _is_waited_for(job: Job) -> bool:
+    return bool(job.traps) and any(command.text == "wait" for command in job.commands)
+
+
+def check_signal_to_steps(job: Job, launch: Launch) -> Iterator[Finding]:
+    """Without B: the signal goes to the tasks of srun, and to nobody else."""
+    found, option = job.signal, job.option("signal")
+    assert found is not None
+    assert option is not None
+    if launch.is_step:
+        return
+    name = f"SIG{found.name}"
+    if launch.is_exec:
+        yield note(
+            job,
+            "signal-never-arrives",
+            ERROR,
+            launch.command.start,
+            f"{name} never arrives: without B: it goes to the tasks of srun only. "
+            f"{launch.name} gets SIGTERM at the limit, and SIGKILL after KillWait.",
+            edits=start_by_srun(job, launch),
+        )
+        return
+    yield note(
+        job,
+        "signal-never-arrives",
+        ERROR,
+        launch.command.start,
+        f"{name} never arrives: it goes to the tasks of srun only. At the limit SIGTERM goes to "
+        f"bash alone, and {launch.name} is killed at once: nothing is saved.",
+        edits=start_by_srun(job, launch),
+    )
+
+
+def check_swallowed(job: Job, launch: Launch) -> Iterator[Finding]:
+    """The signal goes to the leader of a task, not to its children."""
+    swallow = launch.swallow
+    if swallow is None:
+        return
+    found = job.signal
+    gets_it = found is not None and found.to_batch == (not launch.is_step)
+    name = f"SIG{found.name}" if found is not None and gets_it else "SIGTERM"
+    seconds = found.seconds if found is not None else 0
+    when = f", {seconds} to {seconds + _LATE_SECONDS} s before the limit" if gets_it else ""
+    exec_edits = []
+    if swallow.exec_at is not None:
+        exec_edits = [Edit(swallow.exec_at, swallow.exec_at, "exec ")]
+    corrected = () if exec_edits else _without_wrapper(job, launch)
+    start = launch.command.start
+    if swallow.how == "may wait":
+        yield note(
+            job,
+            "wrapper-may-wait",
+            HINT,
+            start,
+            f"{name} goes to bash: from 5.1 on it becomes its last command, before that it waits "
+            f"for it, dies of the signal, and {launch.name} with it.",
+            edits=exec_edits,
+            corrected=corrected,
+        )
+        return
+    if found is None and not job.is_training:
+        return
+    where = f" (see {swallow.place})" if swallow.place else ""
+    yield note(
+        job,
+        "wrapper-swallows-signal",
+        ERROR if swallow.is_certain and gets_it else WARNING,
+        start,
+        f"{name} goes to the task's first process, {swallow.who}{where}: it dies of it{when}, and "
+        f"{launch.name} below it is killed without having seen it.",
+        edits=exec_edits,
+        corrected=corrected,
+    )
+
+
+def _without_wrapper(job: Job, launch: Launch) -> tuple[str, ...]:
+    swallow = launch.swallow
+    assert swallow is not None
+    program = launch.program
+    written = " ".join(dict.fromkeys(word.source.text for word in program))
+    if swallow.place:
+        return (f"exec {' '.join(word.text for word in program)}   ({swallow.place})",)
+    if swallow.who.endswith("-c"):
+        return ("srun " + " ".join(word.text for word in program),)
+    if swallow.who == "conda run":
+        return ("conda activate …", f"srun {written}")
+    if launch.is_step:  # what measures or bounds the time belongs outside
+        return (f"{swallow.who} … srun {written}",)
+    return (f"exec {written}",)
+
+
+def check_launcher(job: Job, launch: Launch) -> Iterator[Finding]:
+    """Launchers of ranks die of a signal that they do not handle."""
+    found = job.signal
+    if found is None or launch.is_led or found.name in HANDLED_BY_TORCHRUN:
+        return
+    if found.to_batch and not launch.is_exec:
+        return
+    if not found.to_batch and not launch.is_step:
+        return
+    if any("signals-to-handle" in w.text.replace("_", "-") for w in launch.program):
+        flag = next(
+            w.text for w in launch.program if "signals-to-handle" in w.text.replace("_", "-")
+        )
+        if f"SIG{found.name}" in flag or "=" not in flag or "$" in flag:
+            return
+    if launch.kind == TORCHRUN:
+        how = "torchrun dies of it (status 140) and ends its workers"
+    elif launch.kind in LAUNCHERS:
+        how = f"{launch.kind}'s launcher does not handle it, and dies of it"
+    else:
+        return
+    edits = handle_by_torchrun(job, launch)
+    corrected: tuple[str, ...] = ()
+    if job.uses_holdfast(launch) and launch.is_step:
+        # The leader gives the signal to the ranks by itself, and waits until all is durable.
+        at = launch.program[0].source.start
+        edits = [Edit(at, at, "holdfast run -- ")]
+        if launch.swallow is not None:
+            return
+    elif not edits and launch.kind in LAUNCHERS:
+        corrected = (
+            f"srun torchrun --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{found.name} …",
+        )
+    yield note(
+        job,
+        "launcher-dies",
+        ERROR if launch.kind == TORCHRUN else WARNING,
+        launch.command.start,
+        f"SIG{found.name} goes to the launcher, not to the ranks: {how}.",
+        edits=edits,
+        corrected=corrected,
+    )
