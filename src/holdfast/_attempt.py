@@ -257,7 +257,7 @@ class Attempt(Boundaries):
             number = self._noted[0] if self._noted else 0
             self._job.settle(stopped, number, self._custody.durable_step)
         self._note("stop", step=self.step, reason=stopped.reason, status=stopped.status)
-        say_leaving(stopped, self._durable_step(), comes_back=self._comes_back(stopped))
+        say_leaving(stopped, self._durable_step(), in_job=self._in_job)
         if self._job is not None:
             self._job.requeue(stopped)
         if self._noted:

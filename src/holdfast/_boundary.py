@@ -20,7 +20,7 @@ from holdfast._custody.sentences import sentence_of
 from holdfast._data.course import Course
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
-from holdfast._errors import HoldfastError, RunIsLive, SettingsError, Stopped
+from holdfast._errors import HoldfastError, RunIsLive, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
 from holdfast._leave.bounded import leave_at_once
@@ -38,7 +38,7 @@ from holdfast._save.cadence import Cadence
 from holdfast._save.capture import refuse_unstorable, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
 from holdfast._say import say, speak_as, speak_plainly
-from holdfast._settings import Settings
+from holdfast._settings import Settings, checked
 from holdfast._slurm.job import find_job
 from holdfast._stop.children import children_unheard
 from holdfast._stop.guard import Guard, announce_signal
@@ -75,14 +75,9 @@ class Boundaries:
         self, folder: str | os.PathLike[str], *, settings: Settings | None = None, **state: Any
     ) -> None:
         speak_plainly()
-        if settings is not None and not isinstance(settings, Settings):
-            raise SettingsError(
-                f"settings={settings!r} is a {type(settings).__name__}.\n"
-                "Valid: holdfast.Settings(…), or None for the defaults."
-            )
         errand = current_errand()
         self._folder = Path(folder) if errand is None else errand.redirected(Path(folder))
-        self._settings = settings or Settings()
+        self._settings = checked(settings)
         self._state = dict(state)
         refuse_unstorable(self._state)  # now, and not at the first save
         self.step = 0
@@ -263,14 +258,10 @@ class Boundaries:
             self._job.settle(stopped, request.number, self.step)
         self._note("stop", step=self.step, reason=stopped.reason, status=stopped.status)
         if durable:
-            say_leaving(stopped, self.step, comes_back=self._comes_back(stopped))
+            say_leaving(stopped, self.step, in_job=self._in_job)
         if self._job is not None:
             self._job.requeue(stopped)
         self._guard.call_users_handler(request.number)
-
-    def _comes_back(self, stopped: Stopped) -> bool:
-        """Whether the job is requeued now: a line of its own says what became of that."""
-        return stopped.status == statuses.REQUEUE and self._in_job
 
     def _hear_decision(self, decision: Decision) -> None:
         """All ranks will stop: say so, and leave a phase whose boundary it is."""

@@ -142,3 +142,15 @@ def check_count(value: object, what: str, least: int) -> None:
     """Refuse what is no whole number, or too small a one."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingsError(f"{what}: this is a whole number, {least} or more.")
+
+
+def checked(settings: object) -> Settings:
+    """What a run was given as its settings, or the defaults."""
+    if settings is None:
+        return Settings()
+    if not isinstance(settings, Settings):
+        raise SettingsError(
+            f"settings={settings!r} is a {type(settings).__name__}.\n"
+            "Valid: holdfast.Settings(…), or None for the defaults."
+        )
+    return settings

@@ -34,13 +34,13 @@ class Finding:
     is_fixable: bool = False
 
 
-def apply_edits(text: str, edits: Iterable[Edit]) -> str:
-    """The text with all changes that do not overlap; of two that do, the first one."""
+def apply_edits(text: str, *groups: Iterable[Edit]) -> str:
+    """The text with the changes; of two groups that want the same place, only the first."""
     chosen: list[Edit] = []
-    for edit in edits:
-        if edit in chosen or any(_overlap(edit, other) for other in chosen):
-            continue
-        chosen.append(edit)
+    for group in groups:
+        edits = [edit for edit in group if edit not in chosen]
+        if not any(_overlap(edit, other) for edit in edits for other in chosen):
+            chosen += edits
     # From the end, so that places before stay right; insertions at one place keep their order.
     chosen.sort(key=lambda each: (each.start, each.end))
     chosen.reverse()

@@ -131,7 +131,7 @@ def check_swallowed(job: Job, launch: Launch) -> Iterator[Finding]:
     exec_edits = []
     if swallow.exec_at is not None:
         exec_edits = [Edit(swallow.exec_at, swallow.exec_at, "exec ")]
-    corrected = () if exec_edits else _without_wrapper(job, launch)
+    corrected = () if exec_edits else _without_wrapper(launch)
     start = launch.command.start
     if swallow.how == "may wait":
         yield note(
@@ -160,7 +160,7 @@ def check_swallowed(job: Job, launch: Launch) -> Iterator[Finding]:
     )
 
 
-def _without_wrapper(job: Job, launch: Launch) -> tuple[str, ...]:
+def _without_wrapper(launch: Launch) -> tuple[str, ...]:
     swallow = launch.swallow
     assert swallow is not None
     program = launch.program

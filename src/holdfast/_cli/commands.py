@@ -9,6 +9,7 @@ import click
 
 from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
+from holdfast._cli.lint import lint
 from holdfast._cli.prove import prove
 from holdfast._cli.run import run
 from holdfast._cli.submit import submit
@@ -16,7 +17,7 @@ from holdfast._cli.using import clean, completion, export
 
 __all__ = ["cli"]
 
-for command in (clean, completion, export, prove, run, submit):
+for command in (clean, completion, export, lint, prove, run, submit):
     cli.add_command(command)
 
 _WATCH_SECONDS = 1

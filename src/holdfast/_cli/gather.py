@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._cli.in_memory import states_in_memory
+from holdfast._cli.job import JobSummary, read_job
 from holdfast._cli.ranks import (
     RankDeath,
     RankSummary,
@@ -83,6 +84,7 @@ class RunSummary:
     ranks: list[RankSummary]  # of one process alone: none
     deaths: list[RankDeath]  # of ranks, in the newest attempt
     straggler: Straggler | None
+    job: JobSummary | None  # of SLURM
 
 
 @dataclass(slots=True)
@@ -206,6 +208,7 @@ def summarize(folder: Path) -> RunSummary:
         ranks=read_ranks(beat),
         deaths=history.deaths if history.attempt == attempt else [],
         straggler=read_straggler(beat) if live else None,
+        job=read_job(layout, attempt, beat, live),
     )
 
 

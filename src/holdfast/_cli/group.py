@@ -34,6 +34,7 @@ _GROUPS = {
     "Cluster": {
         "submit": "holdfast submit --time=8:00:00 -- python train.py",
         "run": "srun holdfast run -- python train.py",
+        "lint": "holdfast lint job.sbatch",
     },
     "Try": {
         "demo": "holdfast demo",

@@ -16,6 +16,7 @@ from rich.text import Text
 from holdfast._cli import words
 from holdfast._cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
 from holdfast._cli.gather import RunSummary
+from holdfast._cli.job import describe_job
 from holdfast._cli.ranks import describe_death, describe_ranks, describe_straggler
 
 _STYLES = {
@@ -91,6 +92,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("process", _process(run)),
         ("ranks", describe_ranks(run.ranks, run.deaths, is_live=run.is_live)),
         ("straggler", describe_straggler(run.straggler)),
+        ("slurm", describe_job(run.job, is_live=run.is_live)),
         ("last exit", _last_exit(run)),
         ("next", _next(run, folder)),
     ]
@@ -195,6 +197,8 @@ def _next(run: RunSummary, folder: Path) -> str:
         return words.command("ls", folder)
     if run.is_live:
         return ""
+    if run.job is not None and run.job.requeue is not None:
+        return run.job.requeue.partition("\n")[0]
     if run.disk_step is None and run.memory_step is None:
         return "start the same command again; it begins at the beginning"
     step = max(step for step in (run.disk_step, run.memory_step) if step is not None)

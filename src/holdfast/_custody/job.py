@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from typing import Any
@@ -23,6 +24,7 @@ class JobSide:
         self._custody = custody
         self._heard: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
+        self._asked: dict[str, Any] = {}
         self.is_requeued = False
 
     def hear(self, message: dict[str, Any]) -> bool:
@@ -38,8 +40,11 @@ class JobSide:
         """Find out why the run was asked to stop, and let it leave with what fits."""
         if stopped.status not in _OF_SCHEDULERS:
             return
+        if stopped.status == statuses.TERMINATED:
+            number = signal.SIGTERM  # outside of the loop it was not noted, but acted at once
         told = {"reason": stopped.reason, "status": stopped.status, "signal": number}
-        self._custody.send("settle", **told, step=durable_step)
+        self._asked = {**told, "step": durable_step}
+        self._custody.send("settle", **self._asked)
         found = self._wait_for("settled")
         if found is not None:
             stopped.change(found["status"], found["reason"])
@@ -49,18 +54,21 @@ class JobSide:
         if stopped.status != statuses.REQUEUE:
             return
         found = self._wait_for("requeued")
-        if found is not None:
-            self.is_requeued = True
-            stopped.change(found["status"], stopped.reason)
-            say(found["said"])
+        if found is None:
+            say("there is no keeper to requeue the job. Submit it again to go on.")
+            return
+        self.is_requeued = True
+        stopped.change(found["status"], stopped.reason)
+        say(found["said"])
 
     def _wait_for(self, kind: str) -> dict[str, Any] | None:
         deadline = time.monotonic() + _ANSWER_SECONDS
         keeper = self._custody.keeper_pid
-        with self._changed:
-            while kind not in self._heard and time.monotonic() < deadline:
-                if keeper is None or keeper != self._custody.keeper_pid:
-                    return None  # it died, with what it was asked
+        while kind not in self._heard and time.monotonic() < deadline and keeper is not None:
+            with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
-                self._custody.look_after_keeper()
-            return self._heard.get(kind)
+            self._custody.look_after_keeper()
+            if keeper != self._custody.keeper_pid:
+                keeper = self._custody.keeper_pid  # the one before has died with the question
+                self._custody.send("settle", **self._asked)
+        return self._heard.get(kind)

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class JobWatch:
         self._kill_wait: float | None = None
         self._lock = threading.Lock()
         self._cause: Cause | None = None
-        self._requeued: Requeued | None = None
+        self._requeued = _read_requeued(layout, attempt)  # by a keeper before this one
         self._looking = threading.Lock()
         self._look_at = 0.0
 
@@ -154,7 +154,7 @@ class JobWatch:
                 found = self._requeue(idle)
                 self._requeued = Requeued(found) if isinstance(found, str) else found
                 record = {"job": self._job.id, "restarts": self._job.restarts, "step": step}
-                said = {**record, "idle": idle, "said": self._requeued.said}
+                said = {**record, "idle": idle, **asdict(self._requeued)}
                 journal.append(self._layout.journal, "requeue", attempt=self._attempt, **said)
                 with contextlib.suppress(OSError):
                     write_json(self._layout.requeue(self._attempt), said)
@@ -206,6 +206,13 @@ class JobWatch:
         except OSError:
             return False
         return True
+
+
+def _read_requeued(layout: RunLayout, attempt: int) -> Requeued | None:
+    found = read_json(layout.requeue(attempt))
+    if not isinstance(found.get("said"), str) or not isinstance(found.get("status"), int):
+        return None
+    return Requeued(found["said"], found["status"])
 
 
 def in_background(act: Callable[[], None]) -> None:

@@ -7,19 +7,21 @@ since the interpreter shows it anyway, and once is enough.
 from __future__ import annotations
 
 from holdfast._errors import Stopped
+from holdfast._leave import statuses
 from holdfast._leave.record import reason_of
 from holdfast._say import say
 
 _AGAIN = "Run it again to go on."
 
 
-def say_leaving(stopped: Stopped, durable_step: int | None, *, comes_back: bool = False) -> None:
+def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = False) -> None:
     """Say what is durable as a run leaves that was asked to, and how to go on."""
     kept = _kept(durable_step)
     if isinstance(stopped, KeyboardInterrupt):
         stopped.message = f"{_as_a_person_says(stopped.reason)}: {kept}. {_AGAIN}"
         return
-    again = "" if comes_back else " Start the same command again to go on."
+    is_requeued = in_job and stopped.status == statuses.REQUEUE  # a line of its own says so
+    again = "" if is_requeued else " Start the same command again to go on."
     say(f"{kept}; leaving with status {stopped.status} ({stopped.reason}).{again}")
 
 

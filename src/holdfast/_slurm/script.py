@@ -184,22 +184,13 @@ def _defaults(
 def _choose_lead(limit: float | None, wished: int | None) -> tuple[int, str]:
     """How long before the end SLURM warns, and what is to be said about it."""
     if wished is not None:
-        return wished, _lead_too_long(f"--lead {wished}", wished, limit)
+        return wished, ""
     if limit is None or limit >= 2 * LEAD_SECONDS + _SLACK_SECONDS:
         return LEAD_SECONDS, ""
     lead = max(1, int(limit - _SLACK_SECONDS) // 2)
     return lead, (
         f"--signal=USR2@{lead}: the limit of {limit:.0f} s is short, so the warning comes later "
         f"than the usual {LEAD_SECONDS} s before the end."
-    )
-
-
-def _lead_too_long(what: str, lead: int, limit: float | None) -> str:
-    if limit is None or lead < limit - _SLACK_SECONDS:
-        return ""
-    return (
-        f"{what}: with a limit of {limit:.0f} s the warning can come before the training begins, "
-        f"and is lost then. Choose less than {max(1, limit - _SLACK_SECONDS):.0f} s."
     )
 
 
@@ -237,10 +228,13 @@ def _options_that_hurt(options: Mapping[str, str]) -> list[str]:
             f"--signal={options['signal']}: holdfast stops at {', '.join(_HEEDED[:-1])} or "
             f"{_HEEDED[-1]}. Leave it out, for USR2."
         )
-    elif warning is not None and parse_time_limit(options.get("time", "")):
-        what = f"--signal={options['signal']}"
-        limit = parse_time_limit(options["time"])
-        found += [why for why in [_lead_too_long(what, warning.seconds, limit)] if why]
+    limit = parse_time_limit(options.get("time", ""))
+    if warning is not None and limit is not None and warning.seconds >= limit - _SLACK_SECONDS:
+        found.append(
+            f"--signal={options['signal']}: with a limit of {limit:.0f} s the warning can come "
+            "before the training begins, and is lost then. "
+            f"Choose less than {max(1, limit - _SLACK_SECONDS):.0f} s."
+        )
     if "no-requeue" in options:
         found.append("--no-requeue: interrupted, the job ends and does not come back by itself.")
     if options["open-mode"].startswith("t"):
