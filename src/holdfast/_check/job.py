@@ -73,11 +73,11 @@ class Job:
             return
         try:
             self.commands = parse_commands(self.text)
-        except NotUnderstood:
-            return
-        self.is_understood = True
-        self.values = find_values(self.commands)
-        self.launches = self._find_launches()
+            self.values = find_values(self.commands)
+            self.launches = self._find_launches()
+            self.is_understood = True
+        except (NotUnderstood, RecursionError):
+            self.commands, self.launches = [], []
 
     # -- options ------------------------------------------------------------------
 
@@ -184,11 +184,9 @@ class Job:
         if steps or any(each.arguments[0].program in _OTHER_LAUNCHERS for each in self._all):
             return [each for each in steps if each.kind != OTHER]
         bare = [each for each in found if not each.is_step and each.kind != OTHER]
-        named = [e for e in bare if e.kind != PYTHON or _TRAINING.search(_stem(e.script))]
-        if named:
-            return named
-        rest = [each for each in bare if not _PREPARING.search(_stem(each.script))]
-        return (rest or bare)[-1:]
+        rest = [each for each in bare if not _is_preparing(each)]
+        named = [e for e in rest if e.kind != PYTHON or _TRAINING.search(_stem(e.script))]
+        return named or (rest or bare)[-1:]
 
     @property
     def _all(self) -> list[Launch]:
@@ -203,15 +201,25 @@ class Job:
         """Whether the job is long and dear, as far as anyone can tell."""
         if self.option("signal") is not None or self.option("requeue") is not None:
             return True
-        gres = self.option("gres")
-        if any(self.option(each) for each in _GPU_OPTIONS) or (gres and "gpu" in gres.value):
-            return True
-        for each in self.trainings:
+        found = [each for each in self.trainings if not _is_preparing(each)]
+        for each in found:
             if each.kind in LAUNCHERS or each.kind == TORCHRUN:
                 return True
             if _TRAINING.search(_stem(each.script)) or _FRAMEWORKS.search(self.program_text(each)):
                 return True
-        return False
+        gres = self.option("gres")
+        has_gpus = any(map(self.option, _GPU_OPTIONS)) or (gres is not None and "gpu" in gres.value)
+        steps = [each for each in self.launches if each.is_step and not _is_trivial(each)]
+        return has_gpus and bool(found or (steps and not self.trainings))
+
+    @property
+    def is_resubmitted(self) -> bool:
+        """Whether the script calls sbatch: then it comes back as another job."""
+        return any(
+            re.search(r"\bsbatch\s", self.text[command.start : command.end])
+            for command in self.commands
+            if command.text not in ("echo", "printf")
+        )
 
     def program_text(self, launch: Launch) -> str:
         """The Python file that a launch names, if it can be read."""
@@ -242,7 +250,9 @@ class Job:
         text = word[1:-1] if word[:1] == word[-1:] and word[:1] in "'\"" else word
         for name in re.findall(r"[\w-]+", text):
             body = [c for c in self.commands if c.function == name]
-            text += "".join("\n" + self.text[c.start : c.end] for c in body)
+            for each in body:
+                condition = "if " if each.is_conditional else ""
+                text += f"\n{condition}{self.text[each.start : each.end]}"
         return text
 
 
@@ -265,6 +275,12 @@ def _is_housekeeping(launch: Launch) -> bool:
     if "-m" in words and words.index("-m") + 1 < len(words):
         return words[words.index("-m") + 1].startswith(modules)
     return launch.script is None or launch.script.endswith("setup.py")
+
+
+def _is_preparing(launch: Launch) -> bool:
+    """By its name something before or after a training."""
+    name = _stem(launch.script)
+    return _PREPARING.search(name) is not None and not re.search(r"train|tune", name, re.I)
 
 
 def _is_trivial(launch: Launch) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from holdfast._check.peel import (
     BECOMING,
     CONTAINERS,
+    RUNNERS,
     SHELLS,
     WAITING,
     after_options,
@@ -54,7 +55,9 @@ class Launch:
     is_exec: bool = False
     is_step: bool = False  # srun starts it
     is_led: bool = False  # by `holdfast run`
-    is_container: bool = False
+    is_enclosed: bool = False  # in what srun must stand before: a container, uv run
+    is_inside: bool = False  # its words stand in the text of a `-c`, or in another file
+    is_editable: bool = True  # and stand there as they are written in the script
     swallow: Swallow | None = None
     step_at: int = 0  # where `srun ` would stand
 
@@ -63,7 +66,7 @@ class Launch:
         """The Python file or module that it names."""
         if self.kind == OTHER:
             return None
-        words = [each.text for each in self.program[1:]]
+        words = [each.text for each in self.program]
         for at, word in enumerate(words):
             if word.endswith(".py"):
                 return word
@@ -97,7 +100,7 @@ def _peel(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int)
     if not words or depth > 12:
         return launch
     launch = replace(launch, program=words)
-    if not launch.is_container:
+    if not launch.is_enclosed:
         launch = replace(launch, step_at=words[0].source.start)
     name = words[0].program
     if name == "srun":
@@ -117,8 +120,8 @@ def _peel(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int)
 def _wrap(launch: Launch, name: str) -> Launch:
     if name == "holdfast run":
         return replace(launch, is_led=True)
-    if name in CONTAINERS:
-        return replace(launch, is_container=True)
+    if name in CONTAINERS or name in RUNNERS:
+        return replace(launch, is_enclosed=True)
     if launch.is_led or launch.swallow is not None or not (launch.is_step or launch.is_exec):
         return launch
     if name in WAITING:
@@ -138,6 +141,8 @@ def _kind(words: Sequence[Argument]) -> str:
         return name
     if name == "deepspeed":
         return name
+    if name.endswith(".py"):
+        return PYTHON
     if is_python(name):
         texts = [each.text for each in words[1:]]
         if "-m" in texts[:4] and texts.index("-m") + 1 < len(texts):
@@ -195,9 +200,9 @@ def _look_into_text(
     text, offset = found
     try:
         commands = parse_commands(text, offset or 0)
+        values = find_values(commands)
     except NotUnderstood:
         return launch
-    values = find_values(commands)
     if any(c.text == "trap" and len(c.words) > 1 and c.words[1].text not in ("''", '""') and
            c.words[1].text != "-" for c in commands):  # fmt: skip
         return launch  # it may well pass the signal on
@@ -219,6 +224,8 @@ def _look_into_text(
             launch,
             kind=inner.kind,
             program=inner.program,
+            is_inside=True,
+            is_editable=inner.is_editable and offset is not None,
             is_led=launch.is_led or inner.is_led,
             is_step=launch.is_step or inner.is_step,
             swallow=launch.swallow or swallow,
@@ -245,9 +252,9 @@ def _look_into_file(launch: Launch, who: str, name: str, read: Reader) -> Launch
         return launch
     try:
         commands = parse_commands(text)
+        values = find_values(commands)
     except NotUnderstood:
         return launch
-    values = find_values(commands)
     if any(command.text == "trap" for command in commands):
         return launch
     found = [find_launch(each, values.arguments(each.words), lambda _: None) for each in commands]
@@ -263,6 +270,8 @@ def _look_into_file(launch: Launch, who: str, name: str, read: Reader) -> Launch
         launch,
         kind=last.kind,
         program=last.program,
+        is_inside=True,
+        is_editable=False,
         is_led=launch.is_led or last.is_led,
         swallow=launch.swallow or swallow,
     )

@@ -95,7 +95,13 @@ def signal_value(job: Job, *, to_batch: bool, seconds: int | None = None) -> str
 
 
 def start_by_srun(job: Job, launch: Launch) -> list[Edit]:
-    """The training as a step of its own, where the signal finds it."""
+    """The training as a step of its own, where the signal finds it; none if it has company.
+
+    Steps beside each other need a share of the CPUs and the memory each, which only the
+    author knows: as they are, the second would wait for the end of the first.
+    """
+    if is_packed(job, launch):
+        return []
     words = ["srun"]
     is_one_per_node = launch.kind == TORCHRUN and job.tasks == job.nodes and _many_nodes(launch)
     if job.tasks > 1 and not is_one_per_node:
@@ -111,6 +117,19 @@ def start_by_srun(job: Job, launch: Launch) -> list[Edit]:
     return edits
 
 
+def is_packed(job: Job, launch: Launch) -> bool:
+    """Whether several trainings run beside each other, without srun."""
+    beside = [e for e in job.trainings if e.command.is_background and not e.is_step]
+    command = launch.command
+    return command.is_background and (len(beside) > 1 or command.is_conditional)
+
+
+def share_by_srun(job: Job, launch: Launch) -> tuple[str, ...]:
+    """The line for one of several trainings."""
+    written = job.text[launch.command.start : launch.command.end]
+    return (f"srun --exact --ntasks=1 --mem=… {written} &",) if is_packed(job, launch) else ()
+
+
 def _many_nodes(launch: Launch) -> bool:
     return any(word.text.startswith(("--nnodes", "--rdzv")) for word in launch.program)
 
@@ -118,7 +137,9 @@ def _many_nodes(launch: Launch) -> bool:
 def handle_by_torchrun(job: Job, launch: Launch) -> list[Edit]:
     """torchrun with the flag by which it passes the signal on to its workers."""
     found = job.signal
-    if launch.kind != TORCHRUN or found is None or found.name in HANDLED_BY_TORCHRUN:
+    if launch.kind != TORCHRUN or found is None or not launch.is_editable:
+        return []
+    if found.name in HANDLED_BY_TORCHRUN:
         return []
     for word in launch.program:
         if word.text.replace("_", "-").startswith("--signals-to-handle"):

@@ -32,6 +32,11 @@ SHELLS = frozenset(["bash", "sh", "dash", "zsh", "ksh"])
 _BECOMING_RUNNERS = frozenset(["poetry", "pipenv"])
 _CONDA = frozenset(["conda", "mamba", "micromamba"])
 CONTAINERS = frozenset(["apptainer", "singularity"])
+RUNNERS = frozenset(["uv", "pixi", "pdm", "hatch", "rye"])
+_RUNNER_VALUES = (
+    "--with", "--extra", "--group", "--python", "-p", "--project", "--directory", "-e",
+    "--env", "--environment", "--manifest-path", "--env-file", "--package",
+)  # fmt: skip
 _CONTAINER_VALUES = frozenset([
     "-B", "--bind", "--env", "--env-file", "--pwd", "--cwd", "-H", "--home", "--overlay", "-o",
     "-W", "--workdir", "--mount", "-S", "--scratch", "--security", "--hostname", "--dns",
@@ -106,6 +111,8 @@ def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
         return name, after_options(words, WAITING[name]) + 1
     if name in _BECOMING_RUNNERS and _second(words) == "run":
         return name, 2
+    if name in RUNNERS and _second(words) == "run":
+        return name, 1 + after_options(words[1:], _RUNNER_VALUES)
     if name in _CONDA and _second(words) == "run":
         with_value = ("-n", "--name", "-p", "--prefix", "--cwd")
         return "conda run", 1 + after_options(words[1:], with_value)
@@ -113,9 +120,15 @@ def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
         return name, _after_image(words)
     if name == "holdfast" and _second(words) == "run":
         return "holdfast run", 1 + after_options(words[1:])
-    if is_python(name) and [each.text for each in words[1:4]] == ["-m", "holdfast", "run"]:
-        return "holdfast run", 3 + after_options(words[3:])
+    if is_python(name):
+        at = after_options(words[: _module_at(words)])
+        if [each.text for each in words[at : at + 3]] == ["-m", "holdfast", "run"]:
+            return "holdfast run", at + 2 + after_options(words[at + 2 :])
     return None
+
+
+def _module_at(words: Sequence[Argument]) -> int:
+    return next((at for at, word in enumerate(words) if word.text == "-m"), 0)
 
 
 def _after_image(words: Sequence[Argument]) -> int:

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from holdfast._check.finding import ERROR, HINT, WARNING, Edit, Finding
 from holdfast._check.job import Job, Trap
 from holdfast._check.launch import Launch
-from holdfast._check.noting import note, set_value, signal_value, start_by_srun
+from holdfast._check.noting import (
+    is_packed,
+    note,
+    set_value,
+    share_by_srun,
+    signal_value,
+    start_by_srun,
+)
 from holdfast._check.shell import Command
 
 _LATE_SECONDS = 30
@@ -50,7 +57,8 @@ def check_signal_to_batch(job: Job, traps: list[Trap]) -> Iterator[Finding]:
             ERROR,
             trap.command.start,
             f"B: sends SIG{found.name} to bash alone, which ignores it: nobody hears the warning.",
-            corrected=[f"#SBATCH --signal={signal_value(job, to_batch=False)}"],
+            edits=_send_to_steps(job, launches),
+            corrected=_shared(job, launches),
         )
         return
     foreground = [launch for launch in launches if not launch.command.is_background]
@@ -58,29 +66,65 @@ def check_signal_to_batch(job: Job, traps: list[Trap]) -> Iterator[Finding]:
         yield from _waits_for_foreground(job, trap, launch)
     if not foreground:
         yield from _waits_once(job, trap, launches[-1])
-        yield from _does_not_forward(job, trap)
+        yield from _does_not_forward(job, trap, launches[-1])
 
 
 def _kills_shell(job: Job, launches: list[Launch]) -> Iterator[Finding]:
     found, option = job.signal, job.option("signal")
     assert found is not None
     assert option is not None
-    if found.name in ("CONT", "URG"):
+    if found.name in ("CONT", "URG") or _is_named_elsewhere(job, found.name):
         return
-    edits = [set_value(option, signal_value(job, to_batch=False))]
-    for launch in launches:
-        if not launch.is_step:
-            edits += start_by_srun(job, launch)
     yield note(
         job,
         "signal-kills-shell",
-        ERROR,
+        WARNING if _reads_other_scripts(job) else ERROR,
         option.start,
         f"B: sends SIG{found.name} to bash alone, which has no trap for it and dies: the job fails "
         f"{found.seconds} to {found.seconds + _LATE_SECONDS} s before its limit, and "
         f"{launches[-1].name} is killed with it.",
-        edits=edits,
+        edits=_send_to_steps(job, launches),
+        corrected=_shared(job, launches),
     )
+
+
+def _is_named_elsewhere(job: Job, name: str) -> bool:
+    """Whether a command that we do not know gets the signal's name: it may set the trap."""
+    return any(
+        word.text.strip("'\"").removeprefix("SIG") == name
+        for command in job.commands
+        if command.text not in ("trap", "kill", "scancel")
+        for word in command.words[1:]
+    )
+
+
+def _reads_other_scripts(job: Job) -> bool:
+    """Whether a file is read in that may set a trap, which one for an environment does not."""
+    usual = re.compile(r"activate|conda|bashrc|profile|\.env|modul|setup|/etc/|mamba|venv|spack")
+    return any(
+        command.text in ("source", ".") and len(command.words) > 1
+        and not usual.search(command.words[1].text)
+        for command in job.commands
+    )  # fmt: skip
+
+
+def _send_to_steps(job: Job, launches: list[Launch]) -> list[Edit]:
+    option = job.option("signal")
+    assert option is not None
+    if any(is_packed(job, launch) for launch in launches if not launch.is_step):
+        return []
+    edits = [set_value(option, signal_value(job, to_batch=False))]
+    for launch in launches:
+        if not launch.is_step:
+            edits += start_by_srun(job, launch)
+    return edits
+
+
+def _shared(job: Job, launches: list[Launch]) -> list[str]:
+    bare = [launch for launch in launches if not launch.is_step]
+    lines = dict.fromkeys(line for launch in bare for line in share_by_srun(job, launch))
+    right = f"#SBATCH --signal={signal_value(job, to_batch=False)}"
+    return [right, *lines] if lines else []
 
 
 def _waits_for_foreground(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
@@ -142,6 +186,9 @@ def _waits_once(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
     ]  # fmt: skip
     if len(waits) != 1 or re.search(r"\bwait\b", trap.handler):
         return
+    if re.search(r"\bexit\b", trap.handler):
+        yield from _leaves_early(job, trap, launch)
+        return
     if not _does_anything(trap) or any(kind in ("while", "until") for kind in waits[0].within):
         return
     if "scontrol requeue" in trap.handler and launch.is_step:
@@ -162,11 +209,41 @@ def _waits_once(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
     )
 
 
-def _does_not_forward(job: Job, trap: Trap) -> Iterator[Finding]:
-    if _does_anything(trap):
+def _leaves_early(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
+    """A handler that leaves never comes back to the wait."""
+    if not re.search(r"\bkill\b", trap.handler) or re.search(r"sleep|requeue", trap.handler):
         return
     found = job.signal
     assert found is not None
+    yield note(
+        job,
+        "wait-ends-early",
+        WARNING,
+        trap.command.start,
+        f"the trap passes SIG{found.name} on and leaves at once: the job is over, and "
+        f"{launch.name} is killed while it saves.",
+        corrected=[f'trap \'kill -{found.name} "$pid"; wait "$pid"; exit\' {found.name}'],
+    )
+
+
+def _does_not_forward(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
+    found = job.signal
+    assert found is not None
+    if _does_anything(trap):
+        if "scontrol requeue" in trap.handler and not launch.is_step and not re.search(
+            r"\bkill|scancel|\btouch\b|>", trap.handler
+        ):  # fmt: skip
+            yield note(
+                job,
+                "trap-does-not-forward",
+                ERROR,
+                launch.command.start,
+                f"scontrol requeue sends SIGTERM to bash and to the tasks of srun: {launch.name} "
+                "is none, and is killed without a word.",
+                edits=start_by_srun(job, launch),
+                corrected=share_by_srun(job, launch),
+            )
+        return
     yield note(
         job,
         "trap-does-not-forward",
@@ -190,7 +267,7 @@ def check_useless_trap(job: Job, traps: list[Trap]) -> Iterator[Finding]:
     yield note(
         job,
         "trap-never-runs",
-        WARNING,
+        WARNING if all(launch.is_step for launch in job.trainings) else ERROR,
         trap.command.start,
         f"this trap never runs: without B: SIG{found.name} goes to the tasks of srun only, not to "
         "bash.",

@@ -14,6 +14,7 @@ from holdfast._check.noting import (
     handle_by_torchrun,
     note,
     set_value,
+    share_by_srun,
     signal_value,
     start_by_srun,
 )
@@ -70,17 +71,19 @@ def check_without_signal(job: Job, launch: Launch) -> Iterator[Finding]:
         return  # a trap may do what is needed; rules_batch looks at those
     lead = good_lead(job)
     edits = start_by_srun(job, launch)
+    is_known = job.is_training and bool(job.options)
     # A program that does not know the signal would die of it, before its time.
-    if lead is not None and job.hears_signals(launch):
+    if edits and lead is not None and job.hears_signals(launch):
         edits = [add_option(job, f"--signal=USR2@{lead}"), *edits]
     yield note(
         job,
         "no-warning",
-        WARNING if job.is_training else HINT,
+        WARNING if is_known else HINT,
         start,
         f"at the time limit SIGTERM goes to bash alone: bash dies, and {launch.name} is killed at "
         "once, without any warning.",
         edits=edits,
+        corrected=share_by_srun(job, launch),
     )
 
 
@@ -88,13 +91,20 @@ def _is_waited_for(job: Job) -> bool:
     return bool(job.traps) and any(command.text == "wait" for command in job.commands)
 
 
+def _is_trapped(job: Job) -> bool:
+    found = job.signal
+    return found is not None and any(
+        found.name in trap.signals and not trap.ignores for trap in job.traps
+    )
+
+
 def check_signal_to_steps(job: Job, launch: Launch) -> Iterator[Finding]:
     """Without B: the signal goes to the tasks of srun, and to nobody else."""
     found, option = job.signal, job.option("signal")
     assert found is not None
     assert option is not None
-    if launch.is_step:
-        return
+    if launch.is_step or (launch.command.is_background and _is_trapped(job)):
+        return  # what is wrong with a trap is said there
     name = f"SIG{found.name}"
     if launch.is_exec:
         yield note(
@@ -115,6 +125,7 @@ def check_signal_to_steps(job: Job, launch: Launch) -> Iterator[Finding]:
         f"{name} never arrives: it goes to the tasks of srun only. At the limit SIGTERM goes to "
         f"bash alone, and {launch.name} is killed at once: nothing is saved.",
         edits=start_by_srun(job, launch),
+        corrected=share_by_srun(job, launch),
     )
 
 
@@ -199,16 +210,15 @@ def check_launcher(job: Job, launch: Launch) -> Iterator[Finding]:
         return
     edits = handle_by_torchrun(job, launch)
     corrected: tuple[str, ...] = ()
-    if job.uses_holdfast(launch) and launch.is_step:
+    if job.uses_holdfast(launch) and launch.is_step and launch.is_editable:
         # The leader gives the signal to the ranks by itself, and waits until all is durable.
         at = launch.program[0].source.start
         edits = [Edit(at, at, "holdfast run -- ")]
         if launch.swallow is not None:
             return
-    elif not edits and launch.kind in LAUNCHERS:
-        corrected = (
-            f"srun torchrun --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{found.name} …",
-        )
+    elif not edits:
+        flag = f"--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{found.name}"
+        corrected = (f"{'srun ' if launch.kind in LAUNCHERS else ''}torchrun {flag} …",)
     yield note(
         job,
         "launcher-dies",

@@ -21,6 +21,8 @@ from holdfast._slurm.options import options_end, parse_option_line, parse_time_l
 
 _LATE_SECONDS = 30  # SLURM looks every 30 s
 _ABSURD_LEAD_SECONDS = 15
+# In small letters behind a blank it tells how to submit the script.
+_LIKE_AN_OPTION = re.compile(r"(?:#\s*SBATCH|##+\s*SBATCH|#[Ss][Bb][Aa][Tt][Cc][Hh])(?=\s)")
 _NO_LIMIT = re.compile(r"0|-1|infinite|unlimited|partition_limit", re.I)
 
 
@@ -61,7 +63,7 @@ def check_ignored_lines(job: Job) -> Iterator[Finding]:
         stop = job.text.find("\n", start)
         stop = len(job.text) if stop < 0 else stop
         line = job.text[start:stop]
-        match = re.match(r"#\s*SBATCH(?=\s)|##+\s*SBATCH(?=\s)", line, re.I)
+        match = _LIKE_AN_OPTION.match(line)
         if match is None or not re.match(r"\s+-", line[match.end() :]):
             continue
         names = {o.name for o in parse_option_line(line[match.end() :], 0, 0)}
@@ -89,6 +91,7 @@ def check_ignored_lines(job: Job) -> Iterator[Finding]:
 
 def _late(job: Job, start: int, stop: int, line: str, taken: set[str]) -> Iterator[Finding]:
     edits = []
+    first = job.line_of(options_end(job.text))
     if not taken:
         at = job.options_at
         edits = [Edit(at, at, line + "\n"), Edit(start, min(stop + 1, len(job.text)), "")]
@@ -97,9 +100,10 @@ def _late(job: Job, start: int, stop: int, line: str, taken: set[str]) -> Iterat
         "option-too-late",
         ERROR,
         start,
-        "sbatch stops reading options at the first command, and ignores this line without a word.",
+        f"sbatch stops reading options at the first command (line {first}), and ignores this one "
+        "without a word.",
         edits=edits,
-        corrected=[] if edits else [f"{line}   (above the first command)"],
+        corrected=[line],
     )
 
 
@@ -109,8 +113,8 @@ def check_signal(job: Job) -> Iterator[Finding]:
         return
     found = job.signal
     if found is None:
-        right = re.sub(r"[^@]*@?", "", option.value)
-        lead = int(right) if right.isdecimal() and int(right) <= 65535 else good_lead(job) or 60
+        asked = option.value.rpartition("@")[2]
+        lead = int(asked) if re.fullmatch(r"\d{1,4}", asked) else good_lead(job) or 60
         yield note(
             job,
             "signal-unknown",
@@ -146,7 +150,7 @@ def check_lead(job: Job) -> Iterator[Finding]:
                 corrected=["#SBATCH --time=8:00:00"],
             )
         return
-    if time is None and job.is_training:
+    if time is None and job.is_training and job.options:
         at = job.option("signal")
         yield note(
             job,
@@ -210,7 +214,10 @@ def check_requeue(job: Job) -> Iterator[Finding]:
     """Whether the job comes back, and its log with it."""
     refused, wanted = job.option("no-requeue"), job.option("requeue")
     is_refused = refused is not None and (wanted is None or wanted.start < refused.start)
-    if is_refused and job.is_training:
+    # Without any option in the script, they are on the command line; who submits a job of its
+    # own does not need this one back.
+    expects_return = job.is_training and bool(job.options) and not job.is_resubmitted
+    if is_refused and expects_return:
         assert refused is not None
         edits = [remove_option(job, refused)]
         if wanted is None:
@@ -224,7 +231,7 @@ def check_requeue(job: Job) -> Iterator[Finding]:
             "`scontrol requeue`: it never starts again.",
             edits=edits,
         )
-    elif wanted is None and not is_refused and job.is_training:
+    elif wanted is None and not is_refused and expects_return:
         yield note(
             job,
             "requeue-missing",
@@ -235,7 +242,7 @@ def check_requeue(job: Job) -> Iterator[Finding]:
             edits=[add_option(job, "--requeue")],
         )
     mode, output = job.option("open-mode"), job.option("output")
-    if is_refused or (wanted is None and not job.is_training):
+    if is_refused or (wanted is None and not expects_return):
         return
     if output is not None and output.value == "/dev/null":
         return

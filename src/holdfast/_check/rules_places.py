@@ -19,9 +19,12 @@ _LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _OF_TASK = re.compile(r"\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\}?")
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "GROUP_RANK")
 _PLACEHOLDER = re.compile(
-    r"<[A-Za-z][\w .:-]*>|\{\{.*?\}\}|(?<![\w$])YOUR_\w+|(?<![\w$/{])your[_-]\w+|/path/to/\S*|"
+    r"<(?i:your|my|path|insert|enter|replace|fill|change)[\w .:/-]*>|\{\{\s*\w+\s*\}\}|"
+    r"(?<![\w$])YOUR_\w+|(?<![\w$/{])your[_-]\w+|/path/to/[^\s\"']*|"
     r"\bFIXME\b|\bCHANGE_?ME\b|\bREPLACE_?ME\b"
 )
+# In a command <pad> or <s> may well be meant; in an option nothing like it is.
+_IN_OPTION = re.compile(rf"<[A-Za-z][\w .:-]*>|{_PLACEHOLDER.pattern}")
 _PLACEHOLDER_VALUE = re.compile(r"x{3,}|TODO|TBD|\?{2,}|\.{3}", re.I)
 
 
@@ -80,7 +83,7 @@ def check_addresses(job: Job) -> Iterator[Finding]:
 
 def _check_launcher_addresses(job: Job, is_shared: bool) -> Iterator[Finding]:
     for launch in job.launches:
-        if launch.kind != TORCHRUN:
+        if launch.kind != TORCHRUN or launch.is_inside:
             continue
         words = list(launch.program)
         for at, word in enumerate(words):
@@ -122,9 +125,13 @@ def check_ranks(job: Job) -> Iterator[Finding]:
     """The batch shell has SLURM_PROCID=0, and what it expands is 0 for all."""
     if job.tasks < 2 or not any(launch.is_step for launch in job.launches):
         return
+    steps = [launch for launch in job.launches if launch.is_step]
+    sets_ranks = any(launch.kind == TORCHRUN or launch.is_led for launch in steps)
     for name, value, token in _settings(job):
         match = _OF_TASK.fullmatch(value.strip("\"'"))
-        if match is not None and name in _RANK_NAMES and not value.startswith("'"):
+        if sets_ranks or match is None or value.startswith("'"):
+            continue
+        if name in _RANK_NAMES:
             yield note(
                 job,
                 "rank-of-batch-script",
@@ -135,7 +142,9 @@ def check_ranks(job: Job) -> Iterator[Finding]:
             )
     for launch in job.launches:
         texts = [word.text for word in launch.program]
-        if not launch.is_step or launch.kind != TORCHRUN or any("c10d" in t for t in texts):
+        if not launch.is_step or launch.kind != TORCHRUN or launch.is_inside:
+            continue
+        if any("c10d" in text for text in texts):
             continue
         for word in launch.program:
             match = _OF_TASK.search(word.source.text)
@@ -246,7 +255,7 @@ def check_placeholders(job: Job) -> Iterator[Finding]:
     """What a template leaves to be filled in."""
     found: dict[int, Finding] = {}
     for option in job.options:
-        match = _PLACEHOLDER.search(option.value)
+        match = _IN_OPTION.search(option.value)
         value = match[0] if match else option.value
         if match is not None or _PLACEHOLDER_VALUE.fullmatch(option.value):
             found[option.line] = note(

@@ -11,7 +11,8 @@ from holdfast._check.noting import note
 from holdfast._check.shell import Command
 
 _REQUEUE = re.compile(
-    r"scontrol\s+requeue\s+[\\\"']*(\$\{?SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\}?)(?![\w{$])"
+    r"scontrol\s+requeue\s+[\\\"']*"
+    r"(\$\{SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\}|\$SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\b)"
 )
 _ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[|\btest\b|&&|\|\||\bcase\b")
 _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
@@ -99,7 +100,10 @@ def check_unconditional(job: Job) -> Iterator[Finding]:
                 command.start,
                 "the script comes here however the training ended: one that is done starts again, "
                 "for ever.",
-                corrected=[f"[ $status -eq 75 ] && {job.text[command.start : command.end]}"],
+                corrected=[
+                    "status=$?   (right behind the training)",
+                    f"[ $status -eq 75 ] && {job.text[command.start : command.end]}",
+                ],
             )
 
 

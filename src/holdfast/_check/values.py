@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast._check.shell import Command, is_assignment
-from holdfast._check.tokens import Token, skip_double_quotes, tokenize
+from holdfast._check.tokens import NotUnderstood, Token, skip_double_quotes, tokenize
 
 _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(\[[@*]\])?\})")
 _DECLARING = frozenset(["export", "declare", "typeset", "readonly", "local"])
@@ -85,7 +85,9 @@ class Values:
         while at < len(text):
             char = text[at]
             if char == "'":
-                end = text.index("'", at + 1)
+                end = text.find("'", at + 1)
+                if end < 0:
+                    raise NotUnderstood("a quote that is never closed")
                 filled.append(text[at + 1 : end])
                 at = end + 1
             elif char == '"':

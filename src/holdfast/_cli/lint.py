@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast._check.finding import ERROR, HINT, WARNING, Finding
-from holdfast._check.lint import Surroundings
 from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, FOLDER, complete_runs, print_json
 from holdfast._errors import FolderError, SettingsError
+
+if TYPE_CHECKING:
+    from holdfast._check.lint import Surroundings
 
 _STDIN = "-"
 _STYLES = {ERROR: "bold red", WARNING: "yellow", HINT: "cyan"}
@@ -103,6 +104,7 @@ def lint(
 
 
 def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
+    from holdfast._check.lint import Surroundings
     from holdfast._check.lint import lint as find
 
     try:
@@ -168,6 +170,11 @@ def _write(path: Path, data: bytes) -> None:
         ) from error
 
 
+def _is_fixed(finding: Finding) -> bool:
+    """Whether --fix puts it right: a hint is a matter of taste."""
+    return finding.is_fixable and finding.severity != HINT
+
+
 def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
     left = {each.rule for each in checked.left}
     trees = []
@@ -180,7 +187,7 @@ def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
             "message": each.message,
             "source": each.source,
             "corrected": list(each.corrected),
-            "fixable": each.is_fixable and each.severity != HINT,
+            "fixable": _is_fixed(each),
         }
         if wants_fix:
             tree["fixed"] = bool(tree["fixable"]) and each.rule not in left
@@ -210,6 +217,8 @@ def _show(screen: Any, checked: _Checked, wants_fix: bool) -> None:
 
 
 def _show_changes(screen: Any, checked: _Checked) -> None:
+    import difflib
+
     name = "stdin" if checked.name == _STDIN else words.name(checked.name)
     for folder in checked.made:
         screen.write(f"{words.name(folder)}: made, for the log.")
@@ -238,8 +247,9 @@ def _show_summary(screen: Any, checked: list[_Checked], wants_fix: bool) -> None
         return
     rest = ""
     if not wants_fix:
-        fixable = sum(each.is_fixable and each.severity != HINT for each in left)
-        names = " ".join(words.name(each.name) for each in checked)
-        rest = f" To put {fixable} of them right: holdfast lint --fix {names}" if fixable else ""
+        fixable = sum(map(_is_fixed, left))
+        names = [Path(each.name) for each in checked if any(map(_is_fixed, each.left))]
+        if fixable:
+            rest = f" To put {fixable} of them right: {words.command('lint --fix', *names)}"
     style = "bold red" if counts[ERROR] else "yellow" if counts[WARNING] else "cyan"
     screen.write(f"{files}: {', '.join(told)}{' left' if wants_fix else ''}.{rest}", style=style)

@@ -59,6 +59,7 @@ class JobWatch:
         self._lock = threading.Lock()
         self._cause: Cause | None = None
         self._requeued = _read_requeued(layout, attempt)  # by a keeper before this one
+        self._is_requeueing = False
         self._looking = threading.Lock()
         self._look_at = 0.0
 
@@ -144,7 +145,7 @@ class JobWatch:
 
     def is_requeued(self) -> bool:
         """Whether all is done: what SLURM sends from now on is no news."""
-        return self._requeued is not None
+        return self._is_requeueing or self._requeued is not None
 
     def requeue(self, step: int | None) -> Requeued:
         """Have the job start again, once; `step` is durable."""
@@ -182,6 +183,7 @@ class JobWatch:
             return "Start the same command again to go on: only batch jobs can be requeued."
         if facts is not None and not facts.may_requeue:
             return f"{name} may not be requeued (--no-requeue). Submit it again to go on."
+        self._is_requeueing = True  # from now on; SLURM sends its SIGTERM before it answers us
         trouble = ask.requeue(self._job.id)
         if trouble is not None:
             if self._leave_marker("requeue"):

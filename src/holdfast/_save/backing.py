@@ -45,7 +45,7 @@ def reserve(
 ) -> Backing | None:
     """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while available_bytes() < size_bytes + _RESERVE_BYTES:
+    while not _leaves_enough(size_bytes):
         # What the last attempt held may be on its way back to the system.
         if size_bytes < _LARGE_BYTES or time.monotonic() > deadline:
             return None
@@ -140,6 +140,12 @@ def populate(mapped: mmap.mmap) -> None:
 def available_bytes() -> int:
     """Memory that can be taken without pushing anything out: of the machine and the cgroup."""
     return min(_machine_bytes(), _cgroup_bytes())
+
+
+def _leaves_enough(size_bytes: int) -> bool:
+    """Whether the training itself has room to grow; a job may have little memory in all."""
+    available = available_bytes()
+    return available - size_bytes >= min(_RESERVE_BYTES, available // 8)
 
 
 def _machine_bytes() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ _PROC = Path("/proc")
 # In the words of every keeper: see `_program` in _custody/launch.py, which starts them.
 _KEEPER = b"holdfast._keeper"
 _KEEPER_WORDS = 4  # the interpreter, its options, the program: what comes behind is data
+_WRAPPERS = ("pixi", "uv", "uvx")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -58,14 +60,15 @@ def catchers(top: int, number: int, passed_over: Collection[int] = ()) -> list[i
     """Those below `top` that catch the signal, but none below one that does.
 
     Whoever catches it answers for what is below: torchrun passes it on, and a worker that was
-    forked from a rank has the rank's handler only by chance.
+    forked from a rank has the rank's handler only by chance. A wrapper that hands on whatever
+    comes does not count: it would hand a warning to a trainer that still imports torch.
     """
     found: list[int] = []
     waiting = children(top)
     for pid in waiting:  # grows as it goes
         if pid in passed_over:
             continue
-        if catches(pid, number):
+        if catches(pid, number) and not _is_wrapper(pid):
             found.append(pid)
         else:
             waiting += children(pid)
@@ -84,6 +87,15 @@ def age_seconds(pid: int) -> float:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
     return 0.0
+
+
+def _is_wrapper(pid: int) -> bool:
+    # Go's programs, apptainer among them, catch all signals; this one nobody else has a use for.
+    if catches(pid, signal.SIGURG):
+        return True
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / "comm").read_text().strip() in _WRAPPERS
+    return False
 
 
 def _is_keeper(pid: int) -> bool:

@@ -254,9 +254,7 @@ class Leader:
             if not has_told and time.monotonic() - began > _TELL_SECONDS:
                 has_told = True
                 pids = ", ".join(map(str, found))
-                say(
-                    f"the command has ended; its keeper (pid {pids}) still saves, and is waited for."
-                )
+                say(f"the command has ended; its keeper (pid {pids}) still saves: waiting for it.")
             self._hear(_LOOK_SELDOM_SECONDS)
             if self._is_given_up and not self._in_job:
                 return  # Ctrl-C; the keeper goes on alone, where nobody kills it for that

@@ -1,0 +1,155 @@
+"""A run of one process as a job: whatever ends the job, the run comes back, or stays cancelled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import (
+    SECONDS,
+    STEPS,
+    TRAIN,
+    Training,
+    holdfast,
+    submit,
+    train_undisturbed,
+)
+from tests.support import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    return train_undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_the_warning_is_answered_and_the_job_comes_back(cluster: Cluster, tmp_path, undisturbed):
+    training = Training.submit(cluster, tmp_path)
+    training.wait_for_step(20)
+    shown = holdfast(cluster, tmp_path, "status", "run")
+    assert f"job {training.job}, 10 min left; SLURM warns 2 min before the end" in shown
+    cluster.scancel(training.job, "-s", "USR2")
+    left = training.wait_for_exit()
+    assert (left["status"], left["how"]) == (75, "SIGUSR2")
+    assert training.newest_on_disk == left["step"] >= 20
+    shown = holdfast(cluster, tmp_path, "status", "run")
+    assert f"job {training.job} is requeued and goes on by itself" in shown
+    training.wait_until_trained()
+    assert training.lives == [0, left["step"]]
+    assert len(training.requeues) == 1
+    assert f"job {training.job}, restarted 1 time" in holdfast(cluster, tmp_path, "status", "run")
+    training.check_equal(undisturbed)
+
+
+def test_what_an_operator_requeues_goes_on(cluster: Cluster, tmp_path, undisturbed):
+    training = Training.submit(cluster, tmp_path)
+    training.wait_for_step(20)
+    cluster.requeue(training.job)
+    left = training.wait_for_exit()
+    assert (left["status"], left["how"]) == (75, "requeued by SLURM")
+    training.wait_until_trained()
+    assert training.lives == [0, left["step"]]
+    assert cluster.show(training.job)["Restarts"] == "1"  # and not once more by us
+    training.check_equal(undisturbed)
+
+
+def test_what_is_cancelled_is_saved_and_stays_cancelled(cluster: Cluster, tmp_path):
+    training = Training.submit(cluster, tmp_path)
+    training.wait_for_step(20)
+    cluster.scancel(training.job)
+    left = training.wait_for_exit()
+    assert (left["status"], left["how"]) == (143, "scancel")
+    assert training.newest_on_disk == left["step"]
+    assert cluster.wait(training.job) == "CANCELLED"
+    wait_until(lambda: cluster.is_over(training.job))
+    assert training.requeues == []
+    assert cluster.show(training.job)["Restarts"] == "0"
+
+
+def test_a_cancel_in_the_middle_of_the_answer_to_a_warning_counts(cluster: Cluster, tmp_path):
+    """Else it would be a job that nobody can cancel."""
+    training = Training.submit(cluster, tmp_path, seconds=2.0)
+    training.wait_for_step(1)
+    cluster.scancel(training.job, "-s", "USR2")
+    cluster.wait_for_log(training.job, "SIGUSR2: step")
+    cluster.scancel(training.job)
+    left = training.wait_for_exit()
+    assert left["status"] == 143
+    assert training.newest_on_disk == left["step"]
+    assert cluster.wait(training.job) == "CANCELLED"
+    assert "is cancelled, and stays so" in training.log
+
+
+@pytest.mark.parametrize(
+    ("partition", "how"), [("low", "requeued by SLURM"), ("lowgrace", "preempted by SLURM")]
+)
+def test_what_is_preempted_comes_back(cluster: Cluster, tmp_path, undisturbed, partition, how):
+    """With GraceTime 0 SLURM requeues it by itself; in a grace of 20 s it would end as done."""
+    node = cluster.nodes[0]
+    training = Training.submit(cluster, tmp_path, f"--partition={partition}", f"-w{node}", "-c8")
+    training.wait_for_step(20)
+    urgent = cluster.sbatch("sleep 1", "--partition=high", f"-w{node}", "-c8", "--time=1")
+    left = training.wait_for_exit()
+    assert (left["status"], left["how"]) == (75, how)
+    training.wait_until_trained()
+    assert cluster.state(urgent) == "COMPLETED"
+    assert training.lives == [0, left["step"]]
+    training.check_equal(undisturbed)
+
+
+def test_the_tasks_of_an_array_come_back_one_by_one(cluster: Cluster, tmp_path, undisturbed):
+    """By the array's own number, all of them would be requeued."""
+    train = f"exec python {TRAIN} run-$SLURM_ARRAY_TASK_ID {STEPS} {SECONDS}"
+    array = submit(cluster, tmp_path, "--array=0-2", command=["bash", "-c", train])
+    tasks = [Training(cluster, tmp_path / f"run-{n}", f"{array}_{n}") for n in range(3)]
+    for task in tasks:
+        task.wait_for_step(10)
+    for task in tasks[1:]:  # one after the other, and one never
+        cluster.scancel(task.job, "-s", "USR2")
+        task.wait_for_exit()
+        assert task.requeues[0]["job"] == task.job
+    for task, lives in zip(tasks, (1, 2, 2), strict=True):
+        task.wait_until_trained()
+        assert len(task.lives) == lives
+        assert cluster.show(task.job)["Restarts"] == str(lives - 1)
+        task.check_equal(undisturbed)
+
+
+def test_a_killed_trainer_leaves_its_last_snapshot_and_its_leader_waits(cluster: Cluster, tmp_path):
+    """Without the leader SLURM would kill the keeper too."""
+    training = Training.submit(cluster, tmp_path)
+    training.wait_for_step(20)
+    lease = (training.folder / "attempts/0001/lease.json").read_text()
+    pid = int(lease.partition('"pid": ')[2].partition(",")[0])
+    os.kill(pid, signal.SIGKILL)
+    left = training.wait_for_exit()
+    assert left["how"] == "died"
+    assert training.newest_on_disk >= left["step"] - 25  # half a second at most
+    assert training.newest_on_disk >= 15
+    assert cluster.wait(training.job) == "FAILED"
+    assert cluster.show(training.job)["ExitCode"] == "137:0"
+    assert training.requeues == []
+
+
+def test_where_there_is_no_scontrol_the_script_requeues_the_job(
+    cluster: Cluster, tmp_path, undisturbed
+):
+    """As in a container, which has none: there the run leaves a file, and the script does it."""
+    python = ["env", f"PATH={tmp_path}", sys.executable, str(TRAIN)]
+    command = [*python, "run", str(STEPS), str(SECONDS)]
+    training = Training(cluster, tmp_path / "run", submit(cluster, tmp_path, command=command))
+    training.wait_for_step(20)
+    cluster.scancel(training.job, "-s", "USR2")
+    left = training.wait_for_exit()
+    assert left["status"] == 75
+    assert "the batch script's last lines requeue" in training.requeues[0]["said"]
+    training.wait_until_trained()
+    assert training.lives == [0, left["step"]]
+    training.check_equal(undisturbed)
+    assert list(tmp_path.glob(".holdfast-requeue*")) == []

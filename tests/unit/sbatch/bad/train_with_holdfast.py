@@ -1,0 +1,3 @@
+import holdfast
+
+run = holdfast.Run("runs/a")
