@@ -12,6 +12,7 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 	tests/processes/test_kill.py tests/crash/test_damage.py
 
 # What bears another test beside it on two cores, and what measures time or fills the machine.
+# The jobs of a SLURM of our own mostly wait, so they have a process to themselves beside the first.
 BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/ranks tests/unit
 ALONE := tests/cli tests/crash tests/processes
 
@@ -45,13 +46,15 @@ quick: $(STAMP) ## the tests of the inner loop, under two minutes
 .PHONY: test
 test: $(STAMP) ## all tests but the long ones
 	@tools/system-packages
-	@$(BIN)/python -m pytest -m "not soak" -n 2 $(BESIDE)
+	@tools/beside $(VENV)/slurm.log "$(BIN)/python -m pytest -m 'not soak' tests/slurm" \
+		"$(BIN)/python -m pytest -m 'not soak' -n 2 $(BESIDE)"
 	@$(BIN)/python -m pytest -m "not soak" $(ALONE)
 
 .PHONY: soak
 soak: $(STAMP) ## the long tests
 	@tools/system-packages
-	@$(BIN)/python -m pytest -m soak
+	@$(BIN)/python -m pytest -m soak --ignore=tests/slurm
+	@$(BIN)/python -m pytest -m "soak or not soak" tests/slurm
 
 .PHONY: check
 check: $(STAMP) ## lint, formatting, types, imports, file sizes

@@ -25,11 +25,15 @@ from tests.data.kinds import KINDS
 
 INTERRUPTIONS = 10
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
+# Spawned workers import torch in every life: a minute and more. tests/data/test_jobs.py has some.
+NOT_TOO_SLOW = [
+    pytest.param(kind, marks=[pytest.mark.soak] if kind == "spawn" else []) for kind in KINDS
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOT_TOO_SLOW)
 def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
     kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
 ):
@@ -41,7 +45,7 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOT_TOO_SLOW)
 def test_stopped_at_random_instants_no_batch_is_given_twice(
     kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
 ):

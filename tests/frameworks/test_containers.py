@@ -243,7 +243,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(trees)
 def test_any_tree_of_values_comes_back_as_it_was(saved):
     restored, told = through_memory(saved, None)

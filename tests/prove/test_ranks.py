@@ -36,7 +36,7 @@ def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
     assert {("KILL", "rank"), ("KILL", "the"), ("INT", "all")} <= targets(proof), plain_text(proof)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     shutil.copy(RUN, tmp_path / "train.py")

@@ -84,13 +84,8 @@ def test_a_warning_and_a_requeue_on_two_nodes_change_no_bit(cluster, tmp_path, u
 @pytest.mark.soak
 def test_four_interruptions_on_two_nodes_change_no_bit(cluster, tmp_path, undisturbed):
     node = cluster.nodes[0]
-    training = submit(
-        cluster,
-        tmp_path,
-        *ON_TWO_NODES,
-        "--partition=low",
-        f"--nodelist={','.join(cluster.nodes[:2])}",
-    )
+    where = f"--nodelist={','.join(cluster.nodes[:2])}"
+    training = submit(cluster, tmp_path, *ON_TWO_NODES, "--partition=low", where)
 
     def warn() -> None:
         cluster.scancel(training.job, "-s", "USR2")
@@ -151,7 +146,7 @@ def test_a_memory_limit_that_kills_a_rank_leaves_its_state(cluster, tmp_path):
 
 
 def test_a_life_on_a_lost_node_is_fenced_off(cluster, tmp_path):
-    """SLURM starts the job elsewhere, and the old life runs on: two writers, of which one counts."""
+    """SLURM starts the job elsewhere, and the old life runs on: of two writers one counts."""
     first, second = cluster.nodes[:2]
     training = Training.submit(
         cluster, tmp_path, f"--exclude={cluster.nodes[2]}", steps=1000, seconds=0.05

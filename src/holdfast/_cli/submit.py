@@ -74,6 +74,7 @@ def submit(
         click.echo(f"Note: {words.name(note)}", err=True)
     if to is not None:
         _keep(to, script.text)
+        _make_folders(script.options)
     if only_print:
         click.echo(script.text, nl=False)
         return 0

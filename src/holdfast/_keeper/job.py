@@ -171,7 +171,7 @@ class JobWatch:
         if idle > self._limit:
             # Not with 75: some sites requeue by themselves whatever leaves with that.
             return Requeued(
-                f"{name} has come back {idle - 1} times without a new step, and is not requeued "
+                f"{name} has come back {_times(idle - 1)} without a new step, and is not requeued "
                 "again.\nSee why no step is made in its time limit, then submit it again.",
                 statuses.IDLE,
             )
@@ -215,6 +215,10 @@ def _read_requeued(layout: RunLayout, attempt: int) -> Requeued | None:
     if not isinstance(found.get("said"), str) or not isinstance(found.get("status"), int):
         return None
     return Requeued(found["said"], found["status"])
+
+
+def _times(count: int) -> str:
+    return "1 time" if count == 1 else f"{count} times"
 
 
 def in_background(act: Callable[[], None]) -> None:
