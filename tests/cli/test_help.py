@@ -10,6 +10,7 @@ GROUPS = {
     "Look": ["status", "ls", "verify"],
     "Ask": ["stop", "save"],
     "Use": ["export", "clean"],
+    "Cluster": ["submit", "run", "lint"],
     "Try": ["demo", "prove", "completion"],
 }
 COMMANDS = [name for names in GROUPS.values() for name in names]

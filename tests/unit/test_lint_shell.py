@@ -47,7 +47,9 @@ def test_commands_are_found(script, expected):
     assert texts(script) == expected
 
 
-@pytest.mark.parametrize("script", ["echo 'a", 'echo "a', "echo $(a", "if a; then b", "cat <<X\na"])
+@pytest.mark.parametrize(
+    "script", ["echo 'a", 'echo "a', "echo $(a", "if a; then b", "cat <<X\na", "a" + "$(" * 9999]
+)
 def test_what_is_cut_short_is_not_understood(script):
     with pytest.raises(NotUnderstood):
         parse_commands(script)

@@ -55,12 +55,31 @@ def _overlap(one: Edit, other: Edit) -> bool:
 
 def changed_lines(text: str, edits: Iterable[Edit]) -> tuple[str, ...]:
     """The lines that the changes make, in their order."""
-    import difflib
-
-    before, after = text.splitlines(), apply_edits(text, edits).splitlines()
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     found: list[str] = []
-    for kind, _, _, start, end in matcher.get_opcodes():
-        if kind != "equal":
-            found += after[start:end]
+    for start, end, inside in _by_lines(text, edits):
+        before = text[start:end].splitlines()
+        moved = [Edit(each.start - start, each.end - start, each.text) for each in inside]
+        after = apply_edits(text[start:end], moved).splitlines()
+        while before and after and before[-1] == after[-1]:
+            before.pop()
+            after.pop()
+        same = 0
+        while same < min(len(before), len(after)) and before[same] == after[same]:
+            same += 1
+        found += after[same:]
     return tuple(found)
+
+
+def _by_lines(text: str, edits: Iterable[Edit]) -> list[tuple[int, int, list[Edit]]]:
+    """The changes that touch the same whole lines, and where those lines are."""
+    groups: list[tuple[int, int, list[Edit]]] = []
+    for edit in sorted(edits, key=lambda each: (each.start, each.end)):
+        start = text.rfind("\n", 0, edit.start) + 1
+        end = text.find("\n", edit.end)
+        end = len(text) if end < 0 else end + 1
+        if groups and start < groups[-1][1]:
+            first, last, inside = groups.pop()
+            groups.append((first, max(last, end), [*inside, edit]))
+        else:
+            groups.append((start, end, [edit]))
+    return groups

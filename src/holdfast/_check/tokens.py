@@ -52,6 +52,12 @@ class _Reader:
         self._documents: list[tuple[str, bool]] = []  # here-documents that begin on the next line
 
     def read(self) -> list[Token]:
+        try:
+            return self._read()
+        except RecursionError as error:
+            raise NotUnderstood("quotes and parentheses too deep in each other") from error
+
+    def _read(self) -> list[Token]:
         text = self._text
         while self._at < len(text):
             char = text[self._at]
