@@ -137,6 +137,20 @@ def test_a_killed_trainer_leaves_its_last_snapshot_and_its_leader_waits(cluster:
     assert training.requeues == []
 
 
+def test_a_warning_that_comes_while_the_script_imports_is_not_lost(cluster, tmp_path):
+    """Nor does it kill the process, as it would without the leader."""
+    script, here = tmp_path / "slow.py", tmp_path / "here"
+    slowly = f"import pathlib, time\npathlib.Path({str(here)!r}).touch()\ntime.sleep(3)\n"
+    text = TRAIN.read_text()
+    script.write_text(text.replace("import sys\n", f"import sys\n{slowly}", 1))
+    training = Training.submit(cluster, tmp_path, script=script)
+    wait_until(here.exists, 30)
+    cluster.scancel(training.job, "-s", "USR2")
+    left = training.wait_for_exit()
+    assert (left["status"], left["how"]) == (75, "SIGUSR2")
+    assert training.requeues[0]["said"] == f"job {training.job} is requeued and goes on by itself."
+
+
 def test_where_there_is_no_scontrol_the_script_requeues_the_job(
     cluster: Cluster, tmp_path, undisturbed
 ):

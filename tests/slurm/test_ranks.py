@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import TRAIN_RANKS, Training, holdfast, read
+from tests.slurm.jobs import submit as submit_command
 from tests.support import journal_events, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -111,6 +112,22 @@ def test_four_interruptions_on_two_nodes_change_no_bit(cluster, tmp_path, undist
     training.wait_until_trained(120)
     assert len(training.lives) == 5
     check_equal(training, undisturbed)
+
+
+def test_torchrun_in_a_task_needs_no_flag_for_the_warning(cluster, tmp_path):
+    """It would die of USR2; the leader gives it to the ranks instead."""
+    folder = tmp_path / "run"
+    launcher = ["torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    command = [*launcher, str(TRAIN_RANKS), str(folder), "200", "0.02"]
+    job = submit_command(cluster, tmp_path, "--mem=2000M", command=command)
+    training = Training(cluster, folder, job)
+    training.wait_for_step(20)
+    cluster.scancel(job, "-s", "USR2")
+    left = training.wait_for_exit()
+    assert (left["status"], left["how"]) == (75, "SIGUSR2")
+    training.wait_until_trained(90)
+    assert training.lives == [0, left["step"]]
+    assert cluster.show(job)["Restarts"] == "1"
 
 
 def test_when_a_rank_is_killed_its_keeper_saves_its_part(cluster, tmp_path):
