@@ -34,7 +34,7 @@ PAGE = HERE.parent / "before-and-after.md"
 KILLS, SEED = 3, 1
 SIDES = ("before", "after")
 SIGNALS = ("INT", "TERM", "QUIT", "KILL")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 TIMEOUT_SECONDS = 120
 
 
@@ -280,8 +280,8 @@ last interruption. *Lost* are steps that had been made when the signal came and 
   is not. How many steps that is changes with the machine, and from one measurement to the next.
 * {KILLS} interruptions by each signal meet few of the instants at which something can go wrong.
   That no difference was found does not say that there is none.
-* DDP runs with one rank, before and after, since holdfast is for one process today; torchrun's own
-  restarts are off.
+* DDP runs with two ranks on one machine; torchrun's own restarts are off. A signal meets one rank,
+  all of them, or torchrun.
 * GPUs, other file systems, a full disk and a real SLURM are not in this table.
 * The scripts before holdfast were written for this page, after common patterns. They are not the
   best that can be done by hand.

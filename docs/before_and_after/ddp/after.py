@@ -1,6 +1,6 @@
-"""Data-parallel training in a run. holdfast is for one process today, so this is for one rank.
+"""Data-parallel training in a run, which all ranks leave at one step.
 
-torchrun --standalone --nproc-per-node=1 after.py
+torchrun --standalone --nproc-per-node=2 after.py
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Elastic training in a run. holdfast is for one process today, so this is for one rank.
+"""Elastic training in a run: torchrun starts it again, and it goes on where it was.
 
-torchrun --standalone --nproc-per-node=1 --max-restarts=3 after.py
+torchrun --standalone --nproc-per-node=2 --max-restarts=3 after.py
 """
 
 import hashlib
