@@ -38,7 +38,7 @@ from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
 from holdfast._save.control import MARK, STAYS, STEP, mark_of, private_words
 from holdfast._say import say, speak_as
-from holdfast._slurm.job import find_job, is_lonely_task
+from holdfast._slurm.job import is_lonely_task
 from holdfast._stop.children import children_unheard
 from holdfast._stop.guard import Guard
 from holdfast._version import __version__
@@ -127,8 +127,8 @@ class Attempt(Boundaries):
                 party, policy, settings.grace_seconds, settings.signal_numbers, self._hear
             )
         self._job = None
-        if self._crew is None and self._custody.has_keeper and find_job(_env.of_job()):
-            self._job = JobSide(self._custody)
+        if party is None and self._custody.has_keeper and self._in_job and not is_interactive():
+            self._job = JobSide(self._custody)  # a kernel and its server go on: no requeue
         self._words = self._custody.words
         self._words[STEP] = self.step
         self._words[MARK] = mark_of(self.step, bool(found.at_turn))
@@ -153,7 +153,8 @@ class Attempt(Boundaries):
         self._set_next_due_step()
         self._is_open = True
         note_open(self._folder, self)
-        self._guard.defer(False)
+        # A warning waits until all ranks are here: it would end this one, and leave the others.
+        self._guard.defer(False, holds_warnings=True)
         self._noted = self._guard.noted
         self._warn_of_lonely_task(policy.rank)
         self._note(
@@ -172,6 +173,7 @@ class Attempt(Boundaries):
         if self._generators is not None and found.by_hand:
             # A loop of the user's own begins where nobody sees it.
             self._restore_generators()
+        self._guard.defer(False)
 
     def _warn_of_lonely_task(self, rank: int) -> None:
         """Where the keeper does not outlive this process, say so once."""
@@ -273,7 +275,7 @@ class Attempt(Boundaries):
         self._close(None)
 
     def _answer_late(self, error: BaseException | None) -> Stopped | None:
-        request = self._guard.request() or self._asked
+        request = self._guard.request(self._asked)
         stopped = None
         if request is not None:
             stopped = Stopped(request.status, request.reason, self.step)

@@ -77,7 +77,7 @@ class Boundaries:
         speak_plainly()
         errand = current_errand()
         self._folder = Path(folder) if errand is None else errand.redirected(Path(folder))
-        self._settings = checked(settings)
+        self._settings = checked(settings, state)
         self._state = dict(state)
         refuse_unstorable(self._state)  # now, and not at the first save
         self.step = 0
@@ -147,7 +147,7 @@ class Boundaries:
             raise self._trouble
         if self._eye is not None:
             self._show(self._eye)
-        request = None if self._is_complete() else self._guard.request() or self._asked
+        request = None if self._is_complete() else self._guard.request(self._asked)
         if self._crew is not None:
             stops = self._act_together(self._crew, request, now)
         elif request is not None:
@@ -276,6 +276,14 @@ class Boundaries:
             self._asked = StopRequest(decision.reason, decision.status, decision.signal)
             self._guard.nudge()
 
+    def _hear_stop(self, request: StopRequest, said: str) -> None:
+        """Leave at the next boundary, or a phase at once."""
+        self._asked = self._asked or request
+        resting = bool(self._words[REST])
+        say(f"{said}. {'Leaving' if resting else f'Finishing step {self._step_at_hand()}'}.")
+        if resting:
+            self._guard.nudge()
+
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if self._job is not None and self._job.hear(message):
@@ -289,21 +297,13 @@ class Boundaries:
             if not message["rests"]:  # else it leaves at once, and says so then
                 announce_signal(message["signal"], message["grace"], self._step_at_hand(), kept)
         elif kind == "request" and message["request"] == "stop":
-            self._asked = self._asked or stop_from_file(message["details"])
-            resting = bool(self._words[REST])
-            doing = "Leaving" if resting else f"Finishing step {self._step_at_hand()}"
-            say(f"asked to stop: {self._asked.reason}. {doing}.")
-            if resting:
-                self._guard.nudge()
+            asked = stop_from_file(message["details"])
+            self._hear_stop(asked, f"asked to stop: {asked.reason}")
         elif kind == "request":
             self._saver.want(Handle("holdfast save"))
         elif kind == "ending":
-            self._asked = self._asked or StopRequest(message["reason"], message["status"])
-            resting = bool(self._words[REST])
-            doing = "Leaving" if resting else f"Step {self._step_at_hand()} is finished and saved"
-            say(f"{message['reason']} is in {message['seconds']:.0f} s. {doing}.")
-            if resting:
-                self._guard.nudge()
+            asked = StopRequest(message["reason"], message["status"])
+            self._hear_stop(asked, f"{asked.reason} is in {message['seconds']:.0f} s")
         elif (sentence := sentence_of(message)) is not None:
             say(sentence)
         elif kind == "fenced":
@@ -320,9 +320,8 @@ class Boundaries:
             self._progress.close()
             if message.get("speaks"):
                 speak_as(0)  # the ranks before it are gone
-            asked = bool(message.get("asked", True))
-            said = message.get("said", "")
-            leave_at_once(self._exit_record(), message["reason"], record, asked=asked, then=said)
+            details = {"asked": bool(message.get("asked", True)), "then": message.get("said", "")}
+            leave_at_once(self._exit_record(), message["reason"], record, **details)
         elif kind == "tick" and self._noted and not self._announced:
             self._announced = True
             announce_signal(self._noted[0], None, self._step_at_hand(), None)

@@ -330,7 +330,7 @@ class Run(Attempt):
                 "made.\nMake room and start the same command again: little is left to repeat."
             )
         # A stop that came in the last step is no interruption, unless another loop follows.
-        self._asked_late = self._guard.request() or self._asked
+        self._asked_late = self._guard.request(self._asked)
         self._asked = None
         self._noted.clear()
         self._note("finished", step=self.step, total=self._total or self.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast._errors import SettingsError
@@ -144,8 +145,13 @@ def check_count(value: object, what: str, least: int) -> None:
         raise SettingsError(f"{what}: this is a whole number, {least} or more.")
 
 
-def checked(settings: object) -> Settings:
-    """What a run was given as its settings, or the defaults."""
+def checked(settings: object, state: Iterable[str] = ()) -> Settings:
+    """What a run was given as its settings, or the defaults; `state` are the names beside them."""
+    for name in Settings.__dataclass_fields__.keys() & set(state):
+        raise SettingsError(
+            f"{name} is the name of a setting, and was given as state of the run.\n"
+            f"Write: settings=holdfast.Settings({name}=…)"
+        )
     if settings is None:
         return Settings()
     if not isinstance(settings, Settings):

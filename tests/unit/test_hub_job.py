@@ -30,6 +30,15 @@ def test_a_sigterm_is_decided_on_when_its_cause_is_known():
     assert table.shelf.noted("stop-asked")[0]["reason"] == "preempted by SLURM"
 
 
+def test_what_all_hold_is_durable_in_time_though_nobody_says_why():
+    table = job_table()
+    table.shelf.grace = {TERM: 5.0}
+    table.wish(0, reason="SIGTERM", signal=TERM)
+    table.wait(4.0)
+    assert table.shelf.begun == [(ATTEMPT, 4)]
+    assert table.decisions() == []
+
+
 def test_a_sigterm_outside_of_a_job_is_what_it_is():
     table = Table()
     table.wish(0, reason="SIGTERM", signal=TERM)
@@ -107,7 +116,7 @@ def test_a_rank_that_dies_does_not_requeue_the_job():
 def test_a_rank_that_is_terminated_outside_of_its_loop_asks_too():
     table = job_table()
     table.leave(1, status=143, reason="SIGTERM")
-    assert table.shelf.begun == []
+    assert table.shelf.begun == [(ATTEMPT, 4)]  # whatever the answer
     table.shelf.asked[0]("requeued by SLURM", 75)
     table.write_all(4)
     assert table.shelf.requeued == [2]

@@ -15,7 +15,7 @@ LINE = (
     "RunTime=00:00:03 TimeLimit=00:02:00 StartTime=1794784800 EndTime=1794784920 Deadline=N/A "
     "Command=/home/me/Requeue=0 StdOut=/home/me/Restarts=8\n"
 )
-RUNNING = JobFacts("RUNNING", "None", 0, 1e9, False, True, True)
+RUNNING = JobFacts("12", "RUNNING", "None", 0, 1e9, False, True, True)
 TASK = {
     **{"SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"},
     **{"SLURM_STEP_NUM_TASKS": "7", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"},
@@ -25,7 +25,7 @@ TASK = {
 
 def test_a_line_of_scontrol_is_read_though_names_hold_what_looks_like_fields():
     found = parse_job(LINE)
-    assert found == JobFacts("RUNNING", "None", 2, 1794784920.0, False, True, True)
+    assert found == JobFacts("12", "RUNNING", "None", 2, 1794784920.0, False, True, True)
     assert parse_job(LINE.replace("EndTime=1794784920", "EndTime=Unknown")).end is None
     preempted = parse_job(LINE.replace("Deadline=", "PreemptTime=1794784900 Deadline="))
     assert preempted.is_preempted
@@ -48,21 +48,27 @@ def test_a_line_of_scontrol_is_read_though_names_hold_what_looks_like_fields():
 )
 def test_the_cause_of_a_sigterm(change, cause):
     facts = JobFacts(**{**RUNNING.__dict__, **change})
-    assert why_terminated(Job("12", 0), facts) is cause
+    assert why_terminated(0, facts) is cause
     assert cause.interrupts == (cause not in (Cause.NOT_SLURM, Cause.CANCELLED))
 
 
 def test_without_an_answer_nothing_is_known_and_nothing_comes_back():
-    assert why_terminated(Job("12", 0), None) is Cause.UNKNOWN
+    assert why_terminated(0, None) is Cause.UNKNOWN
     assert not Cause.UNKNOWN.interrupts
 
 
 def test_a_job_is_found_by_its_number_and_a_task_of_an_array_by_both():
     assert find_job({}) is None
-    assert find_job({"SLURM_JOB_ID": "12"}) == Job("12", 0)
+    assert find_job({"SLURM_JOB_ID": "12"}) == Job("12", "12", 0)
     array = {"SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
-    marker = {"HOLDFAST_MARKER": "/home/me/.again"}
-    assert find_job({"SLURM_JOB_ID": "12", **array, **marker}) == Job("10_3", 2, "/home/me/.again")
+    marker = {"HOLDFAST_MARKER": "/home/me/.again-12"}
+    found = find_job({"SLURM_JOB_ID": "12", **array, **marker})
+    assert found == Job("10_3", "12", 2, "/home/me/.again-12")
+
+
+def test_a_marker_that_another_job_has_passed_on_is_none_of_ours():
+    marker = {"HOLDFAST_MARKER": "/home/me/.again-12"}
+    assert find_job({"SLURM_JOB_ID": "13", **marker}) == Job("13", "13", 0)
 
 
 @pytest.mark.parametrize(

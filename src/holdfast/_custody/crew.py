@@ -217,9 +217,13 @@ class Crew:
         agreed = self._stops or self.stands_at() is not None
         told = {"clean": clean, "status": status, "reason": reason, "error": error}
         self._custody.send("farewell", agreed=agreed, **told)
+        keeper = self._custody.keeper_pid
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while self._bye is None and time.monotonic() < deadline and self._custody.has_keeper:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
             self._custody.look_after_keeper()
+            if keeper != self._custody.keeper_pid:
+                keeper = self._custody.keeper_pid  # the one before may not have passed it on
+                self._custody.send("farewell", agreed=agreed, **told)
         return self._bye

@@ -12,7 +12,7 @@ from holdfast._errors import Stopped
 from holdfast._leave import statuses
 from holdfast._say import say
 
-_ANSWER_SECONDS = 25.0  # three questions to SLURM, each with its bound, of which most take none
+_ANSWER_SECONDS = 50.0  # several questions to SLURM, each with its bound; most take none
 _LOOK_SECONDS = 0.05
 _OF_SCHEDULERS = (statuses.TERMINATED, statuses.REQUEUE)
 

@@ -60,7 +60,7 @@ class KeeperAmongOthers(Keeper):
         self._orders: dict[tuple[int, int], list[int]] = {}
         self._writing: set[tuple[int, int, str]] = set()  # parts that are, or were, written
         self._trainer_gone = False
-        self._farewell = False
+        self._farewell: dict[str, Any] | None = None  # with which the trainer left
         self._is_released = False
         self._died_at: float | None = None
         self._gone_at = 0.0
@@ -202,6 +202,8 @@ class KeeperAmongOthers(Keeper):
         self._member.greet()
         for attempt, mark in self._orders:
             self._to_hub("order", key=[attempt, mark], reason="asked again")
+        if self._farewell is not None:
+            self._to_hub("farewell", **self._farewell)
 
     def _watch_hub(self, now: float) -> None:
         """Without a connection, one whose heartbeat moves in the run folder is not gone."""

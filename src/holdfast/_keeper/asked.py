@@ -168,6 +168,8 @@ class Asked:
             if kind == "stop" and details.get("now"):
                 self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
                 continue
+            if kind == "stop":  # of a person, which a warning after it does not undo
+                self._stop = self._stop or (stop_from_file(details).reason, statuses.PERSON, 0)
             if kind == "stop" and self._ends.control.words[control.REST] == control.RESTS:
                 self._has_nudged = True
                 self._leave_rest(stop_from_file(details).reason, statuses.PERSON)
@@ -182,7 +184,8 @@ class Asked:
 
     def _send_away(self, reason: str, status: int, **details: Any) -> None:
         """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
-        if self._job is None or self._is_past_requeue() or status == statuses.PERSON:
+        is_settled = self._is_past_requeue() or status == statuses.PERSON
+        if self._job is None or is_settled or self._ends.control.words[control.STAYS]:
             self._tell_to_leave(reason, status, **details)
             return
         job, number = self._job, self._stop[2] if self._stop is not None else 0
@@ -237,7 +240,10 @@ class Asked:
             journal.append(self._policy.layout.journal, "job-ends", seconds_left=round(left, 1))
             self._stop_for_time(left)
         elif left is not None and self._stop is not None and self._insure_at is not None:
-            self._insure_within(left)  # the end may have been moved
+            grace = self._job.preemption_seconds()
+            if grace is not None:
+                self._insure_at = None  # set for what SIGTERM usually leaves
+            self._insure_within(left if grace is None else grace)  # the end may have been moved
         self._warn_of_short_warning()
 
     def _needed_seconds(self) -> float:

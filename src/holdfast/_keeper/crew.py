@@ -79,17 +79,16 @@ class CrewKeeper(KeeperAmongOthers):
             self._member.order(held.arena.attempt, record.mark, "salvaged")
 
     def _take_leave(self, message: dict[str, Any]) -> None:
-        self._farewell = True
         error = message.get("error") or ""
-        self._to_hub(
-            "farewell",
-            clean=message["clean"],
-            reason=message["reason"],
-            status=message["status"],
-            victim=looks_like_a_lost_peer(error),
-            host=host_name(),
-            agreed=message.get("agreed", False),
-        )
+        self._farewell = {
+            "clean": message["clean"],
+            "reason": message["reason"],
+            "status": message["status"],
+            "victim": looks_like_a_lost_peer(error),
+            "host": host_name(),
+            "agreed": message.get("agreed", False),
+        }
+        self._to_hub("farewell", **self._farewell)
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()

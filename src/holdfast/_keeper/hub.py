@@ -74,7 +74,9 @@ class Hub(Rounds, Commits, Sights):
     def _on_wish(self, seat: Seat, message: dict[str, Any]) -> None:
         wish = Wish(rank=seat.rank, **message["wish"])
         if wish.kind == "stop" and wish.signal == signal.SIGTERM and self._books.has_job:
-            # The scheduler sends it for several reasons, with opposite meanings.
+            # The scheduler sends it for several reasons, with opposite meanings. Which one it was
+            # may be told late, or never: what all hold must be durable by then.
+            self._insure(wish)
             self._books.settle(wish, lambda found: self._take_wish(found, message))
         else:
             self._take_wish(wish, message)
@@ -115,6 +117,8 @@ class Hub(Rounds, Commits, Sights):
             wish = Wish("stop", reason, message["status"], rank=seat.rank)
             if wish.status == statuses.TERMINATED and self._books.has_job:
                 wish.signal = signal.SIGTERM
+                if self.common is not None:
+                    self._want(self.common, f"stop: {reason}")
                 self._books.settle(wish, self._leave_now)
             else:
                 self._leave_now(wish)

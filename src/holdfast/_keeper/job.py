@@ -27,6 +27,9 @@ from holdfast._slurm.job import Job
 # that is left, within these bounds: a controller has thousands of jobs to answer.
 _LOOK_SECONDS = (10.0, 300.0)
 _MARGIN_SECONDS = 3.0
+# A controller that is restarted is away for seconds. The trainer waits for us, so not for ever.
+_PATIENCE_SECONDS = 12.0
+_AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,9 @@ class JobWatch:
         self._layout = layout
         self._attempt = attempt
         self._limit = limit
+        self._id = job.id
+        self._restarts = job.restarts
+        self._grace_end: float | None = None  # of a preemption
         self._facts: ask.JobFacts | None = None
         self._warning: float | None = None  # seconds before the end
         self._kill_wait: float | None = None
@@ -75,17 +81,39 @@ class JobWatch:
     def _learn(self) -> None:
         try:
             is_first = self._facts is None
-            facts = ask.show_job(self._job.id)
+            facts = self._show()
             if facts is not None:
-                self._facts = facts
                 left = _LOOK_SECONDS[1] if facts.end is None else (facts.end - time.time()) / 2
                 wait = min(max(left, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
                 self._look_at = time.monotonic() + wait
             if facts is not None and is_first:
-                self._warning = ask.warning_seconds(self._job.id)
+                self._warning = ask.warning_seconds(self._id)
                 self._kill_wait = ask.kill_wait_seconds()
         finally:
             self._looking.release()
+
+    def _show(self, patience_seconds: float = 0.0) -> ask.JobFacts | None:
+        """The facts of this very job; None if nobody answers in time."""
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            left = max(deadline - time.monotonic(), 0.0) or ask.ANSWER_SECONDS
+            facts = ask.show_job(self._id, min(left, ask.ANSWER_SECONDS))
+            if facts is not None and facts.number != self._job.number and self._id == self._job.id:
+                # A job that a task of an array has submitted has the array's variables too.
+                self._id = self._job.number
+                continue
+            if facts is not None or not ask.can_ask() or time.monotonic() > deadline:
+                break
+            time.sleep(_AGAIN_SECONDS)
+        if facts is None or facts.number != self._job.number:
+            return None
+        if self._facts is None:
+            # So it is with the count of restarts, which SLURM does not set in a first life.
+            self._restarts = min(self._restarts, facts.restarts)
+        if facts.is_preempted and facts.state == "RUNNING":
+            self._grace_end = facts.end
+        self._facts = facts
+        return facts
 
     @property
     def warning(self) -> float | None:
@@ -105,11 +133,17 @@ class JobWatch:
         left = self.seconds_left()
         return None if left is None else max(1.0, left - _MARGIN_SECONDS)
 
+    def preemption_seconds(self) -> float | None:
+        """What is left of the grace of a preemption, which may be longer than any other."""
+        if self._cause is not Cause.PREEMPTED or self._grace_end is None:
+            return None
+        return max(1.0, self._grace_end - time.time() - _MARGIN_SECONDS)
+
     def beat(self) -> dict[str, Any]:
         """For those who look at the run."""
         return {
-            "job": self._job.id,
-            "restarts": self._job.restarts,
+            "job": self._id,
+            "restarts": self._restarts,
             "end": None if self._facts is None else self._facts.end,
             "warning_seconds": self._warning,
         }
@@ -131,16 +165,19 @@ class JobWatch:
 
     def _learn_cause(self) -> Cause:
         with self._lock:
-            if self._cause is None:
-                self._cause = self._ask_cause()
+            if self._cause in (None, Cause.UNKNOWN):
+                self._cause = self._cause_of(self._show())
                 journal.append(self._layout.journal, "job-ends", cause=self._cause.value)
+                if self._cause is Cause.UNKNOWN:
+                    self._leave_marker("ask")
+            assert self._cause is not None
             return self._cause
 
-    def _ask_cause(self) -> Cause:
-        facts = ask.show_job(self._job.id)
-        cause = why_terminated(self._job, facts)
-        if cause is Cause.UNKNOWN and not ask.can_ask():
-            self._leave_marker("ask")
+    def _cause_of(self, facts: ask.JobFacts | None) -> Cause:
+        cause = why_terminated(self._restarts, facts)
+        if cause is Cause.PREEMPTED and facts is not None and facts.state != "RUNNING":
+            is_early = self._grace_end is not None and time.time() < self._grace_end - 1.0
+            return Cause.CANCELLED if is_early else cause  # in the grace, by a person
         return cause
 
     def is_requeued(self) -> bool:
@@ -151,22 +188,23 @@ class JobWatch:
         """Have the job start again, once; `step` is durable."""
         with self._lock:
             if self._requeued is None:
-                idle = self._idle_lives(step)
-                found = self._requeue(idle)
+                facts = self._show(_PATIENCE_SECONDS)
+                cause = self._cause_of(facts)
+                idle = self._idle_lives(step, cause)
+                found = self._requeue(facts, cause, idle)
                 self._requeued = Requeued(found) if isinstance(found, str) else found
-                record = {"job": self._job.id, "restarts": self._job.restarts, "step": step}
+                record = {"job": self._id, "restarts": self._restarts, "step": step}
                 said = {**record, "idle": idle, **asdict(self._requeued)}
                 journal.append(self._layout.journal, "requeue", attempt=self._attempt, **said)
                 with contextlib.suppress(OSError):
                     write_json(self._layout.requeue(self._attempt), said)
             return self._requeued
 
-    def _requeue(self, idle: int) -> str | Requeued:
-        name = f"job {self._job.id}"
-        facts = ask.show_job(self._job.id)
-        if why_terminated(self._job, facts) is Cause.REQUEUED:
+    def _requeue(self, facts: ask.JobFacts | None, cause: Cause, idle: int) -> str | Requeued:
+        name = f"job {self._id}"
+        if cause is Cause.REQUEUED:
             return f"{name} is requeued and goes on by itself."
-        if why_terminated(self._job, facts) is Cause.CANCELLED:
+        if Cause.CANCELLED in (cause, self._cause):
             return Requeued(f"{name} is cancelled, and stays so.", statuses.TERMINATED)
         if idle > self._limit:
             # Not with 75: some sites requeue by themselves whatever leaves with that.
@@ -179,26 +217,39 @@ class JobWatch:
             if self._leave_marker("requeue"):
                 return f"there is no scontrol here: the batch script's last lines requeue {name}."
             return f"there is no scontrol here: nothing requeues {name}. Submit it again to go on."
-        if facts is not None and not facts.is_batch:
-            return "Start the same command again to go on: only batch jobs can be requeued."
-        if facts is not None and not facts.may_requeue:
-            return f"{name} may not be requeued (--no-requeue). Submit it again to go on."
-        self._is_requeueing = True  # from now on; SLURM sends its SIGTERM before it answers us
-        trouble = ask.requeue(self._job.id)
-        if trouble is not None:
-            if self._leave_marker("requeue"):
-                return f"{name} could not be requeued ({trouble}); its script tries once more."
-            return f"{name} could not be requeued ({trouble}). Submit it again to go on."
-        return f"{name} is requeued and goes on by itself."
+        trouble: str | None = "SLURM does not answer"  # and may know that it was cancelled
+        if facts is not None:
+            if not facts.is_batch:
+                return "Start the same command again to go on: only batch jobs can be requeued."
+            if not facts.may_requeue:
+                return f"{name} may not be requeued (--no-requeue). Submit it again to go on."
+            trouble = self._ask_to_requeue()
+        if trouble is None:
+            return f"{name} is requeued and goes on by itself."
+        if self._leave_marker("requeue"):
+            return f"{name} could not be requeued ({trouble}); its script tries once more."
+        return f"{name} could not be requeued ({trouble}). Submit it again to go on."
 
-    def _idle_lives(self, step: int | None) -> int:
+    def _ask_to_requeue(self) -> str | None:
+        """Returns why it could not be."""
+        self._is_requeueing = True  # from now on; SLURM sends its SIGTERM before it answers us
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (trouble := ask.requeue(self._id)) is not None and time.monotonic() < deadline:
+            time.sleep(_AGAIN_SECONDS)
+            if self._cause_of(self._show()) is Cause.REQUEUED:
+                return None  # the answer was lost
+        return trouble
+
+    def _idle_lives(self, step: int | None, cause: Cause) -> int:
         """How many lives in a row, with this one, have made no step."""
         began = read_json(self._layout.origin(self._attempt)).get("step") or 0
         if (step or 0) > began:
             return 0
         before = read_json(self._layout.requeue(self._attempt - 1))
-        known = before.get("idle") if before.get("job") == self._job.id else None
-        return 1 + (known if isinstance(known, int) else 0)
+        known = before.get("idle") if before.get("job") == self._id else None
+        # SLURM's own wish to have the node does not say that the job is broken.
+        count = 0 if cause in (Cause.REQUEUED, Cause.PREEMPTED) else 1
+        return count + (known if isinstance(known, int) else 0)
 
     def _leave_marker(self, word: str) -> bool:
         if not self._job.marker:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from holdfast import _env
 from holdfast._slurm.options import batch_options, parse_signal
 
-_ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
 _FIELD = r"(?:^| ){name}=(\S*)"
 
 
@@ -23,6 +23,7 @@ _FIELD = r"(?:^| ){name}=(\S*)"
 class JobFacts:
     """A job as the controller has it."""
 
+    number: str
     state: str
     reason: str
     restarts: int
@@ -37,9 +38,9 @@ def can_ask() -> bool:
     return shutil.which("scontrol") is not None
 
 
-def show_job(job: str) -> JobFacts | None:
+def show_job(job: str, seconds: float = ANSWER_SECONDS) -> JobFacts | None:
     """The facts, or None if nobody answers."""
-    said = _scontrol("show", "job", "-o", job)
+    said = _scontrol("show", "job", "-o", job, seconds=seconds)
     if said is None or said.returncode != 0:
         return None
     return parse_job(said.stdout)
@@ -47,16 +48,18 @@ def show_job(job: str) -> JobFacts | None:
 
 def parse_job(line: str) -> JobFacts | None:
     """The facts in the line that `scontrol show job -o` prints, with times in seconds."""
+    number = re.match(r"JobId=(\d+) ", line)
     line = line.partition(" UserId=")[2]  # before it is the job's name, which can be anything
 
     def field(name: str) -> str:
         match = re.search(_FIELD.format(name=name), line)
         return match[1] if match else ""
 
-    if not field("JobState"):
+    if number is None or not field("JobState"):
         return None
     restarts, end = field("Restarts"), field("EndTime")
     return JobFacts(
+        number=number[1],
         state=field("JobState"),
         reason=field("Reason"),
         restarts=int(restarts) if restarts.isdigit() else 0,
@@ -67,9 +70,9 @@ def parse_job(line: str) -> JobFacts | None:
     )
 
 
-def requeue(job: str) -> str | None:
+def requeue(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
     """Have the job end and start again; returns why that could not be."""
-    said = _scontrol("requeue", job)
+    said = _scontrol("requeue", job, seconds=seconds)
     if said is None:
         return "scontrol does not answer"
     if said.returncode == 0:
@@ -95,7 +98,9 @@ def kill_wait_seconds() -> float | None:
     return float(match[1]) if match else None
 
 
-def _scontrol(*words: str) -> subprocess.CompletedProcess[str] | None:
+def _scontrol(
+    *words: str, seconds: float = ANSWER_SECONDS
+) -> subprocess.CompletedProcess[str] | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             ["scontrol", *words],
@@ -105,6 +110,6 @@ def _scontrol(*words: str) -> subprocess.CompletedProcess[str] | None:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=_ANSWER_SECONDS,
+            timeout=seconds,
         )
     return None

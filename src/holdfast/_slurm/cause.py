@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 from holdfast._slurm.ask import JobFacts
-from holdfast._slurm.job import Job
 
 
 class Cause(Enum):
@@ -24,11 +23,11 @@ class Cause(Enum):
         return self in (Cause.TIME_LIMIT, Cause.PREEMPTED, Cause.REQUEUED)
 
 
-def why_terminated(job: Job, facts: JobFacts | None) -> Cause:
-    """The cause of a SIGTERM that has just come."""
+def why_terminated(restarts: int, facts: JobFacts | None) -> Cause:
+    """The cause of a SIGTERM that has just come, in a life after so many restarts."""
     if facts is None:
         return Cause.UNKNOWN
-    if facts.restarts > job.restarts:
+    if facts.restarts > restarts:
         return Cause.REQUEUED
     if "CANCELLED" in facts.state:
         return Cause.CANCELLED

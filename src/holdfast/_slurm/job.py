@@ -11,6 +11,7 @@ class Job:
     """One life of a job: SLURM keeps the number over requeues and counts them."""
 
     id: str  # as scontrol takes it: "12", and of an array "12_3"
+    number: str
     restarts: int
     marker: str = ""  # a file by which the batch script's last lines are asked to requeue it
 
@@ -21,15 +22,16 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
     if not number.isdigit():
         return None
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    if array and task:
+    restarts = environment.get("SLURM_RESTART_COUNT", "")
+    marker = environment.get("HOLDFAST_MARKER", "")
+    return Job(
         # The number of an array's last task is the array's own: by that name scontrol
         # would requeue all of them.
-        number = f"{array}_{task}"
-    restarts = environment.get("SLURM_RESTART_COUNT", "")
-    return Job(
-        id=number,
+        id=f"{array}_{task}" if array and task else number,
+        number=number,
         restarts=int(restarts) if restarts.isdigit() else 0,
-        marker=environment.get("HOLDFAST_MARKER", ""),
+        # A job that is submitted from within another one has the other one's variables.
+        marker=marker if marker.endswith(f"-{number}") else "",
     )
 
 

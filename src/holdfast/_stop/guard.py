@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import IO
 
 from holdfast._interactive import is_interactive
+from holdfast._leave import statuses
 from holdfast._say import say
 from holdfast._stop.children import ChildShield
 from holdfast._stop.request import StopRequest, request_from_signal
 from holdfast._stop.signals import SignalWatch
+
+_LONG_SECONDS = 120.0
 
 
 class Guard:
@@ -38,10 +41,11 @@ class Guard:
         self._watch.install()
         self._shield.install()
 
-    def defer(self, defers: bool) -> None:
-        """True: signals wait for a boundary. False: they act at once, as in any script."""
+    def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
+        """True: signals wait for a boundary. False: they act at once, but for warnings if asked."""
         if self._watch is not None:
             self._watch.defers = defers
+            self._watch.holds_warnings = holds_warnings
             if defers and is_interactive():  # the run may be open since an earlier cell
                 self._take_back()
 
@@ -81,9 +85,11 @@ class Guard:
             for what in self._watch.mend():
                 say(f"{what} had been replaced by another library; taken back.")
 
-    def request(self) -> StopRequest | None:
-        """The stop that a signal has asked for."""
-        return request_from_signal(self.noted[0]) if self.noted else None
+    def request(self, asked: StopRequest | None) -> StopRequest | None:
+        """The stop that a signal has asked for, or `asked`; a person's wish no warning undoes."""
+        if not self.noted or (asked is not None and asked.status == statuses.PERSON):
+            return asked
+        return request_from_signal(self.noted[0])
 
     def call_users_handler(self, number: int) -> None:
         """Call the user's own handler of a signal, if there is one."""
@@ -122,7 +128,7 @@ def announce_signal(number: int, grace: float | None, step: int, newest: int | N
             f"Ctrl-C again leaves at once and keeps {kept}."
         )
     elif grace is not None:
-        say(
-            f"{signal.Signals(number).name}: step {step} is being finished and saved; "
-            f"if that takes too long for the {grace:.0f} s there are, {kept} is kept."
-        )
+        text = f"{signal.Signals(number).name}: step {step} is being finished and saved"
+        if grace < _LONG_SECONDS:
+            text += f"; if that takes too long for the {grace:.0f} s there are, {kept} is kept"
+        say(f"{text}.")

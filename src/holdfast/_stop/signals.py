@@ -49,6 +49,7 @@ class SignalWatch:
         self.noted: list[int] = []
         self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
+        self.holds_warnings = False  # True: but a scheduler's warning is only noted
         self.leave: Callable[[int], BaseException] | None = None  # set: it leaves at once
         self.leaves_when_nudged = False  # True: what leaves was decided with other ranks
         self.nudged = False  # the next one is our own thread's
@@ -155,6 +156,9 @@ class SignalWatch:
             at_once = again or (nudged and self.ends_the_step)
             if at_once and is_interactive() and not _is_our_work(frame):
                 raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
+            return
+        if self.holds_warnings and statuses.of_signal(number) == statuses.REQUEUE:
+            self.noted.append(number)
             return
         handler = self.users_handler(number)
         if handler is not None:  # no boundary will come that could call it
