@@ -19,6 +19,8 @@ _OF_JOB = (
     *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"),
     *("SLURM_TASK_PID", "TORCHELASTIC_RUN_ID", "HOLDFAST_LEADER", "HOLDFAST_MARKER"),
 )
+# What sbatch would hand on to another job, which then takes itself for this one.
+_OF_THIS_JOB_ALONE = ("SLURM_RESTART_COUNT", "HOLDFAST_MARKER", "HOLDFAST_LEADER")
 _NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
     "HOLDFAST_ERRAND",  # the keeper is no script to be watched
@@ -41,6 +43,15 @@ def child_environment() -> dict[str, str]:
     for name in _NOT_FOR_CHILDREN:
         environment.pop(name, None)
     return environment
+
+
+def for_another_job() -> dict[str, str]:
+    """The environment for sbatch: without what SLURM and holdfast say of the job we are in."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_THIS_JOB_ALONE and not name.startswith("SLURM_ARRAY_")
+    }
 
 
 def progress_wish() -> str:

@@ -68,6 +68,24 @@ def test_options_that_defeat_it_are_told_and_submitted(tmp_path, cluster):
     assert "#SBATCH --no-requeue\n" in (tmp_path / "given").read_text()
 
 
+def test_a_job_that_is_submitted_by_another_one_is_not_that_one(tmp_path, cluster):
+    """sbatch hands its environment on, and by these a job would requeue the wrong one."""
+    (tmp_path / "bin/sbatch").write_text(f'#!/bin/sh\nenv > "{tmp_path}/given"\necho 12\n')
+    of_the_other = {
+        "SLURM_ARRAY_JOB_ID": "13",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_ARRAY_TASK_MAX": "4",
+        "SLURM_RESTART_COUNT": "2",
+        "HOLDFAST_MARKER": "/x/.holdfast-requeue-13",
+        "HOLDFAST_LEADER": "1",
+    }
+    kept = {"SLURM_CONF": "/etc/other.conf", "HOLDFAST_PROGRESS": "plain", "MINE": "1"}
+    succeed("submit", *TRAIN, cwd=tmp_path, env=cluster | of_the_other | kept)
+    given = dict(line.split("=", 1) for line in (tmp_path / "given").read_text().splitlines())
+    assert not of_the_other.keys() & given.keys()
+    assert kept.items() <= given.items()
+
+
 def test_the_script_can_be_kept(tmp_path, cluster):
     for time in ("60", "90"):  # ours is replaced
         succeed("submit", "--to", "job.sbatch", f"--time={time}", *TRAIN, cwd=tmp_path, env=cluster)

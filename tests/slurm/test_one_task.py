@@ -139,16 +139,43 @@ def test_a_killed_trainer_leaves_its_last_snapshot_and_its_leader_waits(cluster:
 
 def test_a_warning_that_comes_while_the_script_imports_is_not_lost(cluster, tmp_path):
     """Nor does it kill the process, as it would without the leader."""
-    script, here = tmp_path / "slow.py", tmp_path / "here"
-    slowly = f"import pathlib, time\npathlib.Path({str(here)!r}).touch()\ntime.sleep(3)\n"
-    text = TRAIN.read_text()
-    script.write_text(text.replace("import sys\n", f"import sys\n{slowly}", 1))
-    training = Training.submit(cluster, tmp_path, script=script)
-    wait_until(here.exists, 30)
+    training = _submit_slow_one(cluster, tmp_path)
     cluster.scancel(training.job, "-s", "USR2")
     left = training.wait_for_exit()
     assert (left["status"], left["how"]) == (75, "SIGUSR2")
     assert training.requeues[0]["said"] == f"job {training.job} is requeued and goes on by itself."
+
+
+def test_what_is_preempted_while_the_script_imports_comes_back(
+    cluster: Cluster, tmp_path, undisturbed
+):
+    """SIGTERM kills python before there is a run, and nobody but the batch script can requeue."""
+    node = cluster.nodes[0]
+    training = _submit_slow_one(cluster, tmp_path, "--partition=lowgrace", f"-w{node}", "-c8")
+    cluster.sbatch("sleep 1", "--partition=high", f"-w{node}", "-c8", "--time=1")
+    training.wait_until_trained()
+    assert training.lives == [0]
+    assert cluster.show(training.job)["Restarts"] == "1"
+    training.check_equal(undisturbed)
+
+
+def test_what_is_cancelled_while_the_script_imports_stays_cancelled(cluster: Cluster, tmp_path):
+    training = _submit_slow_one(cluster, tmp_path)
+    cluster.scancel(training.job)
+    assert cluster.wait(training.job) == "CANCELLED"
+    wait_until(lambda: cluster.is_over(training.job))
+    assert cluster.show(training.job)["Restarts"] == "0"
+
+
+def _submit_slow_one(cluster: Cluster, place: Path, *options: str) -> Training:
+    """A script that imports for three seconds, and has begun with it."""
+    script, here = place / "slow.py", place / "here"
+    slowly = f"import pathlib, time\npathlib.Path({str(here)!r}).touch()\ntime.sleep(3)\n"
+    text = TRAIN.read_text()
+    script.write_text(text.replace("import sys\n", f"import sys\n{slowly}", 1))
+    training = Training.submit(cluster, place, *options, script=script)
+    wait_until(here.exists, 30)
+    return training
 
 
 def test_where_there_is_no_scontrol_the_script_requeues_the_job(

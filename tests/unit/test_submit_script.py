@@ -266,18 +266,27 @@ _RUNNING = "JobState=RUNNING Reason=None Requeue=1 Restarts=0 BatchFlag=1"
 _ENDING = "JobState=COMPLETING Reason=None Requeue=1 Restarts=0 BatchFlag=1"
 _LIMIT = "JobState=COMPLETING Reason=TimeLimit Requeue=1 Restarts=0 BatchFlag=1"
 _PREEMPTED = f"{_ENDING} PreemptTime=2026-11-15T23:00:00 SuspendTime=None"
+_IN_GRACE = f"{_RUNNING} PreemptTime=2026-11-15T23:00:00 SuspendTime=None"
 _FACTS = [
     (_RUNNING, "requeue", True),
     (_RUNNING, "ask", False),
     (_LIMIT, "requeue", True),
     (_LIMIT, "ask", True),
-    (f"{_RUNNING} PreemptTime=2026-11-15T23:00:00", "ask", True),
+    (_IN_GRACE, "ask", True),
     (_PREEMPTED, "ask", True),
     (f"{_ENDING} PreemptTime=None", "ask", False),
     (f"{_ENDING} PreemptTime=None", "requeue", False),
     ("JobState=CANCELLED Reason=None Restarts=0 ", "requeue", False),
     (_LIMIT.replace("Restarts=0", "Restarts=1"), "requeue", False),
+    (_RUNNING.replace("Requeue=1", "Requeue=0"), "requeue", False),
     ("", "requeue", False),
+    # Without a marker, after SIGTERM: only what is preempted, and not yet cancelled besides.
+    (_IN_GRACE, "", True),
+    (_IN_GRACE.replace("Restarts=0", "Restarts=1"), "", False),
+    (_PREEMPTED, "", False),
+    (_LIMIT, "", False),
+    (f"{_RUNNING} PreemptTime=None", "", False),
+    (f"{_ENDING} PreemptTime=None", "", False),
 ]
 
 
@@ -287,15 +296,15 @@ _FACTS = [
 def test_the_last_lines_requeue_what_was_interrupted_and_nothing_else(
     tmp_path, facts, wish, is_fulfilled, array
 ):
-    name = "a JobState=CANCELLED UserId"  # anything goes as a name
-    line = f"JobId=7 JobName={name} UserId=me(1) GroupId=me(1) {facts}" if facts else ""
-    _program(tmp_path, "srun", f'echo {wish} > "$HOLDFAST_MARKER"; exit 75')
+    line = _answer(facts, array=array) if facts else ""
+    leave = f'echo {wish} > "$HOLDFAST_MARKER"; exit 75' if wish else "exit 143"
+    _program(tmp_path, "srun", leave)
     _program(tmp_path, "scontrol", f'echo "$@" >> asked; test "$1" = requeue || echo "{line}"')
     (tmp_path / ".holdfast-requeue-7").write_text("requeue\n")  # of an earlier life
     job = {"SLURM_JOB_ID": "7"}
     if array:
         job |= {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
-    assert _run(tmp_path, _write().text, job) == 75
+    assert _run(tmp_path, _write().text, job) == (75 if wish else 143)
     shown = "5_3" if array else "7"
     asked = [f"show job -o {shown}", *([f"requeue {shown}"] if is_fulfilled else [])]
     assert (tmp_path / "asked").read_text().splitlines() == asked
@@ -303,10 +312,45 @@ def test_the_last_lines_requeue_what_was_interrupted_and_nothing_else(
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")
-def test_without_a_marker_nobody_is_asked_and_the_status_is_that_of_srun(tmp_path):
-    _program(tmp_path, "srun", "exit 3")
+def test_by_the_variables_of_another_job_that_one_is_not_requeued(tmp_path):
+    """As plain sbatch hands them on, in a task of an array."""
+    _program(tmp_path, "srun", 'echo requeue > "$HOLDFAST_MARKER"; exit 75')
+    line = _answer(_RUNNING, array=True).replace("JobId=7 ", "JobId=6 ")
+    _program(tmp_path, "scontrol", f'echo "$1" >> asked; echo "{line}"')
+    job = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+    assert _run(tmp_path, _write().text, job) == 75
+    assert (tmp_path / "asked").read_text() == "show\n"
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+def test_a_controller_that_is_away_is_asked_again(tmp_path):
+    """First it is away, then it refuses what it was asked."""
+    _program(tmp_path, "srun", 'echo requeue > "$HOLDFAST_MARKER"; exit 75')
+    _program(tmp_path, "sleep", 'echo "sleep $1" >> asked')
+    away = 'n=$(wc -l < asked); test "$n" -gt 4 || exit 1; test "$n" -ne 6 || exit 1'
+    say = f'test "$1" = requeue || echo "{_answer(_RUNNING)}"'
+    _program(tmp_path, "scontrol", f'echo "$1" >> asked; {away}; {say}')
+    assert _run(tmp_path, _write().text, {"SLURM_JOB_ID": "7"}) == 75
+    again = ["sleep 5", "show"]
+    asked = ["show", *again, *again, "requeue", *again, "requeue"]
+    assert (tmp_path / "asked").read_text().splitlines() == asked
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+def test_a_controller_that_stays_away_is_given_up_after_a_minute(tmp_path):
+    _program(tmp_path, "srun", "exit 143")
+    _program(tmp_path, "sleep", 'echo "sleep $1" >> asked')
+    _program(tmp_path, "scontrol", "exit 1")
+    assert _run(tmp_path, _write().text, {"SLURM_JOB_ID": "7"}) == 143
+    assert (tmp_path / "asked").read_text().splitlines() == ["sleep 5"] * 11
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("status", [0, 1, 3, 75, 76, 137])
+def test_without_a_marker_nobody_is_asked_and_the_status_is_that_of_srun(tmp_path, status):
+    _program(tmp_path, "srun", f"exit {status}")
     _program(tmp_path, "scontrol", "touch asked")
-    assert _run(tmp_path, _write().text, {"SLURM_JOB_ID": "7"}) == 3
+    assert _run(tmp_path, _write().text, {"SLURM_JOB_ID": "7"}) == status
     assert not (tmp_path / "asked").exists()
 
 
@@ -326,6 +370,13 @@ def test_torchrun_is_told_where_to_meet(tmp_path, nodes, said):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": nodes, "SLURM_JOB_NODELIST": "n[1-2]"}
     assert _run(tmp_path, _write("-c8", command=TORCHRUN).text, job) == 0
     assert (tmp_path / "told").read_text() == f"{said}\n"
+
+
+def _answer(facts: str, *, array: bool = False) -> str:
+    """What scontrol says of job 7."""
+    name = "a JobState=CANCELLED UserId"  # anything goes as a name
+    number = "JobId=7 ArrayJobId=5 ArrayTaskId=3" if array else "JobId=7"
+    return f"{number} JobName={name} UserId=me(1) GroupId=me(1) {facts}"
 
 
 def _program(folder: Path, name: str, body: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from holdfast import _env
 from holdfast._cli import words
 from holdfast._cli.group import FOLDER
 from holdfast._errors import FolderError, SettingsError
@@ -111,6 +112,7 @@ def _hand_over(script: Script) -> int:
         done = subprocess.run(
             ["sbatch", "--parsable"],
             input=script.text,
+            env=_env.for_another_job(),
             stdout=subprocess.PIPE,
             encoding="utf-8",
             errors="surrogateescape",

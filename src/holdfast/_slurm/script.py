@@ -83,28 +83,52 @@ _MARKER = """\
 export HOLDFAST_MARKER="$PWD/.holdfast-requeue-$SLURM_JOB_ID"
 rm -f -- "$HOLDFAST_MARKER\""""
 
-# The same judgement as in cause.py, for the one that cannot be asked there.
+# The same judgement as in cause.py, for those that cannot be asked there: a run without scontrol,
+# and a python that SIGTERM has ended before it had a run.
 _REQUEUE = """\
 # The job is started again if it was interrupted, and never if somebody has cancelled it.
+wish=none
 if [ -s "$HOLDFAST_MARKER" ]; then
-    read -r wish < "$HOLDFAST_MARKER"
+    read -r wish < "$HOLDFAST_MARKER" # requeue or ask
     rm -f -- "$HOLDFAST_MARKER"
+elif [ "$status" -eq 143 ]; then
+    wish=look # SIGTERM came before there was a run: preempted?
+fi
+
+may_come_back() {
+    local facts=" ${1#* UserId=} " # without its name, which can be anything
+    [[ $1 == "JobId=$SLURM_JOB_ID "* ]] || return 1
+    # Else it is requeued already.
+    [[ $facts == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]] || return 1
+    case "$wish $facts" in
+        *" JobState=CANCELLED "* | *" Requeue=0 "*) return 1 ;;
+        "look "*" JobState=RUNNING "*" PreemptTime="[0-9]*) return 0 ;;
+        "look "*) return 1 ;;
+        *" Reason=TimeLimit "* | *" PreemptTime="[0-9]*) return 0 ;;
+        *" JobState=COMPLETING "*) return 1 ;; # all that is to be seen of scancel
+        "requeue "*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+start_again() {
     # By the number of its last task, a whole array would be requeued.
-    job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+    local job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} facts tries
     job=${job:-$SLURM_JOB_ID}
-    facts=$(scontrol show job -o "$job")
-    facts=" ${facts#* UserId=} "
-    case "$facts" in
-        *" Restarts=${SLURM_RESTART_COUNT:-0} "*) ;;
-        *) wish=none ;; # it is requeued already, or nobody answers
-    esac
-    case "$facts" in
-        *" JobState=CANCELLED "*) wish=none ;;
-        *" Reason=TimeLimit "* | *" PreemptTime="[0-9]*) [ "$wish" != ask ] || wish=requeue ;;
-        *" JobState=COMPLETING "*) wish=none ;; # all that is to be seen of scancel
-    esac
-    [ "$wish" != requeue ] || scontrol requeue "$job"
-fi"""
+    # A controller can be away for a moment, and the job has nothing else to do: about a minute.
+    for tries in {1..12}; do
+        [ "$tries" -eq 1 ] || sleep 5
+        facts=$(ask show job -o "$job") || continue
+        may_come_back "$facts" || return
+        ask requeue "$job" && return
+    done
+}
+
+ask() {
+    if command -v timeout > /dev/null; then timeout 10 scontrol "$@"; else scontrol "$@"; fi
+}
+
+[ "$wish" = none ] || start_again"""
 
 
 def _option_lines(words: Sequence[str]) -> list[str]:
