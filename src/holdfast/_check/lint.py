@@ -14,8 +14,16 @@ from holdfast._check.rules_launch import check_launches
 from holdfast._check.rules_options import check_options
 from holdfast._check.rules_places import check_places
 from holdfast._check.rules_requeue import check_requeueing
+from holdfast._check.rules_trap import check_traps
 
-_RULES = (check_options, check_launches, check_batch, check_requeueing, check_places)
+_RULES = (
+    check_options,
+    check_launches,
+    check_batch,
+    check_traps,
+    check_requeueing,
+    check_places,
+)
 _ORDER = {ERROR: 0, WARNING: 1, HINT: 2}
 _ROUNDS = 10  # a change may uncover the next thing
 

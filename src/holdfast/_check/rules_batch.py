@@ -16,10 +16,10 @@ from holdfast._check.noting import (
     signal_value,
     start_by_srun,
 )
+from holdfast._check.rules_trap import does_anything
 from holdfast._check.shell import Command
 
 _LATE_SECONDS = 30
-_ONLY_WORDS = frozenset(["echo", "printf", "date", "exit", "sleep", "true", ":", "logger", "sync"])
 _TAKES_TIME = frozenset(["sleep", "tail", "fg", "wait", "inotifywait", "jobs", "read", "srun"])
 _KEEPS_STATUS = re.compile(r"\$\?|PIPESTATUS|pipefail")
 
@@ -31,13 +31,9 @@ def check_batch(job: Job) -> Iterator[Finding]:
         return
     yield from check_background(job)
     yield from check_status(job)
-    if found is None:
-        return
-    traps = [trap for trap in job.traps if found.name in trap.signals]
-    if found.to_batch:
+    if found is not None and found.to_batch:
+        traps = [trap for trap in job.traps if found.name in trap.signals]
         yield from check_signal_to_batch(job, traps)
-    else:
-        yield from check_useless_trap(job, traps)
 
 
 def check_signal_to_batch(job: Job, traps: list[Trap]) -> Iterator[Finding]:
@@ -140,7 +136,7 @@ def _waits_for_foreground(job: Job, trap: Trap, launch: Launch) -> Iterator[Find
     if can_move:
         waiting = ' &\ntrainer=$!\nwait "$trainer" || wait "$trainer"'
         edits = [Edit(command.end, command.end, waiting)]
-        if not _does_anything(trap):
+        if not does_anything(trap):
             edits = [*_forward(job, trap), *edits]
     yield note(
         job,
@@ -153,13 +149,6 @@ def _waits_for_foreground(job: Job, trap: Trap, launch: Launch) -> Iterator[Find
         edits=edits,
         corrected=[] if edits else [f"{written} &", 'wait "$!" || wait "$!"'],
     )
-
-
-def _does_anything(trap: Trap) -> bool:
-    """Whether the handler does more than to say something."""
-    commands = re.split(r"[;\n&|]+", trap.handler)
-    names = [each.split()[0] for each in commands if each.split()]
-    return any(name not in _ONLY_WORDS and not name.startswith("#") for name in names)
 
 
 def _forward(job: Job, trap: Trap, pid: str = "$trainer") -> list[Edit]:
@@ -189,7 +178,7 @@ def _waits_once(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
     if re.search(r"\bexit\b", trap.handler):
         yield from _leaves_early(job, trap, launch)
         return
-    if not _does_anything(trap) or any(kind in ("while", "until") for kind in waits[0].within):
+    if not does_anything(trap) or any(kind in ("while", "until") for kind in waits[0].within):
         return
     if "scontrol requeue" in trap.handler and launch.is_step:
         return  # whatever comes after the trap, the job ends and comes back
@@ -229,7 +218,7 @@ def _leaves_early(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
 def _does_not_forward(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
     found = job.signal
     assert found is not None
-    if _does_anything(trap):
+    if does_anything(trap):
         if "scontrol requeue" in trap.handler and not launch.is_step and not re.search(
             r"\bkill|scancel|\btouch\b|>", trap.handler
         ):  # fmt: skip
@@ -251,28 +240,6 @@ def _does_not_forward(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]
         trap.command.start,
         f"the trap does not pass SIG{found.name} on: the training never hears of it.",
         edits=_forward(job, trap, "$!"),
-    )
-
-
-def check_useless_trap(job: Job, traps: list[Trap]) -> Iterator[Finding]:
-    found, option = job.signal, job.option("signal")
-    assert found is not None
-    assert option is not None
-    handlers = [trap for trap in traps if not trap.ignores]
-    if not handlers or not job.trainings or not _does_anything(handlers[-1]):
-        return
-    trap = handlers[-1]
-    is_prepared = all(launch.command.is_background for launch in job.trainings)
-    right = signal_value(job, to_batch=True)
-    yield note(
-        job,
-        "trap-never-runs",
-        WARNING if all(launch.is_step for launch in job.trainings) else ERROR,
-        trap.command.start,
-        f"this trap never runs: without B: SIG{found.name} goes to the tasks of srun only, not to "
-        "bash.",
-        edits=[set_value(option, right)] if is_prepared else [],
-        corrected=() if is_prepared else (f"#SBATCH --signal={right}", "… &", "wait || wait"),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast._check.finding import ERROR, HINT, WARNING, Edit, Finding
+from holdfast._check.hearing import is_deaf
 from holdfast._check.job import Job
-from holdfast._check.launch import LAUNCHERS, TORCHRUN, Launch
+from holdfast._check.launch import LAUNCHERS, PYTHON, TORCHRUN, Launch
 from holdfast._check.noting import (
     HANDLED_BY_TORCHRUN,
     add_option,
@@ -20,6 +21,7 @@ from holdfast._check.noting import (
 )
 
 _LATE_SECONDS = 30
+_DEADLY = ("USR1", "USR2", "TERM", "HUP", "ALRM", "XCPU", "QUIT")
 
 
 def check_launches(job: Job) -> Iterator[Finding]:
@@ -35,6 +37,7 @@ def check_launches(job: Job) -> Iterator[Finding]:
         if launch.is_step or launch.is_exec:
             yield from check_swallowed(job, launch)
             yield from check_launcher(job, launch)
+        yield from check_deaf(job, launch)
 
 
 def check_python_script(job: Job) -> Iterator[Finding]:
@@ -227,4 +230,33 @@ def check_launcher(job: Job, launch: Launch) -> Iterator[Finding]:
         f"SIG{found.name} goes to the launcher, not to the ranks: {how}.",
         edits=edits,
         corrected=corrected,
+    )
+
+
+def check_deaf(job: Job, launch: Launch) -> Iterator[Finding]:
+    """A program that nobody has told of the signal dies of it: with it, less is trained."""
+    found = job.signal
+    if found is None or found.name not in _DEADLY or launch.kind != PYTHON or not launch.script:
+        return
+    # `holdfast run` keeps a signal back that nobody catches; of the others we cannot see enough.
+    if launch.is_led or launch.is_enclosed or launch.is_inside or launch.swallow is not None:
+        return
+    if any(found.name in trap.signals for trap in job.traps):
+        return
+    if not is_deaf(launch.script, job.read):
+        return
+    arrives = launch.is_exec if found.to_batch else launch.is_step
+    name, early = f"SIG{found.name}", f"{found.seconds} to {found.seconds + _LATE_SECONDS} s"
+    which = "it dies of it" if arrives else "started where it arrives, it dies of it"
+    yield note(
+        job,
+        "signal-not-handled",
+        WARNING,
+        launch.command.start,
+        f"{launch.script} installs no handler for {name}: {which}, {early} before the limit, and "
+        "saves nothing.",
+        corrected=[
+            f"with holdfast.Run(…) as run:   (in {launch.script}; it saves and comes back)",
+            "or without --signal",
+        ],
     )

@@ -194,16 +194,20 @@ class Crew:
         self._wait_until(lambda: self.port is not None)
         return self.port
 
-    def wait_until_joined(self) -> bool:
-        """Whether this rank's keeper has found the others."""
-        self._wait_until(lambda: self.has_joined)
+    def wait_until_joined(self, look: Callable[[], None]) -> bool:
+        """Whether this rank's keeper has found the others; `look` says if they do not come."""
+        self._wait_until(lambda: self.has_joined, look)
         return self.has_joined
 
-    def _wait_until(self, is_there: Callable[[], bool]) -> None:
+    def _wait_until(
+        self, is_there: Callable[[], bool], look: Callable[[], None] = lambda: None
+    ) -> None:
         deadline = time.monotonic() + _JOIN_SECONDS
-        with self._changed:
-            while not is_there() and time.monotonic() < deadline and self._custody.has_keeper:
-                self._changed.wait(_LOOK_SECONDS)
+        while not is_there() and time.monotonic() < deadline and self._custody.has_keeper:
+            with self._changed:
+                if not is_there():
+                    self._changed.wait(_LOOK_SECONDS)
+            look()
 
     def say_farewell(
         self, *, clean: bool, status: int, reason: str, error: str | None

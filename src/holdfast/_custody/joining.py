@@ -68,7 +68,7 @@ def join_crew(
             )
         where = ["127.0.0.1"] if party.is_one_host else addresses()
         party.exchange("hub", {"port": port, "addresses": where})
-    if not crew.wait_until_joined():
+    if not crew.wait_until_joined(party.look):
         raise RanksError(
             f"the keeper of rank {party.rank} cannot reach that of rank 0 at "
             f"{', '.join(f'{host} port {port}' for host, port in config.hub) or 'any address'}.\n"

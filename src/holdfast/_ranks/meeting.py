@@ -23,9 +23,11 @@ from holdfast._errors import RanksError
 from holdfast._ranks.world import World
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.layout import RunLayout
+from holdfast._say import say
 
 _POLL_SECONDS = 0.005
 _BEAT_SECONDS = 0.2
+_TELL_SECONDS = 10.0
 _openings: dict[str, int] = {}  # of each folder in this process: all ranks open in the same order
 
 
@@ -68,6 +70,15 @@ class Meeting:
             told = {"rank": self._world.rank, "why": text}
             self._board.put(f"{self._prefix}/failed", json.dumps(told).encode())
 
+    def look(self) -> None:
+        """Whether all still come; RanksError if one of them has failed."""
+        if self._board.has([f"{self._prefix}/failed"]):
+            told = json.loads(self._board.get([f"{self._prefix}/failed"])[0])
+            raise RanksError(
+                f"{self._folder}: rank {told['rank']} could not open this run: {told['why']}\n"
+                "See what that rank says; the others leave with it."
+            )
+
     def close(self) -> None:
         self._over()
 
@@ -75,12 +86,7 @@ class Meeting:
         deadline = time.monotonic() + self._patience
         pause = _POLL_SECONDS / 5
         while not self._board.has(keys):
-            if self._board.has([f"{self._prefix}/failed"]):
-                told = json.loads(self._board.get([f"{self._prefix}/failed"])[0])
-                raise RanksError(
-                    f"{self._folder}: rank {told['rank']} could not open this run: {told['why']}\n"
-                    "See what that rank says; the others leave with it."
-                )
+            self.look()
             if time.monotonic() > deadline:
                 missing = [r for r, key in enumerate(keys) if not self._board.has([key])]
                 raise RanksError(
@@ -144,7 +150,7 @@ class _FileBoard:
         threading.Thread(target=self._beat, args=(mine, nonce), daemon=True).start()
         first: dict[int, Any] = {}
         living: dict[int, str] = {}
-        deadline = time.monotonic() + patience_seconds
+        began, has_told = time.monotonic(), False
         while len(living) < world.size:
             for rank in range(world.size):
                 found = read_json(self._hello(rank))
@@ -153,14 +159,19 @@ class _FileBoard:
                 if rank in first and found != first[rank] and found["is"] == first[rank]["is"]:
                     living[rank] = found["is"]
                 first[rank] = found
-            if time.monotonic() > deadline:
-                missing = [rank for rank in range(world.size) if rank not in living]
+            missing = [rank for rank in range(world.size) if rank not in living]
+            waited = time.monotonic() - began
+            if missing and waited > _TELL_SECONDS and not has_told:
+                has_told = True
+                say(f"{meeting._folder}: waiting for {_names(missing)} of {world.size} to open it.")
+            if missing and waited > patience_seconds:
                 self.close()
                 raise RanksError(
                     f"{meeting._folder}: of {world.size} ranks, {_names(missing)} did not open "
                     f"this run within {patience_seconds:.0f} s.\n"
-                    "Every rank must open it, with the same folder; a process that is no rank "
-                    "must have no WORLD_SIZE in its environment."
+                    "Every rank must open it, with the same folder. A process that is no rank must "
+                    "have no WORLD_SIZE in its environment; a task of srun that trains by itself, "
+                    "RANK=0 WORLD_SIZE=1."
                 )
             time.sleep(_BEAT_SECONDS / 4)
         joined = json.dumps(sorted(living.items())).encode()

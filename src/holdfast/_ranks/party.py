@@ -39,6 +39,10 @@ class Party:
         """Let the others know that this rank does not come."""
         self._meeting.fail(error)
 
+    def look(self) -> None:
+        """RanksError if another rank has failed to open the run."""
+        self._meeting.look()
+
     def close(self) -> None:
         self._meeting.close()
 
