@@ -63,6 +63,94 @@ def test_the_signal_is_added_only_for_a_program_that_hears_it(tmp_path):
     ]
 
 
+def test_a_script_with_a_deaf_training_is_not_good_after_a_fix(tmp_path):
+    """Started by srun it hears the warning, and dies of it: that is for a person to decide."""
+    Path(tmp_path, "train.py").write_text("import torch\n")
+    lines = corrected(tmp_path, "#SBATCH --signal=USR2@60", "python train.py")
+    assert lines == ["#SBATCH --signal=USR2@60", "srun python train.py"]
+    text = "\n".join(["#!/bin/bash", OPTIONS, *lines, ""])
+    (left,) = lint(text, Surroundings(tmp_path, tmp_path))
+    assert (left.rule, left.severity, left.is_fixable) == ("signal-not-handled", "warning", False)
+    assert left.message == (
+        "train.py installs no handler for SIGUSR2: it dies of it, 60 to 90 s before the limit."
+    )
+    assert "holdfast.Run" in left.corrected[0]
+    assert "no --signal" in left.corrected[1]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train.py": "import torch, numpy.random\nmodel.eval()\ntorch.sigmoid(x)\n"}, True),
+        ({"train.py": "import model\n", "model.py": "from torch import nn\n"}, True),
+        ({"train.py": "from a.b import c\n", "a/b.py": "import os\n"}, True),
+        ({"train.py": "import a\n", "a.py": "import b\n", "b.py": "import a\n"}, True),
+        ({"train.py": "import model\n", "model.py": "import signal\n"}, False),
+        ({"train.py": "from a.b import c\n", "a/b.py": "", "a/__init__.py": "import z\n"}, False),
+        ({"train.py": "import mine\n"}, False),
+        ({"train.py": "from . import other\n"}, False),
+        ({"train.py": "import lightning\n"}, False),
+        ({"train.py": "from pytorch_lightning import Trainer\n"}, False),
+        ({"train.py": "if True:\n    import submitit\n"}, False),
+        ({"train.py": "from transformers import Trainer\n"}, False),
+        ({"train.py": "import accelerate\n"}, False),
+        ({"train.py": "from composer import Trainer\n"}, False),
+        ({"train.py": "import holdfast\n"}, False),
+        ({"train.py": "loop.add_signal_handler(10, save)\n"}, False),
+        ({"train.py": "exec(text)\n"}, False),
+        ({"train.py": "import torch\nthis is no python\n"}, False),
+        ({}, False),
+    ],
+)
+def test_a_training_is_called_deaf_only_if_that_is_certain(tmp_path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    text = f"#!/bin/bash\n{OPTIONS} --signal=USR2@60\nsrun python train.py\n"
+    found = lint(text, Surroundings(tmp_path, tmp_path))
+    assert [each.rule for each in found if each.severity != "hint"] == (
+        ["signal-not-handled"] if expected else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("trap 'scontrol requeue $SLURM_JOB_ID' USR2", []),
+        ("trap 'echo bye; kill -USR2 $pid; scontrol requeue \"$SLURM_JOB_ID\"' USR2 TERM", []),
+        ("cd x && trap 'scontrol requeue 1' USR2", ["cd x && :"]),
+        ("trap 'cp a b' USR2", ["trap 'cp a b' USR2"]),
+        ("trap '' USR2", ["trap '' USR2"]),
+    ],
+)
+def test_beside_holdfast_a_trap_that_requeues_goes(tmp_path, line, left):
+    """Made to run, it would requeue the job before the state is saved."""
+    train = "srun holdfast run -- python train.py"
+    lines = corrected(tmp_path, "#SBATCH --signal=USR2@60", line, train)
+    assert lines == ["#SBATCH --signal=USR2@60", *left, train]
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_told"),
+    [
+        (["srun holdfast run -- python train.py"], True),
+        (["srun holdfast run -- python train.py", "exit $?"], True),
+        (["trap : TERM", "srun holdfast run -- python train.py"], False),
+        (["trap 'echo end' USR1 SIGTERM", "srun holdfast run -- python train.py"], False),
+        (["exec srun holdfast run -- python train.py"], False),
+        (["srun holdfast run -- python train.py &", "wait"], False),
+        (["srun holdfast run -- python train.py", "rm -r cache"], False),
+        (["srun python train.py"], False),
+    ],
+)
+def test_that_bash_takes_the_end_of_the_log_along_is_a_hint(tmp_path, lines, is_told):
+    text = "\n".join(["#!/bin/bash", f"{OPTIONS} --signal=USR2@60", *lines, ""])
+    found = lint(text, Surroundings(tmp_path, tmp_path))
+    assert [(each.rule, each.severity) for each in found] == (
+        [("trap-missing", "hint")] if is_told else []
+    )
+
+
 def test_b_goes_and_srun_comes(tmp_path):
     assert corrected(tmp_path, "#SBATCH --signal=B:SIGUSR1@90", "python train.py") == [
         "#SBATCH --signal=SIGUSR1@90",

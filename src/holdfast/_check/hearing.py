@@ -9,16 +9,15 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from holdfast._check.launch import Reader
 
-# What may install one without any import that would tell, or run what nobody can see from here.
+# The module for it by any of its names, and what runs code that nobody can see from here.
 _MAY_HEAR = re.compile(
-    r"signal|\bSIG[A-Z]|holdfast|preempt|importlib|__import__|runpy|ctypes|cffi|"
-    r"\b(?:exec|eval|entry_points)\s*\(",
-    re.I,
+    r"signal|holdfast|preempt|importlib|__import__|runpy|ctypes|cffi|(?<![.\w])(?:exec|eval)\s*\(",
+    re.IGNORECASE,
 )
 _KNOWN = frozenset([
     "PIL", "cv2", "einops", "flax", "h5py", "jax", "matplotlib", "numpy", "optax", "pandas",
@@ -39,16 +38,26 @@ def is_deaf(name: str, read: Reader) -> bool:
             modules = set(_imported(ast.parse(text)))
         except (SyntaxError, ValueError, RecursionError):
             return False
-        for module in modules - {""}:
-            if module.partition(".")[0] in _KNOWN | sys.stdlib_module_names:
-                continue
-            path = str(PurePosixPath(name).parent / f"{module.replace('.', '/')}.py")
+        if "" in modules:
+            return False
+        for path in _files_of(modules, PurePosixPath(name).parent, read):
             if path not in seen:
                 seen.add(path)
                 waiting.append(path)
-        if "" in modules or len(seen) > _MOST_FILES:
+        if len(seen) > _MOST_FILES:
             return False
     return True
+
+
+def _files_of(modules: Iterable[str], folder: PurePosixPath, read: Reader) -> Iterator[str]:
+    """The files beside the program that these must be, since they are no known packages."""
+    for module in modules:
+        parts = module.split(".")
+        if parts[0] in _KNOWN or parts[0] in sys.stdlib_module_names:
+            continue
+        yield str(folder.joinpath(*parts)) + ".py"
+        packages = [folder.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts))]
+        yield from (str(each) for each in packages if read(str(each)) is not None)
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

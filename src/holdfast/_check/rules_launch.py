@@ -247,16 +247,15 @@ def check_deaf(job: Job, launch: Launch) -> Iterator[Finding]:
         return
     arrives = launch.is_exec if found.to_batch else launch.is_step
     name, early = f"SIG{found.name}", f"{found.seconds} to {found.seconds + _LATE_SECONDS} s"
-    which = "it dies of it" if arrives else "started where it arrives, it dies of it"
+    dies = "it dies of it" if arrives else "once it arrives, the training dies of it"
     yield note(
         job,
         "signal-not-handled",
         WARNING,
         launch.command.start,
-        f"{launch.script} installs no handler for {name}: {which}, {early} before the limit, and "
-        "saves nothing.",
+        f"{launch.script} installs no handler for {name}: {dies}, {early} before the limit.",
         corrected=[
-            f"with holdfast.Run(…) as run:   (in {launch.script}; it saves and comes back)",
-            "or without --signal",
+            f"with holdfast.Run(…) as run:   (in {launch.script}: it saves, and comes back)",
+            "or no --signal at all: it is trained until the limit, and not saved",
         ],
     )

@@ -44,7 +44,7 @@ def _never_runs(job: Job, trap: Trap) -> Iterator[Finding]:
     start = trap.command.start
     if any(launch.is_led or job.uses_holdfast(launch) for launch in job.trainings):
         # With B: and a wait it would run, and requeue the job before the state is saved.
-        edit = _without_signal(job, trap, found.name)
+        is_only_that = _only_requeues(job, trap)
         yield note(
             job,
             "trap-never-runs",
@@ -52,8 +52,12 @@ def _never_runs(job: Job, trap: Trap) -> Iterator[Finding]:
             start,
             f"{fact}to bash. It is not needed either: holdfast requeues the job by itself, once "
             "the state is saved.",
-            edits=[edit],
-            corrected=[] if edit.text.strip() else ["(without this line)"],
+            edits=[_without(job, trap)] if is_only_that else [],
+            corrected=[
+                "(without this trap)"
+                if is_only_that
+                else "(without this trap; what else it does belongs behind the training)"
+            ],
         )
         return
     is_prepared = all(launch.command.is_background for launch in job.trainings)
@@ -69,26 +73,23 @@ def _never_runs(job: Job, trap: Trap) -> Iterator[Finding]:
     )
 
 
-def _without_signal(job: Job, trap: Trap, name: str) -> Edit:
-    """Without the trap; if it does something else for another signal, only without this one."""
-    words = trap.command.words
-    signals = words[-len(trap.signals) :]
-    kept = [w.text for w, named in zip(signals, trap.signals, strict=True) if named != name]
-    if kept and not _only_requeues(trap):
-        return Edit(signals[0].start, signals[-1].end, " ".join(kept))
-    start = job.text.rfind("\n", 0, trap.command.start) + 1
-    end = job.text.find("\n", trap.command.end)
-    end = len(job.text) if end < 0 else end + 1
-    around = job.text[start : trap.command.start] + job.text[trap.command.end : end]
-    if trap.command.within or around.strip() or start == 0:
-        return Edit(trap.command.start, trap.command.end, ":")
-    return Edit(start, end, "")
-
-
-def _only_requeues(trap: Trap) -> bool:
+def _only_requeues(job: Job, trap: Trap) -> bool:
+    """Whether the handler does nothing that would be missed: the training hears by itself."""
     rest = re.sub(r"scontrol\s+requeue\b[^;&|\n]*", "", trap.handler)
-    names = {word for word in re.findall(r"[\w-]+", trap.command.words[1].text)}
-    return rest != trap.handler and not set(_programs(rest)) - _ONLY_WORDS - names
+    functions = {command.function for command in job.commands}  # their text is in the handler
+    return not set(_programs(rest)) - _ONLY_WORDS - {"kill", "wait"} - functions
+
+
+def _without(job: Job, trap: Trap) -> Edit:
+    """Without the trap; without its line if nothing else stands there."""
+    command = trap.command
+    start = job.text.rfind("\n", 0, command.start) + 1
+    end = job.text.find("\n", command.end)
+    end = len(job.text) if end < 0 else end + 1
+    around = job.text[start : command.start] + job.text[command.end : end]
+    if command.within or command.before in ("&&", "||") or around.strip():
+        return Edit(command.start, command.end, ":")
+    return Edit(start, end, "")
 
 
 def check_missing_trap(job: Job) -> Iterator[Finding]:
@@ -101,6 +102,9 @@ def check_missing_trap(job: Job) -> Iterator[Finding]:
             continue
         if not (launch.is_led or job.uses_holdfast(launch)):
             continue
+        # What comes behind the training would be done after an interruption, too.
+        if any(c.start > command.end and c.text not in _ONLY_WORDS for c in job.commands):
+            continue
         yield note(
             job,
             "trap-missing",
@@ -108,6 +112,6 @@ def check_missing_trap(job: Job) -> Iterator[Finding]:
             command.start,
             "at the limit, or when SLURM requeues the job, bash dies of SIGTERM and srun with it: "
             "the state is saved all the same, but the last lines of the log are lost.",
-            corrected=["trap : TERM", *job.text[command.start : command.end].splitlines()[:1]],
+            corrected=["trap : TERM   (in a line before it)"],
         )
         return
