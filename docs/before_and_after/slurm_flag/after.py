@@ -1,4 +1,4 @@
-"""SLURM's warning makes the step durable; then holdfast has the job requeued, and leaves with 75."""
+"""SLURM's warning makes the step durable; holdfast then requeues the job and leaves with 75."""
 
 import hashlib
 import time
