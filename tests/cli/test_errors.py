@@ -26,6 +26,9 @@ def test_a_folder_that_is_no_run_is_status_2(command, tmp_path):
     assert len(done.stderr.splitlines()) == 2
 
 
+OTHERS = ["export", "clean", "submit", "run", "lint", "demo", "prove", "completion"]
+
+
 @pytest.mark.parametrize("arguments", [["ls"], ["nonsense"], ["status", "--bad"], []])
 def test_wrong_use_is_status_2(arguments):
     done = holdfast(*arguments)
@@ -33,7 +36,7 @@ def test_wrong_use_is_status_2(arguments):
     assert done.stderr.startswith("Usage: holdfast")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "export", "clean", "demo", "prove", "completion"])
+@pytest.mark.parametrize("command", [*COMMANDS, *OTHERS])
 def test_each_command_explains_itself_with_an_example(command):
     shown = succeed(command, "--help")
     assert re.search(rf"Example:\n +holdfast {command}", shown)

@@ -162,16 +162,22 @@ def test_a_memory_limit_that_kills_a_rank_leaves_its_state(cluster, tmp_path):
     assert holdfast(cluster, tmp_path, "verify", "run").count("whole") >= 1
 
 
-def test_a_life_on_a_lost_node_is_fenced_off(cluster, tmp_path):
+@pytest.mark.parametrize(
+    "noticed", ["by an operator", pytest.param("by SLURM", marks=pytest.mark.soak)]
+)
+def test_a_life_on_a_lost_node_is_fenced_off(cluster, tmp_path, noticed):
     """SLURM starts the job elsewhere, and the old life runs on: of two writers one counts."""
     first, second = cluster.nodes[:2]
     training = Training.submit(
-        cluster, tmp_path, f"--exclude={cluster.nodes[2]}", steps=1000, seconds=0.05
+        cluster, tmp_path, f"--exclude={cluster.nodes[2]}", steps=4000, seconds=0.05
     )
     training.wait_for_step(20)
     node = cluster.show(training.job)["NodeList"]
     cluster.kill_slurmd(node)
-    cluster.declare_down(node)
+    if noticed == "by an operator":  # a minute earlier
+        cluster.declare_down(node)
+    lease = training.folder / "attempts" / "0002" / "lease.json"
+    wait_until(lease.exists, 120, "the next life")
     training.wait_for_step(1, attempt=2)
     other = cluster.show(training.job)["NodeList"]
     assert {node, other} == {first, second}
