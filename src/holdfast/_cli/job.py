@@ -64,7 +64,7 @@ def _describe_warning(job: JobSummary) -> str:
     if job.save_seconds is not None:
         takes = f"a step and its save take {words.duration(needed)}"
     if job.warning_seconds is None:
-        return f"its script asks SLURM for no warning (--signal); {takes}"
+        return f"its script has no line with --signal; {takes}"
     text = f"SLURM warns {words.duration(job.warning_seconds)} before the end; {takes}"
     if job.save_seconds is not None and needed > job.warning_seconds:
         return f"{text}: ask for --signal=USR2@{2 * needed + 30:.0f}"
