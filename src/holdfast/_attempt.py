@@ -140,7 +140,9 @@ class Attempt(Boundaries):
         found.hand_over(self._custody)
         self._pid, self._thread = os.getpid(), threading.get_ident()
         stacks = self._layout.stacks(self.attempt, policy.rank)
-        self._guard = Guard(settings.signal_numbers, self._custody.wakeup, stacks)
+        self._guard = Guard(
+            settings.signal_numbers, self._custody.wakeup, stacks, in_job=self._in_job
+        )
         if party is not None:
             self._guard.wait_for_others()
         if self._launcher is not None:
@@ -211,7 +213,7 @@ class Attempt(Boundaries):
         leaving = self._stopped or error
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
-            leaving = self._answer_late(error) or error
+            leaving = self._answer_late(error, durable) or error
             if isinstance(leaving, Stopped) and durable and self._job is not None:
                 self._job.requeue(leaving)
         elif self._stopped is None and durable:
@@ -274,12 +276,14 @@ class Attempt(Boundaries):
         self._record_exit(statuses.FINISHED, "left open", self._custody.durable_step)
         self._close(None)
 
-    def _answer_late(self, error: BaseException | None) -> Stopped | None:
+    def _answer_late(self, error: BaseException | None, durable: bool) -> Stopped | None:
         request = self._guard.request(self._asked)
+        if request is not None and error is None and request.is_by_clock:
+            request = None  # all was done in time
         stopped = None
         if request is not None:
             stopped = Stopped(request.status, request.reason, self.step)
-            if self._job is not None:
+            if self._job is not None and durable:
                 self._job.settle(stopped, request.number, self._custody.durable_step)
         answer_late(stopped, error, self.step, self._durable_step())
         if stopped is not None and error is not None:

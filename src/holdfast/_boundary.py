@@ -278,9 +278,11 @@ class Boundaries:
 
     def _hear_stop(self, request: StopRequest, said: str) -> None:
         """Leave at the next boundary, or a phase at once."""
-        self._asked = self._asked or request
+        if self._asked is None or self._asked.is_by_clock:
+            self._asked = request
         resting = bool(self._words[REST])
-        say(f"{said}. {'Leaving' if resting else f'Finishing step {self._step_at_hand()}'}.")
+        doing = f" Finishing step {self._step_at_hand()}." if self._words[IN_LOOP] else ""
+        say(f"{said}.{' Leaving.' if resting else doing}")
         if resting:
             self._guard.nudge()
 
@@ -311,8 +313,9 @@ class Boundaries:
             self._trouble = RunIsLive(text, pid=0, host="")
         elif kind == "leave" and is_interactive():
             self._asked = self._asked or StopRequest(message["reason"], message["status"])
-            self._words[IN_LOOP] = 0  # the signal that follows is ours, no news to the keeper
-            self._guard.nudge(ends_the_step=True)
+            if self._words[IN_LOOP]:
+                self._words[IN_LOOP] = 0  # the signal that follows is ours, no news to the keeper
+                self._guard.nudge(ends_the_step=True)
         elif kind == "leave":
             # If the keeper has written nothing, the trainer has, or an earlier attempt.
             step = message["step"] or self._durable_step()

@@ -90,7 +90,8 @@ class Run(Attempt):
 
     def stop(self, reason: str = "run.stop()") -> None:
         """Ask the run to stop at the next boundary; from any thread."""
-        self._asked = self._asked or StopRequest(str(reason)[:500], statuses.PERSON)
+        if self._asked is None or self._asked.is_by_clock:
+            self._asked = StopRequest(str(reason)[:500], statuses.PERSON)
         self._next_look = 0.0
 
     # -- loops ----------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast._errors import SettingsError
@@ -145,9 +145,11 @@ def check_count(value: object, what: str, least: int) -> None:
         raise SettingsError(f"{what}: this is a whole number, {least} or more.")
 
 
-def checked(settings: object, state: Iterable[str] = ()) -> Settings:
-    """What a run was given as its settings, or the defaults; `state` are the names beside them."""
-    for name in Settings.__dataclass_fields__.keys() & set(state):
+def checked(settings: object, state: Mapping[str, object]) -> Settings:
+    """What a run was given as its settings, or the defaults; `state` is what stands beside it."""
+    for name in Settings.__dataclass_fields__.keys() & state.keys():
+        if not isinstance(state[name], str | int | float | None):
+            continue  # tensors and the like are state by any name
         raise SettingsError(
             f"{name} is the name of a setting, and was given as state of the run.\n"
             f"Write: settings=holdfast.Settings({name}=…)"

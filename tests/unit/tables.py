@@ -25,6 +25,7 @@ class Shelf:
         self.seconds = 0.5
         self.grace: dict[int, float] = {}  # that a signal leaves
         self.has_job = False
+        self.preemption: float | None = None
         self.asked: list[Callable[[str, int], None]] = []  # why a stop was wished for
         self.requeued: list[int | None] = []
         self.answers: list[Callable[[str, int], None]] = []  # to what became of that
@@ -48,6 +49,9 @@ class Shelf:
 
     def grace_of(self, number: int) -> float | None:
         return self.grace.get(number)
+
+    def preemption_seconds(self) -> float | None:
+        return self.preemption
 
     def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
         self.asked.append(lambda why, status: then(replace(wish, reason=why, status=status)))

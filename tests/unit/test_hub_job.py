@@ -68,6 +68,30 @@ def test_nobody_is_let_go_before_the_job_is_requeued():
     assert table.hub.is_over
 
 
+def test_a_stop_of_a_person_after_the_warning_keeps_the_job_from_coming_back():
+    table = job_table()
+    stop_all(table, 75)
+    table.wish(1, status=130, reason="holdfast stop")
+    table.leave(0, status=75, agreed=True)
+    assert table.shelf.requeued == []
+    assert table.told(0, "bye")[0]["status"] == 130
+
+
+def test_a_long_grace_of_a_preemption_is_used():
+    table = job_table()
+    table.shelf.grace = {TERM: 5.0}
+    table.wish(0, reason="SIGTERM", signal=TERM)
+    table.shelf.asked[0]("preempted by SLURM", 75)
+    table.at(0, 6)
+    table.at(1, 6)
+    table.shelf.preemption = 60.0
+    table.wait(30.0)
+    assert table.shelf.begun == []
+    table.shelf.preemption = 1.0
+    table.wait(1.0)
+    assert table.shelf.begun == [(ATTEMPT, 4)]
+
+
 @pytest.mark.parametrize("status", [130, 143])
 def test_a_stop_that_a_person_wants_is_not_requeued(status):
     table = job_table()

@@ -136,10 +136,12 @@ class Asked:
 
     def _insure(self) -> None:
         """The step has not ended in time."""
-        if self._job is None or self._stop is None or self._stop[1] == statuses.PERSON:
+        by_person = self._stop is None or self._stop[1] == statuses.PERSON
+        if self._job is None or by_person or self._job.cause is Cause.NOT_SLURM:
             self._persist_newest("deadline")
         else:
             # The job ends for certain, and then nobody is left who could requeue it.
+            assert self._stop is not None
             self._leave_now(*self._stop[:2])
 
     def _grace_of(self, number: int) -> float | None:
@@ -169,7 +171,7 @@ class Asked:
                 self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
                 continue
             if kind == "stop":  # of a person, which a warning after it does not undo
-                self._stop = self._stop or (stop_from_file(details).reason, statuses.PERSON, 0)
+                self._stop = (stop_from_file(details).reason, statuses.PERSON, 0)
             if kind == "stop" and self._ends.control.words[control.REST] == control.RESTS:
                 self._has_nudged = True
                 self._leave_rest(stop_from_file(details).reason, statuses.PERSON)
@@ -231,11 +233,12 @@ class Asked:
             self._pace.see(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
         else:
             self._pace.rest()
-        if self._job is None:
+        if self._job is None or self._is_leaving:
             return
         self._job.look(now)
         left = self._job.seconds_left()
-        if left is not None and self._stop is None and left < self._needed_seconds():
+        is_over = self._stop is None and self._job.is_at_its_end(self._needed_seconds())
+        if left is not None and is_over:
             self._stop = (Cause.TIME_LIMIT.value, statuses.REQUEUE, 0)
             journal.append(self._policy.layout.journal, "job-ends", seconds_left=round(left, 1))
             self._stop_for_time(left)

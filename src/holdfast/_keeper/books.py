@@ -65,6 +65,10 @@ class HubBooks:
         found = self._keeper._grace_of(number)
         return None if found is None else float(found)
 
+    def preemption_seconds(self) -> float | None:
+        """What is left of the grace of a preemption, if it is one."""
+        return None if self._job is None else self._job.preemption_seconds()
+
     @property
     def has_job(self) -> bool:
         """Whether there is a scheduler to ask why the run ends, and to start it again."""

@@ -125,6 +125,10 @@ class CrewKeeper(KeeperAmongOthers):
             wish["status"] = statuses.PERSON  # type: ignore[assignment]  # JSON takes both
             self._hub.hear(0, {"kind": "wish", "wish": wish, "now": now})
 
+    def _watch_clock(self, now: float) -> None:
+        if not self._trainer_gone and self._farewell is None:
+            super()._watch_clock(now)
+
     def _stop_for_time(self, left: float) -> None:
         assert self._hub is not None
         assert self._stop is not None

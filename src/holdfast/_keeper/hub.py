@@ -87,6 +87,8 @@ class Hub(Rounds, Commits, Sights):
         if message.get("now"):
             self._leave_now(wish)
         elif wish.kind == "stop" and self.stop and not self._is_behind(message.get("mark")):
+            if wish.status == statuses.PERSON:
+                self.stop.status = wish.status  # by the one before it, the job would come back
             self._insure(wish)
         elif wish.kind == "stop" or not self._is_covered(message.get("mark")):
             if wish.kind == "stop":
@@ -207,6 +209,10 @@ class Hub(Rounds, Commits, Sights):
         """
         if not self._books.has_job or self._afterwards is not None:
             return False
+        if self.stop is not None and self.stop.status == statuses.PERSON:
+            said = "a person has asked to stop: the job is not requeued."
+            self._afterwards = {"said": said, "status": statuses.PERSON}
+            return False
         if not self._is_requeueing:
             self._is_requeueing = True
             self._books.requeue(step, self._is_requeued)
@@ -246,6 +252,9 @@ class Hub(Rounds, Commits, Sights):
         now = self._clock()
         if self._round is not None and now - self._round.began > ANSWER_SECONDS:
             self._decide_if_all()
+        grace = self._books.preemption_seconds() if self._insure_at is not None else None
+        if grace is not None:  # longer than what SIGTERM usually leaves
+            self._insure_at = now + max(0.0, grace - self._books.write_seconds() - 1.0)
         if self._insure_at is not None and now >= self._insure_at:
             self._insure_at = None
             if self.stop is not None and self._is_cut_short(self.stop):

@@ -27,8 +27,12 @@ from holdfast._slurm.job import Job
 # that is left, within these bounds: a controller has thousands of jobs to answer.
 _LOOK_SECONDS = (10.0, 300.0)
 _MARGIN_SECONDS = 3.0
+_FRESH_SECONDS = 15.0  # on what is older, no run is stopped: somebody may have extended the job
+_LEAST_SECONDS = 20.0  # but for the clock, if nobody answers
+_CLOCKS_SECONDS = 5.0  # by which those of node and controller may differ
+_OVER = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 # A controller that is restarted is away for seconds. The trainer waits for us, so not for ever.
-_PATIENCE_SECONDS = 12.0
+_PATIENCE_SECONDS = 24.0
 _AGAIN_SECONDS = 1.0
 
 
@@ -60,6 +64,8 @@ class JobWatch:
         self._restarts = job.restarts
         self._grace_end: float | None = None  # of a preemption
         self._facts: ask.JobFacts | None = None
+        self._facts_at = 0.0
+        self._doubts_since: float | None = None
         self._warning: float | None = None  # seconds before the end
         self._kill_wait: float | None = None
         self._lock = threading.Lock()
@@ -92,17 +98,17 @@ class JobWatch:
         finally:
             self._looking.release()
 
-    def _show(self, patience_seconds: float = 0.0) -> ask.JobFacts | None:
-        """The facts of this very job; None if nobody answers in time."""
-        deadline = time.monotonic() + patience_seconds
+    def _show(self, deadline: float = 0.0) -> ask.JobFacts | None:
+        """The facts of this very job; None if nobody answers, until the deadline."""
         while True:
-            left = max(deadline - time.monotonic(), 0.0) or ask.ANSWER_SECONDS
-            facts = ask.show_job(self._id, min(left, ask.ANSWER_SECONDS))
+            left = deadline - time.monotonic() if deadline else ask.ANSWER_SECONDS
+            facts = ask.show_job(self._id, min(max(left, 0.1), ask.ANSWER_SECONDS))
             if facts is not None and facts.number != self._job.number and self._id == self._job.id:
                 # A job that a task of an array has submitted has the array's variables too.
                 self._id = self._job.number
                 continue
-            if facts is not None or not ask.can_ask() or time.monotonic() > deadline:
+            is_late = time.monotonic() + _AGAIN_SECONDS > deadline
+            if facts is not None or is_late or not ask.can_ask():
                 break
             time.sleep(_AGAIN_SECONDS)
         if facts is None or facts.number != self._job.number:
@@ -112,7 +118,7 @@ class JobWatch:
             self._restarts = min(self._restarts, facts.restarts)
         if facts.is_preempted and facts.state == "RUNNING":
             self._grace_end = facts.end
-        self._facts = facts
+        self._facts, self._facts_at, self._doubts_since = facts, time.monotonic(), None
         return facts
 
     @property
@@ -122,8 +128,21 @@ class JobWatch:
 
     def seconds_left(self) -> float | None:
         """Until the job's end, as far as that is known."""
-        end = self._facts.end if self._facts is not None else None
-        return None if end is None else end - time.time()
+        facts = self._facts
+        if facts is None or facts.end is None or facts.state in _OVER:
+            return None  # of a job that is over, only its number is left here
+        return facts.end - time.time()
+
+    def is_at_its_end(self, needed_seconds: float) -> bool:
+        """Whether no more than this is left, by what SLURM has said of late."""
+        left, now = self.seconds_left(), time.monotonic()
+        if left is None or left >= needed_seconds:
+            return False
+        if now - self._facts_at < _FRESH_SECONDS:
+            return True
+        if self._doubts_since is None:
+            self._doubts_since, self._look_at = now, 0.0
+        return left < _LEAST_SECONDS or now - self._doubts_since > _FRESH_SECONDS
 
     def grace_of(self, number: int) -> float | None:
         """The seconds that a signal leaves."""
@@ -176,9 +195,15 @@ class JobWatch:
     def _cause_of(self, facts: ask.JobFacts | None) -> Cause:
         cause = why_terminated(self._restarts, facts)
         if cause is Cause.PREEMPTED and facts is not None and facts.state != "RUNNING":
-            is_early = self._grace_end is not None and time.time() < self._grace_end - 1.0
+            end = self._grace_end
+            is_early = end is not None and time.time() < end - _CLOCKS_SECONDS
             return Cause.CANCELLED if is_early else cause  # in the grace, by a person
         return cause
+
+    @property
+    def cause(self) -> Cause | None:
+        """Of the SIGTERM that has come, as far as it is known."""
+        return self._cause
 
     def is_requeued(self) -> bool:
         """Whether all is done: what SLURM sends from now on is no news."""
@@ -188,10 +213,11 @@ class JobWatch:
         """Have the job start again, once; `step` is durable."""
         with self._lock:
             if self._requeued is None:
-                facts = self._show(_PATIENCE_SECONDS)
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+                facts = self._show(deadline)
                 cause = self._cause_of(facts)
                 idle = self._idle_lives(step, cause)
-                found = self._requeue(facts, cause, idle)
+                found = self._requeue(facts, cause, idle, deadline)
                 self._requeued = Requeued(found) if isinstance(found, str) else found
                 record = {"job": self._id, "restarts": self._restarts, "step": step}
                 said = {**record, "idle": idle, **asdict(self._requeued)}
@@ -200,7 +226,9 @@ class JobWatch:
                     write_json(self._layout.requeue(self._attempt), said)
             return self._requeued
 
-    def _requeue(self, facts: ask.JobFacts | None, cause: Cause, idle: int) -> str | Requeued:
+    def _requeue(
+        self, facts: ask.JobFacts | None, cause: Cause, idle: int, deadline: float
+    ) -> str | Requeued:
         name = f"job {self._id}"
         if cause is Cause.REQUEUED:
             return f"{name} is requeued and goes on by itself."
@@ -223,22 +251,26 @@ class JobWatch:
                 return "Start the same command again to go on: only batch jobs can be requeued."
             if not facts.may_requeue:
                 return f"{name} may not be requeued (--no-requeue). Submit it again to go on."
-            trouble = self._ask_to_requeue()
+            if facts.state in _OVER:
+                return f"{name} is over. Start the same command again to go on."
+            trouble = self._ask_to_requeue(deadline)
         if trouble is None:
             return f"{name} is requeued and goes on by itself."
         if self._leave_marker("requeue"):
             return f"{name} could not be requeued ({trouble}); its script tries once more."
         return f"{name} could not be requeued ({trouble}). Submit it again to go on."
 
-    def _ask_to_requeue(self) -> str | None:
+    def _ask_to_requeue(self, deadline: float) -> str | None:
         """Returns why it could not be."""
         self._is_requeueing = True  # from now on; SLURM sends its SIGTERM before it answers us
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (trouble := ask.requeue(self._id)) is not None and time.monotonic() < deadline:
+        while True:
+            left = max(deadline - time.monotonic(), _AGAIN_SECONDS)
+            trouble = ask.requeue(self._id, min(left, ask.ANSWER_SECONDS))
+            if trouble is None or time.monotonic() + _AGAIN_SECONDS > deadline:
+                return trouble
             time.sleep(_AGAIN_SECONDS)
-            if self._cause_of(self._show()) is Cause.REQUEUED:
+            if self._cause_of(self._show(deadline)) is Cause.REQUEUED:
                 return None  # the answer was lost
-        return trouble
 
     def _idle_lives(self, step: int | None, cause: Cause) -> int:
         """How many lives in a row, with this one, have made no step."""

@@ -116,7 +116,7 @@ class Keeper(Asked):
             self._kill_at = time.monotonic() + message["seconds"] + _KILL_AFTER_SECONDS
             self._leave_status = message["status"]
             self._is_leaving = True
-            self._away_at = None
+            self._away_at = self._insure_at = None
             self._let_go_when_idle()
         elif kind == "goodbye":
             self._let_go_when_idle()

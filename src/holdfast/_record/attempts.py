@@ -156,7 +156,7 @@ def _publish_lease(layout: RunLayout, attempt: int) -> bool:
     lease: dict[str, Any] = {"process": asdict(of_process()), "since": time.time()}
     job = find_job(_env.of_job())
     if job is not None:
-        lease["job"] = {"id": job.id, "restarts": job.restarts}
+        lease["job"] = {"number": job.number, "restarts": job.restarts}
     try:
         write_json(prepared / "lease.json", lease, durable=False)
         # The number must outlive a power cut only once there is a checkpoint under it:
@@ -207,7 +207,7 @@ def _is_our_job_before(layout: RunLayout, attempt: int) -> bool:
     """Whether the lease is that of an earlier life of the job that this process is part of."""
     job = find_job(_env.of_job())
     held = read_json(layout.lease(attempt)).get("job")
-    if job is None or not isinstance(held, dict) or held.get("id") != job.id:
+    if job is None or not isinstance(held, dict) or held.get("number") != job.number:
         return False
     restarts = held.get("restarts")
     return isinstance(restarts, int) and restarts < job.restarts

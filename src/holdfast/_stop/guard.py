@@ -23,8 +23,11 @@ _LONG_SECONDS = 120.0
 class Guard:
     """Watches the signals while a run is open, if it was opened in the main thread."""
 
-    def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: Path) -> None:
+    def __init__(
+        self, numbers: tuple[int, ...], wakeup: int, stacks: Path, *, in_job: bool = False
+    ) -> None:
         self._path = stacks
+        self._in_job = in_job
         self._stacks: IO[bytes] | None = None
         self._watch: SignalWatch | None = None
         self._shield = ChildShield(numbers)
@@ -86,8 +89,12 @@ class Guard:
                 say(f"{what} had been replaced by another library; taken back.")
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:
-        """The stop that a signal has asked for, or `asked`; a person's wish no warning undoes."""
-        if not self.noted or (asked is not None and asked.status == statuses.PERSON):
+        """The stop that a signal has asked for, or `asked`.
+
+        In a job a person's wish comes first: by a signal after it, the job would come back.
+        """
+        by_person = asked is not None and asked.status == statuses.PERSON
+        if not self.noted or (self._in_job and by_person):
             return asked
         return request_from_signal(self.noted[0])
 

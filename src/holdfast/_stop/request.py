@@ -31,6 +31,11 @@ class StopRequest:
     status: int
     number: int = 0  # of the signal, if it was one
 
+    @property
+    def is_by_clock(self) -> bool:
+        """Whether nobody has asked, but the time of the job is over."""
+        return self.number == 0 and self.status == statuses.REQUEUE
+
 
 def request_from_signal(number: int) -> StopRequest:
     """The stop that a signal asks for."""
