@@ -94,7 +94,15 @@ def interrupt_again_and_again(folder, start, reference, number, count, seed) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("number", list(STATUS), ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
+        signal.SIGTERM,
+        pytest.param(signal.SIGQUIT, marks=pytest.mark.soak),
+    ],
+    ids=lambda number: number.name,
+)
 def test_a_few_random_signals_change_no_bit(number, folder, start, reference):
     interrupt_again_and_again(folder, start, reference, number, count=4, seed=int(number))
 

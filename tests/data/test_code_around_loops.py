@@ -185,16 +185,24 @@ SHAPES = [
 
 
 @pytest.mark.slow
+# In the middle of loops, at their last step, and at the turn behind it.
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [8, 15, 20],
+        pytest.param([3], marks=pytest.mark.soak),
+        pytest.param([7, 12], marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_however_often_it_runs_it_is_done_once(tmp_path, shape):
+def test_however_often_it_runs_it_is_done_once(tmp_path, shape, ends):
     undisturbed = train(tmp_path / "undisturbed", shape)
     assert undisturbed is not None
-    # In the middle of loops, at their last step, and at the turn behind it.
-    for number, ends in enumerate([[3], [7, 12], [8, 15, 20]]):
-        folder = tmp_path / str(number)
-        for end_at in ends:
-            assert train(folder, shape, end_at) is None
-        assert train(folder, shape) == undisturbed, ends
+    folder = tmp_path / "run"
+    for end_at in ends:
+        assert train(folder, shape, end_at) is None
+    assert train(folder, shape) == undisturbed
 
 
 def test_a_loop_that_does_not_come_again_is_an_error(tmp_path):

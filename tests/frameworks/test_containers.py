@@ -12,7 +12,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -253,6 +253,7 @@ def test_any_tree_of_values_comes_back_as_it_was(saved):
 
 @settings(max_examples=100)
 @given(trees, trees)
+@example(saved={-1: None}, fresh=[])
 def test_any_tree_comes_back_whatever_stood_in_its_place(saved, fresh):
     with contextlib.suppress(holdfast.StateMismatch):  # a tensor of another shape
         restored, _ = through_memory(saved, fresh)

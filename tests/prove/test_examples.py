@@ -11,6 +11,7 @@ from holdfast._prove.report import plain_text
 from tests.examples.test_examples import EXAMPLES, SIZES
 
 STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}
+LONG = ("small_gpt", "mnist_cnn", "accumulation")
 IN_THE_LOOP = ("step", "update", "gradient", "boundary")
 
 
@@ -23,7 +24,10 @@ def last_line(course: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.soak] if n in LONG else []) for n in SIZES],
+)
 def test_an_example_is_equal_to_the_bit(name, prove, tmp_path):
     proof = prove(
         EXAMPLES / f"{name}.py", *SIZES[name].split(), kills=6, seed=5, keep=tmp_path / "kept"

@@ -22,7 +22,10 @@ CAUSES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "no_seed" else [pytest.mark.soak]) for n in CAUSES],
+)
 def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, tmp_path):
     # A process of its own for each life: forks of one would draw the same "random" numbers.
     shutil.copy(SCRIPTS / f"{name}.py", tmp_path / "train.py")

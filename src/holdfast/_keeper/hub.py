@@ -87,7 +87,7 @@ class Hub(Rounds, Commits, Sights):
         if message.get("now"):
             self._leave_now(wish)
         elif wish.kind == "stop" and self.stop and not self._is_behind(message.get("mark")):
-            if wish.status == statuses.PERSON:
+            if wish.status == statuses.PERSON and not wish.signal and self._books.has_job:
                 self.stop.status = wish.status  # by the one before it, the job would come back
             self._insure(wish)
         elif wish.kind == "stop" or not self._is_covered(message.get("mark")):

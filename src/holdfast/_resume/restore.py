@@ -206,7 +206,7 @@ class _Loader:
 def _part_of(near: Any, key: Any) -> Any:
     if isinstance(near, dict):
         return near.get(key)
-    is_there = isinstance(near, list | tuple) and type(key) is int and key < len(near)
+    is_there = isinstance(near, list | tuple) and type(key) is int and 0 <= key < len(near)
     return near[key] if is_there else None
 
 
