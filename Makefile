@@ -13,6 +13,7 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 
 # What bears another test beside it on two cores, and what measures time or fills the machine.
 # The jobs of a SLURM of our own mostly wait, so they have a process to themselves beside the first.
+# Stealing, since tests are of very different length, and those of a file share what is dear to set up.
 BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/ranks tests/unit
 ALONE := tests/cli tests/crash tests/processes
 
@@ -47,7 +48,7 @@ quick: $(STAMP) ## the tests of the inner loop, under two minutes
 test: $(STAMP) ## all tests but the long ones
 	@tools/system-packages
 	@tools/beside $(VENV)/slurm.log "$(BIN)/python -m pytest -m 'not soak' tests/slurm" \
-		"$(BIN)/python -m pytest -m 'not soak' -n 2 $(BESIDE)"
+		"$(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal $(BESIDE)"
 	@$(BIN)/python -m pytest -m "not soak" $(ALONE)
 
 .PHONY: soak
