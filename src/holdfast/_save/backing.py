@@ -22,6 +22,7 @@ SHM = Path("/dev/shm")
 _NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)(?:-r(\d+))?")
 _MADV_POPULATE_WRITE = 23
 _RESERVE_BYTES = 256 << 20
+_LEAST_RESERVE_BYTES = 32 << 20
 _LARGE_BYTES = 256 << 20
 _PATIENCE_SECONDS = 2.0
 _UNLIMITED = 1 << 60
@@ -145,7 +146,8 @@ def available_bytes() -> int:
 def _leaves_enough(size_bytes: int) -> bool:
     """Whether the training itself has room to grow; a job may have little memory in all."""
     available = available_bytes()
-    return available - size_bytes >= min(_RESERVE_BYTES, available // 8)
+    reserve = min(_RESERVE_BYTES, max(_LEAST_RESERVE_BYTES, available // 8))
+    return available - size_bytes >= reserve
 
 
 def _machine_bytes() -> int:
