@@ -40,7 +40,7 @@ def test_a_training_run_says_what_is_in_memory_and_on_disk(folder, start):
 
 
 def test_two_slots_and_what_they_mean_are_told(folder, start):
-    training(start, folder, "--room", 256 * MIB + 90_000)
+    training(start, folder, "--room", 32 * MIB + 90_000)
     wait_until(lambda: status_of(folder)["slots"] == 2)
     assert "no newer snapshot is taken" in succeed("status", folder)
 
