@@ -14,8 +14,9 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 # What bears another test beside it on two cores, and what measures time or fills the machine.
 # The jobs of a SLURM of our own mostly wait, so they have a process to themselves beside the first.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
-BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/ranks tests/unit
-ALONE := tests/cli tests/crash tests/processes
+COMMANDS_BESIDE := $(patsubst %,tests/cli/test_%.py,errors export export_for_torch export_ranks help lint submit)
+BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/ranks tests/unit $(COMMANDS_BESIDE)
+ALONE := $(filter-out $(COMMANDS_BESIDE),$(wildcard tests/cli/test_*.py)) tests/crash tests/processes
 
 .DEFAULT_GOAL := help
 
