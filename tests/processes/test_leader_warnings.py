@@ -66,7 +66,7 @@ def test_a_later_warning_is_passed_on_again(led, tmp_path):
     def heard_again() -> bool:
         # The same within a second is SLURM's stammering.
         send_and_see_it_taken(trainer, signal.SIGUSR2)
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two tries, of which the deadline allows many
         return trainer.output.count("heard SIGUSR2") >= 2
 
     wait_until(heard_again, 20, "the second warning")
@@ -119,7 +119,7 @@ def test_a_warning_reaches_the_ranks_below_a_launcher_that_does_not_catch_it(led
     (tmp_path / "import2").touch()
     (tmp_path / "again").touch()
     trainer.wait_for("rank 2")
-    time.sleep(0.3)
+    time.sleep(0.3)  # for one more that should not come
     (tmp_path / "gate").touch()
     assert trainer.wait() == 0
     assert trainer.output.count("heard") == 2, trainer.output
@@ -140,7 +140,7 @@ def test_a_launcher_that_catches_the_warning_gets_it_alone(led, tmp_path):
         trainer.wait_for(f"rank {number}")
     send_and_see_it_taken(trainer, signal.SIGUSR2)
     trainer.wait_for("heard SIGUSR2")
-    time.sleep(0.3)
+    time.sleep(0.3)  # for one more that should not come
     (tmp_path / "gate").touch()
     assert trainer.wait() == 0
     assert trainer.output.count("heard") == 1

@@ -17,7 +17,7 @@ LEFT_ALONE_SECONDS = 2.0
 
 
 def note(file: str, who: str, what: str) -> None:
-    with open(file, "a") as stream:  # noqa: PTH123
+    with open(file, "a") as stream:  # noqa: PTH123  imports would make it later to listen
         stream.write(f"{who} {what}\n")
 
 

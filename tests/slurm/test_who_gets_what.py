@@ -168,7 +168,7 @@ def _outcomes(cluster: Cluster, jobs: dict[str, _Job]) -> dict[str, Outcome]:
     for job in jobs.values():
         if job.row.warned:
             job.wait_to_hear("python SIGUSR2")
-    time.sleep(QUIET_SECONDS)
+    time.sleep(QUIET_SECONDS)  # for those who should hear nothing
     for job in jobs.values():
         if cluster.state(job.number) == "RUNNING":
             cluster.end_in(job.number, 1)
