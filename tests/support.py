@@ -48,7 +48,7 @@ class Trainer:
             text=True,
             # A shell that started the tests in the background has made Ctrl-C ignored.
             preexec_fn=_default_interrupt,
-            **popen,
+            **{"env": environment(), **popen},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -164,4 +164,5 @@ def traced_steps(trace: Path) -> list[int]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, **extra}
+    """As ours; but unbuffered, a line would go out in pieces (see Trainer)."""
+    return {**os.environ, "PYTHONUNBUFFERED": "", **extra}

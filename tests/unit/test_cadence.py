@@ -128,3 +128,13 @@ def test_timed_checkpoints_are_due_after_their_time_and_not_before(milliseconds,
     assert math.isclose(cadence.next_look(), began + every)
     cadence.took_checkpoint(began + every, 1)
     assert not cadence.checkpoint_due(began + every * 1.9, 2)
+
+
+def test_a_rest_is_afforded_by_its_cost_and_always_where_all_time_may_go_into_it():
+    careful, generous = make(), make(max_overhead=1.0)
+    for cadence in (careful, generous):
+        for _ in range(3):
+            cadence.took_snapshot(10.0, 0.5)
+    assert not careful.affords_rest(10.1)
+    assert careful.affords_rest(20.1)
+    assert generous.affords_rest(10.1)

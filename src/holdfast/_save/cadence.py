@@ -67,10 +67,13 @@ class Cadence:
     def affords_rest(self, now: float) -> bool:
         """Whether a snapshot may be taken before its turn, since no boundary comes for a while.
 
-        A small one always; a large one if it costs a small share of the time since the last.
+        A small one always; a large one if it costs a small share of the time since the last, or
+        if all time may go into snapshots.
         """
         if self._next_snapshot == float("inf"):
             return False
+        if self._max_overhead >= 1:
+            return True
         if not self._costs or self._expected_cost() <= _SMALL_SECONDS:
             return True
         return now - self._last_snapshot >= self._expected_cost() / _REST_SHARE
