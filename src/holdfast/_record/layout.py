@@ -10,6 +10,8 @@ runs/demo/
     exit.json                      how it ended
     requeue.json                   what SLURM was asked then, and how many lives made no step
     stacks.txt  keeper.log  trouble.txt
+    error.json  death.json         an exception as the trainer saw it, a death as the keeper did
+    led.json  output.log           what `holdfast run` saw of it, and all that it printed
     ranks/00001.json               of a job of several: each rank's process and keeper
     stacks-00001.txt  …            and what it has to itself
     mail/                          what keepers could not tell each other by network
@@ -116,6 +118,18 @@ class RunLayout:
 
     def trouble(self, attempt: int, rank: int = 0) -> Path:
         return self.attempt(attempt) / f"trouble{_suffix(rank)}.txt"
+
+    def error(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"error{_suffix(rank)}.json"
+
+    def death(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"death{_suffix(rank)}.json"
+
+    def led(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"led{_suffix(rank)}.json"
+
+    def output(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"output{_suffix(rank)}.log"
 
     def ranks(self, attempt: int) -> Path:
         return self.attempt(attempt) / "ranks"

@@ -1,0 +1,1 @@
+"""What is seen of a run from outside: memory, processes, disks, GPU."""

@@ -1,0 +1,1 @@
+"""Why a run died: what was recorded, and one verdict."""
