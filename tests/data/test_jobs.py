@@ -16,11 +16,11 @@ from tests.support import SCRIPTS, checkpoint_steps, wait_until
 
 @pytest.mark.slow
 def test_a_sigterm_to_the_whole_job_ends_the_step_and_loses_nothing(folder, start):
-    for life in range(4):
+    for life in range(2):
         trainer = start(folder, script=SCRIPTS / "train_with_workers.py", start_new_session=True)
         begun = trainer.ready()
         wait_until(lambda t=trainer: sum(line.startswith("at ") for line in t.lines) > 20)
-        time.sleep(0.003 * life)  # at another moment of the step
+        time.sleep(0.006 * life)  # at another moment of the step
         os.killpg(trainer.pid, signal.SIGTERM)
         assert trainer.wait() == 143, trainer.output
         assert "Traceback" not in trainer.output

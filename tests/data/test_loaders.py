@@ -26,12 +26,15 @@ from tests.data.kinds import KINDS
 INTERRUPTIONS = 10
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 # Spawned workers import torch in every life: a minute and more. tests/data/test_jobs.py has some.
-NOT_TOO_SLOW = [
-    pytest.param(kind, marks=[pytest.mark.soak] if kind == "spawn" else []) for kind in KINDS
+# The others differ from a kind that is here by their number of workers, or by little else.
+LEFT_TO_SOAK = {"spawn", "prefetch", "batch_sampler", "subset", "weighted", "drop_last"}
+LEFT_TO_SOAK |= {"generator_outside", "iterable", "iterable_one_by_one", "accumulate_iterable"}
+LEFT_TO_SOAK |= {kind for kind in KINDS if kind.endswith(("_alone", "_own", "_stateless"))}
+SOME_STOPPED = [
+    pytest.param(kind, marks=[pytest.mark.soak] if kind in LEFT_TO_SOAK else []) for kind in KINDS
 ]
 # What differs after a kill is how much is made again, not how a kind is brought to its place.
-KILLED = ("shuffle", "fork", "persistent", "own_sampler", "distributed", "iterable_workers")
-KILLED += ("stateful_map", "stateful_iterable", "mixup", "several", "accumulate", "eval_inside")
+KILLED = ("fork", "persistent", "iterable_workers", "stateful_map", "several", "accumulate")
 SOME_KILLED = [
     pytest.param(kind, marks=[] if kind in KILLED else [pytest.mark.soak]) for kind in KINDS
 ]
@@ -51,7 +54,7 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", NOT_TOO_SLOW)
+@pytest.mark.parametrize("kind", SOME_STOPPED)
 def test_stopped_at_random_instants_no_batch_is_given_twice(
     kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
 ):

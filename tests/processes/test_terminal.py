@@ -138,7 +138,7 @@ def _workers(trainer: Terminal, folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_workers_outlive_the_ctrl_c_until_the_step_is_done(folder, gate, terminal, start, context):
     workers = ("--workers", 2, "--context", context)
     held = terminal(TRAIN, folder, "--total", 40, "--hold-at", 8, "--gate", gate, *workers)

@@ -77,7 +77,7 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
         assert arena_files(run) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     shutil.copy(SCRIPT, tmp_path / "train.py")
