@@ -11,6 +11,14 @@ import pytest
 from tests.support import Trainer, train_to_the_end
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What `holdfast run` notes of tests is nothing for the person who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run folder that does not exist yet."""

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from holdfast import _env
 from holdfast._boundary import Boundaries
@@ -28,15 +28,19 @@ from holdfast._keeper.keep import Policy
 from holdfast._leave import statuses
 from holdfast._leave.bounded import bound_leaving, die_if_terminated
 from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
+from holdfast._leave.last_words import Scene, is_failure, leave_words
 from holdfast._leave.late import answer_late, say_leaving
+from holdfast._leave.parting import say_verdict
 from holdfast._leave.record import reason_of, status_of
+from holdfast._leave.suspects import look_for_graphs
 from holdfast._phases import Phases
 from holdfast._ranks.party import Party, come_together, leave_again, stopped_before
 from holdfast._ranks.world import World, find_launcher, find_world
 from holdfast._record.attempts import beating, cannot_write, claim, open_folder
+from holdfast._record.opened import tell_leader
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
-from holdfast._save.control import MARK, STAYS, STEP, mark_of, private_words
+from holdfast._save.control import DONE, MARK, STAYS, STEP, mark_of, private_words
 from holdfast._say import say, speak_as
 from holdfast._slurm.job import is_lonely_task
 from holdfast._stop.children import children_unheard
@@ -90,6 +94,9 @@ class Attempt(Boundaries):
         self._stopped = self._asked = self._asked_late = self._trouble = None
         self._announced, self._next_look = False, 0.0
         party = self._party
+        led = _env.led_folder()
+        if led is not None:
+            tell_leader(led, self._folder, self.attempt, 0 if party is None else party.rank)
         with beating(self._layout, self.attempt, is_needed=party is None or party.rank == 0):
             found = resume(start, self.attempt, self._state, party)
         self._found = found
@@ -209,11 +216,16 @@ class Attempt(Boundaries):
         self._guard.defer(True)  # our own work is not to be cut in two
         self._progress.close()
         self._guard.rest(None)
+        words = {}
+        if error is not None and is_failure(error) and self._is_unasked():
+            words = leave_words(error, self._scene(error))
         durable = self._keep_last(error)
         leaving = self._stopped or error
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
             leaving = self._answer_late(error, durable) or error
+            if error is not None and leaving is error:
+                say_verdict(error, words, self._folder)
             if isinstance(leaving, Stopped) and durable and self._job is not None:
                 self._job.requeue(leaving)
         elif self._stopped is None and durable:
@@ -232,6 +244,33 @@ class Attempt(Boundaries):
             raise leaving from error
         for number in self._noted[answered:] if leaving is None else ():
             signal.raise_signal(number)  # it came while we were closing: let it act now
+
+    def _is_unasked(self) -> bool:
+        """Whether nobody has asked the run to leave: a stop may well break what it interrupts."""
+        return self._stopped is None and self._guard.request(self._asked) is None
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        super()._hear(message)
+        if message["kind"] == "memory" and "of_rank" not in message:  # of this process
+            look_for_graphs(self._scene(None), self._thread)
+
+    def _scene(self, error: BaseException | None) -> Scene:
+        """Where the run stands, as an exception leaves it or now."""
+        party, steps = self._party, self.step - (self.resumed_from or 0)
+        # A loop that an exception has left is over by now.
+        is_in_loop = self._loop_number >= 0 or self._is_by_hand
+        return Scene(
+            self._layout,
+            self.attempt,
+            rank=0 if party is None else party.rank,
+            ranks=1 if party is None else party.size,
+            step=self.step,
+            steps=steps,
+            batch=self._course.batch,
+            phase=None if error is None else self._phases.was_left_by(error),
+            where="loop" if is_in_loop and not self._words[DONE] else "outside",
+            state=self._state,
+        )
 
     def _keep_last(self, error: BaseException | None) -> bool:
         """Make the last boundary in memory durable, with all ranks if there are several."""
@@ -318,6 +357,11 @@ class Attempt(Boundaries):
 
     def _abort(self, error: BaseException) -> None:
         """Opening failed: leave the run as it was found."""
+        if is_failure(error):
+            party = self._party
+            rank, ranks = (0, 1) if party is None else (party.rank, party.size)
+            scene = Scene(self._layout, self.attempt, rank, ranks, where="opening")
+            say_verdict(error, leave_words(error, scene), self._folder)
         self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
         if self._custody is not None:
             self._custody.close()

@@ -302,7 +302,7 @@ class Boundaries:
             asked = stop_from_file(message["details"])
             self._hear_stop(asked, f"asked to stop: {asked.reason}")
         elif kind == "request":
-            self._saver.want(Handle("holdfast save"))
+            self._saver.want(Handle(message.get("reason", "holdfast save")))
         elif kind == "ending":
             asked = StopRequest(message["reason"], message["status"])
             self._hear_stop(asked, f"{asked.reason} is in {message['seconds']:.0f} s")

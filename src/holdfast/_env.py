@@ -20,7 +20,10 @@ _OF_JOB = (
     *("SLURM_TASK_PID", "TORCHELASTIC_RUN_ID", "HOLDFAST_LEADER", "HOLDFAST_MARKER"),
 )
 # What sbatch would hand on to another job, which then takes itself for this one.
-_OF_THIS_JOB_ALONE = ("SLURM_RESTART_COUNT", "HOLDFAST_MARKER", "HOLDFAST_LEADER")
+_OF_THIS_JOB_ALONE = (
+    *("SLURM_RESTART_COUNT", "HOLDFAST_MARKER", "HOLDFAST_LEADER"),
+    *("HOLDFAST_LED", "HOLDFAST_RESTART"),
+)
 _NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
     "HOLDFAST_ERRAND",  # the keeper is no script to be watched
@@ -35,6 +38,24 @@ def fault_spec() -> str:
 def whole() -> dict[str, str]:
     """All of it, for a program of the user's own."""
     return dict(os.environ)
+
+
+def state_folder() -> str:
+    """Where holdfast keeps what belongs to no run; empty if there is no such place."""
+    if chosen := os.environ.get("HOLDFAST_STATE", ""):
+        return chosen
+    if base := os.environ.get("XDG_STATE_HOME", ""):
+        return os.path.join(base, "holdfast")  # noqa: PTH118  quicker than a Path
+    home = os.path.expanduser("~")  # noqa: PTH111
+    return "" if home == "~" else os.path.join(home, ".local/state/holdfast")  # noqa: PTH118
+
+
+def first_pause_seconds() -> float:
+    """How long `holdfast run` pauses before the first restart that counts; for the tests."""
+    try:
+        return max(0.0, float(os.environ.get("HOLDFAST_PAUSE_SECONDS", "")))
+    except ValueError:
+        return 1.0
 
 
 def child_environment() -> dict[str, str]:
@@ -70,6 +91,17 @@ def terminal_is_dumb() -> bool:
 def errand_text() -> str:
     """What a proof has asked this process to tell, as JSON; nothing in an ordinary run."""
     return os.environ.get("HOLDFAST_ERRAND", "")
+
+
+def temporary_folder() -> str:
+    """Where files of a moment go; without making one to see whether it can be written to."""
+    return os.environ.get("TMPDIR") or "/tmp"
+
+
+def led_folder() -> Path | None:
+    """Where `holdfast run`, if it has started this process, keeps what it sees of it."""
+    place = os.environ.get("HOLDFAST_LED", "")
+    return Path(place) if place else None
 
 
 def rank() -> int:

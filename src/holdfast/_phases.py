@@ -38,6 +38,7 @@ class Phases:
         self._last_step = -1  # in which a phase began amid steps
         self._every: int | None = None
         self._has_rested = False  # in this epoch, outside of its loops
+        self._left_by: tuple[int, str] | None = None  # an exception, and the phase it came from
         self.follows_loops = True  # whether to expect one there: until an epoch had none
 
     @property
@@ -80,12 +81,20 @@ class Phases:
             self._eye.phase(name)
 
     def end(self, *, trains: bool) -> None:
-        self._names.pop()
+        name, error = self._names.pop(), sys.exc_info()[1]
+        if error is not None and not self.was_left_by(error):
+            # Not the exception itself, which would keep all that its frames hold.
+            self._left_by = (id(error), name)
         self._resting -= not trains
         self._custody.tell_phase(self.name)
         if not self._resting:
             self._guard.rest(None)
             self._words[REST] = 0
+
+    def was_left_by(self, error: BaseException) -> str | None:
+        """The innermost phase that an exception came from."""
+        known = self._left_by
+        return known[1] if known is not None and known[0] == id(error) else None
 
     def refuse(self, what: str) -> None:
         """Refuse boundaries inside a phase that is to be repeated as a whole."""

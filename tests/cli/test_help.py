@@ -7,7 +7,7 @@ import pytest
 from tests.cli.command import environment, holdfast, succeed
 
 GROUPS = {
-    "Look": ["status", "ls", "verify"],
+    "Look": ["status", "ls", "verify", "why"],
     "Ask": ["stop", "save"],
     "Use": ["export", "clean"],
     "Cluster": ["submit", "run", "lint"],

@@ -72,7 +72,8 @@ def test_a_killed_trainer_leaves_nothing(folder, start):
     trainer.kill()
     assert trainer.wait() == -signal.SIGKILL
     found = check_nothing_left(folder)
-    assert (found["status"], found["how"]) == (None, "died")
+    assert found["status"] is None
+    assert found["how"] in ("was killed by SIGKILL", "died")  # an older kernel does not say
     assert found["durable_step"] == max(checkpoint_steps(folder))
     assert found["durable_step"] <= found["step"]
 

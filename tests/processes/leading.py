@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from tests.cli.command import PROGRAM
 from tests.support import Trainer, wait_until
 
-LEAD = (str(PROGRAM), "run", "--")
+# Restarts are shown elsewhere: here a command has one life.
+LEAD = (str(PROGRAM), "run", "--max-restarts", "0", "--")
 # A script that counts what it hears; `hear` installs the handlers.
 HEADER = """\
 import os, signal, subprocess, sys, time
@@ -41,6 +43,15 @@ def start_led(start: Callable[..., Trainer], folder: Path, body: str, **popen: A
     path = folder / "script.py"
     path.write_text(HEADER + textwrap.dedent(body))
     return start(folder, script=path, prefix=LEAD, **popen)
+
+
+def beaten_step(folder: Path, attempt: int = 1) -> int:
+    """The step that a run's keeper has last told of; 0 before that."""
+    try:
+        beat = json.loads((folder / f"attempts/{attempt:04d}/heartbeat.json").read_text())
+    except (OSError, ValueError):
+        return 0
+    return int(beat.get("step") or 0)
 
 
 def _has_pending(pid: int, number: int) -> bool:

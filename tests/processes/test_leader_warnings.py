@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.leading import LEAD, send_and_see_it_taken, start_led
+from tests.processes.leading import LEAD, beaten_step, send_and_see_it_taken, start_led
 from tests.support import Trainer, checkpoint_steps, keepers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for its keepers")
@@ -169,6 +169,7 @@ def test_a_wrapper_that_hands_on_whatever_comes_does_not_get_the_warning(led, tm
 def test_a_warning_stops_a_trainer_with_75(folder, gate, light):
     trainer = light(folder, "--total", 100_000, "--sleep", 0.01, prefix=LEAD)
     trainer.ready()
+    wait_until(lambda: beaten_step(folder) > 0, 20, "the first step")
     trainer.send(signal.SIGUSR2)
     assert trainer.wait() == 75
     assert checkpoint_steps(folder)

@@ -6,14 +6,12 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.ordinary_user import UID, as_user, home_of_user, why_no_user
 from tests.processes.conftest import EAGER
 from tests.support import (
     SHM,
@@ -25,58 +23,16 @@ from tests.support import (
     wait_for_keeper_gone,
 )
 
-_UID = 65534
 _HELD = ("--total", 40, "--hold-at", 8, "--sleep", 0.06, "--settings", EAGER)
-_BECOME = ("setpriv", f"--reuid={_UID}", f"--regid={_UID}", "--clear-groups", "--")
 
-
-def _closed_folder() -> Path | None:
-    """The folder above the interpreter that only root may enter, if there is one."""
-    real = Path(sys.executable).resolve()
-    closed = [p for p in real.parents if not p.stat().st_mode & stat.S_IXOTH]
-    return closed[-1] if closed else None
-
-
-def _prefix() -> tuple[str, ...]:
-    """The words that run a command as the ordinary user, who can read the interpreter."""
-    closed = _closed_folder()
-    if closed is None:
-        return _BECOME
-    # Python lies in root's home: show it there to this one process, in mounts of its own.
-    inside = Path(sys.base_prefix).resolve()
-    program = (
-        'set -e; hold=$(mktemp -d); mount --bind "$2" "$hold"; '
-        'mount -t tmpfs -o mode=755 tmpfs "$1"; mkdir -p "$2"; mount --move "$hold" "$2"; '
-        'rmdir "$hold"; shift 2; exec "$@"'
-    )
-    private = ("unshare", "--mount", "--propagation", "private", "sh", "-c", program, "sh")
-    return (*private, str(closed), str(inside), *_BECOME)
-
-
-def _why_not() -> str | None:
-    if os.getuid() != 0:
-        return "only root can become another user; as an ordinary user all other tests show it"
-    if shutil.which("setpriv") is None:
-        return "setpriv is missing: apt install util-linux"
-    command = [*_prefix(), sys.executable, "-c", "import numpy, holdfast"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        return f"uid {_UID} cannot run this Python: {tried.stderr.strip()[-200:]}"
-    return None
-
-
-_reason = _why_not()
+_reason = why_no_user()
 pytestmark = pytest.mark.skipif(_reason is not None, reason=_reason or "")
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A folder of the ordinary user, who cannot enter pytest's own."""
-    path = Path(tempfile.mkdtemp(prefix="holdfast-user-"))
-    os.chown(path, _UID, _UID)
-    yield path
-    wait_for_keeper_gone(path)
-    shutil.rmtree(path)
+    with home_of_user() as path:
+        yield path
 
 
 @pytest.fixture
@@ -90,7 +46,7 @@ def user(home: Path, light: Callable[..., Trainer]) -> Callable[..., Trainer]:
     environment = {**os.environ, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def begin(*arguments: object) -> Trainer:
-        return light(*arguments, prefix=_prefix(), env=environment, cwd=home)
+        return light(*arguments, prefix=as_user(), env=environment, cwd=home)
 
     return begin
 
@@ -99,7 +55,7 @@ def test_killed_stopped_and_resumed_it_trains_to_the_same_bits(folder, gate, use
     first = user(folder, *_HELD)
     in_memory = int(first.wait_for("holding").split()[1])
     pids = [first.pid, keepers(folder)[0].pid]
-    assert [Path(f"/proc/{pid}").stat().st_uid for pid in pids] == [_UID, _UID]
+    assert [Path(f"/proc/{pid}").stat().st_uid for pid in pids] == [UID, UID]
     first.kill()
     first.wait()
     wait_for_keeper_gone(folder)
@@ -123,11 +79,11 @@ def test_an_arena_is_for_its_user_alone(folder, user):
     trainer.wait_for("holding")
     (path,) = arena_files(folder)
     status = path.stat()
-    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, _UID)
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, UID)
 
 
 def _next_arena(folder: Path, attempt: int) -> Path:
-    return SHM / f"holdfast-{_UID}-{run_id(folder)}-a{attempt}-g1"
+    return SHM / f"holdfast-{UID}-{run_id(folder)}-a{attempt}-g1"
 
 
 @pytest.mark.parametrize("how", ["file", "symlink"])
@@ -139,7 +95,7 @@ def test_what_a_stranger_has_put_at_the_arenas_path_is_neither_used_nor_followed
     planted = _next_arena(folder, 2)
     target = home / "target"
     target.write_bytes(b"precious")
-    os.chown(target, _UID, _UID)
+    os.chown(target, UID, UID)
     try:
         if how == "file":
             planted.write_bytes(b"planted")
@@ -177,10 +133,10 @@ def test_only_a_private_plain_file_of_its_own_is_resumed_from(
     wait_for_keeper_gone(folder)
     shutil.rmtree(folder / "checkpoints")  # else the state on disk is as new
     (folder / "checkpoints").mkdir()
-    os.chown(folder / "checkpoints", _UID, _UID)
+    os.chown(folder / "checkpoints", UID, UID)
     copy.chmod(0o644 if how == "readable by all" else 0o600)
     if how != "file of a stranger":
-        os.chown(copy, _UID, _UID)
+        os.chown(copy, UID, UID)
     try:
         if how == "symlink":
             true.symlink_to(copy)

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from holdfast._record.attempts import read_json
+from holdfast._record.layout import RunLayout
 from holdfast._record.manifest import parse
 from holdfast._save.arena import Arena, NotAnArena
 from holdfast._save.backing import open_leftover, rank_of
@@ -217,6 +219,10 @@ class Jobs:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return journal_events(self.folder, name)
+
+    def post_mortem(self, rank: int, attempt: int = 1) -> dict[str, Any]:
+        """What the keeper of a rank has noted of its death; nothing if it lived."""
+        return read_json(RunLayout(self.folder).death(attempt, rank))
 
     def end(self) -> None:
         """For clean-up only: whatever still runs is ended."""

@@ -50,6 +50,10 @@ def test_kill_9_of_a_rank_ends_the_others_with_a_line_that_names_it(
     jobs.check_checkpoint(step, world)
     assert f"step {step} is durable" in job.said
     _check_goes_on(jobs, undisturbed, step, world=world, meets=meets)
+    found = {rank: death for rank in range(world) if (death := jobs.post_mortem(rank))}
+    assert list(found) == [killed]
+    assert (found[killed]["status"], found[killed]["durable_step"]) == (-9, step)
+    assert found[killed]["pid"] == job.lives[killed].pid
 
 
 def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
@@ -60,6 +64,7 @@ def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
     assert job.statuses() == [-9, -9]
     step = wait_until(lambda: checkpoint_steps(jobs.folder), 10, "the checkpoint")[-1]
     _check_goes_on(jobs, undisturbed, step)
+    assert [jobs.post_mortem(rank)["status"] for rank in range(2)] == [-9, -9]
 
 
 @pytest.mark.parametrize("pauses", [[0.004, 0.02], [0.02, 0.004]])

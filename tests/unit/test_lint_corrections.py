@@ -135,6 +135,7 @@ def test_beside_holdfast_a_trap_that_requeues_goes(tmp_path, line, left):
     [
         (["srun holdfast run -- python train.py"], True),
         (["srun holdfast run -- python train.py", "exit $?"], True),
+        (["srun holdfast run --max-restarts 5 -- python train.py"], True),
         (["trap : TERM", "srun holdfast run -- python train.py"], False),
         (["trap 'echo end' USR1 SIGTERM", "srun holdfast run -- python train.py"], False),
         (["exec srun holdfast run -- python train.py"], False),

@@ -29,6 +29,7 @@ WAITING = {
     "timeout": ("-k", "-s", "--kill-after", "--signal"),
 }
 SHELLS = frozenset(["bash", "sh", "dash", "zsh", "ksh"])
+_OF_THE_LEADER = ("--max-restarts",)
 _BECOMING_RUNNERS = frozenset(["poetry", "pipenv"])
 _CONDA = frozenset(["conda", "mamba", "micromamba"])
 CONTAINERS = frozenset(["apptainer", "singularity"])
@@ -119,11 +120,11 @@ def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
     if name in CONTAINERS and _second(words) in ("exec", "run"):
         return name, _after_image(words)
     if name == "holdfast" and _second(words) == "run":
-        return "holdfast run", 1 + after_options(words[1:])
+        return "holdfast run", 1 + after_options(words[1:], _OF_THE_LEADER)
     if is_python(name):
         at = after_options(words[: _module_at(words)])
         if [each.text for each in words[at : at + 3]] == ["-m", "holdfast", "run"]:
-            return "holdfast run", at + 2 + after_options(words[at + 2 :])
+            return "holdfast run", at + 2 + after_options(words[at + 2 :], _OF_THE_LEADER)
     return None
 
 

@@ -27,12 +27,13 @@ def main() -> None:
 
 
 def _run() -> int:
-    if led := _led_command(sys.argv[1:]):
+    command, most = _led_command(sys.argv[1:])
+    if command:
         # Every task of a job passes here, and waits for it: click and rich take longer than
         # the rest of the start together.
         from holdfast._supervise.leader import lead
 
-        return lead(led)
+        return lead(command, most)
     for stream in (sys.stdout, sys.stderr):
         # A folder's name may hold bytes that are no text, and a pipe may want ASCII.
         with contextlib.suppress(AttributeError, ValueError):
@@ -64,10 +65,18 @@ def _run() -> int:
     return result if isinstance(result, int) else 0
 
 
-def _led_command(words: list[str]) -> list[str]:
-    """What follows `run`, where that is a command and nothing for click to read."""
+def _led_command(words: list[str]) -> tuple[list[str], int | None]:
+    """What follows `run`, where that is a command and nothing that click has to explain."""
     if words[:1] != ["run"]:
-        return []
-    if words[1:2] == ["--"]:
-        return words[2:]
-    return [] if "".join(words[1:2]).startswith("-") else words[1:]
+        return [], None
+    rest, most = words[1:], None
+    if rest[:1] == ["--max-restarts"]:
+        rest = [f"--max-restarts={''.join(rest[1:2])}", *rest[2:]]
+    if rest and rest[0].startswith("--max-restarts="):
+        text = rest.pop(0).partition("=")[2]
+        if not text.isascii() or not text.isdigit():
+            return [], None
+        most = int(text)
+    if rest[:1] == ["--"]:
+        return rest[1:], most
+    return ([] if "".join(rest[:1]).startswith("-") else rest), most

@@ -14,10 +14,11 @@ from holdfast._cli.prove import prove
 from holdfast._cli.run import run
 from holdfast._cli.submit import submit
 from holdfast._cli.using import clean, completion, export
+from holdfast._cli.why import why
 
 __all__ = ["cli"]
 
-for command in (clean, completion, export, lint, prove, run, submit):
+for command in (clean, completion, export, lint, prove, run, submit, why):
     cli.add_command(command)
 
 _WATCH_SECONDS = 1

@@ -22,6 +22,7 @@ _GROUPS = {
         "status": "holdfast status runs",
         "ls": "holdfast ls runs/a",
         "verify": "holdfast verify runs/a",
+        "why": "holdfast why runs/a",
     },
     "Ask": {
         "stop": "holdfast stop runs/a --wait",

@@ -94,6 +94,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("straggler", describe_straggler(run.straggler)),
         ("slurm", describe_job(run.job, is_live=run.is_live)),
         ("last exit", _last_exit(run)),
+        ("why", _why(run, folder)),
         ("next", _next(run, folder)),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -186,6 +187,20 @@ def _last_exit(run: RunSummary) -> str:
     if run.is_live and ended.durable_step is not None:
         text += f"; step {ended.durable_step} was durable"
     return text
+
+
+def _why(run: RunSummary, folder: Path) -> str:
+    """Of a run that did not end well: the verdict, and where there is more."""
+    more = words.command("why", folder)
+    if run.state not in ("died", "failed", "could not start"):
+        return ""
+    if run.keeper_pid is not None:
+        return more  # not all of it is known yet
+    from holdfast._why.gather import gather_run
+    from holdfast._why.judge import judge
+
+    verdict = judge(gather_run(folder, run.attempt))
+    return f"{words.name(verdict.sentence)} More: {more}"
 
 
 def _next(run: RunSummary, folder: Path) -> str:

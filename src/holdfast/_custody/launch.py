@@ -25,6 +25,9 @@ from holdfast._slurm.job import Job
 
 _GOODBYE_SECONDS = 600.0
 _PART_SECONDS = 5.0
+# A keeper's life is tied to the trainer's; whoever wants to end it must mean it. It is deaf before
+# it imports anything: on a busy machine that takes seconds.
+_UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class KeeperPlan:
@@ -162,7 +165,9 @@ def _program() -> str:
     """Start this very package, whatever the interpreter's path has first."""
     package = str(Path(__file__).parents[2])
     return (
-        "import sys\n"
+        "import signal, sys\n"
+        f"for name in {_UNHEARD!r}:\n"
+        "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
         f"place = {package!r}\n"
         "at = [i for i, p in enumerate(sys.path) if p.endswith('site-packages')]\n"
         "sys.path.insert(at[0] if at else len(sys.path), place)\n"

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _env
+from holdfast._custody.sacrifice import Sacrifice
 from holdfast._errors import HoldfastError, SaveFailed
 from holdfast._keeper.keep import Policy
 from holdfast._record import journal
@@ -119,6 +120,7 @@ class Custody:
         self._started: list[float] = []
         self._quit = threading.Event()
         self._leaving: KeeperLink | None = None
+        self._sacrifice = Sacrifice()
         self.durable_sequence = 0
         self.durable_step: int | None = None
         self.words: Any = private_words()
@@ -268,6 +270,7 @@ class Custody:
                 self._leaving = link
         elif self._snapshots is not None and self._snapshots.arena is not None:
             self._snapshots.arena[1].remove()
+        self._sacrifice.take_back()
 
     def release(self) -> None:
         """Give back what the signal handlers no longer use."""
@@ -285,7 +288,9 @@ class Custody:
         from holdfast._custody.launch import KeeperLink
 
         self._started.append(time.monotonic())
+        self._sacrifice.take_back()  # a keeper has the score that its trainer had at first
         self._link = KeeperLink(self._plan, self._hear)
+        self._sacrifice.offer()
 
     def _send_order(self, number: int, order: _Order) -> None:
         if self._link is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast._why.words import size
+
 
 def sentence_of(message: dict[str, Any]) -> str | None:
     """The words for a message that only tells something; None if there is more to do about it."""
@@ -22,4 +24,21 @@ def sentence_of(message: dict[str, Any]) -> str | None:
             f"save takes {message['needed']:.0f} s here.\n"
             f"Ask for more: --signal=USR2@{2 * message['needed'] + 30:.0f}"
         )
+    if message["kind"] == "memory" and not message.get("quiet"):
+        return _of_memory(message)
     return None
+
+
+def _of_memory(message: dict[str, Any]) -> str:
+    growth, limit = size(message["bytes_per_second"]), size(message["limit"])
+    if message["what"] == "shm":
+        fact = f"/dev/shm fills by {growth}/s: its {limit} are full"
+    elif message["what"] == "machine":
+        fact = f"memory grows by {growth}/s: the machine's {limit} are used up"
+    else:
+        fact = f"memory grows by {growth}/s: the limit of {limit} ({message['what']}) is reached"
+    who = f"rank {message['of_rank']} on {message['host']}: " if "of_rank" in message else ""
+    step = message["step"]
+    then = "The next step" if step is None else f"Step {step}"
+    now = "" if step is None else " now"
+    return f"{who}{fact} in about {message['seconds']:.0f} s. {then} is made durable{now}."

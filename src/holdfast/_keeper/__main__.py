@@ -1,12 +1,10 @@
-"""The keeper's entry point: python -m holdfast._keeper CONFIG."""
+"""The keeper's entry point; the trainer starts it, see `_custody/launch.py`."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import sys
 from pathlib import Path
 
 from holdfast._keeper.asked import Ends
@@ -20,9 +18,6 @@ from holdfast._slurm.job import Job
 
 def main(config_text: str) -> None:
     config = json.loads(config_text)
-    # Its life is tied to the trainer's; whoever wants to end it must mean it.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.chdir("/")
     link = socket.socket(fileno=config["link"])
     for descriptor in (config["link"], config["signals"], config["control"], config["pidfd"]):
@@ -58,7 +53,3 @@ def main(config_text: str) -> None:
     from holdfast._keeper.crew import CrewKeeper
 
     CrewKeeper(policy, ends, numbers, grace, job, CrewConfig(**config["crew"])).run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -19,6 +19,7 @@ from holdfast._keeper.hub import Hub
 from holdfast._keeper.job import JobWatch
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.member import Body, Member
+from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.service import Keeper
 from holdfast._keeper.table import UNREACHABLE_SECONDS
 from holdfast._keeper.wire import HubPost, MemberPost
@@ -63,6 +64,8 @@ class KeeperAmongOthers(Keeper):
         self._farewell: dict[str, Any] | None = None  # with which the trainer left
         self._is_released = False
         self._died_at: float | None = None
+        self._death: PostMortem | None = None
+        self._stop_reason: str | None = None  # of a stop that all ranks have agreed on
         self._gone_at = 0.0
         self._linger_until: float | None = None
         self._lost_since: float | None = time.monotonic()  # no connection to the hub, no sign of it

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ _HEAR_SECONDS = 3.0  # for a phase to hear of a stop: a long call in C does not
 # What a stop by the clock leaves besides step and save: for agreement, leaving and the requeue.
 _LEAVING_SECONDS = 10.0
 _LEAST_SECONDS = 20.0
+_SIGNALS_KEPT = 32
+_OF_CHILDREN = (signal.SIGCHLD,)  # loaders handle it; it is no news of the run
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,19 @@ class Asked:
         self._phase: str | None = None
         self._bury_at: float | None = None
         self._is_leaving = False
+        self._has_killed = False  # a trainer that did not leave
         self._leave_status: int | None = None
         self._done = False
         self._identity = asdict(of_process())
+        self._signals: deque[dict[str, Any]] = deque(maxlen=_SIGNALS_KEPT)  # for a post-mortem
 
     # -- signals and requests ---------------------------------------------------
 
     def _hear_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._ends.signals, 256):
+                if number not in _OF_CHILDREN:
+                    self._signals.append({"time": time.time(), "name": _name_of(number)})
                 if number in self._numbers and not self._is_past_requeue():
                     self._on_signal(number)
 
@@ -300,3 +307,9 @@ class Asked:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         messages.send(self._ends.link, kind, **fields)
+
+
+def _name_of(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -13,8 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast._keeper.among import KeeperAmongOthers
-from holdfast._keeper.deaths import how_it_died
 from holdfast._keeper.ending import Cause, looks_like_a_lost_peer
+from holdfast._keeper.memory import Alarm
+from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.writer import Closing, Job, Outcome
 from holdfast._leave import statuses
 from holdfast._record import journal
@@ -27,7 +28,6 @@ from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requ
 _LINGER_SECONDS = 60.0
 _LAST_WORDS_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.05
-_ASK_DEATH_SECONDS = 0.6
 _TOLD_AT_THE_END = ("asked", "speaks", "said")
 
 
@@ -48,6 +48,7 @@ class CrewKeeper(KeeperAmongOthers):
             self._take_leave(message)
         elif kind == "goodbye":
             self._trainer_gone, self._gone_at = True, time.monotonic()
+            self._memory.stop()
             self._trainer_leaves()
         else:
             super()._take_in(message, descriptors)
@@ -139,7 +140,19 @@ class CrewKeeper(KeeperAmongOthers):
     def tell(self, kind: str, **fields: Any) -> None:
         if kind == "decide" and self._ends.control.words[control.REST] == control.RESTS:
             self._has_nudged = True  # it will wake its main thread by a signal of its own
+        if kind == "decide" and fields.get("wish_kind") == "stop":
+            self._stop_reason = fields["reason"]
         self._tell(kind, **fields)
+
+    def _asked_for(self) -> str | None:
+        return self._stop_reason
+
+    def _save_before_the_limit(self, alarm: Alarm) -> None:
+        if not self._trainer_gone:
+            fields = {"first": alarm.is_first, "host": host_name(), "figures": alarm.figures()}
+            self._to_hub("danger", mark=int(self._ends.control.words[control.MARK]), **fields)
+            if alarm.is_first:
+                self._tell("memory", quiet=True)  # rank 0 says it; this one may look for the cause
 
     def held(self) -> list[tuple[int, int]]:
         return self._holdings.boundaries()
@@ -229,21 +242,26 @@ class CrewKeeper(KeeperAmongOthers):
             return
         self._trainer_gone, self._gone_at = True, time.monotonic()
         self._kill_at = None
+        self._memory.stop()
         self._hear_the_rest()  # also of one that was told to leave: it may have made an arena
         if self._is_released or self._farewell or self._leave_status is not None:
+            if self._farewell is None:
+                self._examine()
             self._trainer_leaves()
             return
-        self._tell_of_death()
+        self._death = self._examine()
+        self._tell_of_death(self._death)
 
-    def _tell_of_death(self) -> None:
-        how = how_it_died(self._ends.pidfd, self._ends.trainer_pid)
-        if how is None and time.monotonic() - self._gone_at < _ASK_DEATH_SECONDS:
-            self.later(_ASK_AGAIN_SECONDS, self._tell_of_death)  # its parent has not heard yet
+    def _tell_of_death(self, death: PostMortem) -> None:
+        if not death.ask():
+            # Its parent has not heard yet.
+            self.later(_ASK_AGAIN_SECONDS, lambda: self._tell_of_death(death))
             return
         step = int(self._ends.control.words[control.STEP])
         self._died_at = time.monotonic()
         self._member.report()
-        self._to_hub("died", how=how or "died", host=host_name(), step=step)
+        self._to_hub("died", how=death.how or "died", host=host_name(), step=step)
+        death.write(durable=False)
 
     def _leave_without_hub(self) -> None:
         if self._trainer_gone or self._farewell or self._leave_status is not None:
@@ -266,6 +284,8 @@ class CrewKeeper(KeeperAmongOthers):
             if not self._may_hub_go(now):
                 return
         if self._linger_until is None:
+            if self._death is not None:
+                self._death.write(durable_step=self._durable_step)
             lingers = self._died_at is not None or self._leave_status == statuses.REQUEUE
             self._linger_until = now + _LINGER_SECONDS if lingers and self._crew.restarts else 0.0
             if self._linger_until:
@@ -293,12 +313,15 @@ class CrewKeeper(KeeperAmongOthers):
         waiting = [r for r in self._post.unacknowledged() if not hub.is_out_of_reach(r)]
         return not waiting or now - self._gone_at > _LAST_WORDS_SECONDS
 
-    def _record_death(self) -> None:
+    def _record_death(self, how: str | None = None) -> None:
         if self._rank == 0:
-            super()._record_death()
+            known = None if self._death is None else self._death.how
+            super()._record_death(how or known)
 
     def _publish_beat(self, beat: dict[str, Any]) -> None:
         mine = {k: beat[k] for k in ("step", "memory_step", "boundary_age_seconds", "phase")}
+        used = beat["memory"] or {}
+        mine["memory"] = {k: used.get(k) for k in ("rss", "workers", "cgroup", "cache", "limit")}
         self._to_hub("beat", beat=mine)
         if self._hub is None:
             return

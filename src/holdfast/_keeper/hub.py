@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast._keeper.commits import Commits
 from holdfast._keeper.ending import Cause, Ending, worst
+from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.rounds import ANSWER_SECONDS, Rounds
 from holdfast._keeper.sights import Sights
 from holdfast._keeper.table import Key, Seat, Wish
@@ -26,6 +27,7 @@ __all__ = ["Hub", "Key"]
 
 _SETTLE_SECONDS = 0.7  # after the first error: whoever is its cause is heard of by then
 _END_SECONDS = 30.0
+_SAY_AGAIN_SECONDS = 60.0
 
 
 class Hub(Rounds, Commits, Sights):
@@ -97,6 +99,22 @@ class Hub(Rounds, Commits, Sights):
                 self._books.note("stop-asked", rank=wish.rank, reason=wish.reason)
             self._waiting.append(wish)
             self._begin_round()
+
+    def _on_danger(self, seat: Seat, message: dict[str, Any]) -> None:
+        """The memory of a rank will be full soon: what all hold is made durable, then more."""
+        figures, host, step = message["figures"], str(message["host"]), None
+        if self.common is not None and not self._is_durable(self.common):
+            step = self.common[1] // 2
+            self._want(self.common, MEMORY)
+        if message["first"]:
+            self._books.note("memory", rank=seat.rank, host=host, step=step, **figures)
+            told_at, now = self._dangers.get(host), self._clock()
+            # Ranks of one host share its memory, and see the same.
+            if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
+                self._dangers[host] = now
+                self._send(0, "memory", of_rank=seat.rank, host=host, step=step, **figures)
+        if self.stop is None:
+            self._take_wish(Wish("save", MEMORY, rank=seat.rank), message)
 
     def _on_died(self, seat: Seat, message: dict[str, Any]) -> None:
         if seat.ended is None:

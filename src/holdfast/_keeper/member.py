@@ -149,6 +149,9 @@ class Member:
     def _on_twins(self, message: dict[str, Any]) -> None:
         self._body.tell("twins", ranks=message["ranks"])
 
+    def _on_memory(self, message: dict[str, Any]) -> None:
+        self._body.tell("memory", **{k: v for k, v in message.items() if k != "kind"})
+
     def _on_bye(self, message: dict[str, Any]) -> None:
         self._body.say_bye(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from holdfast._record.atomic import discard_folder, remove_folder
 from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import is_on_line
 
+MEMORY = "memory"  # why a checkpoint is made that must be durable before the limit
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -22,6 +25,7 @@ class Kept:
     attempt: int
     path: Path
     metrics: Mapping[str, float | None]
+    reason: str = ""
 
 
 def list_checkpoints(layout: RunLayout) -> list[Kept]:
@@ -29,9 +33,11 @@ def list_checkpoints(layout: RunLayout) -> list[Kept]:
     found = []
     for step, attempt, path in layout.checkpoint_folders():
         metrics: dict[str, float | None] = {}
+        reason = ""
         with contextlib.suppress(OSError, CheckpointError):
-            metrics = manifest.parse((path / MANIFEST).read_bytes(), str(path)).metrics
-        found.append(Kept(step, attempt, path, metrics))
+            read = manifest.parse((path / MANIFEST).read_bytes(), str(path))
+            metrics, reason = read.metrics, read.reason
+        found.append(Kept(step, attempt, path, metrics, reason))
     return found
 
 
@@ -47,7 +53,7 @@ def choose_kept(
     for checkpoint in checkpoints:
         if checkpoint not in own:
             kept[checkpoint.path] = "of another line"
-    for checkpoint in own[-keep_last:]:
+    for checkpoint in _without_hasty(own)[-keep_last:]:
         kept[checkpoint.path] = f"last {keep_last}"
     if best is not None:
         mode, metric = best
@@ -58,6 +64,19 @@ def choose_kept(
             reason = f"best {mode}:{metric}"
             kept[chosen.path] = f"{kept[chosen.path]}, {reason}" if chosen.path in kept else reason
     return kept
+
+
+def _without_hasty(checkpoints: Sequence[Kept]) -> list[Kept]:
+    """Of those that were made one after the other while memory ran out, only the newest counts.
+
+    They are seconds apart, and would push out what goes back for hours.
+    """
+    counted = [
+        each
+        for each, after in itertools.pairwise(checkpoints)
+        if (each.reason, after.reason) != (MEMORY, MEMORY)
+    ]
+    return [*counted, *checkpoints[-1:]]
 
 
 def remove_others(

@@ -2,7 +2,8 @@
 
 It lives as long as the trainer's run and no longer. Death is learned from a
 pidfd: the end of a pipe would not come while a data-loader worker holds a copy
-of the other end.
+of the other end. On its way it watches the trainer's memory, and saves what there
+is before that is full.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from holdfast._keeper import messages
 from holdfast._keeper.asked import Asked
 from holdfast._keeper.beat import held_of, is_looked_at, standing_of
 from holdfast._keeper.held import HeldArena
+from holdfast._keeper.memory import Alarm, MemoryWatch
+from holdfast._keeper.postmortem import PostMortem
+from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.writer import Job, Outcome
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
@@ -39,11 +43,14 @@ class Keeper(Asked):
         selector.register(self._ends.signals, selectors.EVENT_READ, self._hear_signals)
         if self._ends.pidfd is not None:
             selector.register(self._ends.pidfd, selectors.EVENT_READ, self._bury)
+        self._memory = MemoryWatch(self._ends.trainer_pid)
         self._begin()
         next_beat = next_look = 0.0
         while not self._done:
             now = time.monotonic()
             self._tick(now)
+            if self._memory.next_at is not None and now >= self._memory.next_at:
+                self._watch_memory(now)
             if now >= next_beat:
                 self._beat_now()
                 # Often at first: somebody looks at `status` as soon as a run has started.
@@ -67,7 +74,7 @@ class Keeper(Asked):
                 self._bury()
                 continue
             timers = [next_beat, next_look, self._insure_at, self._kill_at, self._bury_at]
-            timers += [self._away_at, self._next_tick()]
+            timers += [self._away_at, self._memory.next_at, self._next_tick()]
             wait = min(at for at in timers if at is not None) - time.monotonic()
             for key, _ in selector.select(max(0.0, wait)):
                 key.data()
@@ -157,6 +164,26 @@ class Keeper(Asked):
         self._writer.wait_idle()
         held.retire(remove=not self._failed)
 
+    # -- before memory is full ----------------------------------------------------
+
+    def _watch_memory(self, now: float) -> None:
+        self._memory.look(now)
+        needed = (self._pace.step_seconds or 0.0) + (self._save_seconds or self._write_seconds())
+        alarm = self._memory.alarm(now, needed, is_busy=not self._writer.is_idle)
+        if alarm is not None and not self._is_leaving:
+            self._save_before_the_limit(alarm)
+            self._beat_now()  # with what is used: the keeper may be killed as well
+
+    def _save_before_the_limit(self, alarm: Alarm) -> None:
+        newest = self._holdings.newest()
+        is_writing = self._persist_newest(MEMORY)
+        if alarm.is_first:
+            step = newest[1].step if newest is not None and is_writing else None
+            journal.append(self._policy.layout.journal, "memory", step=step, **alarm.figures())
+            self._tell("memory", step=step, **alarm.figures())
+        # That one is of some time ago: the next boundary is worth more.
+        self._tell("request", request="save", reason=MEMORY)
+
     # -- making durable ---------------------------------------------------------
 
     def _outcome(self, outcome: Outcome) -> None:
@@ -182,13 +209,40 @@ class Keeper(Asked):
 
     def _bury(self) -> None:
         """The trainer is dead without a goodbye: save what it left, and say so."""
+        death = self._examine()
         self._hear_the_rest()
         self._writer.wait_idle()
         self._persist_newest("death")
         self._writer.wait_idle()
-        self._record_death()
+        death.wait_for_status()
+        if self._is_news(death):
+            death.write(durable_step=self._durable_step)
+        self._record_death(death.how)
         self._let_go()
         self._done = True
+
+    def _examine(self) -> PostMortem:
+        """Note all that can be seen of a death now, before anything that takes time."""
+        self._memory.stop()
+        death = PostMortem(self._policy, self._ends, self._memory, self._signals)
+        death.note(
+            step=int(self._ends.control.words[control.STEP]),
+            durable_step=self._durable_step,
+            asked=self._asked_for(),
+            left_status=self._leave_status,
+        )
+        if self._is_news(death):
+            death.write(durable=False)
+        return death
+
+    def _is_news(self, death: PostMortem) -> bool:
+        """Whether somebody may ask why it died: not of one that has left, or was to."""
+        is_known = self._is_leaving or self._has_killed
+        return not is_known and not death.is_as_told(self._leave_status)
+
+    def _asked_for(self) -> str | None:
+        """Why the run was asked to stop, if it was."""
+        return None if self._stop is None else self._stop[0]
 
     def _hear_the_rest(self) -> None:
         """What a trainer had sent before it died."""
@@ -198,12 +252,12 @@ class Keeper(Asked):
             if message["kind"] == "arena":
                 self._holdings.hold(descriptors[0], message.get("path"))
 
-    def _record_death(self) -> None:
+    def _record_death(self, how: str | None = None) -> None:
         layout, attempt = self._policy.layout, self._policy.attempt
         step = int(self._ends.control.words[control.STEP])
         record = {
             "status": self._leave_status,
-            "how": "left" if self._leave_status is not None else "died",
+            "how": "left" if self._leave_status is not None else how or "died",
             "step": step,
             "durable_step": self._durable_step,
         }
@@ -226,6 +280,7 @@ class Keeper(Asked):
             return  # a kernel holds more than our run
         if is_looked_at(self._ends.trainer_pid):
             return  # a debugger has it: never kill what a person looks at
+        self._has_killed = True
         journal.append(self._policy.layout.journal, "killed-by-keeper", status=self._leave_status)
         if self._ends.pidfd is not None:
             with contextlib.suppress(OSError):
@@ -246,6 +301,8 @@ class Keeper(Asked):
             "step_seconds": self._pace.step_seconds,
             "save_seconds": self._save_seconds,
             "slurm": None if self._job is None else self._job.beat(),
+            "memory": self._memory.newest,
+            "counters": self._memory.before,
         }
         self._publish_beat(beat)
         numbers: list[int] = []

@@ -143,6 +143,7 @@ class Table:
         self.straggler: dict[str, Any] | None = None
         self.waits: dict[int, deque[float]] = {}  # of each rank, of late
         self._named: set[int] = set()
+        self._dangers: dict[str, float] = {}  # when it was said that a host's memory gets full
         self.prints: dict[int, list[str]] = {}  # of each rank's first batches
 
     def _those_who_train(self) -> list[int]:

@@ -93,10 +93,11 @@ class Progress:
         _shown.add(self)
         # The interpreter must not end while the thread is in the middle of a write.
         atexit.register(self.close)
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._show, args=(display, self._over), name="holdfast-progress", daemon=True
         )
-        self._thread.start()
+        thread.start()
+        self._thread = thread  # not before: the link's thread may close it at any moment
 
     def close(self) -> None:
         """Take the line away; in a forked child nothing, for it is the parent's."""

@@ -14,6 +14,7 @@ from holdfast._record.background import Background
 from holdfast._record.checksum import digest_all
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import trace_line
+from holdfast._resume.before import LifeBefore
 from holdfast._resume.find import (
     Found,
     Leftover,
@@ -152,6 +153,7 @@ def resume(
     began = time.monotonic()
     layout = start.layout
     is_first = party is None or party.rank == 0
+    before = LifeBefore(layout, start.folder, attempt) if is_first else None
     if is_first:
         set_aside_unfinished(layout, say)
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
@@ -164,9 +166,10 @@ def resume(
         line = dict(told)
         found = find_together(party, layout, line, start.leftovers, say)
     if found is None:
-        if is_first:
+        if before is not None:
             note_origin(layout, attempt, None)
             say(f"{start.folder}: a new run (attempt {attempt}{_ranks(party)}).")
+            before.tell()
         return Resumed(start, attempt, {attempt: None})
     # A disk takes its time to flush; the objects can be filled meanwhile.
     origin = (found.attempt, found.step)
@@ -179,6 +182,8 @@ def resume(
         f"{start.folder}: resumed at step {found.step} from {resumed.source} in "
         f"{time.monotonic() - began:.2f} s (attempt {attempt}{_ranks(party)})."
     )
+    if before is not None:
+        before.tell()
     size = 1 if party is None else party.size
     if size != found.loaded.world:
         say(

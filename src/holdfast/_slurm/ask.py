@@ -46,6 +46,12 @@ def show_job(job: str, seconds: float = ANSWER_SECONDS) -> JobFacts | None:
     return parse_job(said.stdout)
 
 
+def describe_job(job: str, seconds: float = ANSWER_SECONDS) -> list[str]:
+    """A line with all that is known of a job, for an array one of each task; nothing if unknown."""
+    said = _scontrol("show", "job", "-o", job, seconds=seconds)
+    return said.stdout.splitlines() if said is not None and said.returncode == 0 else []
+
+
 def parse_job(line: str) -> JobFacts | None:
     """The facts in the line that `scontrol show job -o` prints, with times in seconds."""
     number = re.match(r"JobId=(\d+) ", line)

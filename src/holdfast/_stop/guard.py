@@ -14,6 +14,7 @@ from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
 from holdfast._say import say
 from holdfast._stop.children import ChildShield
+from holdfast._stop.crashes import CrashStacks
 from holdfast._stop.request import StopRequest, request_from_signal
 from holdfast._stop.signals import SignalWatch
 
@@ -29,6 +30,7 @@ class Guard:
         self._path = stacks
         self._in_job = in_job
         self._stacks: IO[bytes] | None = None
+        self._crashes: CrashStacks | None = None
         self._watch: SignalWatch | None = None
         self._shield = ChildShield(numbers)
         self.noted: list[int] = []
@@ -42,6 +44,7 @@ class Guard:
         self._watch = SignalWatch(numbers, wakeup, self._stacks)
         self.noted = self._watch.noted
         self._watch.install()
+        self._crashes = CrashStacks(self._stacks)
         self._shield.install()
 
     def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
@@ -114,6 +117,8 @@ class Guard:
         self._shield.remove()
         if self._watch is not None and threading.current_thread() is threading.main_thread():
             self._watch.remove()
+        if self._crashes is not None:
+            self._crashes.remove()
         if self._stacks is not None:
             self._stacks.close()
             with contextlib.suppress(OSError):

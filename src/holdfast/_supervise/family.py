@@ -1,18 +1,19 @@
-"""The processes below this one, by what /proc tells of them.
+"""The processes below this one, and what they do with signals.
 
-Whoever ends while it is looked at is simply not there. A list of children can miss one
-while another of them ends: what must not be missed is looked at twice.
+Whoever ends while it is looked at is simply not there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
+
+from holdfast._watch.tree import children, descendants
+from holdfast._watch.tree import is_known as is_known
 
 _PROC = Path("/proc")
 # In the words of every keeper: see `_program` in _custody/launch.py, which starts them.
@@ -20,31 +21,6 @@ _KEEPER = b"holdfast._keeper"
 _KEEPER_WORDS = 4  # the interpreter, its options, the program: what comes behind is data
 _WRAPPERS = ("pixi", "uv", "uvx")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-
-
-def is_known() -> bool:
-    """Whether there is a /proc at all."""
-    return (_PROC / "self/status").exists()
-
-
-def children(pid: int) -> list[int]:
-    """The processes that this one has started or adopted."""
-    if not _has_lists():
-        return [each for each in _all() if _parent(each) == pid]
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in (_PROC / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError):
-                found += map(int, (task / "children").read_bytes().split())
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """All below it."""
-    found = children(pid)
-    for each in found:  # grows as it goes
-        found += children(each)
-    return found
 
 
 def catches(pid: int, number: int) -> bool:
@@ -103,22 +79,3 @@ def _is_keeper(pid: int) -> bool:
         words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         return any(_KEEPER in word for word in words[:_KEEPER_WORDS])
     return False
-
-
-@functools.cache
-def _has_lists() -> bool:
-    # A kernel can be built without them. All of /proc takes long to read on a large machine.
-    return (_PROC / f"self/task/{os.getpid()}/children").exists()
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
-    return 0
-
-
-def _all() -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for entry in _PROC.iterdir():
-            if entry.name.isdigit():
-                yield int(entry.name)

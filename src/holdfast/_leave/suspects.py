@@ -1,0 +1,51 @@
+"""What may be filling the memory, while there is still somebody to ask.
+
+Whoever is killed for its memory says nothing any more. So when the keeper warns of the limit,
+the trainer looks for what is known to grow without end: graphs of autograd that are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+import time
+
+from holdfast._leave.frames import frames_of_thread, is_users, view
+from holdfast._leave.last_words import Scene
+from holdfast._record.attempts import write_json
+from holdfast._say import say
+
+_SECONDS = 1.0
+
+
+def look_for_graphs(scene: Scene, thread: int) -> None:
+    """Look at what a thread's variables keep, and tell of it; nobody waits for it."""
+    if "torch" not in sys.modules:
+        return
+
+    def look() -> None:
+        with contextlib.suppress(Exception):  # objects of any kind are looked into
+            _look(scene, thread)
+
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=look, name="holdfast-suspects", daemon=True).start()
+
+
+def _look(scene: Scene, thread: int) -> None:
+    graphs = importlib.import_module("holdfast.torch.graphs")
+    views = view([each for each in frames_of_thread(thread) if is_users(each[0])])
+    counts = (scene.steps, scene.batch)
+    found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SECONDS)
+    if not found:
+        return
+    most = found[0]
+    say(
+        f"{most['holder']} ({most['where']}) keeps {most['count']} losses or outputs with all that "
+        "their backward pass would need.\nKeep loss.item() or loss.detach() instead.",
+        each=True,
+    )
+    # An exception that comes after all says more, and takes the place of this.
+    record = {"time": time.time(), "rank": scene.rank, "step": scene.step, "graphs": found}
+    write_json(scene.layout.error(scene.attempt, scene.rank), record, durable=False)

@@ -1,0 +1,124 @@
+"""Where `holdfast run` notes what it saw, whether the command knows holdfast or not.
+
+led/20250102-030405-node1-4711/    one supervision, by its beginning, host and process
+  life-0001/                       one life of the command
+    led.json  output.log           who it was, how it ended, and what it printed
+    run.json                       written by a run that opened in it: its folder and attempt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast import _env
+from holdfast._record.atomic import write_atomic
+
+_KEPT = 50
+_NAME = re.compile(r"\d{8}-\d{6}-.*-\d+")
+_LIFE = re.compile(r"life-\d{4,}")
+
+
+def led_places() -> list[Path]:
+    """The folders in which supervisions are noted: the usual one, and the one for want of it."""
+    usual = _env.state_folder()
+    return [*([Path(usual, "led")] if usual else []), _spare().joinpath("led")]
+
+
+def led_folder() -> Path | None:
+    """Make the folder for this process's supervision, private to the user; None: nowhere."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.uname().nodename}-{os.getpid()}"
+    for place in led_places():
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if place.parent == _spare() and not _is_private(_spare()):
+                continue
+            place.mkdir(mode=0o700, exist_ok=True)
+            folder = place / name
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _forget_old(place)
+            return folder
+    return None
+
+
+def life_folder(supervision: Path, life: int) -> Path:
+    """The folder of one life of the command."""
+    return supervision / f"life-{life:04d}"
+
+
+def supervisions() -> list[Path]:
+    """All that are noted on this machine, oldest first."""
+    found: list[Path] = []
+    for place in led_places():
+        found += _noted(place)
+    return sorted(found, key=lambda path: path.name)
+
+
+def lives(supervision: Path) -> list[Path]:
+    """The lives in one of them, oldest first."""
+    with contextlib.suppress(OSError):
+        return sorted(each for each in supervision.iterdir() if _LIFE.fullmatch(each.name))
+    return []
+
+
+def led_record(life: Path) -> Path:
+    return life / "led.json"
+
+
+def led_output(life: Path) -> Path:
+    return life / "output.log"
+
+
+def write_led(path: Path, record: dict[str, Any]) -> None:
+    """Replace the record; not worth a flush to the disk, which may take its time."""
+    write_atomic(path, (json.dumps(record, indent=1) + "\n").encode(), durable=False)
+
+
+def read_runs(life: Path) -> list[dict[str, Any]]:
+    """The runs that opened in a life, by what they have left there; the first rank first."""
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        for path in sorted(life.glob("run*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                value = json.loads(path.read_bytes())
+                if isinstance(value, dict) and isinstance(value.get("folder"), str):
+                    found.append(value)
+    return sorted(found, key=lambda run: run["rank"] if isinstance(run.get("rank"), int) else 0)
+
+
+def _spare() -> Path:
+    return Path("/tmp", f"holdfast-{os.getuid() if hasattr(os, 'getuid') else 0}")
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else could have put it there, to read along or to lead us astray."""
+    status = folder.lstat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _noted(place: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [each for each in place.iterdir() if _NAME.fullmatch(each.name)]
+    return []
+
+
+def _forget_old(place: Path) -> None:
+    for old in sorted(_noted(place), key=lambda path: path.name)[:-_KEPT]:
+        # One that still goes on is left alone: its process is in the name.
+        if not Path("/proc", old.name.rpartition("-")[2]).exists():
+            _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    # By hand: what the library has for it takes long to import, and every start passes here.
+    with contextlib.suppress(OSError):
+        for life in folder.iterdir():
+            for file in life.iterdir():
+                file.unlink()
+            life.rmdir()
+        folder.rmdir()

@@ -1,0 +1,167 @@
+"""The start of the command: its streams, its session, and that it does not outlive us.
+
+With a terminal on both sides it gets a terminal and a session of its own, so that keys and job
+control are its own matter. Without any terminal it gets a session too: a signal to our group
+reaches it once, through us. With a terminal only on some of its streams it stays in our group,
+which has the terminal: there keys reach it as they ever did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import stat
+import termios
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast._supervise.relay import Inlet, Outlet
+from holdfast._supervise.terminal import copy_size, open_pair
+
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_ERROR_BYTES = 4
+
+
+def find_outlets() -> dict[int, Outlet]:
+    """Our two outputs; one and the same where both lead to the same place, to keep the order."""
+    found: dict[int, Outlet] = {}
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            is_same = 1 in found and number == 2 and _place(1) == _place(2)
+            found[number] = found[1] if is_same else Outlet(number)
+    return found
+
+
+def _place(descriptor: int) -> tuple[int, ...]:
+    status = os.fstat(descriptor)
+    if stat.S_ISCHR(status.st_mode):
+        return (status.st_rdev,)
+    return (status.st_dev, status.st_ino)
+
+
+class Streams:
+    """What the command gets as its three streams, and the ends that we keep."""
+
+    def __init__(self, outlets: Mapping[int, Outlet], note: Callable[[bytes], None]) -> None:
+        self.inlets: list[Inlet] = []
+        self.given: dict[int, int] = {}
+        self.master: int | None = None  # of the command's own terminal, with keyboard
+        self._screens: list[tuple[int, int]] = []
+        self._ours: set[int] = set()  # ends of ours that only the command shall have
+        self._note = note
+        has_terminal = any(os.isatty(number) for number in (0, 1, 2))
+        if os.isatty(0) and os.isatty(1) and _place(0) == _place(1):
+            self.master, self.given[0] = open_pair(0)
+            self._ours.add(self.given[0])
+        self.has_own_session = self.master is not None or not has_terminal
+        ends: dict[Outlet, int] = {}
+        for number, outlet in outlets.items():
+            if outlet.is_closed:
+                self.given[number] = ends.setdefault(outlet, self._open_closed())
+                continue
+            if outlet not in ends:
+                ends[outlet] = self._open(number, outlet)
+            self.given[number] = ends[outlet]
+
+    def pass_size_on(self, child: int) -> None:
+        """Our window has changed."""
+        if self.master is not None:
+            copy_size(0, self.master)  # the system tells the command
+        for number, master in self._screens:
+            copy_size(number, master)
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGWINCH)  # it may have looked before the size was there
+
+    def close_given(self, *, is_over: bool) -> None:
+        """What only the command shall have. A terminal's end stays until it is over, since the
+        command may close its streams and open them again."""
+        for descriptor in sorted(self._ours):
+            if is_over or not os.isatty(descriptor):
+                os.close(descriptor)
+                self._ours.discard(descriptor)
+
+    def close(self) -> None:
+        """Our own ends."""
+        self.close_given(is_over=True)
+        for inlet in self.inlets:
+            inlet.close()
+        masters = [master for _, master in self._screens]
+        for master in [*masters, *([] if self.master is None else [self.master])]:
+            with contextlib.suppress(OSError):
+                os.close(master)
+
+    def _open(self, number: int, outlet: Outlet) -> int:
+        if not outlet.is_terminal:
+            ours, given = os.pipe()
+        elif self.master is not None and _place(number) == _place(0):
+            self.inlets.append(Inlet(self.master, outlet, self._note))
+            return self.given[0]
+        else:
+            ours, given = open_pair(number, is_screen_only=True)
+            self._screens.append((number, ours))
+        self._ours.add(given)
+        self.inlets.append(Inlet(ours, outlet, self._note))
+        return given
+
+    def _open_closed(self) -> int:
+        """A pipe that nobody reads."""
+        ours, given = os.pipe()
+        os.close(ours)
+        self._ours.add(given)
+        return given
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    streams: Streams,
+    mask: set[int | signal.Signals],
+) -> int:
+    """Start the command and return its pid; OSError if it cannot be started."""
+    library = ctypes.CDLL(None)
+    leader = os.getpid()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _take_streams(streams)
+            library.prctl(_DIES_WITH_PARENT, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != leader:
+                os._exit(128 + signal.SIGTERM)
+            # Python ignores the last two. The warning signals stay as they were given: where
+            # the job's script has them ignored, a warning that SLURM sends to all processes at
+            # once (proctrack/linuxproc) must not kill a trainer that still imports torch; where
+            # nobody asked for that, a script without a handler ends by them, as ever. The same
+            # for Ctrl-C in the background, and for SIGHUP under nohup.
+            for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before the exec
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(command[0], list(command), dict(environment))
+        except OSError as error:
+            os.write(tell, (error.errno or 1).to_bytes(_ERROR_BYTES, "little"))
+        finally:
+            os._exit(127)
+    os.close(tell)
+    streams.close_given(is_over=False)
+    with os.fdopen(told, "rb") as file:
+        failed = file.read()  # ends when the command has taken over
+    if failed:
+        os.waitpid(child, 0)
+        reason = int.from_bytes(failed[:_ERROR_BYTES], "little")
+        raise OSError(reason, os.strerror(reason), command[0])
+    return child
+
+
+def _take_streams(streams: Streams) -> None:
+    if streams.has_own_session:
+        os.setsid()
+    if streams.master is not None:
+        fcntl.ioctl(streams.given[0], termios.TIOCSCTTY, 0)
+    # Not over one that is still to be given.
+    apart = {number: os.dup(descriptor) for number, descriptor in streams.given.items()}
+    for number, descriptor in apart.items():
+        os.dup2(descriptor, number)

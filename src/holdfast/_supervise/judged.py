@@ -1,0 +1,79 @@
+"""After an end: the verdict, in a few lines, and how far the run got.
+
+Imported only when the command has failed: all that judging takes would make every start slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast._record.attempts import read_json, read_origins
+from holdfast._record.layout import RunLayout
+from holdfast._supervise.record import Book
+from holdfast._supervise.restart import Decision, End
+from holdfast._why.verdict import Restart, Verdict
+
+
+def find_verdict(book: Book) -> Verdict | None:
+    """Why it ended; None if that cannot be told, which must not keep anybody from a restart."""
+    # Records are written by processes that are about to die, and judging them is no reason to.
+    with contextlib.suppress(Exception):
+        from holdfast._why.gather import gather_led, gather_run
+        from holdfast._why.judge import judge
+
+        for run in book.runs():
+            return judge(gather_run(Path(run["folder"]), run.get("attempt")))
+        if book.folder is not None:
+            return judge(gather_led(book.folder))
+    return None
+
+
+def find_end(book: Book, status: int, verdict: Verdict | None, **known: bool) -> End:
+    """The end as a decision about a restart needs it."""
+    kind = Restart.BACKOFF if verdict is None else verdict.restart
+    step = began_at = None
+    for run in book.runs():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            step, began_at = _reached(RunLayout(Path(run["folder"])), int(run["attempt"]))
+        break
+    return End(status, kind, step=step, began_at=began_at, **known)
+
+
+def tell(
+    say: Callable[[str], None], book: Book, verdict: Verdict | None, decision: Decision, pid: int
+) -> None:
+    """What happened and what follows, for whoever looks at the screen."""
+    if verdict is not None and verdict.restart is not Restart.DONE:
+        lines = [verdict.sentence, *verdict.evidence[:1], *verdict.advice[:1]]
+        runs = book.runs()
+        subject = runs[0]["folder"] if runs else str(pid)
+        say("\n  ".join([*lines, f"more: holdfast why {subject}"]))
+    if decision.restart:
+        after = f" in {decision.pause_seconds:.0f} s" if decision.pause_seconds >= 1 else ""
+        say(f"starting it again{after} ({decision.why}).")
+    elif decision.is_news:
+        say(f"not starting it again: {decision.why}.")
+
+
+def as_record(decision: Decision) -> dict[str, Any]:
+    """As led.json has it."""
+    return {
+        "restart": decision.restart,
+        "why": decision.why,
+        "pause": round(decision.pause_seconds, 3),
+    }
+
+
+def _reached(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
+    """The last step that was done in an attempt, and the one it began at."""
+    steps: list[int] = []
+    for path in (layout.exit(attempt), layout.death(attempt), layout.heartbeat(attempt)):
+        found = read_json(path).get("step")
+        if isinstance(found, int):
+            steps.append(found)
+    steps += [step for step, of, _ in layout.checkpoint_folders() if of == attempt]
+    origin = read_origins(layout, [attempt]).get(attempt)
+    return max(steps, default=None), None if origin is None else origin[1]

@@ -1,0 +1,149 @@
+"""What a supervision leaves behind: led.json, and all that the command printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast._record.led import led_output, led_record, life_folder, read_runs, write_led
+
+_FIRST_BYTES = 256 * 1024
+_LAST_BYTES = 4 * 1024 * 1024
+_MOST_PROCESSES = 64
+_MOST_SIGNALS = 100
+
+
+class OutputLog:
+    """A file with the beginning and the end of what was printed; all of it is on disk at once."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._file: int | None = os.open(path, flags, 0o600)
+        self._size = 0
+        self._left_out = 0
+
+    def add(self, data: bytes) -> None:
+        """Both streams, as they come."""
+        if self._file is None:
+            return
+        try:
+            self._size += os.write(self._file, data)
+            # Only now and then, since the end has to be copied.
+            if self._size > _FIRST_BYTES + 2 * _LAST_BYTES:
+                self._shorten()
+        except OSError:  # a full disk: the command goes on, and is not recorded further
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                if self._size > _FIRST_BYTES + _LAST_BYTES:
+                    self._shorten()
+            os.close(self._file)
+            self._file = None
+
+    def _shorten(self) -> None:
+        assert self._file is not None
+        end = os.pread(self._file, _LAST_BYTES, self._size - _LAST_BYTES)
+        self._left_out += self._size - _FIRST_BYTES - len(end)
+        words = f"\n[holdfast: about {self._left_out} bytes are left out here]\n".encode()
+        os.lseek(self._file, _FIRST_BYTES, os.SEEK_SET)
+        os.write(self._file, words + end)
+        self._size = _FIRST_BYTES + len(words) + len(end)
+        os.ftruncate(self._file, self._size)
+
+
+class Book:
+    """The record of one life; where nothing can be written, it is kept in memory only."""
+
+    def __init__(self, supervision: Path | None, life: int, command: Sequence[str]) -> None:
+        self.folder = life_folder(supervision, life) if supervision is not None else None
+        self.log: OutputLog | None = None
+        if self.folder is not None:
+            try:
+                self.folder.mkdir(mode=0o700)
+                self.log = OutputLog(led_output(self.folder))
+            except OSError:
+                self.folder = None
+        self.signals: list[dict[str, Any]] = []
+        self._record: dict[str, Any] = {
+            "began": time.time(),
+            "ended": None,
+            "host": os.uname().nodename,
+            "leader_pid": os.getpid(),
+            "command": list(command),
+            "cwd": _here(),
+            "life": life,
+            "output": "output.log",
+        }
+
+    def note_output(self, data: bytes) -> None:
+        if self.log is not None:
+            self.log.add(data)
+
+    def note_signal(self, name: str, pid: int | None, uid: int | None, by: str) -> None:
+        """One that we got."""
+        if len(self.signals) < _MOST_SIGNALS:
+            record = {"time": time.time(), "name": name, "pid": pid, "uid": uid, "by": by}
+            self.signals.append(record)
+
+    def note(self, **values: Any) -> None:
+        """Write the record with what is known by now."""
+        self._record |= {**values, "signals": self.signals}
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                write_led(led_record(self.folder), self._record)
+
+    def note_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
+        if self.log is not None:
+            self.log.close()
+        runs = self.runs()
+        run = {key: runs[0].get(key) for key in ("folder", "attempt")} if runs else None
+        processes = _most_telling(seen.pop("processes", []))
+        ended = {"ended": time.time(), "status": status, "maxrss": maxrss_bytes}
+        self.note(**ended, processes=processes, run=run, decision=None, **seen)
+        self._hand_on()
+
+    def note_decision(self, decision: dict[str, Any]) -> None:
+        self.note(decision=decision)
+        self._hand_on()
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs of holdfast that opened in this life."""
+        return read_runs(self.folder) if self.folder is not None else []
+
+    def _hand_on(self) -> None:
+        """To the run's own folder, which may be copied elsewhere and looked at there."""
+        for run in self.runs():
+            from holdfast._record.layout import RunLayout  # slow to import, and rarely needed
+
+            attempt, rank = run.get("attempt"), run.get("rank")
+            if not isinstance(attempt, int) or self.folder is None:
+                continue
+            rank = rank if isinstance(rank, int) else 0
+            layout = RunLayout(Path(run["folder"]))
+            with contextlib.suppress(OSError):
+                output = layout.output(attempt, rank)
+                write_led(layout.led(attempt, rank), self._record | {"output": output.name})
+                output.write_bytes(led_output(self.folder).read_bytes())
+
+
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def _most_telling(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In the order of their ends; of too many, those that ended well are left out first."""
+    left_out = len(processes) - _MOST_PROCESSES
+    if left_out <= 0:
+        return processes
+    well = [index for index, each in enumerate(processes) if each.get("status") == 0]
+    dropped = set(well[:left_out])
+    return [each for index, each in enumerate(processes) if index not in dropped][-_MOST_PROCESSES:]

@@ -1,0 +1,179 @@
+"""A terminal for the command, between it and the one at which we were started.
+
+Ours is made raw, so that every key goes on as it is, and the line discipline of the
+command's own terminal makes of it what it makes of it: Ctrl-C is one SIGINT to whatever is in the
+foreground there. Ours is put back before we stop or leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+_MOST_TYPED_BYTES = 65536
+_STOP_SECONDS = 0.05  # for whoever puts the screen in order before it stops
+_SIZE_BYTES = 8
+
+
+def open_pair(like: int, *, is_screen_only: bool = False) -> tuple[int, int]:
+    """A terminal that is set as another one: the end for us and the end for the command."""
+    master, slave = os.openpty()
+    with contextlib.suppress(termios.error, OSError):
+        modes = termios.tcgetattr(like)
+        if is_screen_only:
+            modes[1] &= ~termios.OPOST  # the one behind it does that
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
+    copy_size(like, master)
+    os.set_blocking(master, False)
+    return master, slave
+
+
+def copy_size(source: int, target: int) -> None:
+    """Rows and columns; the system tells whoever has the terminal if they changed."""
+    with contextlib.suppress(OSError):
+        size = fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * _SIZE_BYTES)
+        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
+
+
+class Keyboard:
+    """Passes keys on from our terminal to the command's, while we are in its foreground."""
+
+    def __init__(self, descriptor: int, master: int, child: int) -> None:
+        self.descriptor = descriptor
+        self.master = master
+        self._child = child
+        self._modes: list[Any] | None = None  # as they were before we changed them
+        self._typed = bytearray()
+        self._stop_at: float | None = None
+        self._is_gone = False
+        self.asked_at: float | None = None  # when somebody last typed Ctrl-C or the like
+
+    @property
+    def is_open(self) -> bool:
+        """Whether keys come to us now."""
+        return self._modes is not None and not self._is_gone
+
+    @property
+    def wants_to_read(self) -> bool:
+        return self.is_open and len(self._typed) < _MOST_TYPED_BYTES
+
+    @property
+    def has_typed(self) -> bool:
+        return bool(self._typed)
+
+    def open(self) -> None:
+        """Take the keys, if we are in the foreground: in the background they are not ours."""
+        if self.is_open or self._is_gone or not _is_in_foreground(self.descriptor):
+            return
+        try:
+            modes = termios.tcgetattr(self.descriptor)
+            termios.tcsetattr(self.descriptor, termios.TCSANOW, _raw(modes))
+        except (termios.error, OSError):
+            self._is_gone = True
+            return
+        self._modes = modes
+        copy_size(self.descriptor, self.master)
+
+    def close(self) -> None:
+        """Put our terminal back."""
+        modes, self._modes = self._modes, None
+        if modes is not None:
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self.descriptor, termios.TCSANOW, modes)
+
+    def read(self) -> list[str]:
+        """Take what was typed, and pass it on; the names of the signals that it becomes."""
+        try:
+            keys = os.read(self.descriptor, 4096)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            keys = b""
+        if not keys:
+            self._is_gone = True
+            return []
+        asked = self._look_for_signals(keys)
+        self._typed += keys
+        self.flush()
+        return asked
+
+    def flush(self) -> None:
+        while self._typed:
+            try:
+                del self._typed[: os.write(self.master, self._typed)]
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._typed.clear()
+
+    def next_look_seconds(self) -> float | None:
+        if self._stop_at is not None:
+            return max(0.0, self._stop_at - time.monotonic())
+        # The shell's `fg` says nothing to a job that was not stopped.
+        return None if self.is_open or self._is_gone else 0.3
+
+    def look(self) -> None:
+        """Do what is due."""
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            self._stop_at = None
+            self._stop_the_command()
+        self.open()
+
+    def _look_for_signals(self, keys: bytes) -> list[str]:
+        try:
+            modes = termios.tcgetattr(self.master)
+        except (termios.error, OSError):
+            return []
+        if not modes[3] & termios.ISIG:
+            return []
+        of = {"SIGINT": termios.VINTR, "SIGQUIT": termios.VQUIT, "SIGTSTP": termios.VSUSP}
+        control = modes[6]
+        found = [name for name, n in of.items() if control[n] != b"\0" and control[n] in keys]
+        if "SIGTSTP" in found:
+            found.remove("SIGTSTP")
+            self._stop_at = time.monotonic() + _STOP_SECONDS
+        if found:
+            self.asked_at = time.monotonic()
+        return found
+
+    def _stop_the_command(self) -> None:
+        # SIGTSTP, which its terminal has sent, does not stop the first group of a session: the
+        # system does so only where a shell could continue it.
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(self.master) == self._child and not _ignores_stops(self._child):
+                os.killpg(self._child, signal.SIGSTOP)
+
+
+def _ignores_stops(pid: int) -> bool:
+    """As an interactive shell does, which is the one to stop others."""
+    with contextlib.suppress(OSError), Path(f"/proc/{pid}/status").open("rb") as file:
+        for line in file:
+            if line.startswith(b"SigIgn:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTSTP - 1) & 1)
+    return False
+
+
+def _is_in_foreground(descriptor: int) -> bool:
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return os.isatty(descriptor)  # not the one that controls us: nobody else is asked
+
+
+def _raw(modes: list[Any]) -> list[Any]:
+    """As a terminal that makes nothing of what it gets."""
+    taken, made, control, local, *speeds, characters = modes
+    taken &= ~(termios.BRKINT | termios.ICRNL | termios.INLCR | termios.IGNCR)
+    taken &= ~(termios.INPCK | termios.ISTRIP | termios.IXON | termios.PARMRK)
+    made &= ~termios.OPOST
+    control = control & ~(termios.CSIZE | termios.PARENB) | termios.CS8
+    local &= ~(termios.ECHO | termios.ECHONL | termios.ICANON | termios.IEXTEN | termios.ISIG)
+    characters = list(characters)
+    characters[termios.VMIN], characters[termios.VTIME] = 1, 0
+    return [taken, made, control, local, *speeds, characters]

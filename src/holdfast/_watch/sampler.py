@@ -1,0 +1,95 @@
+"""Takes one sample of the memory around a process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from holdfast._watch.cgroup import MemoryCgroup
+from holdfast._watch.disk import shm_room
+from holdfast._watch.gpu import Gpus
+from holdfast._watch.proc import field, read_bytes
+from holdfast._watch.tree import Tree, rss, swap
+
+_BUDGET = 0.003  # of one core
+_PAUSE_SECONDS = 1.0
+_HURRY_SECONDS = 0.1
+_LONGEST_SECONDS = 30.0
+_MOVED_SECONDS = 10.0  # somebody may put a process into another cgroup
+
+
+class Sampler:
+    """Looks at one process and at those below it."""
+
+    def __init__(self, pid: int, tree: Tree | None = None) -> None:
+        self.pid = pid
+        self.cgroup = MemoryCgroup.find(pid)
+        self._found_at = time.monotonic()
+        self.tree = Tree(pid) if tree is None else tree
+        self.pids: list[int] = []
+        self.cost_seconds = 0.0  # of processor time, for one look of late
+        self._gpus = Gpus()
+        self._of_full: dict[str, Any] = {
+            "workers": None,
+            "worker_count": None,
+            "swap": None,
+            "gpu": None,
+        }
+
+    def take(self, full: bool = True) -> dict[str, Any]:
+        """A sample. Without `full` what is dear is as it was at the last full one."""
+        before = time.thread_time()
+        meminfo = read_bytes("/proc/meminfo") or b""
+        usage = None if self.cgroup is None else self.cgroup.usage()
+        shm = shm_room()
+        sample: dict[str, Any] = {
+            "t": time.time(),
+            "rss": rss(self.pid),
+            "shm": None if shm is None else shm["total"] - shm["free"],
+            "shm_free": None if shm is None else shm["free"],
+            "cgroup": None if usage is None else usage.used,
+            "cache": None if usage is None else usage.cache,
+            "limit": None if usage is None else usage.limit,
+            "available": _kilobytes(meminfo, b"MemAvailable:"),
+            "total": _kilobytes(meminfo, b"MemTotal:"),
+        }
+        if full:
+            self._look_closely(meminfo)
+        self.cost_seconds = 0.8 * self.cost_seconds + 0.2 * (time.thread_time() - before)
+        return sample | self._of_full
+
+    def pause_seconds(self, hurry: bool) -> float:
+        """Until the next look: so long that all of them stay within the budget."""
+        wanted = _HURRY_SECONDS if hurry else _PAUSE_SECONDS
+        return min(_LONGEST_SECONDS, max(wanted, self.cost_seconds / _BUDGET))
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+        self._gpus.close()
+
+    def _look_closely(self, meminfo: bytes) -> None:
+        now = time.monotonic()
+        if now - self._found_at > _MOVED_SECONDS:
+            self._found_at = now
+            found = MemoryCgroup.find(self.pid)
+            # Of a process that has ended the old one tells more.
+            if found is not None and (self.cgroup is None or found.path != self.cgroup.path):
+                self.cgroup = found
+        self.pids = self.tree.look()
+        held = [rss(each) or 0 for each in self.pids]
+        self._of_full = {
+            "workers": sum(held),
+            "worker_count": len(held),
+            "swap": self._swap(meminfo),
+            "gpu": self._gpus.memory([self.pid, *self.pids]),
+        }
+
+    def _swap(self, meminfo: bytes) -> int:
+        if field(meminfo, b"SwapTotal:") == field(meminfo, b"SwapFree:"):
+            return 0  # nobody has any
+        return sum(swap(each) or 0 for each in (self.pid, *self.pids))
+
+
+def _kilobytes(text: bytes, name: bytes) -> int | None:
+    found = field(text, name)
+    return None if found is None else found * 1024

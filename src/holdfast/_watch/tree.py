@@ -1,0 +1,123 @@
+"""Who is below a process, and what they hold in memory, by what /proc tells.
+
+Whoever ends while it is looked at is simply not there. A list of children can miss one
+while another of them ends: what must not be missed is looked at twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+
+from holdfast._watch.proc import field, read_bytes
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_FORGET_AFTER_LOOKS = 60
+
+
+def is_known() -> bool:
+    """Whether there is a /proc at all."""
+    return os.path.exists("/proc/self/stat")  # noqa: PTH110  quicker than a Path
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started or adopted."""
+    if not _has_lists():
+        return [each for each in _all() if parent(each) == pid]
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.scandir(f"/proc/{pid}/task"):
+            found += map(int, (read_bytes(f"{task.path}/children") or b"").split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All below it, each behind the one that started it."""
+    if not _has_lists():
+        return _below(pid, {each: parent(each) for each in _all()})
+    found = children(pid)
+    for each in found:  # grows as it goes
+        found += children(each)
+    return found
+
+
+def parent(pid: int) -> int:
+    """0 where there is none."""
+    # The name comes first, in brackets, and may hold anything.
+    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split(None, 2)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def rss(pid: int) -> int | None:
+    """Bytes that are in memory; what processes share is counted in each."""
+    fields = (read_bytes(f"/proc/{pid}/statm") or b"").split(None, 2)
+    return int(fields[1]) * _PAGE if len(fields) > 1 else None
+
+
+def swap(pid: int) -> int | None:
+    """Bytes that have been moved out to a disk."""
+    found = field(read_bytes(f"/proc/{pid}/status") or b"", b"VmSwap:")
+    return None if found is None else found * 1024
+
+
+class Tree:
+    """The same of one process again and again, for less.
+
+    Where the kernel keeps no lists of children, all processes of the machine must be gone
+    through. Whoever was a stranger at the last look still is one, so only the new are read.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._strangers: set[int] = set()
+        self._looks = 0
+
+    def look(self) -> list[int]:
+        """All below it now, each behind the one that started it; not who looks, and its own."""
+        if not _has_lists():
+            return self._go_through()
+        found = _others(children(self._pid))
+        for each in found:  # grows as it goes
+            found += _others(children(each))
+        return found
+
+    def _go_through(self) -> list[int]:
+        self._looks += 1
+        if self._looks % _FORGET_AFTER_LOOKS == 0:
+            self._strangers.clear()  # a number may have passed on to one of ours
+        there = set(_all())
+        self._strangers &= there
+        # Ours are read each time: when one ends, its children get another parent.
+        parents = {each: parent(each) for each in there - self._strangers - {os.getpid()}}
+        found = _below(self._pid, parents)
+        # Not so one whose parent was not there: they may both have come this very moment.
+        known = {each for each, above in parents.items() if above in there or above == 0}
+        self._strangers |= known - {self._pid, *found}
+        return found
+
+
+def _others(pids: list[int]) -> list[int]:
+    return [each for each in pids if each != os.getpid()]
+
+
+def _below(pid: int, parents: dict[int, int]) -> list[int]:
+    of: dict[int, list[int]] = {}
+    for each, above in parents.items():
+        of.setdefault(above, []).append(each)
+    found = sorted(of.get(pid, ()))
+    for each in found:  # grows as it goes
+        found += sorted(of.get(each, ()))
+    return found
+
+
+@functools.cache
+def _has_lists() -> bool:
+    # A kernel can be built without them. All of /proc takes long to read on a large machine.
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # noqa: PTH110  as above
+
+
+def _all() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return []

@@ -1,0 +1,228 @@
+"""What a run folder, or a record of `holdfast run`, says of an end.
+
+The folder is only read, and may have been copied from another machine: processes are looked
+up only where they ran here, and a heartbeat that is old is not waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast._record import journal
+from holdfast._record.attempts import is_live, keeper_of, lease_holder, read_json
+from holdfast._record.identity import host_name, of_process
+from holdfast._record.layout import RunLayout
+from holdfast._why import words
+from holdfast._why.evidence import Evidence, RankEvidence, Record
+from holdfast._why.sign import Sign
+from holdfast._why.signs import read_signs
+
+_OUTPUT_BYTES = 1 << 20  # of the end of a log
+_STACKS_BYTES = 1 << 16
+_MOST_EVENTS = 5000
+_OLD_SECONDS = 600.0  # of a heartbeat: no two clocks are so far apart
+_WATCH_SECONDS = 5.0  # beats come every other second
+_KEEPER_SECONDS = 3.0  # for a keeper that is still writing what it knows
+_OF_A_RANK = re.compile(r"(?:(?:error|death|led|stacks|output)-)?(\d{5,9})\.(?:json|txt|log)")
+_TELLING = re.compile(r"(?:error|death|led|exit|stacks|output|trouble)(?:-\d+)?\.(?:json|txt|log)")
+_MOST_RANKS = 100_000
+
+
+def gather_run(folder: Path, attempt: int | None = None) -> Evidence:
+    """What a run folder knows of an attempt; the newest if none is named."""
+    layout = RunLayout(folder)  # as it was named: the paths of its records are shown
+    numbers: list[int] = []
+    with contextlib.suppress(OSError):
+        numbers = layout.attempt_numbers()
+    newest = numbers[-1] if numbers else 0
+    number = newest if attempt is None else attempt
+    found = Evidence(subject=str(folder), kind="run", attempt=number or None)
+    if number not in numbers:
+        found.notes.append("there is no attempt yet" if not numbers else f"no attempt {number}")
+        return found
+    _look_where(layout, number, found)
+    if number == newest:
+        found.is_live = _is_live(layout, number)
+        if not found.is_live:
+            _await_keeper(layout, number)
+    found.lease = read_json(layout.lease(number))
+    found.beat = read_json(layout.heartbeat(number))
+    found.exit = read_json(layout.exit(number))
+    found.requeue = read_json(layout.requeue(number))
+    found.led = read_json(layout.led(number)) or None
+    found.journal = _events(layout, number)
+    found.durable_step = _durable_step(layout, number)
+    beats = found.beat.get("ranks")
+    beats = beats if isinstance(beats, list) else []
+    for rank in _rank_numbers(layout, number, len(beats)):
+        found.ranks.append(_rank(layout, number, rank, beats))
+    if any(rank.led for rank in found.ranks):  # each rank has a leader of its own
+        found.ranks[0].led = found.led or {}
+    planned = [words.whole(rank.error.get("ranks")) or 0 for rank in found.ranks]
+    found.ranks_planned = min(max([len(found.ranks), *planned]), _MOST_RANKS)
+    _read_texts(layout, number, found)
+    with contextlib.suppress(OSError):
+        files = layout.attempt(number).iterdir()
+        found.files = sorted(path for path in files if _TELLING.fullmatch(path.name))
+    return found
+
+
+def gather_led(life_folder: Path) -> Evidence:
+    """What `holdfast run` saw of one life of a command, and the run that it opened, if any."""
+    led = read_json(life_folder / "led.json")
+    opened = read_json(life_folder / "run.json") or words.record(led.get("run"))
+    folder, attempt = words.text(opened.get("folder")), words.whole(opened.get("attempt"))
+    found = Evidence(kind="led")
+    if folder and attempt and RunLayout(Path(folder)).attempt(attempt).is_dir():
+        found = gather_run(Path(folder), attempt)
+    found.subject = str(life_folder)
+    found.led = led or found.led
+    found.is_live = bool(led) and led.get("ended") is None and _is_leader_alive(led)
+    text = _tail(life_folder / "output.log", _OUTPUT_BYTES)
+    if text and not found.output:
+        found.output = text
+        found.signs += read_signs(text)
+    found.files = [
+        *(path for name in ("led.json", "output.log") if (path := life_folder / name).exists()),
+        *found.files,
+    ]
+    return found
+
+
+def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
+    """Whether it ran on this machine, and whether that has been started again since."""
+    holder = lease_holder(layout, attempt)
+    if holder is None:
+        return
+    found.is_here = holder.is_here()
+    boot = of_process().boot
+    found.has_rebooted = bool(
+        holder.host == host_name() and holder.boot and boot and holder.boot != boot
+    )
+
+
+def _is_live(layout: RunLayout, attempt: int) -> bool:
+    """Whether it still trains; of another machine, by a look at its heartbeat."""
+    holder = lease_holder(layout, attempt)
+    if holder is None or layout.exit(attempt).exists():
+        return False
+    if holder.is_here():
+        return holder.is_alive()
+    beat = read_json(layout.heartbeat(attempt))
+    moment = words.real(beat.get("time"))
+    if moment is None or abs(time.time() - moment) > _OLD_SECONDS:
+        return False
+    return is_live(layout, attempt, _WATCH_SECONDS)
+
+
+def _await_keeper(layout: RunLayout, attempt: int) -> None:
+    """A keeper that lives is about to write what it knows."""
+    keeper = keeper_of(layout, attempt)
+    if keeper is None or not keeper.is_here():
+        return
+    deadline = time.monotonic() + _KEEPER_SECONDS
+    while time.monotonic() < deadline and keeper.is_alive():
+        if layout.exit(attempt).exists():
+            return
+        time.sleep(0.02)
+
+
+def _is_leader_alive(led: Record) -> bool:
+    pid = words.whole(led.get("leader_pid"))
+    if pid is None or words.text(led.get("host")) != host_name():
+        return False
+    return bool(of_process(pid).started)
+
+
+def _events(layout: RunLayout, attempt: int) -> list[Record]:
+    """What the journal has of this attempt: from its start to that of the next."""
+    found: list[Record] = []
+    current: object = None
+    with contextlib.suppress(OSError):
+        for event in journal.read(layout.journal):
+            if event.get("event") == "start":
+                current = event.get("attempt")
+            if event.get("attempt", current) == attempt:
+                found.append(event)
+                del found[: -2 * _MOST_EVENTS]
+    return found[-_MOST_EVENTS:]
+
+
+def _durable_step(layout: RunLayout, attempt: int) -> int | None:
+    """What a next life would go on from, by the folder alone."""
+    with contextlib.suppress(OSError):
+        steps = [step for step, of, _ in layout.checkpoint_folders() if of == attempt]
+        if steps:
+            return max(steps)
+    return words.whole(read_json(layout.origin(attempt)).get("step"))
+
+
+def _rank_numbers(layout: RunLayout, attempt: int, told: int) -> list[int]:
+    """Every rank of which there is a trace; of one process alone, 0."""
+    found = {0, *range(min(told, _MOST_RANKS))}
+    for folder in (layout.attempt(attempt), layout.ranks(attempt)):
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                match = _OF_A_RANK.fullmatch(path.name)
+                if match is not None and int(match[1]) < _MOST_RANKS:
+                    found.add(int(match[1]))
+    return sorted(found)
+
+
+def _rank(layout: RunLayout, attempt: int, rank: int, beats: list[object]) -> RankEvidence:
+    beat = words.record(beats[rank]) if rank < len(beats) else {}
+    if not beats:
+        beat = read_json(layout.heartbeat(attempt))
+    process = read_json(layout.rank(attempt, rank))
+    holder = words.record(process.get("process")) or words.record(process.get("trainer"))
+    if rank == 0 and not holder:
+        holder = words.record(read_json(layout.lease(attempt)).get("process"))
+    return RankEvidence(
+        rank=rank,
+        host=words.text(beat.get("host")) or words.text(holder.get("host")) or None,
+        pid=words.whole(beat.get("pid")) or words.whole(holder.get("pid")),
+        error=read_json(layout.error(attempt, rank)),
+        death=read_json(layout.death(attempt, rank)),
+        exit=read_json(layout.exit(attempt)) if rank == 0 else {},
+        process=process,
+        led=read_json(layout.led(attempt, rank)) if rank else {},
+        stacks=_tail(layout.stacks(attempt, rank), _STACKS_BYTES),
+        step=words.whole(beat.get("step")),
+        durable_step=words.whole(beat.get("durable_step")),
+    )
+
+
+def _read_texts(layout: RunLayout, attempt: int, found: Evidence) -> None:
+    """What was printed, and by whom: of several leaders each has printed for its own rank."""
+    is_one = not any(rank.led for rank in found.ranks)
+    for rank in found.ranks:
+        text = _tail(layout.output(attempt, rank.rank), _OUTPUT_BYTES)
+        if rank.rank == 0:
+            found.output = text
+        found.signs += _named(read_signs(text), None if is_one else rank.rank)
+        dumps = [sign for sign in read_signs(rank.stacks) if sign.kind == "faulthandler"]
+        found.signs += _named(dumps, rank.rank if len(found.ranks) > 1 else None)
+
+
+def _named(signs: Iterable[Sign], rank: int | None) -> Iterator[Sign]:
+    for sign in signs:
+        yield sign if sign.rank is not None else replace(sign, rank=rank)
+
+
+def _tail(path: Path, size_bytes: int) -> str:
+    """The end of a text file, from the beginning of a line."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - size_bytes))
+            data = file.read(size_bytes)
+    except OSError:
+        return ""
+    if size > size_bytes:
+        data = data.partition(b"\n")[2]
+    return data.decode("utf-8", errors="replace")

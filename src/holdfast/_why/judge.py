@@ -1,0 +1,140 @@
+"""From evidence to one verdict: rules in order, and the first that has an answer gives it.
+
+First what somebody wanted, then what the scheduler says, then how the process died, then what
+it said itself. No rule guesses: what nobody has recorded stays unknown, and is said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast._why import words
+from holdfast._why.case import Case, Finding
+from holdfast._why.evidence import Evidence
+from holdfast._why.judge_asked import judge_asked, judge_decided, judge_finished
+from holdfast._why.judge_lost import judge_lost
+from holdfast._why.judge_memory import judge_kill, judge_lost_child
+from holdfast._why.judge_python import judge_python
+from holdfast._why.judge_ranks import judge_collective, open_case
+from holdfast._why.judge_signals import judge_crash, judge_terminated
+from holdfast._why.judge_slurm import judge_slurm
+from holdfast._why.verdict import Cause, Sure, Verdict, restart_after
+
+_RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    judge_decided,
+    judge_asked,
+    judge_slurm,
+    judge_finished,
+    judge_collective,
+    judge_kill,
+    judge_crash,
+    judge_lost_child,
+    judge_python,
+    judge_terminated,
+    judge_lost,
+)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Why it ended, as far as it can be told. Never raises."""
+    try:
+        return judge_strictly(evidence)
+    except Exception as error:  # noqa: BLE001  a supervisor must go on, whatever a record holds
+        return Verdict(
+            Cause.UNKNOWN,
+            "Its records cannot be understood.",
+            Sure.UNKNOWN,
+            (f"{type(error).__name__}: {error}",),
+            restart=restart_after(Cause.UNKNOWN),
+        )
+
+
+def judge_strictly(evidence: Evidence) -> Verdict:
+    """The same, for tests: what goes wrong here is a bug."""
+    if evidence.is_live:
+        return _running(evidence)
+    case = open_case(evidence)
+    found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
+    return _verdict(case, found or _unknown(case))
+
+
+def _running(evidence: Evidence) -> Verdict:
+    told = []
+    process = words.record(evidence.process)
+    if state := words.text(process.get("state")):
+        told.append(f"its state is {words.one_line(state, 80)}")
+    step = words.whole(evidence.beat.get("step"))
+    at = "" if step is None else f", at step {step}"
+    return Verdict(
+        Cause.RUNNING,
+        f"It has not ended: it is running{at}.",
+        Sure.CERTAIN,
+        (*told, *evidence.notes),
+        ("To look at it: holdfast status RUN",) if evidence.kind == "run" else (),
+        step=step,
+        durable_step=words.whole(evidence.beat.get("durable_step")),
+        restart=restart_after(Cause.RUNNING),
+    )
+
+
+def _unknown(case: Case) -> Finding:
+    """What is known, and no more."""
+    end, told = case.end, []
+    if end.status is not None:
+        told.append(f"{case.who} left with status {end.status}")
+        if end.status == 1:
+            told.append("1 is what Python leaves with after any exception, and torchrun always")
+    elif case.evidence.exit:
+        how = words.one_line(str(case.evidence.exit.get("how")), 200)
+        told.append(f"its own last note is: {how}")
+    if case.evidence.output.strip():
+        last = case.evidence.output.strip().splitlines()[-1]
+        told.append(f"the last line that it printed: {words.one_line(last, 240)}")
+    if end.status is not None:
+        sentence = f"{case.opening} left with status {end.status}, and nothing says why."
+    else:
+        sentence = "Nothing that is here says why it ended."
+    return Finding(
+        Cause.UNKNOWN,
+        sentence,
+        Sure.UNKNOWN,
+        told,
+        [
+            "Next time, start it with `holdfast run -- …`: then its status, its last words, its "
+            "memory and the senders of signals are recorded."
+        ]
+        if case.evidence.led is None
+        else [],
+    )
+
+
+def _verdict(case: Case, found: Finding) -> Verdict:
+    end = case.end
+    told = [*found.evidence, *case.culprit, *case.evidence.notes]
+    durable = case.durable_step
+    if end.step is not None and found.cause is not Cause.FINISHED:
+        kept = "nothing was durable" if durable is None else f"step {durable} is durable"
+        if case.evidence.kind == "run":
+            told.append(f"its last step was {end.step}; {kept}")
+    host = end.host or words.text(words.record(case.evidence.lease.get("process")).get("host"))
+    return Verdict(
+        found.cause,
+        _one_line(found.sentence),
+        found.sure,
+        tuple(dict.fromkeys(map(_one_line, told))),
+        tuple(dict.fromkeys(map(_one_line, found.advice))),
+        rank=end.rank,
+        host=host or None,
+        time=end.time,
+        step=end.step,
+        durable_step=durable,
+        others=tuple(map(_one_line, case.others)),
+        restart=restart_after(found.cause),
+    )
+
+
+def _one_line(text: str) -> str:
+    """In one line of characters that a terminal can show, with one full stop."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line.replace("..", ".") if line.endswith("..") and not line.endswith("...") else line

@@ -1,0 +1,279 @@
+"""Ends that somebody wanted: finished, asked to stop, ended by the scheduler.
+
+And those that only say so: status 0 is no proof of success.
+"""
+
+from __future__ import annotations
+
+import re
+
+from holdfast._why import advice, case, words
+from holdfast._why.case import Case, Finding
+from holdfast._why.evidence import Record
+from holdfast._why.faults import fault_of_how
+from holdfast._why.verdict import Cause, Sure
+
+_BY_REASON = (
+    (re.compile("time limit", re.IGNORECASE), Cause.TIME_LIMIT),
+    (re.compile("preempted|requeued by slurm", re.IGNORECASE), Cause.PREEMPTED),
+    (re.compile("scancel|holdfast|SIG|Ctrl-C|interrupt|run\\.stop", re.IGNORECASE), Cause.ASKED),
+)
+_STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_ANSWER_SECONDS = 120.0
+_OF_A_RANK = re.compile(r"rank \d+ ")
+_LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
+_DECIDED = {
+    case.BAD: (Cause.BAD_TRAINING, "It stopped because a rule called the training bad"),
+    case.NOT_DURABLE: (
+        Cause.NOT_DURABLE,
+        "It was asked to stop, and the disk did not take its state",
+    ),
+    case.IDLE: (Cause.NO_PROGRESS, "It came back again and again without making a step"),
+}
+_ADVICE = {
+    Cause.BAD_TRAINING: [
+        "Started again it would do the same: look at the metrics, the learning rate, the data of "
+        "the last steps, and go back to an earlier checkpoint (holdfast ls RUN)."
+    ],
+    Cause.NOT_DURABLE: [
+        "Make room on the disk of the run folder (df -h), then start it again: the state may "
+        "still be in memory, and holdfast status RUN says so."
+    ],
+    Cause.NO_PROGRESS: [
+        "See why no step is made in its time: loading and compiling may take longer than the "
+        "job's limit. Ask for more time, then submit it again."
+    ],
+}
+
+
+def judge_decided(found: Case) -> Finding | None:
+    """It left with a status of holdfast that says why."""
+    status = _exit_status(found)
+    if status not in _DECIDED:
+        return None
+    cause, sentence = _DECIDED[status]
+    how = words.text(found.evidence.exit.get("how"))
+    evidence = [f"it left with status {status}" + (f": {words.one_line(how)}" if how else "")]
+    for event in found.evidence.journal:
+        if event.get("event") == "save-failed":
+            evidence.append(f"a save failed: {words.one_line(str(event.get('error')))}")
+    sure = Sure.CERTAIN if how else Sure.LIKELY
+    return Finding(cause, f"{sentence}.", sure, evidence, _ADVICE[cause])
+
+
+def judge_asked(found: Case) -> Finding | None:
+    """Somebody, or the scheduler, wanted it to end."""
+    reason, status = _asked(found)
+    if not reason:
+        return None
+    if _LAUNCHER_GONE.search(reason):
+        return Finding(
+            Cause.KILLED,
+            f"The launcher died, and the ranks saved and left: {reason}.",
+            Sure.LIKELY,
+            [f"reason of the stop: {reason}", *_senders(found)],
+            [
+                "See how the launcher ended; holdfast run -- torchrun … records it.",
+                *advice.go_on(found),
+            ],
+        )
+    cause = next((c for shape, c in _BY_REASON if shape.search(reason)), Cause.ASKED)
+    if status == case.REQUEUE and reason in ("SIGUSR1", "SIGUSR2"):
+        cause = Cause.TIME_LIMIT if found.is_in_slurm else Cause.PREEMPTED
+    evidence = [f"it was asked to stop: {words.one_line(reason)}"]
+    if status is not None:
+        evidence.append(f"it left with status {status}")
+    evidence += _senders(found) + _requests(found)
+    said = words.text(found.evidence.requeue.get("said"))
+    if said:
+        evidence.append(f"SLURM: {words.one_line(said)}")
+    sentence = _sentence(found, cause, reason)
+    killed = found.end.status == -9 and bool(found.end.asked)
+    if killed:
+        sentence = f"{sentence[:-1]}; it was killed before it had left by itself."
+        evidence.append("its last signal was SIGKILL: the time that it was given was too short")
+    advised = [] if cause is Cause.ASKED and not killed else _more_time(found, cause)
+    if cause is not Cause.ASKED and "by itself" in said:
+        return Finding(cause, sentence, Sure.CERTAIN, evidence, [*advised, said])
+    sure = Sure.CERTAIN if found.evidence.exit or found.end.asked else Sure.LIKELY
+    return Finding(cause, sentence, sure, evidence, [*advised, *advice.go_on(found)])
+
+
+def _sentence(found: Case, cause: Cause, reason: str) -> str:
+    if cause is Cause.TIME_LIMIT:
+        return f"The job's time was over ({words.one_line(reason)})."
+    if cause is Cause.PREEMPTED:
+        return f"It was interrupted to go on later ({words.one_line(reason)})."
+    by = _senders(found)
+    sender = f"; {by[-1]}" if by else ""
+    return f"It was asked to stop ({words.one_line(reason)}){sender}."
+
+
+def _more_time(found: Case, cause: Cause) -> list[str]:
+    if found.end.status == -9:
+        return [
+            "Give it more time between the warning and the kill: docker stop --time=60, in "
+            "Kubernetes terminationGracePeriodSeconds, sbatch --signal=USR1@120"
+        ]
+    if cause is Cause.TIME_LIMIT and not found.evidence.requeue:
+        return ["To have such a job go on by itself: sbatch --requeue, see holdfast lint"]
+    return []
+
+
+def _asked(found: Case) -> tuple[str, int | None]:
+    """Why it was to stop, as it noted it; empty if nobody had asked."""
+    record = found.evidence.exit
+    how, status = words.text(record.get("how")), words.whole(record.get("status"))
+    if found.end.asked and not _OF_A_RANK.match(found.end.asked):
+        return found.end.asked, status if status is not None else found.end.status
+    asked = (case.PERSON, case.TERMINATED, case.REQUEUE)
+    if how and status in asked and not _OF_A_RANK.match(how) and not _is_error(record):
+        return how, status
+    if record.get("asked") is True and how and not _OF_A_RANK.match(how):
+        return how, status
+    fault = found.end.fault
+    if record and fault is not None and fault.kind == "interrupt":
+        return "Ctrl-C, KeyboardInterrupt", status
+    if not record and _left_after_signal(found):
+        return words.text(led_signals(found.evidence.led)[-1].get("name")), found.end.status
+    sign = found.end.has("holdfast_stop")
+    if sign is not None and not record and found.end.fault is None:
+        stopped = words.whole(sign.details.get("status"))
+        reason = words.text(sign.details.get("reason"))
+        if stopped in asked and reason and not _OF_A_RANK.match(reason):
+            return reason, stopped
+    return "", None
+
+
+def _left_after_signal(found: Case) -> bool:
+    """Whether a script of its own kind answered a signal, and left by itself with a status."""
+    end, sent = found.end, led_signals(found.evidence.led)
+    if not sent or end.status is None or not 0 < end.status < 128:
+        return False
+    if words.text(sent[-1].get("name")) not in _STOPS:
+        return False
+    # Workers die of a signal to the whole group, and the script of that.
+    if end.fault is not None and end.fault.kind not in ("worker", "exit"):
+        return False
+    moment = words.real(sent[-1].get("time"))
+    return moment is not None and end.time is not None and 0 <= end.time - moment < _ANSWER_SECONDS
+
+
+def _is_error(record: Record) -> bool:
+    fault = fault_of_how(record)
+    return fault is not None and fault.type != "KeyboardInterrupt"
+
+
+def _senders(found: Case) -> list[str]:
+    """Who sent the signals that `holdfast run` has seen."""
+    return [tell_sender(each) for each in led_signals(found.evidence.led)][-3:]
+
+
+def led_signals(led: Record | None) -> list[Record]:
+    """The signals that the leader got, oldest first."""
+    return [s for s in words.records(words.record(led).get("signals")) if s.get("name")]
+
+
+def tell_sender(signal: Record) -> str:
+    """Who sent a signal, in words."""
+    name, pid = words.text(signal.get("name")), words.whole(signal.get("pid"))
+    uid, by = words.whole(signal.get("uid")), words.text(signal.get("by"))
+    if not pid:
+        return f"{name} came from the terminal or the kernel"
+    whose = "" if uid is None else " of root" if uid == 0 else f" of uid {uid}"
+    return f"{name} came from {f'`{by}` ' if by else ''}(pid {pid}{whose})"
+
+
+def _requests(found: Case) -> list[str]:
+    told = []
+    for event in found.evidence.journal:
+        if event.get("event") == "request" and event.get("kind") == "stop" and event.get("by"):
+            told.append(f"the stop was asked for by {words.one_line(str(event['by']))}")
+    return told[-1:]
+
+
+def judge_finished(found: Case) -> Finding | None:
+    """Status 0: finished, or only said to be."""
+    record, end = found.evidence.exit, found.end
+    lying = _lying(found)
+    if lying is not None:
+        return lying
+    if _exit_status(found) != 0:
+        return None
+    if record and end.status not in (None, 0):
+        return None  # something came after the run was left
+    step, total = found.finished_step, _total(found)
+    if step is not None:
+        evidence = [f"the journal has its end, at step {step}", "it left with status 0"]
+        return Finding(Cause.FINISHED, f"It finished, at step {step}.", Sure.CERTAIN, evidence)
+    left = words.whole(record.get("step"))
+    if left is not None and total is not None and left < total:
+        sentence = f"It left its loop by itself at step {left} of {total}, with status 0."
+        return Finding(
+            Cause.FINISHED,
+            sentence,
+            Sure.LIKELY,
+            ["it left with status 0", f"the loop was to make {total} steps"],
+            advice.go_on(found),
+        )
+    if record:
+        at = f" at step {left}" if left is not None else ""
+        sentence = f"It ended by itself{at}, with status 0."
+        return Finding(Cause.FINISHED, sentence, Sure.CERTAIN, ["it left with status 0"])
+    return Finding(
+        Cause.FINISHED,
+        "It ended by itself, with status 0.",
+        Sure.LIKELY,
+        ["it left with status 0", "status 0 is no proof: sys.exit(256) looks the same"],
+    )
+
+
+def _lying(found: Case) -> Finding | None:
+    """A status of 0 that was none."""
+    end, record = found.end, found.evidence.exit
+    code = _number(end.fault.exit_code) if end.fault is not None and end.fault.is_exit else None
+    if code is None:
+        code = words.whole(record.get("status"))
+    if code is not None and code != 0 and code % 256 == 0:
+        return Finding(
+            Cause.LYING_STATUS,
+            f"It left with sys.exit({code}), which the system cuts to 0: that looks like success, "
+            "and was none.",
+            Sure.CERTAIN,
+            [f"the script's own status was {code}; of a status only 8 bits are kept"],
+            ["Leave with a status from 1 to 255 where something failed."],
+        )
+    if end.status == 0 and end.fault is not None and not record and not end.fault.is_exit:
+        last = words.one_line("\n".join(reversed(found.evidence.output.strip().splitlines()[-1:])))
+        if end.fault.type in last:
+            return Finding(
+                Cause.LYING_STATUS,
+                f"It left with status 0, and yet its last words are an error: "
+                f"{end.fault.sentence(120)}.",
+                Sure.LIKELY,
+                ["the status was 0", f"the last line is: {last}"],
+                [
+                    "See what starts it: a shell script without `set -e`, a pipe (`… | tee log` "
+                    "has the status of tee; use `set -o pipefail`), or an except that hides it."
+                ],
+            )
+    return None
+
+
+def _number(said: str | None) -> int | None:
+    try:
+        return None if said is None or len(said) > 18 else int(said)
+    except ValueError:
+        return None
+
+
+def _exit_status(found: Case) -> int | None:
+    record = found.evidence.exit
+    if record:
+        return words.whole(record.get("status"))
+    return found.end.status
+
+
+def _total(found: Case) -> int | None:
+    totals = [words.whole(e.get("total")) for e in found.evidence.journal]
+    return next((total for total in reversed(totals) if total is not None), None)

@@ -1,0 +1,105 @@
+"""Out of GPU memory: how much, by what, and whether it was fragments. And errors of the device."""
+
+from __future__ import annotations
+
+import re
+
+from holdfast._why import advice, words
+from holdfast._why.case import Case, Finding
+from holdfast._why.evidence import Record
+from holdfast._why.trouble import Trouble
+from holdfast._why.verdict import Cause, Sure
+
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "bytes": 1}
+_FIGURES = {
+    "tried": r"Tried to allocate ([\d.]+) (\w+)",
+    "total": r"total capacity of ([\d.]+) (\w+)|; ([\d.]+) (\w+) total capacity",
+    "free": r"of which ([\d.]+) (\w+) is free|; ([\d.]+) (\w+) free",
+    "allocated": r"([\d.]+) (\w+) is allocated by PyTorch|([\d.]+) (\w+) already allocated",
+    "reserved_unallocated": r"([\d.]+) (\w+) is reserved by PyTorch but unallocated",
+}
+_FRAGMENTED = 0.15  # of all memory, reserved and not used
+
+
+def judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
+    """The GPU's memory was full, for PyTorch."""
+    noted = words.record(trouble.record.get("gpu"))
+    figures = _figures(trouble, noted)
+    tried, total = figures.get("tried"), figures.get("total")
+    allocated, free = figures.get("allocated"), figures.get("free")
+    idle = figures.get("reserved_unallocated")
+    evidence = trouble.evidence(case)
+    parts = []
+    if allocated is not None and total:
+        parts.append(f"PyTorch had {words.size_of(allocated, total)} allocated")
+    if idle is not None:
+        parts.append(f"{words.size(idle)} were reserved and not in use")
+    if free is not None:
+        parts.append(f"{words.size(free)} were free")
+    if parts:
+        evidence.append(", ".join(parts))
+    evidence += _largest(noted)
+    is_fragmented = bool(
+        idle and ((tried and idle >= tried) or (total and idle > _FRAGMENTED * total))
+    )
+    if is_fragmented:
+        evidence.append("so there was room, but in pieces: fragmentation")
+    graphs = [g for g in words.records(trouble.record.get("graphs")) if words.whole(g.get("count"))]
+    for graph in graphs[:3]:
+        evidence.append(
+            f"`{words.one_line(str(graph.get('holder')), 80)}` keeps "
+            f"{words.count(words.whole(graph.get('count')) or 0, 'graph')} alive"
+            + (f" ({words.one_line(str(graph['where']), 120)})" if graph.get("where") else "")
+        )
+    device = noted.get("device")
+    which = f" {device}" if isinstance(device, int) and not isinstance(device, bool) else ""
+    asked = f": {words.size(tried)} more did not fit" if tried else ""
+    of = f" of {words.size(total)}" if total and tried else ""
+    sentence = f"{case.opening} ran out of memory of its GPU{which}{asked}{of}."
+    advised = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
+    return Finding(Cause.CUDA_OOM, sentence, Sure.CERTAIN, evidence, advised)
+
+
+def _figures(trouble: Trouble, noted: Record) -> dict[str, int]:
+    """In bytes: as the trainer noted them, else as the message has them."""
+    found: dict[str, int] = {}
+    for key, shape in _FIGURES.items():
+        match = re.search(shape, trouble.message)
+        groups = [g for g in match.groups() if g] if match else []
+        if len(groups) == 2 and groups[1] in _UNITS and re.fullmatch(r"\d+(\.\d+)?", groups[0]):
+            found[key] = int(float(groups[0]) * _UNITS[groups[1]])
+    for source in (trouble.details, noted):
+        for key in _FIGURES:
+            value = words.whole(source.get(key))
+            if value is not None and value >= 0:
+                found[key] = value
+    cached = words.whole(noted.get("cached_free"))
+    allocated, reserved = words.whole(noted.get("allocated")), words.whole(noted.get("reserved"))
+    if cached is not None and cached >= 0:
+        found["reserved_unallocated"] = cached
+    elif allocated is not None and reserved is not None and reserved >= allocated:
+        found["reserved_unallocated"] = reserved - allocated
+    return found
+
+
+def _largest(noted: Record) -> list[str]:
+    told = []
+    for each in words.records(noted.get("largest"))[:5]:
+        size, number = words.whole(each.get("bytes")), words.whole(each.get("count")) or 1
+        if size is None or size < 0:
+            continue
+        shape = each.get("shape")
+        shown = "×".join(map(str, shape[:8])) if isinstance(shape, list) else ""
+        name = words.one_line(str(each.get("name") or "without a name"), 60)
+        times = f"{number} of " if number > 1 else ""
+        kind = words.one_line(str(each.get("dtype") or ""), 20).removeprefix("torch.")
+        told.append(f"{times}{name} {shown} {kind}".strip() + f": {words.size(size)}")
+    return [f"the largest tensors: {'; '.join(told)}"] if told else []
+
+
+def judge_cuda_error(case: Case, trouble: Trouble) -> Finding:
+    """The device itself failed, or was made to."""
+    sentence = f"The GPU of {case.who} reported an error: {words.one_line(trouble.said, 160)}."
+    return Finding(
+        Cause.CUDA_ERROR, sentence, Sure.CERTAIN, trouble.evidence(case), advice.cuda_error(case)
+    )

@@ -1,0 +1,144 @@
+"""A log as it was meant: without colours, line by line, with the rank that each line is from.
+
+Logs have lines of megabytes and millions of lines. So a text is never split: what is looked
+for is found in it as a whole, and only the lines around are cut out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
+
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
+_BLOCK = 1 << 16
+_LONGEST = 3000  # characters of a line that are looked at, to both sides of what was found
+# srun -l: "3: ", right-aligned where there are more than ten tasks.
+_TASK = re.compile(r" {0,6}(\d{1,6}):(?: |$)")
+# torch's excepthook and its C++ lines: "[rank3]: "; torchrun --tee and --log-dir: "[default3]:".
+_LABEL = re.compile(r"\[(rank|default|trainer|worker)(\d{1,6})\]:")
+_RANK_WITHIN = re.compile(r"\[rank(\d{1,6})\]:")
+FIRST_HITS, LAST_HITS = 10, 90
+
+
+class Line(NamedTuple):
+    """A line, or what a progress bar wrote over one, cut from its text."""
+
+    text: str  # without the prefixes of launchers
+    rank: int | None
+    number: int  # from 1, as an editor counts
+    from_end: int  # how many lines come after it
+    start: int
+    end: int
+
+
+class Text:
+    """A whole text, however long, and its lines on demand."""
+
+    def __init__(self, raw: str, first_line: int = 1) -> None:
+        self.whole = _ANSI.sub("", raw) if "\x1b" in raw else raw
+        # One byte a letter, at the same places: several times as quick to look through.
+        self._plain = self.whole.encode("ascii", "replace").decode("ascii")
+        self._first_line = first_line
+        self._counts = [0]
+        for start in range(0, len(self.whole), _BLOCK):
+            self._counts.append(self._counts[-1] + self._plain.count("\n", start, start + _BLOCK))
+        self.line_count = self._counts[-1] + (not self.whole.endswith("\n"))
+
+    def hits(self, needle: str) -> Iterator[Line]:
+        """The lines that have this in them: the first and the last, if they are very many."""
+        first: list[Line] = []
+        last: list[Line] = []
+        position = self._plain.find(needle)
+        while position >= 0 and len(first) < FIRST_HITS:
+            first.append(self.line_at(position))
+            position = self._plain.find(needle, max(position + 1, first[-1].end))
+        if position >= 0:
+            done = first[-1].end
+            position = self._plain.rfind(needle, done)
+            while position >= 0 and len(last) < LAST_HITS:
+                last.append(self.line_at(position))
+                position = self._plain.rfind(needle, done, last[-1].start)
+        return chain(first, reversed(last))
+
+    def line_at(self, position: int) -> Line:
+        """The line that this position is in."""
+        whole = self._plain
+        lowest = max(0, position - _LONGEST)
+        start = max(
+            whole.rfind("\n", lowest, position), whole.rfind("\r", lowest, position), lowest - 1
+        )
+        return self._cut(start + 1, self._end_of(position), position)
+
+    def after(self, line: Line, most: int) -> Iterator[Line]:
+        """The lines that follow, at most so many."""
+        position = line.end
+        for _ in range(most):
+            if self.whole.startswith("\r\n", position):
+                position += 1
+            position += 1
+            if position >= len(self.whole):
+                return
+            yield (found := self._cut(position, self._end_of(position), position))
+            position = found.end
+
+    def before(self, line: Line, most: int) -> Iterator[Line]:
+        """The lines that precede, the nearest first."""
+        for _ in range(most):
+            end = line.start - 1
+            if end < 1:
+                return
+            if self.whole[end] == "\n" and self.whole[end - 1] == "\r":
+                end -= 1
+            line = self.line_at(end)
+            yield line
+
+    def from_same(self, line: Line, most: int) -> Iterator[Line]:
+        """The lines that follow from the same rank: those of several come mixed."""
+        for other in self.after(line, most):
+            if other.rank == line.rank:
+                yield other
+
+    def _end_of(self, position: int) -> int:
+        highest = min(len(self.whole), position + _LONGEST)
+        end = self._plain.find("\n", position, highest)
+        end = highest if end < 0 else end
+        back = self._plain.find("\r", position, end)
+        return end if back < 0 else back
+
+    def _cut(self, start: int, end: int, position: int) -> Line:
+        rank, text = split_prefix(self.whole[start:end])
+        if rank is None:
+            # A message that was printed behind a progress bar, in the same line.
+            within = _RANK_WITHIN.findall(self.whole, start, min(end, position + 1))
+            rank = int(within[-1]) if within else None
+        block = start // _BLOCK
+        breaks = self._counts[block] + self._plain.count("\n", block * _BLOCK, start)
+        number = breaks + 1
+        return Line(
+            text, rank, self._first_line + breaks, max(0, self.line_count - number), start, end
+        )
+
+
+def split_prefix(line: str) -> tuple[int | None, str]:
+    """The rank that a launcher put before a line, and the line as the rank wrote it.
+
+    >>> split_prefix("[rank1]: ValueError: x"), split_prefix("0: [default3]:  File")
+    ((1, 'ValueError: x'), (3, '  File'))
+    """
+    rank: int | None = None
+    task = _TASK.match(line)
+    if task is not None:
+        rank, line = int(task[1]), line[task.end() :]
+    named = False
+    while (label := _LABEL.match(line)) is not None:
+        line = line[label.end() :]
+        if label[1] == "rank":
+            line = line.removeprefix(" ")
+        if label[1] == "rank" or not named:
+            rank = int(label[2])
+        named = named or label[1] == "rank"
+    return rank, line

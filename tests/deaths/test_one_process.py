@@ -1,0 +1,38 @@
+"""Every death of one process, made for real, and the verdict on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deaths.stage import check, die
+from tests.deaths.table import DEATHS, cases
+
+_OF_USERS = [d for d in DEATHS if d.as_user]
+
+
+@pytest.mark.parametrize("death", cases(DEATHS, "alone"))
+def test_of_a_run_that_nobody_leads(death, on_stage):
+    stage = on_stage(death)
+    die(stage, death, is_run=True, is_led=False)
+    check(stage.judge_run(), death, death.alone)
+
+
+@pytest.mark.parametrize("death", cases(DEATHS, "led"))
+def test_of_a_script_that_has_never_heard_of_holdfast(death, on_stage):
+    stage = on_stage(death)
+    die(stage, death, is_run=False, is_led=True)
+    check(stage.judge_led(), death, death.led)
+
+
+@pytest.mark.parametrize("death", cases(_OF_USERS, "alone"))
+def test_of_a_run_of_an_ordinary_user(death, on_users_stage):
+    stage = on_users_stage(death)
+    die(stage, death, is_run=True, is_led=False)
+    check(stage.judge_run(), death, death.alone)
+
+
+@pytest.mark.parametrize("death", cases(_OF_USERS, "led"))
+def test_of_a_script_of_an_ordinary_user(death, on_users_stage):
+    stage = on_users_stage(death)
+    die(stage, death, is_run=False, is_led=True)
+    check(stage.judge_led(), death, death.led)

@@ -1,0 +1,229 @@
+"""From evidence to a verdict: what Python tells of its end, with or without holdfast."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast._why.evidence import Evidence
+from holdfast._why.judge import judge_strictly
+from holdfast._why.verdict import Cause, Sure
+from tests.unit.why_evidence import (
+    CUDA,
+    DISK,
+    GB,
+    NOW,
+    ROOMY,
+    TRACEBACK,
+    WORKER_KILLED,
+    check,
+    counters,
+    ended,
+    printed,
+    raised,
+    sample,
+)
+
+TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
+    "exception": (raised("ValueError", "x"), Cause.PYTHON_EXCEPTION, Sure.CERTAIN),
+    "exception before the first step": (
+        raised("KeyError", "'lr'", is_configuration=True),
+        Cause.CONFIGURATION,
+        Sure.CERTAIN,
+    ),
+    "the network, before the first step": (
+        raised("URLError", "no route", is_configuration=True),
+        Cause.PYTHON_EXCEPTION,
+        Sure.CERTAIN,
+    ),
+    "could not start": (
+        ended(1, "could not start: StateMismatch: w has another shape"),
+        Cause.CONFIGURATION,
+        Sure.CERTAIN,
+    ),
+    "exception in the journal alone": (
+        ended(1, "ValueError: planted"),
+        Cause.PYTHON_EXCEPTION,
+        Sure.CERTAIN,
+    ),
+    "exception of a script without holdfast": (
+        printed(TRACEBACK, 1),
+        Cause.PYTHON_EXCEPTION,
+        Sure.CERTAIN,
+    ),
+    "a module that is not there": (
+        printed(
+            'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+            "ModuleNotFoundError: No module named 'tokenizer'\n",
+            1,
+        ),
+        Cause.CONFIGURATION,
+        Sure.CERTAIN,
+    ),
+    "argparse": (
+        printed(
+            "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --x\n", 2
+        ),
+        Cause.CONFIGURATION,
+        Sure.CERTAIN,
+    ),
+    "argparse in a run": (
+        raised("SystemExit", "2", exit_code="2", is_configuration=True),
+        Cause.CONFIGURATION,
+        Sure.LIKELY,
+    ),
+    "sys.exit with a text": (
+        raised("SystemExit", "no data", exit_code="'no data'"),
+        Cause.PYTHON_EXCEPTION,
+        Sure.CERTAIN,
+    ),
+    "sys.exit(256)": (
+        raised("SystemExit", "256", exit_code="256"),
+        Cause.LYING_STATUS,
+        Sure.CERTAIN,
+    ),
+    "status 0 after a traceback": (printed(TRACEBACK, 0), Cause.LYING_STATUS, Sure.LIKELY),
+    "status 0 after a traceback that it got over": (
+        printed(TRACEBACK + "went on\n" * 3, 0),
+        Cause.FINISHED,
+        Sure.LIKELY,
+    ),
+    "a worker was killed, and nobody knows more": (
+        raised("RuntimeError", WORKER_KILLED),
+        Cause.WORKER_DIED,
+        Sure.CERTAIN,
+    ),
+    "a worker was killed by the OOM killer": (
+        raised("RuntimeError", WORKER_KILLED, counters=counters(1, hits=1)),
+        Cause.OOM_WORKER,
+        Sure.LIKELY,
+    ),
+    "a worker was killed with memory full": (
+        raised("RuntimeError", WORKER_KILLED, memory=sample(0, 1.99 * GB)),
+        Cause.OOM_WORKER,
+        Sure.LIKELY,
+    ),
+    "a worker of a script without holdfast, by the OOM killer": (
+        printed(
+            f'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+            f"RuntimeError: {WORKER_KILLED}\n",
+            1,
+            counters=counters(1, hits=1),
+            processes=[{"pid": 99, "comm": "pt_data_worker", "status": -9, "ended": NOW - 1}],
+        ),
+        Cause.OOM_WORKER,
+        Sure.LIKELY,
+    ),
+    "a worker crashed": (
+        raised(
+            "RuntimeError", "DataLoader worker (pid 99) is killed by signal: Segmentation fault."
+        ),
+        Cause.WORKER_DIED,
+        Sure.CERTAIN,
+    ),
+    "a worker left, as a lost connection": (
+        raised(
+            "ConnectionResetError",
+            "[Errno 104] Connection reset by peer",
+            frames=[["/x/site-packages/torch/multiprocessing/reductions.py", 5, "rebuild"]],
+        ),
+        Cause.WORKER_DIED,
+        Sure.LIKELY,
+    ),
+    "a worker left, as a lost file": (
+        raised(
+            "FileNotFoundError",
+            "[Errno 2] No such file or directory",
+            frames=[["/x/torch/utils/data/dataloader.py", 5, "_next_data"]],
+            workers=[{"pid": 99, "alive": False, "exitcode": 3}],
+        ),
+        Cause.WORKER_DIED,
+        Sure.CERTAIN,
+    ),
+    "a worker died of a full shm": (
+        raised(
+            "RuntimeError",
+            "DataLoader worker (pid 99) is killed by signal: Bus error. It is "
+            "possible that dataloader's workers are out of shared memory.",
+        ),
+        Cause.SHM_FULL,
+        Sure.LIKELY,
+    ),
+    "full shm": (
+        raised(
+            "RuntimeError",
+            "unable to allocate shared memory(shm) for file </torch_1_2>: No "
+            "space left on device (28)",
+            shm={"free": 0, "total": 64 << 20},
+        ),
+        Cause.SHM_FULL,
+        Sure.LIKELY,
+    ),
+    "full disk": (
+        raised("OSError", "[Errno 28] No space left on device: '/data/x'", disks=[DISK]),
+        Cause.DISK_FULL,
+        Sure.CERTAIN,
+    ),
+    "full disk in torch.save": (
+        raised(
+            "RuntimeError",
+            "[enforce fail at inline_container.cc:664] . unexpected pos 704 vs 598",
+            disks=[ROOMY, DISK],
+        ),
+        Cause.DISK_FULL,
+        Sure.LIKELY,
+    ),
+    "cuda": (raised("OutOfMemoryError", CUDA), Cause.CUDA_OOM, Sure.CERTAIN),
+    "cuda error": (
+        raised("AcceleratorError", "CUDA error: device-side assert triggered"),
+        Cause.CUDA_ERROR,
+        Sure.CERTAIN,
+    ),
+    "environment": (
+        raised("RuntimeError", "Found no NVIDIA driver on your system."),
+        Cause.ENVIRONMENT,
+        Sure.CERTAIN,
+    ),
+    "rendezvous": (
+        raised(
+            "DistNetworkError",
+            "The server socket has failed to listen on any local network "
+            "address. port: 29500, name: EADDRINUSE, message: address already in use",
+        ),
+        Cause.RENDEZVOUS,
+        Sure.CERTAIN,
+    ),
+    "nan": (raised("ValueError", "loss is nan"), Cause.BAD_TRAINING, Sure.LIKELY),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_each_death_has_its_verdict(name):
+    check(TABLE[name])
+
+
+def test_cuda_tells_sizes_fragments_and_kept_graphs():
+    evidence = raised(
+        "OutOfMemoryError",
+        CUDA,
+        gpu={
+            "device": 0,
+            "largest": [
+                {
+                    "bytes": GB,
+                    "shape": [9, 9],
+                    "dtype": "torch.float32",
+                    "name": "encoder.weight",
+                    "count": 2,
+                }
+            ],
+        },
+        graphs=[{"holder": "losses", "where": "train.py:12 in train", "count": 412}],
+    )
+    verdict = judge_strictly(evidence)
+    told = "\n".join(verdict.evidence)
+    assert "2.1 GB more did not fit of 11 GB" in verdict.sentence
+    assert "encoder.weight 9×9 float32: 1.0 GB" in told
+    assert "`losses` keeps 412 graphs alive (train.py:12 in train)" in told
+    assert "fragmentation" in told
+    assert any("expandable_segments:True" in line for line in verdict.advice)
+    assert any("loss.item()" in line for line in verdict.advice)

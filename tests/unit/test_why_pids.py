@@ -1,0 +1,138 @@
+"""What is known of a process by its number: real ones, alive, dead and in between."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast._record.identity import host_name
+from holdfast._record.led import led_folder, led_output, led_record, life_folder, write_led
+from holdfast._why import pids
+from holdfast._why.pids import gather_pid, kernel_log
+from tests.support import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path / "state"))
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_living_process_is_shown_as_it_is() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        evidence = gather_pid(process.pid)
+        assert evidence.is_live
+        assert evidence.process is not None
+        assert evidence.process["command"] == ["sleep", "60"]
+        assert evidence.process["parent"] == os.getpid()
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "stopped" in gather_pid(process.pid).notes[0])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_its_parent_has_not_fetched_still_has_its_status() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    process.kill()
+
+    def is_zombie() -> bool:
+        return (pids.look_at(process.pid) or {}).get("state") == "Z"
+
+    try:
+        wait_until(is_zombie)
+        evidence = gather_pid(process.pid)
+        assert not evidence.is_live
+        assert "has not fetched it yet" in evidence.notes[-1]
+        if os.geteuid() == 0:  # others may not see it in another's process
+            assert evidence.led is not None
+            assert evidence.led["status"] == -9
+    finally:
+        process.wait()
+
+
+def test_of_an_unknown_process_it_is_said_that_nothing_is_recorded() -> None:
+    evidence = gather_pid(dead_pid())
+    assert not evidence.is_live
+    assert evidence.led is None
+    assert "nothing is recorded" in evidence.notes[0]
+    assert "holdfast run -- COMMAND" in evidence.notes[1]
+
+
+@pytest.mark.parametrize("who", ["child_pid", "leader_pid", "descendant"])
+def test_a_process_is_found_in_the_records_of_holdfast_run(who: str) -> None:
+    pid = dead_pid()
+    for age in ("older", "newer"):  # the number was given out twice: the newest counts
+        supervision = led_folder()
+        assert supervision is not None
+        life = life_folder(supervision, 1 if age == "older" else 2)
+        life.mkdir()
+        record = {"host": host_name(), "status": -11, "life": 1 if age == "older" else 2}
+        if who == "descendant":
+            record["processes"] = [{"pid": pid, "comm": "pt_data_worker", "status": -9}]
+        else:
+            record[who] = pid
+        write_led(led_record(life), record)
+        led_output(life).write_text("Segmentation fault (core dumped)\n")
+    evidence = gather_pid(pid)
+    assert evidence.led is not None
+    assert evidence.led["life"] == 2
+    assert [sign.kind for sign in evidence.signs] == ["segfault_line"]
+    if who == "descendant":
+        assert evidence.notes[-1].endswith("led, and died of SIGKILL.")
+
+
+def test_what_another_host_has_noted_is_of_another_process() -> None:
+    pid = dead_pid()
+    supervision = led_folder()
+    assert supervision is not None
+    life = life_folder(supervision, 1)
+    life.mkdir()
+    write_led(led_record(life), {"host": "another", "child_pid": pid, "status": -11})
+    assert gather_pid(pid).led is None
+
+
+def test_the_kernel_log_tells_whom_the_oom_killer_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = dead_pid()
+    lines = [
+        "usb 1-1: new device",
+        f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=python,pid={pid},uid=0",
+        f"Memory cgroup out of memory: Killed process {pid} (python) total-vm:9kB, "
+        "anon-rss:2097152kB, file-rss:4kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0",
+        f"Out of memory: Killed process {pid}7 (other) total-vm:9kB, anon-rss:1kB",
+    ]
+    monkeypatch.setattr(pids, "kernel_log", lambda: lines)
+    evidence = gather_pid(pid)
+    (sign,) = evidence.signs
+    assert sign.kind == "kernel_oom"
+    assert sign.details["rss_bytes"] == 2 << 30
+    assert sign.details["of_cgroup"]
+    assert "Killed process" in evidence.notes[0]
+
+
+def test_a_real_segfault_is_found_in_the_kernel_log() -> None:
+    if not kernel_log():
+        pytest.skip("the kernel's log cannot be read here: run the tests as root")
+    if Path("/proc/sys/debug/exception-trace").read_text().strip() == "0":
+        pytest.skip("this kernel does not log segfaults: sysctl debug.exception-trace=1")
+    line = f"import ctypes; ctypes.string_at({ctypes.sizeof(ctypes.c_void_p)})"
+    process = subprocess.Popen([sys.executable, "-S", "-c", line])
+    assert process.wait(30) == -signal.SIGSEGV
+    # The kernel leaves out messages that come too fast.
+    signs = wait_until(lambda: gather_pid(process.pid).signs, 5, "the kernel's line")
+    assert signs[0].kind == "kernel_segfault"
+    assert signs[0].details["pid"] == process.pid
