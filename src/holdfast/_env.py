@@ -104,6 +104,11 @@ def led_folder() -> Path | None:
     return Path(place) if place else None
 
 
+def is_started_again() -> bool:
+    """Whether `holdfast run` has started this process after another one had died."""
+    return os.environ.get("HOLDFAST_RESTART", "0") != "0"
+
+
 def rank() -> int:
     """Which process of a job that was started by torchrun this is."""
     text = os.environ.get("RANK", "")

@@ -103,3 +103,9 @@ def test_a_life_that_only_comes_to_where_it_began_has_made_none():
     restarts = Restarts(None)
     ends = [_at(KILLED, 100, began_at=100)] * 3
     assert [restarts.after(end).restart for end in ends] == [True, True, False]
+
+
+def test_a_kill_counts_where_no_run_shows_whether_it_gets_any_further():
+    restarts = Restarts(2)
+    killed = End(-9, Restart.FREE)
+    assert [restarts.after(killed).restart for _ in range(3)] == [True, True, False]

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from pathlib import Path
 
+from holdfast import _env
 from holdfast._leave import statuses
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
@@ -30,7 +31,8 @@ class LifeBefore:
         self._thread: threading.Thread | None = None
         with contextlib.suppress(OSError, RuntimeError):  # no start fails for an old death
             self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
-            if self._number and not self._was_wanted():
+            # `holdfast run` has said it already, a line above.
+            if self._number and not self._was_wanted() and not _env.is_started_again():
                 thread = threading.Thread(target=self._tell, name="holdfast-before", daemon=True)
                 thread.start()
                 self._thread = thread

@@ -12,13 +12,10 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from holdfast._watch.tree import children, descendants
+from holdfast._watch.tree import children, descendants, is_keeper
 from holdfast._watch.tree import is_known as is_known
 
 _PROC = Path("/proc")
-# In the words of every keeper: see `_program` in _custody/launch.py, which starts them.
-_KEEPER = b"holdfast._keeper"
-_KEEPER_WORDS = 4  # the interpreter, its options, the program: what comes behind is data
 _WRAPPERS = ("pixi", "uv", "uvx")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -53,7 +50,7 @@ def catchers(top: int, number: int, passed_over: Collection[int] = ()) -> list[i
 
 def keepers(top: int) -> list[int]:
     """The keepers below `top`."""
-    return [pid for pid in descendants(top) if _is_keeper(pid)]
+    return [pid for pid in descendants(top) if is_keeper(pid)]
 
 
 def age_seconds(pid: int) -> float:
@@ -71,11 +68,4 @@ def _is_wrapper(pid: int) -> bool:
         return True
     with contextlib.suppress(OSError):
         return (_PROC / str(pid) / "comm").read_text().strip() in _WRAPPERS
-    return False
-
-
-def _is_keeper(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-        return any(_KEEPER in word for word in words[:_KEEPER_WORDS])
     return False

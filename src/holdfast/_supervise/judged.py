@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast._record.attempts import read_json, read_origins
 from holdfast._record.layout import RunLayout
+from holdfast._record.led import led_output
 from holdfast._supervise.record import Book
 from holdfast._supervise.restart import Decision, End
 from holdfast._why.verdict import Restart, Verdict
@@ -47,15 +48,25 @@ def tell(
 ) -> None:
     """What happened and what follows, for whoever looks at the screen."""
     if verdict is not None and verdict.restart is not Restart.DONE:
-        lines = [verdict.sentence, *verdict.evidence[:1], *verdict.advice[:1]]
-        runs = book.runs()
-        subject = runs[0]["folder"] if runs else str(pid)
-        say("\n  ".join([*lines, f"more: holdfast why {subject}"]))
+        subject = str(pid)
+        for run in book.runs()[:1]:
+            subject = f"{run['folder']} --attempt {run.get('attempt')}"
+        lines = [*verdict.advice[:1], f"more: holdfast why {subject}"]
+        if not _has_said(book, verdict.sentence):
+            lines.insert(0, verdict.sentence)
+        say("\n  ".join(lines))
     if decision.restart:
         after = f" in {decision.pause_seconds:.0f} s" if decision.pause_seconds >= 1 else ""
         say(f"starting it again{after} ({decision.why}).")
     elif decision.is_news:
         say(f"not starting it again: {decision.why}.")
+
+
+def _has_said(book: Book, sentence: str) -> bool:
+    """Whether the run itself has, before its traceback."""
+    with contextlib.suppress(OSError):
+        return book.folder is not None and sentence.encode() in led_output(book.folder).read_bytes()
+    return False
 
 
 def as_record(decision: Decision) -> dict[str, Any]:

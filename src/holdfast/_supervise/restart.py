@@ -65,7 +65,7 @@ class Restarts:
             return Decision(False, why)
         if why := self._why_no_longer(end):
             return Decision(False, why, is_news=True)
-        if end.kind is Restart.FREE:
+        if self._is_free(end):
             return Decision(True, "it is no fault of the command, and does not count")
         if end.kind is Restart.ONCE:
             self._used_once = True
@@ -110,6 +110,11 @@ class Restarts:
             return f"{self._idle} lives in a row have made no new step"
         if end.kind is Restart.ONCE and self._used_once:
             return "it has been restarted once for want of memory, and ran out of it again"
-        if end.kind is Restart.BACKOFF and self._counted >= self._most:
+        is_counted = end.kind is not Restart.ONCE and not self._is_free(end)
+        if is_counted and self._counted >= self._most:
             return f"it has been restarted {self._counted} times"
         return ""
+
+    def _is_free(self, end: End) -> bool:
+        # Without a run nobody sees whether it ever gets any further.
+        return end.kind is Restart.FREE and end.has_run

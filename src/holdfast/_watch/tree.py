@@ -14,6 +14,9 @@ from holdfast._watch.proc import field, read_bytes
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _FORGET_AFTER_LOOKS = 60
+# In the words of every keeper: see `_program` in _custody/launch.py, which starts them.
+_KEEPER = b"holdfast._keeper"
+_KEEPER_WORDS = 4  # the interpreter, its options, the program: what comes behind is data
 
 
 def is_known() -> bool:
@@ -61,6 +64,12 @@ def swap(pid: int) -> int | None:
     return None if found is None else found * 1024
 
 
+def is_keeper(pid: int) -> bool:
+    """Whether a process is one of ours, and no part of the training."""
+    words = (read_bytes(f"/proc/{pid}/cmdline") or b"").split(b"\0", _KEEPER_WORDS)
+    return any(_KEEPER in word for word in words[:_KEEPER_WORDS])
+
+
 class Tree:
     """The same of one process again and again, for less.
 
@@ -71,16 +80,32 @@ class Tree:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._strangers: set[int] = set()
+        self._keepers: set[int] = set()
+        self._readings: dict[int, int] = {}  # of the words of those that are none
         self._looks = 0
 
     def look(self) -> list[int]:
-        """All below it now, each behind the one that started it; not who looks, and its own."""
+        """All below it now, each behind the one that started it; not who looks, and no keeper."""
         if not _has_lists():
-            return self._go_through()
-        found = _others(children(self._pid))
-        for each in found:  # grows as it goes
-            found += _others(children(each))
+            found = [each for each in self._go_through() if not self._is_keeper(each)]
+        else:
+            found = self._others(children(self._pid))
+            for each in found:  # grows as it goes
+                found += self._others(children(each))
+        self._readings = {each: self._readings[each] for each in found}
         return found
+
+    def _others(self, pids: list[int]) -> list[int]:
+        return [each for each in pids if each != os.getpid() and not self._is_keeper(each)]
+
+    def _is_keeper(self, pid: int) -> bool:
+        # Read twice: until it runs its own program it has its parent's words.
+        readings = self._readings.get(pid, 0)
+        if pid not in self._keepers and readings < 2:
+            self._readings[pid] = readings + 1
+            if is_keeper(pid):
+                self._keepers.add(pid)
+        return pid in self._keepers
 
     def _go_through(self) -> list[int]:
         self._looks += 1
@@ -95,10 +120,6 @@ class Tree:
         known = {each for each, above in parents.items() if above in there or above == 0}
         self._strangers |= known - {self._pid, *found}
         return found
-
-
-def _others(pids: list[int]) -> list[int]:
-    return [each for each in pids if each != os.getpid()]
 
 
 def _below(pid: int, parents: dict[int, int]) -> list[int]:

@@ -60,6 +60,13 @@ _LOADER = ("torch/utils/data", "torch/multiprocessing")
 _NOT_EVEN_LOADED = re.compile(r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error")
 _OF_VICTIMS = ("timeout", "peer_lost")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
+# What torch has brought from another process: the original stands at the end of all its text, and
+# behind it only what a run has noted of where it was.
+_RELAYED = re.compile(
+    r"Caught [\w.]+ in ([^\n]{1,60}?)\.\nOriginal Traceback .*\n"
+    r"(?!holdfast: )([A-Za-z_][\w.]*: \S.*)",
+    re.DOTALL,
+)
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 
@@ -85,6 +92,8 @@ class Fault:
 
     def sentence(self, most: int = 200) -> str:
         """As Python prints it, in one line."""
+        if (relayed := _RELAYED.search(self.message)) is not None:
+            return f"{words.one_line(relayed[2], most)} (in {relayed[1]})"
         said = words.one_line(self.message, most)
         return f"{self.type}: {said}" if said else self.type
 

@@ -44,7 +44,9 @@ def judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     )
     if is_fragmented:
         evidence.append("so there was room, but in pieces: fragmentation")
-    graphs = [g for g in words.records(trouble.record.get("graphs")) if words.whole(g.get("count"))]
+    # What a backward pass has gone through has given its memory back.
+    held = [g for g in words.records(trouble.record.get("graphs")) if not g.get("freed")]
+    graphs = [graph for graph in held if words.whole(graph.get("count"))]
     for graph in graphs[:3]:
         evidence.append(
             f"`{words.one_line(str(graph.get('holder')), 80)}` keeps "

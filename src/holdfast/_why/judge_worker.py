@@ -14,6 +14,7 @@ from holdfast._why.trouble import Trouble
 from holdfast._why.verdict import Cause, Sure
 
 _KILLED_BY = re.compile(r"killed by signal: ([A-Za-z ]+?)[.\n]|killed by signal: (.+)")
+_EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d{1,3})\b")
 _PIDS = re.compile(r"worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _SIGNALS = {
     "killed": -9,
@@ -116,6 +117,7 @@ def _status(process: Record) -> int | None:
 def _told_status(message: str) -> int | None:
     match = _KILLED_BY.search(message)
     if match is None:
-        return None
+        left = _EXIT_CODE.search(message)
+        return int(left[1]) if left is not None else None
     said = (match[1] or match[2] or "").strip().lower()
     return next((number for word, number in _SIGNALS.items() if said.startswith(word)), None)
