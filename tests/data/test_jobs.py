@@ -35,3 +35,12 @@ def test_workers_may_be_started_in_every_way(tmp_path, method):
     loader = DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context=method)
     with holdfast.Run(tmp_path / "run", weights=torch.zeros(1)) as run:
         assert [b.tolist() for (b,) in run.batches(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.slow
+def test_an_error_of_a_sample_does_not_let_the_trainer_wait_for_its_workers(folder, start):
+    trainer = start(folder, "--bad-sample", script=SCRIPTS / "train_with_workers.py")
+    trainer.wait_for("ValueError: on purpose")
+    began = time.monotonic()
+    assert trainer.wait() == 1
+    assert time.monotonic() - began < 4, trainer.output  # they answer a SIGTERM after twelve

@@ -10,10 +10,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 
+
+class Samples(TensorDataset):
+    """All of them good, unless it is asked for a bad one."""
+
+    def __getitem__(self, index):
+        if index == 20 and "--bad-sample" in sys.argv:
+            raise ValueError("on purpose")
+        return super().__getitem__(index)
+
+
 if __name__ == "__main__":
     torch.manual_seed(1)
     model = torch.nn.Linear(4, 1)
-    loader = DataLoader(TensorDataset(torch.randn(4000, 4)), batch_size=2, num_workers=2)
+    loader = DataLoader(Samples(torch.randn(4000, 4)), batch_size=2, num_workers=2)
     with holdfast.Run(sys.argv[1], model=model) as run:
         print("ready", run.step, flush=True)
         for _ in run.epochs(100):

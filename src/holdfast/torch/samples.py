@@ -6,7 +6,10 @@ else through. They are pickled for workers that are spawned.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -52,13 +55,44 @@ class Ticket:
         return len(self.drawn)
 
 
+class _TrainersExit:
+    """Whether the trainer's interpreter ends: a pipe that it closes then, as forked workers see.
+
+    At its end multiprocessing sends SIGTERM to what is left of the workers, of a loop that an
+    exception has left, and waits for them.
+    """
+
+    _known: _TrainersExit | None = None
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._seen, self._held = os.pipe()
+        atexit.register(self.let_go)  # after multiprocessing's own, and so called before it
+
+    @classmethod
+    def of_this_process(cls) -> _TrainersExit:
+        if cls._known is None or cls._known._pid != os.getpid():
+            cls._known = cls()
+        return cls._known
+
+    def let_go(self) -> None:
+        """Close the end that says that the trainer lives; in a worker, its copy of it."""
+        with contextlib.suppress(OSError):
+            os.close(self._held)
+
+    def has_begun(self) -> bool:
+        """In a worker: nobody holds the other end any more."""
+        return bool(select.select([self._seen], [], [], 0)[0])
+
+
 class WorkerStart:
     """The first thing in a worker: its life is tied to the trainer's, then the user's own start.
 
     torch's workers look who their parent is once they run. One whose trainer was killed before
     takes the system's first process for it, and stays for ever, with all that it has mapped.
     Tied so, it may answer a SIGTERM later than at once: a scheduler sends it to all processes of
-    a job, and the step that is to be finished needs its data.
+    a job, and the step that is to be finished needs its data. Not so when the trainer exits: then
+    it is the trainer that sends it, and waits.
     """
 
     _LATER_SECONDS = 12.0  # than the time that a trainer takes for its last step by default
@@ -68,6 +102,7 @@ class WorkerStart:
     def __init__(self, users: Callable[[int], Any] | None, method: str) -> None:
         self._users = users
         self._is_served = method == "forkserver"
+        self._exit = _TrainersExit.of_this_process() if method == "fork" else None
         self._trainer = os.getpid()
         # The system counts the end of the thread that has started it, and only this one stays.
         self._is_tied = (
@@ -82,12 +117,16 @@ class WorkerStart:
             ctypes.CDLL(None).prctl(self._PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._trainer:
                 os._exit(1)
+            if self._exit is not None:
+                self._exit.let_go()
             # No blocked mask: what a data set starts itself would be born with it.
             signal.signal(signal.SIGTERM, self._leave_later)
         if self._users is not None:
             self._users(worker)
 
     def _leave_later(self, *_: Any) -> None:
+        if self._exit is not None and self._exit.has_begun():
+            os._exit(0)
         timer = threading.Timer(self._LATER_SECONDS, os._exit, (0,))
         timer.daemon = True
         timer.start()
