@@ -14,9 +14,12 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 # What bears another test beside it on two cores, and what measures time or fills the machine.
 # The jobs of a SLURM of our own mostly wait, so they have a process to themselves beside the first.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
-COMMANDS_BESIDE := $(patsubst %,tests/cli/test_%.py,errors export export_for_torch export_ranks help lint submit)
-BESIDE := tests/data tests/examples tests/frameworks tests/prove tests/ranks tests/unit $(COMMANDS_BESIDE)
-ALONE := $(filter-out $(COMMANDS_BESIDE),$(wildcard tests/cli/test_*.py)) tests/crash tests/processes
+SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,clean completion demo errors export export_for_torch export_ranks help \
+	lint ls submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk read_only_folder) \
+	$(patsubst %,tests/processes/test_%.py,last_words ordinary_user supervisor_output supervisor_restarts twenty_deaths)
+BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/prove tests/ranks tests/unit $(SOME_BESIDE)
+ALONE := $(filter-out $(SOME_BESIDE),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
+	tests/processes/progress
 
 .DEFAULT_GOAL := help
 
