@@ -38,6 +38,8 @@ def _look(scene: Scene, thread: int) -> None:
     views = view([each for each in frames_of_thread(thread) if is_users(each[0])])
     counts = (scene.steps, scene.batch)
     found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SECONDS)
+    # What a backward pass has gone through is small: it is not what fills the memory.
+    found = [each for each in found if not each["freed"]]
     if not found:
         return
     most = found[0]

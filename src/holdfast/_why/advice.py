@@ -6,7 +6,7 @@ import re
 
 from holdfast._why import words
 from holdfast._why.case import Case
-from holdfast._why.memory import Use
+from holdfast._why.memory import Use, tell_graphs
 
 _MEMORY_STEPS = 5.0  # per cent of the memory that a hint must be about to be worth it
 
@@ -23,8 +23,19 @@ def go_on(case: Case) -> list[str]:
 
 def host_memory(case: Case, use: Use, *, is_machine: bool = False) -> list[str]:
     """Less memory, or more of it."""
+    return [*less_memory(case, use), _more_memory(case, is_machine=is_machine), *go_on(case)]
+
+
+def less_memory(case: Case, use: Use) -> list[str]:
+    """What a training can do without."""
     whole = use.tree or use.used or 0
     said = []
+    graphs = tell_graphs(case.end.graphs)
+    if graphs:
+        said.append(
+            f"Let the graphs go: {graphs[0]}. Keep loss.item() or loss.detach() there, not the "
+            "loss itself."
+        )
     if use.worker_count and use.workers and use.workers > whole * _MEMORY_STEPS / 100:
         each = words.size(use.workers / use.worker_count)
         said.append(
@@ -36,35 +47,38 @@ def host_memory(case: Case, use: Use, *, is_machine: bool = False) -> list[str]:
             f"/dev/shm counts too ({words.size(use.shm)} of it were in use): pin_memory=False and "
             "fewer prefetched batches make it smaller. Old files there: holdfast clean"
         )
-    said.append(
-        "If memory grew step by step, something is kept: sum up loss.item() or loss.detach(), not "
-        "the loss itself, which keeps its whole graph; a list in a Dataset grows in every worker."
-    )
-    if not is_machine and case.is_in_slurm:
+    if not graphs:
         said.append(
-            "Ask SLURM for more: sbatch --mem=… (now: scontrol show job JOBID | grep -i mem)"
+            "If memory grew step by step, something is kept: sum up loss.item() or loss.detach(), "
+            "not the loss itself, which keeps its whole graph; a list in a Dataset grows in every "
+            "worker."
         )
-    elif not is_machine:
-        said.append(
-            "Or raise the limit: docker run --memory=…, in Kubernetes resources.limits.memory, in "
-            "systemd MemoryMax=…"
-        )
-    else:
-        said.append(
+    return said
+
+
+def _more_memory(case: Case, *, is_machine: bool) -> str:
+    if is_machine:
+        return (
             "See what else runs there (ps aux --sort=-rss | head), or move to a machine with more "
             "memory. A limit of its own (systemd-run -p MemoryMax=…, sbatch --mem=…) protects it."
         )
-    return [*said, *go_on(case)]
+    if case.is_in_slurm:
+        return "Ask SLURM for more: sbatch --mem=… (now: scontrol show job JOBID | grep -i mem)"
+    return (
+        "Or raise the limit: docker run --memory=…, in Kubernetes resources.limits.memory, in "
+        "systemd MemoryMax=…"
+    )
 
 
-def worker_memory(case: Case, use: Use) -> list[str]:
+def worker_memory(case: Case) -> list[str]:
     """Where a worker was the victim."""
     return [
         "Use fewer data-loader workers (num_workers) or a smaller prefetch_factor: each worker "
         "holds whole batches, and its own copy of whatever its Dataset touches.",
         "Keep big tables in a Dataset as one numpy array or tensor, not as a list of Python "
         "objects: reading those copies them into every worker.",
-        *host_memory(case, use)[-2:],
+        _more_memory(case, is_machine=False),
+        *go_on(case),
     ]
 
 

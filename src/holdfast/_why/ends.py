@@ -54,6 +54,7 @@ class End:
     counters: Record = field(default_factory=dict)
     memory: list[Record] = field(default_factory=list)
     children: list[Record] = field(default_factory=list)
+    graphs: list[Record] = field(default_factory=list)  # of autograd, that somebody keeps
     stacks: str = ""
     signs: list[Sign] = field(default_factory=list)
 
@@ -133,7 +134,9 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
 
 def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
     """From the rank's own records."""
-    error, death = found.error, found.death
+    death = found.death
+    # What was only suspected while it lived is no exception: it tells neither end nor step.
+    error = found.error if words.text(found.error.get("type")) else {}
     exit_record = found.exit or (evidence.exit if not found.rank else {})
     led = found.led or (words.record(evidence.led) if rank is None else {})
     signs = [s for s in evidence.signs if rank is None or s.rank == rank]
@@ -157,6 +160,7 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         or words.record(led.get("counters")),
         memory=words.records(death.get("memory")) or words.records(led.get("memory")),
         children=words.records(death.get("children")) or words.records(error.get("workers")),
+        graphs=words.records(found.error.get("graphs")),
         stacks=found.stacks,
         signs=signs,
     )

@@ -7,6 +7,8 @@ it said itself. No rule guesses: what nobody has recorded stays unknown, and is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from holdfast._why import words
 from holdfast._why.case import Case, Finding
@@ -19,6 +21,11 @@ from holdfast._why.judge_ranks import judge_collective, open_case
 from holdfast._why.judge_signals import judge_crash, judge_terminated
 from holdfast._why.judge_slurm import judge_slurm
 from holdfast._why.verdict import Cause, Sure, Verdict, restart_after
+
+if TYPE_CHECKING:
+    from holdfast._why.sign import Sign
+
+_FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
     judge_decided,
@@ -53,9 +60,19 @@ def judge_strictly(evidence: Evidence) -> Verdict:
     """The same, for tests: what goes wrong here is a bug."""
     if evidence.is_live:
         return _running(evidence)
+    evidence, past = _without_past(evidence)
     case = open_case(evidence)
     found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
-    return _verdict(case, found or _unknown(case))
+    return _verdict(case, found or _unknown(case, past))
+
+
+def _without_past(evidence: Evidence) -> tuple[Evidence, list[Sign]]:
+    """Without what was printed long before the end, and so was got over; that comes second."""
+    past = [sign for sign in evidence.signs if sign.details.get("is_past")]
+    if not past:
+        return evidence, past
+    kept = [sign for sign in evidence.signs if not sign.details.get("is_past")]
+    return replace(evidence, signs=kept), past
 
 
 def _running(evidence: Evidence) -> Verdict:
@@ -77,7 +94,7 @@ def _running(evidence: Evidence) -> Verdict:
     )
 
 
-def _unknown(case: Case) -> Finding:
+def _unknown(case: Case, past: list[Sign]) -> Finding:
     """What is known, and no more."""
     end, told = case.end, []
     if end.status is not None:
@@ -90,6 +107,12 @@ def _unknown(case: Case) -> Finding:
     if case.evidence.output.strip():
         last = case.evidence.output.strip().splitlines()[-1]
         told.append(f"the last line that it printed: {words.one_line(last, 240)}")
+    for sign in past[-1:]:
+        after = words.count(words.whole(sign.details.get("from_end")) or 0, "line")
+        told.append(
+            f"line {sign.line} is: {words.one_line(sign.text, 240)}; it went on for {after} after "
+            "that"
+        )
     if end.status is not None:
         sentence = f"{case.opening} left with status {end.status}, and nothing says why."
     else:
@@ -111,6 +134,10 @@ def _unknown(case: Case) -> Finding:
 def _verdict(case: Case, found: Finding) -> Verdict:
     end = case.end
     told = [*found.evidence, *case.culprit, *case.evidence.notes]
+    sure = found.sure
+    if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
+        sure = Sure.LIKELY
+        told.append(f"{words.count(after, 'line')} came after that: it may have been got over")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"
@@ -120,7 +147,7 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     return Verdict(
         found.cause,
         _one_line(found.sentence),
-        found.sure,
+        sure,
         tuple(dict.fromkeys(map(_one_line, told))),
         tuple(dict.fromkeys(map(_one_line, found.advice))),
         rank=end.rank,
@@ -131,6 +158,14 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         others=tuple(map(_one_line, case.others)),
         restart=restart_after(found.cause),
     )
+
+
+def _lines_after(evidence: Evidence) -> int:
+    """The lines that a log has after all that it tells of an end; none if they are very few."""
+    if evidence.kind != "log":
+        return 0
+    after = [words.whole(sign.details.get("from_end")) or 0 for sign in evidence.signs]
+    return least if (least := min(after, default=0)) > _FEW_LINES else 0
 
 
 def _one_line(text: str) -> str:

@@ -7,6 +7,7 @@ import re
 from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.evidence import Record
+from holdfast._why.memory import tell_graphs
 from holdfast._why.trouble import Trouble
 from holdfast._why.verdict import Cause, Sure
 
@@ -44,15 +45,8 @@ def judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     )
     if is_fragmented:
         evidence.append("so there was room, but in pieces: fragmentation")
-    # What a backward pass has gone through has given its memory back.
-    held = [g for g in words.records(trouble.record.get("graphs")) if not g.get("freed")]
-    graphs = [graph for graph in held if words.whole(graph.get("count"))]
-    for graph in graphs[:3]:
-        evidence.append(
-            f"`{words.one_line(str(graph.get('holder')), 80)}` keeps "
-            f"{words.count(words.whole(graph.get('count')) or 0, 'graph')} alive"
-            + (f" ({words.one_line(str(graph['where']), 120)})" if graph.get("where") else "")
-        )
+    graphs = tell_graphs(words.records(trouble.record.get("graphs")))
+    evidence += graphs
     device = noted.get("device")
     which = f" {device}" if isinstance(device, int) and not isinstance(device, bool) else ""
     asked = f": {words.size(tried)} more did not fit" if tried else ""

@@ -11,7 +11,7 @@ from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.ends import End
 from holdfast._why.evidence import Record
-from holdfast._why.memory import Moved, Use, last_use, moved, tell_memory
+from holdfast._why.memory import Moved, Use, last_use, moved, tell_graphs, tell_memory
 from holdfast._why.verdict import Cause, Sure
 
 _KILL = -9
@@ -141,7 +141,7 @@ def _cgroup(
     sentence = f"The kernel's OOM killer ended {case.who}{used}."
     if sure is not Sure.CERTAIN:
         sentence = f"The kernel's OOM killer most likely ended {case.who}{used}."
-    evidence += _maxrss(case.evidence.led) + tell_memory(case.end.memory, case.end.time)
+    evidence += _maxrss(case.evidence.led) + _story(case)
     return Finding(Cause.OOM_CGROUP, sentence, sure, evidence, advice.host_memory(case, use))
 
 
@@ -156,9 +156,14 @@ def _machine(case: Case, use: Use, evidence: list[str], sure: Sure) -> Finding:
         f"The machine ran out of memory{left}, and the kernel's OOM killer {likely}ended "
         f"{case.who}."
     )
-    evidence += _maxrss(case.evidence.led) + tell_memory(case.end.memory, case.end.time)
+    evidence += _maxrss(case.evidence.led) + _story(case)
     said = advice.host_memory(case, use, is_machine=True)
     return Finding(Cause.OOM_MACHINE, sentence, sure, evidence, said)
+
+
+def _story(case: Case) -> list[str]:
+    """What memory did, and what was seen to fill it when the trainer was warned."""
+    return [*tell_memory(case.end.memory, case.end.time), *tell_graphs(case.end.graphs)]
 
 
 def oom_of_worker(
@@ -168,14 +173,13 @@ def oom_of_worker(
     victim: Record | None = None,
 ) -> Finding:
     """The OOM killer took a worker, and the trainer ended because of that."""
-    use = last_use(case.end.memory)
     if victim is None:
         victim = next((p for p in case.end.children if _status(p) == _KILL), {})
     name = worker_name(victim)
     of = f" (of {case.who})" if case.end.rank is not None else ""
     sentence = f"The kernel's OOM killer ended {name}{of}, and the training with it."
-    evidence = [*evidence, *tell_memory(case.end.memory, case.end.time)]
-    return Finding(Cause.OOM_WORKER, sentence, sure, evidence, advice.worker_memory(case, use))
+    evidence = [*evidence, *_story(case)]
+    return Finding(Cause.OOM_WORKER, sentence, sure, evidence, advice.worker_memory(case))
 
 
 def worker_name(process: Record) -> str:

@@ -90,7 +90,8 @@ def _finding(case: Case, cause: Cause, sentence: str, sure: Sure, evidence: list
         said = [
             "Ask SLURM for more: sbatch --mem=… (what it used: sacct -j JOBID "
             "--format=JobID,MaxRSS,ReqMem,State)",
-            *advice.host_memory(case, last_use(case.end.memory))[:-1],
+            *advice.less_memory(case, last_use(case.end.memory)),
+            *advice.go_on(case),
         ]
     elif cause is Cause.TIME_LIMIT:
         said = [

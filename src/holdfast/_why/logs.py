@@ -30,7 +30,7 @@ def gather_log(path: Path) -> Evidence:
         return evidence
     evidence.signs, evidence.output = signs, tail
     if not tail.strip():
-        evidence.notes.append(f"{path} is empty: whatever wrote to it died before its first line.")
+        evidence.notes.append(f"{path} is empty: nothing was written to it.")
     is_told = any(sign.details.get("from_end", 0) < _NEAR_THE_END for sign in signs)
     writers = _writers(path)
     for pid, comm in writers[:4]:
@@ -58,7 +58,7 @@ def read_log(path: Path) -> tuple[list[Sign], str]:
     last = read_signs(whole[start:], first_line)
     total = first_line + whole.count("\n", start) - whole.endswith("\n")
     early = [
-        replace(sign, details={**sign.details, "from_end": total - sign.line})
+        replace(sign, details={**sign.details, "from_end": total - sign.line, "is_past": True})
         for sign in read_signs(first)
     ]
     return [*early, *last], _end_of(whole)

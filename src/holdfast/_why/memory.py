@@ -167,6 +167,18 @@ def tell_memory(samples: list[Record], ended: float | None) -> list[str]:
     return lines
 
 
+def tell_graphs(graphs: list[Record]) -> list[str]:
+    """Who keeps graphs of autograd, and with them the activations of whole steps."""
+    # What a backward pass has gone through has given its memory back.
+    held = [each for each in graphs if not each.get("freed") and words.whole(each.get("count"))]
+    return [
+        f"`{words.one_line(str(graph.get('holder')), 80)}` keeps "
+        f"{words.count(words.whole(graph.get('count')) or 0, 'graph')} alive"
+        + (f" ({words.one_line(str(graph['where']), 120)})" if graph.get("where") else "")
+        for graph in held[:3]
+    ]
+
+
 def _moments(uses: list[Use], end: float | None) -> list[tuple[float, int]]:
     """(seconds before the end, bytes) of the looks nearest to a few moments."""
     found: dict[float, tuple[float, int]] = {}

@@ -1,6 +1,7 @@
 """What a text tells: the lines of a log that say why something ended.
 
-Kinds, and what their `details` hold besides `from_end` (lines that came after it):
+Kinds, and what their `details` hold besides `from_end` (lines that came after it) and, where the
+training has gone on after it, `is_past`:
 
 * python_exception: type, message, frames_tail ([file, line, function], the innermost last),
   chain (what it came of, the nearest first), and where it applies: thread, process,
@@ -48,6 +49,9 @@ __all__ = ["Sign", "culprits_of", "last_traceback", "read_signs"]
 
 _MOST_RANKS = 65536
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
+# So many lines without a sign are no part of an end any more: several ranks together print less,
+# but for the stacks of all threads.
+_PAST_LINES, _PAST_STACKS = 200, 2000
 
 
 def read_signs(text: str, first_line: int = 1) -> list[Sign]:
@@ -61,7 +65,7 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
             sign = sign_of(row, line)
             if sign is not None:
                 found.append(sign)
-    return _with_summaries(_once(found))
+    return _with_past(_with_summaries(_once(found)))
 
 
 def last_traceback(text: str) -> str | None:
@@ -142,6 +146,24 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
                 sign = replace(sign, rank=ranks[0])
         kept.append(sign)
     return kept
+
+
+def _with_past(signs: list[Sign]) -> list[Sign]:
+    """What was got over is marked: of an end, the signs stand close together, up to the last line.
+
+    An exception that a script catches is printed just as one that ends it; and of several lives
+    that have written to one log, only the last one's end is looked for.
+    """
+    found: list[Sign] = []
+    after, is_past = 0, False
+    for sign in reversed(signs):
+        from_end = sign.details["from_end"]
+        most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
+        is_past = is_past or from_end - after > most
+        after = from_end
+        details = {**sign.details, "is_past": True} if is_past else sign.details
+        found.append(replace(sign, details=details))
+    return found[::-1]
 
 
 def _once(signs: list[Sign]) -> list[Sign]:

@@ -30,7 +30,7 @@ class Line(NamedTuple):
     text: str  # without the prefixes of launchers
     rank: int | None
     number: int  # from 1, as an editor counts
-    from_end: int  # how many lines come after it
+    from_end: int  # how many lines come after it, with those that were written over
     start: int
     end: int
 
@@ -47,6 +47,7 @@ class Text:
         for start in range(0, len(self.whole), _BLOCK):
             self._counts.append(self._counts[-1] + self._plain.count("\n", start, start + _BLOCK))
         self.line_count = self._counts[-1] + (not self.whole.endswith("\n"))
+        self._has_bars = "\r" in self._plain
 
     def hits(self, needle: str) -> Iterator[Line]:
         """The lines that have this in them: the first and the last, if they are very many."""
@@ -117,10 +118,11 @@ class Text:
             rank = int(within[-1]) if within else None
         block = start // _BLOCK
         breaks = self._counts[block] + self._plain.count("\n", block * _BLOCK, start)
-        number = breaks + 1
-        return Line(
-            text, rank, self._first_line + breaks, max(0, self.line_count - number), start, end
-        )
+        from_end = max(0, self.line_count - breaks - 1)
+        if self._has_bars:
+            returns = self._plain.count("\r", end) - self._plain.count("\r\n", end)
+            from_end += max(0, returns)
+        return Line(text, rank, self._first_line + breaks, from_end, start, end)
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:
