@@ -227,6 +227,8 @@ def test_the_next_start_says_what_the_life_before_died_of(folder, script):
                 train_one(weights)
                 if step == 20 and run.attempt == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
+                if step == 40:
+                    print("at 40", flush=True)
                 time.sleep(0.01)
         """
     killed = script(folder, body)
@@ -237,11 +239,13 @@ def test_the_next_start_says_what_the_life_before_died_of(folder, script):
     assert "SIGKILL" in line
     assert line.startswith("holdfast: the attempt before ended at step 20. ")
     assert line.endswith(f" More: holdfast why {folder} --attempt 1\n")
+    second.wait_for("at 40")
     second.send(signal.SIGTERM)
     assert second.wait() == 143
     # That one was asked to leave: there is nothing to tell of it.
     third = script(folder, body)
     third.wait_for("(attempt 3)")
+    time.sleep(0.5)  # for a line that is not to come
     third.send(signal.SIGTERM)
     third.wait()
     assert "the attempt before" not in third.output

@@ -72,6 +72,11 @@ class End:
         """Whether anything is known of its end."""
         return self.status is not None or self.fault is not None or bool(self.how)
 
+    @property
+    def had_failed(self) -> bool:
+        """Whether it had noted an exception itself, and was leaving because of that."""
+        return self.fault is not None and words.whole(self.fault.record.get("pid")) is not None
+
     def name(self) -> str:
         """Who it was, to begin a sentence with."""
         where = f" on {self.host}" if self.host else ""

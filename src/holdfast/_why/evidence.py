@@ -55,7 +55,7 @@ class Evidence:
     exit: Record = field(default_factory=dict)
     requeue: Record = field(default_factory=dict)
     process: Record | None = None  # a living process, as /proc has it
-    is_here: bool = False  # it ran on this machine, since this boot
+    is_here: bool = False  # it ran on this machine, since this boot, in whichever container
     has_rebooted: bool = False  # it ran on this machine, before its last start
     notes: list[str] = field(default_factory=list)  # sentences for the reader, as they are
     files: list[Path] = field(default_factory=list)  # the records that were read

@@ -7,6 +7,7 @@ up only where they ran here, and a heartbeat that is old is not waited for.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from holdfast._why.signs import read_signs
 _OUTPUT_BYTES = 1 << 20  # of the end of a log
 _STACKS_BYTES = 1 << 16
 _MOST_EVENTS = 5000
+_SKEW_SECONDS = 60.0  # by which a clock may have been set since
 _OLD_SECONDS = 600.0  # of a heartbeat: no two clocks are so far apart
 _WATCH_SECONDS = 5.0  # beats come every other second
 _KEEPER_SECONDS = 3.0  # for a keeper that is still writing what it knows
@@ -99,10 +101,17 @@ def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
     holder = lease_holder(layout, attempt)
     if holder is None:
         return
-    found.is_here = holder.is_here()
     boot = of_process().boot
-    found.has_rebooted = bool(
-        holder.host == host_name() and holder.boot and boot and holder.boot != boot
+    if not holder.boot or not boot:
+        return
+    found.is_here = holder.boot == boot  # in another container its processes are not seen
+    beat = words.real(read_json(layout.heartbeat(attempt)).get("time"))
+    booted = _booted_at()
+    found.has_rebooted = (
+        holder.host == host_name()
+        and holder.boot != boot
+        # Else it was another machine of the same name.
+        and (beat is None or booted is None or beat < booted + _SKEW_SECONDS)
     )
 
 
@@ -136,7 +145,21 @@ def _is_leader_alive(led: Record) -> bool:
     pid = words.whole(led.get("leader_pid"))
     if pid is None or words.text(led.get("host")) != host_name():
         return False
-    return bool(of_process(pid).started)
+    started = of_process(pid).started
+    began, booted = words.real(led.get("began")), _booted_at()
+    if not started.isdigit() or began is None or booted is None:
+        return bool(started)
+    # A number is given out again, and here is all that tells: who leads began before its record.
+    return booted + int(started) / os.sysconf("SC_CLK_TCK") < began + _SKEW_SECONDS
+
+
+def _booted_at() -> float | None:
+    """When this machine was started, by its clock of today."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return None
 
 
 def _events(layout: RunLayout, attempt: int) -> list[Record]:

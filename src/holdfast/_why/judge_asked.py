@@ -136,8 +136,8 @@ def _asked(found: Case) -> tuple[str, int | None]:
         return "Ctrl-C, KeyboardInterrupt", status
     if not record and _left_after_signal(found):
         return words.text(led_signals(found.evidence.led)[-1].get("name")), found.end.status
-    sign = found.end.has("holdfast_stop")
-    if sign is not None and not record and found.end.fault is None:
+    sign = found.end.has("holdfast_stop", "holdfast_finished")
+    if sign is not None and sign.kind == "holdfast_stop" and not record and found.end.fault is None:
         stopped = words.whole(sign.details.get("status"))
         reason = words.text(sign.details.get("reason"))
         if stopped in asked and reason and not _OF_A_RANK.match(reason):
@@ -198,6 +198,8 @@ def judge_finished(found: Case) -> Finding | None:
     lying = _lying(found)
     if lying is not None:
         return lying
+    if (said := _said_finished(found)) is not None:
+        return said
     if _exit_status(found) != 0:
         return None
     if record and end.status not in (None, 0):
@@ -226,6 +228,18 @@ def judge_finished(found: Case) -> Finding | None:
         Sure.LIKELY,
         ["it left with status 0", "status 0 is no proof: sys.exit(256) looks the same"],
     )
+
+
+def _said_finished(found: Case) -> Finding | None:
+    """By its own last words, where there is nothing but a log."""
+    end = found.end
+    sign = end.has("holdfast_finished")
+    if sign is None or sign is not end.signs[-1] or found.evidence.exit or end.status is not None:
+        return None
+    step = words.whole(sign.details.get("step"))
+    at = f", at step {step}" if step is not None else ""
+    evidence = [f"it printed: {words.one_line(sign.text)}", "nothing that it printed then is bad"]
+    return Finding(Cause.FINISHED, f"It finished{at}.", Sure.LIKELY, evidence)
 
 
 def _lying(found: Case) -> Finding | None:

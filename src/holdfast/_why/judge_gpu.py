@@ -53,7 +53,13 @@ def judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     of = f" of {words.size(total)}" if total and tried else ""
     sentence = f"{case.opening} ran out of memory of its GPU{which}{asked}{of}."
     advised = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
-    return Finding(Cause.CUDA_OOM, sentence, Sure.CERTAIN, evidence, advised)
+    return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, advised)
+
+
+def _how_sure(case: Case, trouble: Trouble) -> Sure:
+    """A line in a log may be about anything; an exception, or a line before a failure, is not."""
+    is_only_a_line = trouble.fault is None and case.end.status is None
+    return Sure.LIKELY if is_only_a_line else Sure.CERTAIN
 
 
 def _figures(trouble: Trouble, noted: Record) -> dict[str, int]:
@@ -96,6 +102,7 @@ def _largest(noted: Record) -> list[str]:
 def judge_cuda_error(case: Case, trouble: Trouble) -> Finding:
     """The device itself failed, or was made to."""
     sentence = f"The GPU of {case.who} reported an error: {words.one_line(trouble.said, 160)}."
+    sure = _how_sure(case, trouble)
     return Finding(
-        Cause.CUDA_ERROR, sentence, Sure.CERTAIN, trouble.evidence(case), advice.cuda_error(case)
+        Cause.CUDA_ERROR, sentence, sure, trouble.evidence(case), advice.cuda_error(case)
     )

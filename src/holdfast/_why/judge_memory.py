@@ -32,6 +32,8 @@ def judge_kill(case: Case) -> Finding | None:
         or _by_slurm(case, use)
         or _by_use(case, use, counted)
     )
+    if found is None and end.had_failed:
+        return None  # what it raised comes first, whoever has then ended it
     return found or _killed(case, use, counted)
 
 

@@ -58,6 +58,8 @@ def judge_disk(case: Case, trouble: Trouble) -> Finding:
     what = "A quota" if is_quota else "A disk"
     if told:
         sentence, sure = f"{what} was full{where}, and {case.who} could not write.", Sure.CERTAIN
+        if trouble.fault is None and case.end.status is None:
+            sure = Sure.LIKELY  # a line in a log may be about anything
     elif full:
         sentence = f"A disk was full{where}: what {case.who} wrote was cut short."
         sure = Sure.LIKELY

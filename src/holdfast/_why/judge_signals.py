@@ -44,8 +44,8 @@ def judge_crash(case: Case) -> Finding | None:
     end = case.end
     told = end.has("faulthandler")
     name = end.signal or ("" if end.fault is not None else _named(told))
-    if name not in _CRASHES:
-        return None
+    if name not in _CRASHES or end.had_failed:
+        return None  # many a library crashes as it is unloaded: what it raised comes first
     cause, words_for_it = _CRASHES[name]
     stack = case.stacks_lines() or _stack(told)
     evidence = [f"{case.who} died of {name}"]

@@ -31,7 +31,11 @@ def gather_log(path: Path) -> Evidence:
     evidence.signs, evidence.output = signs, tail
     if not tail.strip():
         evidence.notes.append(f"{path} is empty: nothing was written to it.")
-    is_told = any(sign.details.get("from_end", 0) < _NEAR_THE_END for sign in signs)
+    is_told = any(
+        sign.details.get("from_end", 0) < _NEAR_THE_END and not sign.details.get("is_past")
+        for sign in signs
+        if sign.kind != "holdfast_start"
+    )
     writers = _writers(path)
     for pid, comm in writers[:4]:
         evidence.notes.append(f"Process {pid} ({comm}) still has this file open for writing.")

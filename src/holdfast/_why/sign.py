@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from holdfast._why.text import Line
 
+_OF_THE_LIFE_BEFORE = "holdfast: the attempt before ended"
 TEXT_MOST = 600  # characters of a line that are kept: some libraries print pages in one
 
 
@@ -58,6 +59,8 @@ def sign_of(row: Pattern, line: Line) -> Sign | None:
     """The sign that a line is, by a row of a table; None if it only looks like it."""
     match = _compiled(row.shape).search(line.text)
     if match is None or is_source_code(line.text, match.start()):
+        return None
+    if line.text.startswith(_OF_THE_LIFE_BEFORE):
         return None
     details = dict(row.details)
     for name, value in match.groupdict().items():

@@ -31,7 +31,7 @@ training has gone on after it, `is_past`:
 * rendezvous: what (unset, too_few, store_timeout, no_server, closed, not_initialized),
   variable, joined, wanted, host, port, keys; address_in_use: port
 * environment: what, name
-* holdfast_stop: status, reason; holdfast_finished: step; nan
+* holdfast_start: attempt; holdfast_stop: status, reason; holdfast_finished: step; nan
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ def _with_past(signs: list[Sign]) -> list[Sign]:
         after = from_end
         details = {**sign.details, "is_past": True} if is_past else sign.details
         found.append(replace(sign, details=details))
+        is_past = is_past or sign.kind == "holdfast_start"  # what is above it was another life
     return found[::-1]
 
 

@@ -116,6 +116,8 @@ SYSTEM: tuple[Pattern, ...] = (
             r"holdfast: .*; leaving with status (?P<status>\d+) \((?P<reason>.*?)\)"),
     pattern("holdfast_stop", "holdfast: leaving at once (",
             r"holdfast: leaving at once \((?P<reason>.*?)\): .*Status (?P<status>\d+)"),
+    pattern("holdfast_start", " (attempt ", r"holdfast: .* \(attempt (?P<attempt>\d+)[^)]*\)\.$"),
+    pattern("holdfast_start", "holdfast: starting it again"),
     pattern("holdfast_finished", "; the last checkpoint is durable.",
             r"holdfast: .*trained to step (?P<step>\d+)"),
 )  # fmt: skip

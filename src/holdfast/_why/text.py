@@ -43,11 +43,12 @@ class Text:
         # One byte a letter, at the same places: several times as quick to look through.
         self._plain = self.whole.encode("ascii", "replace").decode("ascii")
         self._first_line = first_line
-        self._counts = [0]
+        self._counts, self._bars = [0], [0]
         for start in range(0, len(self.whole), _BLOCK):
-            self._counts.append(self._counts[-1] + self._plain.count("\n", start, start + _BLOCK))
+            end = start + _BLOCK
+            self._counts.append(self._counts[-1] + self._plain.count("\n", start, end))
+            self._bars.append(self._bars[-1] + self._bars_in(start, end))
         self.line_count = self._counts[-1] + (not self.whole.endswith("\n"))
-        self._has_bars = "\r" in self._plain
 
     def hits(self, needle: str) -> Iterator[Line]:
         """The lines that have this in them: the first and the last, if they are very many."""
@@ -118,11 +119,13 @@ class Text:
             rank = int(within[-1]) if within else None
         block = start // _BLOCK
         breaks = self._counts[block] + self._plain.count("\n", block * _BLOCK, start)
-        from_end = max(0, self.line_count - breaks - 1)
-        if self._has_bars:
-            returns = self._plain.count("\r", end) - self._plain.count("\r\n", end)
-            from_end += max(0, returns)
+        bars = self._bars[-1] - self._bars[block] - self._bars_in(block * _BLOCK, end + 1)
+        from_end = max(0, self.line_count - breaks - 1) + max(0, bars)
         return Line(text, rank, self._first_line + breaks, from_end, start, end)
+
+    def _bars_in(self, start: int, end: int) -> int:
+        """How often a line was written over, as progress bars do."""
+        return self._plain.count("\r", start, end) - self._plain.count("\r\n", start, end)
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:

@@ -50,5 +50,7 @@ class Trouble:
                 told.append(f"at {self.fault.place}")
         if self.sign is not None and (self.fault is None or self.sign.text not in told[0]):
             told.append(f"it printed: {words.one_line(self.sign.text, 400)}")
+        if case.end.had_failed and case.end.signal:
+            told.append(f"while it left because of that, it died of {case.end.signal}")
         phase = words.text(self.record.get("phase"))
         return [*told, f"in the phase {phase}"] if phase else told
