@@ -77,7 +77,7 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 .PHONY: bench
 bench: $(STAMP) ## measure what holdfast costs a training step
 	@$(BIN)/python bench/spine.py; spine=$$?; $(BIN)/python bench/loaders.py && \
-		$(BIN)/python bench/ranks.py && exit $$spine
+		$(BIN)/python bench/ranks.py && $(BIN)/python bench/watch.py && exit $$spine
 
 .PHONY: table
 table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (a quarter of an hour)

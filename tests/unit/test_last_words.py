@@ -135,7 +135,7 @@ def test_a_disk_that_never_answers_is_left_out(scene, monkeypatch):
 def test_what_hangs_altogether_is_not_waited_for(scene, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(last_words, "_SECONDS", 0.3)
-    monkeypatch.setattr(last_words, "_of_memory", lambda: over.wait(30))
+    monkeypatch.setattr(last_words, "_of_memory", lambda scene: over.wait(30))
     began = time.monotonic()
     leave_words(caught(fail), scene)
     over.set()

@@ -15,7 +15,8 @@ def main() -> None:
     """Run one command, and leave with its status: never with a traceback for a wrong folder."""
     try:
         status = _run()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started with it closed, `>&-`
+            sys.stdout.flush()
     except BrokenPipeError:
         # `holdfast status | head -1`: nobody reads on, which is no fault of anyone. Without
         # this the interpreter would complain when it flushes at its end.

@@ -15,7 +15,7 @@ import os
 import signal
 import stat
 import termios
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from holdfast._supervise.relay import Inlet, Outlet
 from holdfast._supervise.terminal import copy_size, open_pair
@@ -24,13 +24,29 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _ERROR_BYTES = 4
 
 
-def find_outlets() -> dict[int, Outlet]:
+def hold_closed_streams() -> set[int]:
+    """Those of the three that we were started without (`<&-`). Whatever we open next would take
+    their numbers, and be taken for them; the command is started without them too."""
+    found: set[int] = set()
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            with contextlib.suppress(OSError):
+                found.add(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+    return found
+
+
+def find_outlets(closed: Collection[int]) -> dict[int, Outlet]:
     """Our two outputs; one and the same where both lead to the same place, to keep the order."""
     found: dict[int, Outlet] = {}
     for number in (1, 2):
+        if number in closed:
+            continue
         with contextlib.suppress(OSError):
             is_same = 1 in found and number == 2 and _place(1) == _place(2)
             found[number] = found[1] if is_same else Outlet(number)
+            found[number].is_for_errors = number == 2
     return found
 
 

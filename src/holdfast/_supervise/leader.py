@@ -83,9 +83,10 @@ class Supervision:
 
     def __init__(self, command: Sequence[str], max_restarts: int | None) -> None:
         # Not at the top: there are systems without terminals of this kind, and they step aside.
-        from holdfast._supervise.child import find_outlets
+        from holdfast._supervise.child import find_outlets, hold_closed_streams
         from holdfast._supervise.hearing import Ears, passed_on
 
+        closed = hold_closed_streams()  # before anything is opened
         self._command = command
         self._most = max_restarts
         self._environment = _env.whole()
@@ -102,7 +103,7 @@ class Supervision:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_ADOPTS_ORPHANS, 1, 0, 0, 0)
-        self._by_number = find_outlets()
+        self._by_number = find_outlets(closed)
         self._outlets = list(dict.fromkeys(self._by_number.values()))
         self._folder: Path | None = led_folder()
         self._restarts: Restarts | None = None

@@ -26,6 +26,7 @@ _LOOK_SELDOM_SECONDS = 0.5
 _LONGEST_SECONDS = 3600.0
 _TELL_SECONDS = 10.0
 _PARTING_SECONDS = 2.0
+_REST_SECONDS = 20.0  # for those that save something when they are told to end
 _REQUEUED = 75
 _TYPED_SECONDS = 60.0  # whoever ends so soon after Ctrl-C has ended by it
 _KEYS = (signal.SIGINT, signal.SIGQUIT)
@@ -82,6 +83,8 @@ class Life:
             self._tell_the_rest(-self._status)
         self._streams.close_given(is_over=True)
         self._wait_for_keepers()
+        if self._status < 0:
+            self._end_the_rest()
         self._finish_output()
         self._streams.close()
         self._book.note_end(self._status, self._maxrss_bytes, seen)
@@ -127,7 +130,7 @@ class Life:
             poller.register(keys.master, events | select.POLLOUT)
         if self._watch.fileno() >= 0:
             poller.register(self._watch.fileno(), select.POLLIN)
-        for descriptor, event in poller.poll(seconds * 1000):
+        for descriptor, event in poller.poll(max(0.0, seconds) * 1000):
             if descriptor in inlets and event & ~select.POLLOUT:
                 inlets[descriptor].pump()
             elif descriptor in outlets:
@@ -274,6 +277,22 @@ class Life:
             if self._is_given_up and not self._in_job:
                 return  # Ctrl-C; the keeper goes on alone, where nobody kills it for that
 
+    def _end_the_rest(self) -> None:
+        """A command that was killed could end nobody. Those that it has started would run on with
+        nobody to lead them, and stand in the way of the next life."""
+        session = self._child if self._streams.has_own_session else os.getsid(0)
+        deadline = time.monotonic() + _REST_SECONDS
+        told: set[int] = set()
+        while rest := family.left_behind(self._me, session):
+            for pid in rest:
+                if pid not in told:
+                    told.add(pid)
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGTERM)
+            if self._is_given_up or time.monotonic() >= deadline:
+                return
+            self._turn(_LOOK_SECONDS)
+
     def _has_children(self) -> bool:
         self._reap()
         with contextlib.suppress(ChildProcessError):
@@ -309,6 +328,6 @@ class Life:
 def say_behind(outlets: Collection[Outlet], message: str) -> None:
     """On standard error, in order, and without a wait for somebody who does not read."""
     for outlet in outlets:
-        if outlet.descriptor == 2 or len(outlets) == 1:
+        if outlet.is_for_errors:
             outlet.add(f"holdfast: {message}\n".encode(errors="replace"))
             return

@@ -17,7 +17,9 @@ from collections.abc import Callable
 _PIECE_BYTES = 65536
 _MOST_WAITING_BYTES = 65536
 _MOST_PIECES = 64  # no pipe holds more
-_SURE_BYTES = 512  # what a pipe or a terminal takes without a wait if it takes anything
+# What is taken without a wait, if anything is.
+_SURE_BYTES = 512
+_SURE_OF_SOCKET_BYTES = 4096
 
 
 class Outlet:
@@ -27,10 +29,12 @@ class Outlet:
         self.descriptor = descriptor
         self._waiting = bytearray()
         self.is_closed = False
+        self.is_for_errors = False  # where lines of ours go, too
         self.is_terminal = os.isatty(descriptor)
         mode = os.fstat(descriptor).st_mode
         self._waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or self.is_terminal
         self._own = _open_again(descriptor) if self._waits else None
+        self._sure_bytes = _SURE_OF_SOCKET_BYTES if stat.S_ISSOCK(mode) else _SURE_BYTES
 
     @property
     def is_full(self) -> bool:
@@ -52,7 +56,7 @@ class Outlet:
             may_wait = self._waits and self._own is None
             if may_wait and not self._takes_some():
                 return
-            piece = self._waiting[: _SURE_BYTES if may_wait else _PIECE_BYTES]
+            piece = self._waiting[: self._sure_bytes if may_wait else _PIECE_BYTES]
             try:
                 written = os.write(self.descriptor if self._own is None else self._own, piece)
             except BlockingIOError:
@@ -103,6 +107,7 @@ class Inlet:
         self._note = note
         self.is_terminal = os.isatty(descriptor)
         self.is_over = False
+        self._pieces_left: int | None = None  # for ever, while the command lives
 
     @property
     def wants_to_read(self) -> bool:
@@ -126,13 +131,19 @@ class Inlet:
         self._outlet.add(data)
         if self._outlet.is_closed and not self.is_terminal:
             self.close()
+        if self._pieces_left is not None:
+            self._pieces_left -= 1
+            if self._pieces_left <= 0:
+                self.close()
         return True
 
     def drain(self) -> None:
-        """Pass on all that is there, as far as it is taken, but not what comes for ever."""
-        for _ in range(_MOST_PIECES):
-            if not self.wants_to_read or not self.pump():
-                return
+        """The command has ended: pass on all that is there, as far as it is taken, but not what
+        somebody whom it has left behind writes for ever."""
+        if self._pieces_left is None:
+            self._pieces_left = _MOST_PIECES
+        while self.wants_to_read and self.pump():
+            pass
 
     def close(self) -> None:
         """The command meets SIGPIPE if it writes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ HEAD_BYTES = 64 << 10
 TAIL_BYTES = 4 << 20
 OUTPUT_CHARACTERS = 64 << 10
 _COUNTED_BYTES = 256 << 20  # of what lies between head and tail; beyond it lines are estimated
+_PIPED_BYTES = 1 << 30  # a device may have no end
 _NEAR_THE_END = 60  # lines; torchrun's summary is that long with a few ranks
 
 
@@ -47,8 +49,11 @@ def gather_log(path: Path) -> Evidence:
 def read_log(path: Path) -> tuple[list[Sign], str]:
     """The signs in a file, and its end as plain text; of a long one its beginning and its end."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        found = os.fstat(file.fileno())
+        size = found.st_size
         head = file.read(HEAD_BYTES + TAIL_BYTES)
+        if not stat.S_ISREG(found.st_mode):  # a pipe, as of `holdfast why <(kubectl logs …)`
+            head = _last_of(file, head)
         if size <= len(head):
             text = decode(head)
             return read_signs(text), _end_of(text)
@@ -66,6 +71,15 @@ def read_log(path: Path) -> tuple[list[Sign], str]:
         for sign in read_signs(first)
     ]
     return [*early, *last], _end_of(whole)
+
+
+def _last_of(file: BinaryIO, data: bytes) -> bytes:
+    """What comes last out of a pipe, which cannot be gone back in."""
+    read = len(data)
+    while read < _PIPED_BYTES and (more := file.read(1 << 20)):
+        read += len(more)
+        data = (data + more)[-TAIL_BYTES:]
+    return data
 
 
 def decode(data: bytes) -> str:
