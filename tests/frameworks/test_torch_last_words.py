@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast._leave import suspects
 from holdfast._leave.frames import frames_of, view
 from holdfast._leave.last_words import Scene, leave_words
 from holdfast._leave.suspects import look_for_graphs
-from holdfast._record.attempts import read_json
+from holdfast._record.attempts import read_json, write_json
 from holdfast._record.layout import RunLayout
 from tests.support import SCRIPTS, wait_until
 
@@ -232,6 +233,44 @@ def test_graphs_are_looked_for_while_the_training_runs(tmp_path, capsys):
         ("history", place, 50)
     ]
     assert f"holdfast: history ({place}) keeps 50 losses" in capsys.readouterr().err
+
+
+def look_at_losses(layout, *, are_freed):
+    """While a thread keeps many losses."""
+    grown, over = threading.Event(), threading.Event()
+
+    def train():
+        weight = torch.ones(3, requires_grad=True)
+        history = [(weight * weight).sum() for _ in range(50)]
+        for loss in history if are_freed else ():
+            loss.backward()
+        grown.set()
+        over.wait(30)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert grown.wait(30)
+    suspects._look(Scene(layout, 1, steps=50), thread.ident)
+    over.set()
+    thread.join()
+
+
+def test_losses_whose_memory_is_given_back_are_not_suspected(tmp_path, capsys):
+    layout = RunLayout(tmp_path / "run")
+    layout.attempt(1).mkdir(parents=True)
+    look_at_losses(layout, are_freed=True)
+    assert not layout.error(1).exists()
+    assert "keeps" not in capsys.readouterr().err
+
+
+def test_an_exception_that_came_meanwhile_is_not_overwritten(tmp_path):
+    layout = RunLayout(tmp_path / "run")
+    layout.attempt(1).mkdir(parents=True)
+    look_at_losses(layout, are_freed=False)
+    assert read_json(layout.error(1))["graphs"]
+    write_json(layout.error(1), {"type": "ValueError"})
+    look_at_losses(layout, are_freed=False)
+    assert read_json(layout.error(1)) == {"type": "ValueError"}
 
 
 def test_what_only_a_graph_holds_is_told_so():

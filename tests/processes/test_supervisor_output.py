@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_reader_that_leaves_ends_the_command_as_without_it(state):
     script = f"{{ {words} yes; echo $? >&2; }} | head -1"
     done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=30, text=True)
     assert done.stdout == "y\n"
-    assert done.stderr.splitlines()[-1] == "141"
+    assert done.stderr == "141\n"  # which needs no explanation
 
 
 def test_a_reader_that_never_reads_keeps_no_signal_back(state, tmp_path):
@@ -115,6 +116,47 @@ def test_a_slow_reader_gets_everything(state):
             process.wait(0.5)
         assert len(process.stdout.read()) == 300_000
         assert process.wait(20) == 3
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_were_closed_stay_closed(state, tmp_path, closed):
+    show = tmp_path / "show.py"
+    show.write_text(
+        "import os, sys\n"
+        "def is_open(number):\n"
+        "    try: os.fstat(number)\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "found = [is_open(n) for n in (0, 1, 2)]\n"
+        "open(sys.argv[1], 'w').write(str(found))\n"
+        "os._exit(5)\n"
+    )
+    seen = tmp_path / "seen"
+    words = " ".join([*LEAD, sys.executable, str(show), str(seen)])
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {closed}"],
+        env=environment(HOLDFAST_STATE=str(state)),
+        capture_output=True,
+        timeout=30,
+    )
+    assert done.returncode == 5, done.stderr
+    expected = [sign not in closed.split() for sign in ("<&-", ">&-", "2>&-")]
+    assert seen.read_text() == str(expected)
+    assert not done.stdout  # no line of ours is among what the command prints
+    assert b"Traceback" not in done.stderr
+
+
+def test_what_is_left_behind_does_not_hold_it_by_writing_for_ever(state):
+    # The reader is slower than that, so there is always something that waits.
+    command = [*LEAD, "sh", "-c", "yes & echo $! >&2; sleep 0.2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    with process, process.stdout:
+        deadline = time.monotonic() + 30
+        while os.read(process.stdout.fileno(), 100_000) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert process.wait(20) == 0
+        assert time.monotonic() < deadline
 
 
 def test_where_only_some_streams_are_terminals_they_stay_so(state):
@@ -190,14 +232,26 @@ def test_the_ends_of_all_below_are_noted_in_their_order(state):
 
 
 def test_only_the_newest_are_kept(state):
+    here, today = os.uname().nodename, time.strftime("%Y%m%d")
     for number in range(60):
-        old = state / "led" / f"20200101-0000{number:02d}-host-999999{number}" / "life-0001"
-        old.mkdir(parents=True)
-        (old / "led.json").write_text("{}")
+        for name in (f"20200101-0000{number:02d}-{here}", f"{today}-0000{number:02d}-elsewhere"):
+            old = state / "led" / f"{name}-999999{number}" / "life-0001"
+            old.mkdir(parents=True)
+            (old / "led.json").write_text("{}")
+    (state / "led" / "20200101-000000-elsewhere-1").mkdir()
     _lead(state, "true")
     left = sorted(path.name for path in (state / "led").iterdir())
-    assert len(left) == 50
-    assert left[0].startswith("20200101-000011-")
+    of_others = [name for name in left if "-elsewhere-" in name]
+    assert len(of_others) == 60  # they may still go on, but for one of long ago
+    ours = [name for name in left if name not in of_others]
+    assert len(ours) == 50
+    assert ours[0].startswith("20200101-000011-")
+
+
+def test_the_command_finds_the_record_from_any_folder(tmp_path):
+    show = ("sh", "-c", 'cd / && ls "$HOLDFAST_LED"')
+    done = _lead(Path("state"), *show, cwd=tmp_path, stdout=subprocess.PIPE)
+    assert done.stdout.split() == [b"led.json", b"output.log"] or done.stdout == b"output.log\n"
 
 
 def test_it_leads_where_nothing_can_be_noted(tmp_path):

@@ -212,6 +212,34 @@ def test_a_script_that_knows_nothing_of_it_ends_with_its_leader(tmp_path):
         command.wait(10)
 
 
+@pytest.mark.parametrize("how", ["killed", "terminated"])
+def test_what_a_killed_shell_leaves_behind_is_ended_but_no_daemon(how):
+    script = (
+        "sleep 60 & echo $!; RANK=0 setsid sleep 60 & echo $!; "
+        "(setsid sleep 60 >/dev/null & echo $!); echo $$; wait"
+    )
+    command = [*SUPERVISE, "sh", "-c", script]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, process.stdout:
+        sleeps = [psutil.Process(int(process.stdout.readline())) for _ in range(3)]
+        shell = psutil.Process(int(process.stdout.readline()))
+        for each in sleeps:
+            wait_until(lambda each=each: each.name() == "sleep", 10, "the sleep")
+        if how == "killed":
+            shell.kill()
+        else:
+            process.terminate()
+        assert process.wait(20) == 128 + (signal.SIGKILL if how == "killed" else signal.SIGTERM)
+    *ended, daemon = (_runs(each) for each in sleeps)
+    sleeps[2].kill()
+    assert (ended, daemon) == ([False, False], True)
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.slow
 def test_the_ranks_of_torchrun_end_with_the_leader(tmp_path):
     pytest.importorskip("torch")

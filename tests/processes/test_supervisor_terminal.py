@@ -60,6 +60,16 @@ def test_the_screen_is_the_same_with_and_without_it(at_terminal):
     assert led.raw == alone.raw
 
 
+def test_so_is_what_is_printed_just_before_the_end(at_terminal):
+    command = ["seq", "1500"]
+    alone = at_terminal(command)
+    alone.wait()
+    for _ in range(3):
+        led = at_terminal([*LEAD, *command])
+        assert led.wait() == 0
+        assert led.raw == alone.raw
+
+
 def test_a_new_size_of_the_window_is_passed_on(at_terminal):
     job = at_terminal(
         "signal.signal(signal.SIGWINCH, lambda *_: tell(os.get_terminal_size()))\n"
@@ -110,10 +120,9 @@ def _cooked(job: ForegroundJob) -> list[Any]:
 
 
 _COUNTS = """\
-tell('ready')
 (here / 'pid').write_text(str(os.getpid()))
-while not (here / 'gate').exists():
-    time.sleep(0.01)
+tell('ready')
+wait_for(here / 'gate')
 tell('left')
 """
 
@@ -162,6 +171,33 @@ def test_a_job_in_the_background_writes_on_and_is_not_stopped(at_terminal, tmp_p
     _see_prompt(shell)
     shell.press("fg\r")
     wait_until(lambda: not _cooked(shell)[3] & termios.ISIG, 10, "the terminal in our hands")
+    shell.press(CTRL_C)
+    _see(shell, "KeyboardInterrupt")
+    _see_prompt(shell)
+    shell.press("echo status $?\r")
+    _see(shell, "status 130")
+
+
+def test_stopped_by_a_signal_it_gives_the_terminal_up_and_takes_it_again(at_terminal, tmp_path):
+    shell = at_terminal(["bash", "--norc", "--noprofile", "-i"], env={**os.environ, "PS1": "$ "})
+    _see(shell, "$ ")
+    (tmp_path / "script.py").write_text(HEADER + _COUNTS)
+    words = [*LEAD, sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    shell.press(" ".join(words) + "\r")
+    _see(shell, "ready\r")
+    leader = psutil.Process(int((tmp_path / "pid").read_text())).parent()
+    wait_until(lambda: not _cooked(shell)[3] & termios.ISIG, 10, "the terminal in our hands")
+    leader.send_signal(signal.SIGSTOP)
+    _see(shell, "Stopped")
+    _see_prompt(shell)
+    shell.press("bg\r")
+    _see_prompt(shell)
+    shell.press("echo it is $((6 * 7))\r")  # typed for the shell: it neither takes it nor stops
+    _see(shell, "it is 42")
+    _see_prompt(shell)
+    assert leader.status() != psutil.STATUS_STOPPED
+    shell.press("fg\r")
+    wait_until(lambda: not _cooked(shell)[3] & termios.ISIG, 10, "the terminal in our hands again")
     shell.press(CTRL_C)
     _see(shell, "KeyboardInterrupt")
     _see_prompt(shell)

@@ -79,7 +79,9 @@ def test_a_job_runs_with_our_python(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_two_tasks_on_two_nodes_are_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    script = "srun bash -c 'touch /dev/shm/$SLURM_PROCID; cd /dev/shm; echo $(hostname) $(ls -d [0-9])'"
+    script = (
+        "srun bash -c 'touch /dev/shm/$SLURM_PROCID; cd /dev/shm; echo $(hostname) $(ls -d [0-9])'"
+    )
     job = cluster.sbatch(script, "-N2", "-n2", cwd=tmp_path)
     cluster.wait(job, "COMPLETED")
     first, second = sorted(line.split() for line in cluster.log(job).splitlines())

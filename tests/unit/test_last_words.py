@@ -21,6 +21,7 @@ from holdfast._leave.frames import (
     written_targets,
 )
 from holdfast._leave.last_words import Scene, is_failure, leave_words
+from holdfast._leave.record import ExitRecord, reason_of
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
 
@@ -92,6 +93,40 @@ def test_an_exception_that_cannot_be_printed_is_recorded(scene):
     found = leave_words(caught(work), scene)
     assert found["type"] == "Broken"
     assert "TypeError" in found["message"]
+
+
+def test_a_text_that_ends_the_process_does_not(scene):
+    class Broken(Exception):
+        def __str__(self):
+            sys.exit(3)
+
+    def work():
+        raise Broken
+
+    assert "SystemExit" in leave_words(caught(work), scene)["message"]
+
+
+def test_the_note_of_an_exit_is_short_and_never_fails(scene):
+    class Broken(Exception):
+        def __str__(self):
+            raise TypeError("no text")
+
+    assert reason_of(Broken()) == "Broken: (its text could not be had: TypeError)"
+    assert len(reason_of(ValueError("x" * 10_000_000))) < 5000
+    record = ExitRecord(scene.layout, 1)
+    record.write_trouble(ValueError("\udcff"))
+    assert "udcff" in scene.layout.trouble(1).read_text()
+
+
+def test_of_a_group_each_exception_is_told(scene):
+    def work():
+        raise ExceptionGroup(
+            "several", [ValueError("bad"), ExceptionGroup("in", [OSError(28, "x")])]
+        )
+
+    found = leave_words(caught(work), scene)
+    assert "ValueError: bad; ExceptionGroup: in" in found["message"]
+    assert "OSError: [Errno 28] x" in found["message"]
 
 
 def test_long_messages_and_endless_recursions_stay_small(scene):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast._supervise.record import _FIRST_BYTES, _LAST_BYTES, OutputLog
+import errno
+import json
+import resource
+
+from holdfast._supervise import record
+from holdfast._supervise.record import _FIRST_BYTES, _LAST_BYTES, Book, OutputLog
 
 
 def test_little_is_kept_as_it_is(tmp_path):
@@ -33,3 +38,31 @@ def test_a_log_that_cannot_be_written_is_given_up(tmp_path):
     log.close()
     log.add(b"more")
     log.close()
+
+
+def test_on_a_full_disk_the_last_words_take_the_place_of_earlier_ones(tmp_path):
+    log = OutputLog(tmp_path / "log")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        for number in range(100):
+            log.add(b"%03d" % number * 30 + b"\n")
+        log.add(b"OSError: No space left on device\n")
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    kept = (tmp_path / "log").read_bytes()
+    assert len(kept) == 5000
+    assert kept.endswith(b"099\nOSError: No space left on device\n")
+
+
+def test_on_a_full_disk_the_end_is_noted_where_the_beginning_was(tmp_path, monkeypatch):
+    def fail(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    book = Book(tmp_path, 1, ["true"])
+    book.note(child_pid=4711)
+    monkeypatch.setattr(record, "write_led", fail)
+    book.note_end(-9, 100, {"memory": [{"t": 1.0}] * 1000, "processes": []})
+    noted = json.loads((tmp_path / "life-0001" / "led.json").read_text())
+    assert (noted["child_pid"], noted["status"], noted["memory"]) == (4711, -9, [])

@@ -24,6 +24,16 @@ def test_of_an_exception_from_a_worker_the_worker_s_own_words_are_told():
     assert fault.sentence() == expected
 
 
+def test_of_an_exception_from_a_worker_the_worker_s_own_place_is_told():
+    frames = [["train.py", 15, "<module>"]]
+    fault = fault_of_error({"type": "ValueError", "message": _RELAYED, "frames": frames})
+    assert fault is not None
+    assert fault.place == "data.py:7 in __getitem__"
+    plain = fault_of_error({"type": "ValueError", "message": "bad", "frames": frames})
+    assert plain is not None
+    assert plain.place == "train.py:15 in <module>"
+
+
 def test_if_they_are_cut_off_what_is_there_is_told():
     fault = fault_of_error({"type": "ValueError", "message": _RELAYED[:200]})
     assert fault is not None

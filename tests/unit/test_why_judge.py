@@ -46,6 +46,11 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
         Cause.OOM_CGROUP,
         Sure.LIKELY,
     ),
+    "oom of a limit that cannot be seen from within a container": (
+        died(-9, counters=counters(1), memory=[sample(0.2, GB, None)]),
+        Cause.OOM_CGROUP,
+        Sure.LIKELY,
+    ),
     "oom of the machine": (
         died(-9, counters=counters(1), memory=[sample(0.2, GB, None, available=GB // 9)]),
         Cause.OOM_MACHINE,

@@ -221,7 +221,7 @@ def test_cuda_tells_sizes_fragments_and_kept_graphs():
     )
     verdict = judge_strictly(evidence)
     told = "\n".join(verdict.evidence)
-    assert "2.1 GB more did not fit of 11 GB" in verdict.sentence
+    assert "2.1 GB more did not fit into its 11 GB" in verdict.sentence
     assert "encoder.weight 9×9 float32: 1.0 GB" in told
     assert "`losses` keeps 412 graphs alive (train.py:12 in train)" in told
     assert "fragmentation" in told

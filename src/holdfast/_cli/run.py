@@ -32,7 +32,8 @@ def run(command: tuple[str, ...], max_restarts: int | None) -> int:
 
     As the first process of a SLURM task or of a container it keeps the newest state: both kill
     whatever is left once their first process is gone. Led by this, the keeper of a trainer that was
-    killed has all the time that it needs. If this process is killed itself, COMMAND gets SIGTERM.
+    killed has all the time that it needs. If this process is killed itself, COMMAND gets SIGTERM;
+    so does, if COMMAND is killed, what it leaves running.
 
     Signals are passed on once. A warning (SIGUSR1, SIGUSR2) waits until somebody catches it: during
     `import torch` it would kill. Under torchrun it goes to the ranks. In a step of SLURM, COMMAND

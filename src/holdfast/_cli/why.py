@@ -174,14 +174,14 @@ def _of_folder(path: Path, wants_all: bool) -> list[Evidence]:
 
 def _of_run(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]:
     from holdfast._record.layout import RunLayout
-    from holdfast._why.gather import gather_run
+    from holdfast._why.gather import gather_lives, gather_run
 
     numbers = RunLayout(path).attempt_numbers()
     if attempt is not None and attempt not in numbers:
         there = f"It has {numbers[0]} to {numbers[-1]}." if numbers else "It has none yet."
         raise SettingsError(f"{path}: there is no attempt {attempt}.\n{there}")
     if wants_all and attempt is None and numbers:
-        return [gather_run(path, number) for number in numbers]
+        return gather_lives(path)
     return [gather_run(path, attempt)]
 
 

@@ -31,6 +31,7 @@ from holdfast._leave.frames import (
     workers_of,
     written_targets,
 )
+from holdfast._leave.record import sentence_of, text_of
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import host_name
 from holdfast._record.layout import RunLayout
@@ -38,9 +39,7 @@ from holdfast._record.layout import RunLayout
 _SECONDS = 3.0  # for all of it
 _SCAN_SECONDS = 1.0  # for what looks through every object that there is
 _DISK_SECONDS = 0.5
-_MESSAGE_LENGTH = 4000
 _TRACEBACK_LENGTH = 20_000
-_MOST_PARTS = 8  # of a group of exceptions
 
 
 @dataclass(frozen=True)
@@ -126,26 +125,11 @@ def _of_error(error: BaseException, errors: list[BaseException], frames: Frames)
     return {
         "type": kind.__name__,
         "qualified": f"{module}{kind.__qualname__}",
-        "message": _text(error),
-        "chain": [_sentence(each) for each in errors[1:]],
+        "message": text_of(error),
+        "chain": [sentence_of(each) for each in errors[1:]],
         "frames": places_of(frames),
         "exit_code": repr(error.code)[:200] if isinstance(error, SystemExit) else None,
     }
-
-
-def _text(error: BaseException) -> str:
-    try:
-        said = str(error)[:_MESSAGE_LENGTH]
-    except BaseException as broken:  # noqa: BLE001  a class of the user's own may do anything
-        return f"(its text could not be had: {type(broken).__name__})"
-    if isinstance(error, BaseExceptionGroup):  # which of itself only says how many they are
-        parts = [_sentence(each) for each in error.exceptions[:_MOST_PARTS]]
-        said = f"{said}: {'; '.join(parts)}"[:_MESSAGE_LENGTH]
-    return said
-
-
-def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_text(error)}".strip(": ")
 
 
 def _traceback(error: BaseException) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from holdfast._record import journal
 from holdfast._record.attempts import write_json
 from holdfast._record.layout import RunLayout
 
+_MESSAGE_LENGTH = 4000
+_MOST_PARTS = 8  # of a group of exceptions
+
 
 def status_of(error: BaseException | None) -> int:
     """The exit status that Python will give for this exception."""
@@ -31,7 +34,24 @@ def reason_of(error: BaseException | None) -> str:
         return "closed"
     if isinstance(error, Stopped):
         return error.reason
-    return f"{type(error).__name__}: {error}".strip(": ")
+    return sentence_of(error)
+
+
+def sentence_of(error: BaseException) -> str:
+    """An exception as Python prints it, if it can be printed; and not megabytes of it."""
+    return f"{type(error).__name__}: {text_of(error)}".strip(": ")
+
+
+def text_of(error: BaseException) -> str:
+    """What it says; of a group also what each of its exceptions says."""
+    try:
+        said = str(error)[:_MESSAGE_LENGTH]
+    except BaseException as broken:  # noqa: BLE001  a class of the user's own may do anything
+        return f"(its text could not be had: {type(broken).__name__})"
+    if isinstance(error, BaseExceptionGroup):  # which of itself only says how many they are
+        parts = [sentence_of(each) for each in error.exceptions[:_MOST_PARTS]]
+        said = f"{said}: {'; '.join(parts)}"[:_MESSAGE_LENGTH]
+    return said
 
 
 @dataclass(frozen=True)
@@ -61,7 +81,8 @@ class ExitRecord:
 
         with contextlib.suppress(OSError):
             text = "".join(traceback.format_exception(error))
-            self.layout.trouble(self.attempt, self.rank).write_text(text, encoding="utf-8")
+            path = self.layout.trouble(self.attempt, self.rank)
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 class Launcher(Protocol):

@@ -14,7 +14,7 @@ import time
 
 from holdfast._leave.frames import frames_of_thread, is_users, view
 from holdfast._leave.last_words import Scene
-from holdfast._record.attempts import write_json
+from holdfast._record.attempts import read_json, write_json
 from holdfast._say import say
 
 _SECONDS = 1.0
@@ -48,6 +48,10 @@ def _look(scene: Scene, thread: int) -> None:
         "their backward pass would need.\nKeep loss.item() or loss.detach() instead.",
         each=True,
     )
-    # An exception that comes after all says more, and takes the place of this.
+    # An exception says more: one that comes after all takes the place of this, and one that has
+    # come meanwhile stays.
+    path = scene.layout.error(scene.attempt, scene.rank)
+    if "type" in read_json(path):
+        return
     record = {"time": time.time(), "rank": scene.rank, "step": scene.step, "graphs": found}
-    write_json(scene.layout.error(scene.attempt, scene.rank), record, durable=False)
+    write_json(path, record, durable=False)

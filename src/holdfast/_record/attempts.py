@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty if there is none or it does not parse."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

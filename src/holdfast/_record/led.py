@@ -20,6 +20,7 @@ from holdfast import _env
 from holdfast._record.atomic import write_atomic
 
 _KEPT = 50
+_KEPT_OF_OTHERS_SECONDS = 60 * 86400.0
 _NAME = re.compile(r"\d{8}-\d{6}-.*-\d+")
 _LIFE = re.compile(r"life-\d{4,}")
 
@@ -41,7 +42,10 @@ def led_folder() -> Path | None:
             place.mkdir(mode=0o700, exist_ok=True)
             folder = place / name
             folder.mkdir(mode=0o700, exist_ok=True)
-            _forget_old(place)
+            if not _has_room(folder):
+                folder.rmdir()
+                continue
+            _forget_old(place, name)
             return folder
     return None
 
@@ -101,17 +105,41 @@ def _is_private(folder: Path) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
+def _has_room(folder: Path) -> bool:
+    """A full disk takes folders, but nothing in them."""
+    probe = folder / "room"
+    with contextlib.suppress(OSError):
+        probe.write_bytes(bytes(4096))
+        probe.unlink()
+        return True
+    with contextlib.suppress(OSError):
+        probe.unlink()
+    return False
+
+
 def _noted(place: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return [each for each in place.iterdir() if _NAME.fullmatch(each.name)]
     return []
 
 
-def _forget_old(place: Path) -> None:
-    for old in sorted(_noted(place), key=lambda path: path.name)[:-_KEPT]:
-        # One that still goes on is left alone: its process is in the name.
-        if not Path("/proc", old.name.rpartition("-")[2]).exists():
-            _remove(old)
+def _forget_old(place: Path, mine: str) -> None:
+    # Where machines share the folder, those of others may still go on, and nobody here can tell:
+    # they remove them themselves. Some never come back, containers for one.
+    names = sorted(each.name for each in _noted(place))
+    long_ago = time.strftime("%Y%m%d", time.localtime(time.time() - _KEPT_OF_OTHERS_SECONDS))
+    for old in names:
+        if _host_of(old) != _host_of(mine) and old < long_ago:
+            _remove(place / old)
+    for old in [name for name in names if _host_of(name) == _host_of(mine)][:-_KEPT]:
+        # Of this one, the process is in the name; as the first of a container it is always ours.
+        pid = old.rpartition("-")[2]
+        if not Path("/proc", pid).exists() or (pid == str(os.getpid()) and old != mine):
+            _remove(place / old)
+
+
+def _host_of(name: str) -> str:
+    return name.split("-", 2)[2].rpartition("-")[0]
 
 
 def _remove(folder: Path) -> None:

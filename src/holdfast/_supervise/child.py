@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -157,8 +158,9 @@ def start(
                 signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before the exec
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(command[0], list(command), dict(environment))
-        except OSError as error:
-            os.write(tell, (error.errno or 1).to_bytes(_ERROR_BYTES, "little"))
+        except (OSError, ValueError) as error:  # the latter for an empty name
+            reason = getattr(error, "errno", None) or errno.ENOENT
+            os.write(tell, reason.to_bytes(_ERROR_BYTES, "little"))
         finally:
             os._exit(127)
     os.close(tell)

@@ -53,6 +53,17 @@ def keepers(top: int) -> list[int]:
     return [pid for pid in descendants(top) if is_keeper(pid)]
 
 
+def left_behind(top: int, session: int) -> list[int]:
+    """What a command that was killed leaves running: all in its session, and the ranks of a
+    launcher, which have sessions of their own. Whoever has made itself a daemon wants to stay."""
+    found: list[int] = []
+    for pid in descendants(top):
+        with contextlib.suppress(OSError):
+            if (os.getsid(pid) == session or _is_rank(pid)) and not is_keeper(pid):
+                found.append(pid)
+    return found
+
+
 def age_seconds(pid: int) -> float:
     """For how long a process has been there; 0 for one that has ended."""
     with contextlib.suppress(OSError, IndexError, ValueError):
@@ -60,6 +71,11 @@ def age_seconds(pid: int) -> float:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
     return 0.0
+
+
+def _is_rank(pid: int) -> bool:
+    words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    return any(word.startswith(b"RANK=") for word in words)
 
 
 def _is_wrapper(pid: int) -> bool:

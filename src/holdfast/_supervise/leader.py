@@ -99,8 +99,9 @@ class Supervision:
         if _has_own_session():
             heard.add(signal.SIGTSTP)  # else the terminal stops us and the command together
         self._ears = Ears(heard)
-        # In the background, our terminal would stop us for what the command writes.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        # In the background, our terminal would stop us for what the command writes, or for a look
+        # at keys that are no longer ours.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU, signal.SIGTTIN})
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_ADOPTS_ORPHANS, 1, 0, 0, 0)
         self._by_number = find_outlets(closed)
@@ -132,7 +133,7 @@ class Supervision:
         environment = _for_child(self._command, self._environment)
         environment["HOLDFAST_RESTART"] = str(number - 1)
         if book.folder is not None:
-            environment["HOLDFAST_LED"] = str(book.folder)
+            environment["HOLDFAST_LED"] = str(book.folder.absolute())
         streams = Streams(self._by_number, book.note_output)
         child = start(self._command, environment, streams, self._ears.before)
         book.note(child_pid=child)
@@ -144,6 +145,9 @@ class Supervision:
             return False
         if life.has_answered(status):
             book.note_decision({"restart": False, "why": "it was asked to end", "pause": 0.0})
+            return False
+        if life.has_lost_its_reader(status):  # `| head`: nothing to explain
+            book.note_decision({"restart": False, "why": "nobody reads it", "pause": 0.0})
             return False
         from holdfast._supervise import judged
 

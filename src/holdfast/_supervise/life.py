@@ -26,6 +26,7 @@ _LOOK_SELDOM_SECONDS = 0.5
 _LONGEST_SECONDS = 3600.0
 _TELL_SECONDS = 10.0
 _PARTING_SECONDS = 2.0
+_SCREEN_SECONDS = 0.5
 _REST_SECONDS = 20.0  # for those that save something when they are told to end
 _REQUEUED = 75
 _TYPED_SECONDS = 60.0  # whoever ends so soon after Ctrl-C has ended by it
@@ -72,6 +73,9 @@ class Life:
         try:
             while self._status is None:
                 self._turn(None)
+            if self._keyboard is not None:
+                # It has passed the command's own terminal: ours must not set its lines again.
+                self._finish_output(_SCREEN_SECONDS)
         finally:
             if self._keyboard is not None:
                 self._keyboard.close()
@@ -85,7 +89,7 @@ class Life:
         self._wait_for_keepers()
         if self._status < 0:
             self._end_the_rest()
-        self._finish_output()
+        self._finish_output(_PARTING_SECONDS if self.was_asked else _LONGEST_SECONDS)
         self._streams.close()
         self._book.note_end(self._status, self._maxrss_bytes, seen)
         return self._status
@@ -229,7 +233,7 @@ class Life:
     def _go_on(self) -> None:
         self._is_stopped = False
         if self._keyboard is not None and self._status is None:
-            self._keyboard.open()
+            self._keyboard.open_again()
         if self._status is None:
             with contextlib.suppress(OSError):
                 if self._streams.has_own_session:
@@ -300,10 +304,10 @@ class Life:
             return True
         return False
 
-    def _finish_output(self) -> None:
+    def _finish_output(self, seconds: float) -> None:
         """Pass on what is there. A reader that takes its time has it, unless we are to leave."""
         had, self.was_asked = self.was_asked, False
-        deadline = time.monotonic() + (_PARTING_SECONDS if had else _LONGEST_SECONDS)
+        deadline = time.monotonic() + seconds
         while True:
             for inlet in self._streams.inlets:
                 inlet.drain()
@@ -319,6 +323,11 @@ class Life:
         numbers = (*self._passed, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
         expected = {_REQUEUED, *(128 + n for n in numbers), *(-n for n in numbers)}
         return self.was_asked and status in expected
+
+    def has_lost_its_reader(self, status: int) -> bool:
+        """Whether it has ended because whoever read its output has left."""
+        is_so = status in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
+        return is_so and any(each.is_closed for each in self._outlets)
 
     def say(self, message: str) -> None:
         """A line of our own, behind what the command has printed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from holdfast._record.led import led_output, led_record, life_folder, read_runs,
 
 _FIRST_BYTES = 256 * 1024
 _LAST_BYTES = 4 * 1024 * 1024
+_LAST_WORDS_BYTES = 64 * 1024
+_BLOCK_BYTES = 4096
 _MOST_PROCESSES = 64
 _MOST_SIGNALS = 100
 
@@ -25,23 +28,34 @@ class OutputLog:
         self._file: int | None = os.open(path, flags, 0o600)
         self._size = 0
         self._left_out = 0
+        self._unwritten = bytearray()  # the newest of what a full disk did not take
 
     def add(self, data: bytes) -> None:
         """Both streams, as they come."""
         if self._file is None:
             return
+        if self._unwritten:
+            self._unwritten += data
+            del self._unwritten[:-_LAST_WORDS_BYTES]
+            return
         try:
-            self._size += os.write(self._file, data)
+            written = os.write(self._file, data)
+            self._size += written
+            self._unwritten += data[written:]
             # Only now and then, since the end has to be copied.
             if self._size > _FIRST_BYTES + 2 * _LAST_BYTES:
                 self._shorten()
-        except OSError:  # a full disk: the command goes on, and is not recorded further
-            self.close()
+        except OSError:  # a full disk: the command goes on
+            self._unwritten += data
 
     def close(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
-                if self._size > _FIRST_BYTES + _LAST_BYTES:
+                if self._unwritten:
+                    # Over what is there, which takes no room: the last words tell the most.
+                    start = max(0, self._size - len(self._unwritten))
+                    os.pwrite(self._file, self._unwritten, start)
+                elif self._size > _FIRST_BYTES + _LAST_BYTES:
                     self._shorten()
             os.close(self._file)
             self._file = None
@@ -94,9 +108,13 @@ class Book:
     def note(self, **values: Any) -> None:
         """Write the record with what is known by now."""
         self._record |= {**values, "signals": self.signals}
-        if self.folder is not None:
+        if self.folder is None:
+            return
+        try:
+            write_led(led_record(self.folder), self._record)
+        except OSError:
             with contextlib.suppress(OSError):
-                write_led(led_record(self.folder), self._record)
+                _write_over(led_record(self.folder), self._record)
 
     def note_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
         if self.log is not None:
@@ -130,6 +148,16 @@ class Book:
                 output = layout.output(attempt, rank)
                 write_led(layout.led(attempt, rank), self._record | {"output": output.name})
                 output.write_bytes(led_output(self.folder).read_bytes())
+
+
+def _write_over(path: Path, record: dict[str, Any]) -> None:
+    """On a full disk, into the block that the record has since the beginning."""
+    slim = {**record, "memory": [], "processes": record.get("processes", [])[-8:]}
+    text = json.dumps(slim).encode()
+    if len(text) <= _BLOCK_BYTES:
+        with path.open("r+b", buffering=0) as file:
+            file.write(text)
+            file.truncate()
 
 
 def _here() -> str:

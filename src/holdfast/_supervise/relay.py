@@ -33,7 +33,7 @@ class Outlet:
         self.is_terminal = os.isatty(descriptor)
         mode = os.fstat(descriptor).st_mode
         self._waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or self.is_terminal
-        self._own = _open_again(descriptor) if self._waits else None
+        self._own = open_again(descriptor, os.O_WRONLY) if self._waits else None
         self._sure_bytes = _SURE_OF_SOCKET_BYTES if stat.S_ISSOCK(mode) else _SURE_BYTES
 
     @property
@@ -88,11 +88,11 @@ class Outlet:
                     os.close(self._own)
 
 
-def _open_again(descriptor: int) -> int | None:
+def open_again(descriptor: int, flags: int) -> int | None:
     """The same terminal or pipe, as an open file of our own: not to wait is a property of the open
     file, which others share with us. None if that cannot be had."""
     with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         return os.open(f"/proc/self/fd/{descriptor}", flags)
     return None
 

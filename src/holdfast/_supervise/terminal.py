@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast._supervise.relay import open_again
+
 _MOST_TYPED_BYTES = 65536
 _STOP_SECONDS = 0.05  # for whoever puts the screen in order before it stops
 _SIZE_BYTES = 8
@@ -48,8 +50,11 @@ class Keyboard:
         self.descriptor = descriptor
         self.master = master
         self._child = child
-        self._modes: list[Any] | None = None  # as they were before we changed them
+        self._is_open = False
+        self._before: list[Any] | None = None  # the modes before we changed them
+        self._ours: list[Any] | None = None
         self._typed = bytearray()
+        self._own: int | None = None
         self._stop_at: float | None = None
         self._is_gone = False
         self.asked_at: float | None = None  # when somebody last typed Ctrl-C or the like
@@ -57,7 +62,7 @@ class Keyboard:
     @property
     def is_open(self) -> bool:
         """Whether keys come to us now."""
-        return self._modes is not None and not self._is_gone
+        return self._is_open and not self._is_gone
 
     @property
     def wants_to_read(self) -> bool:
@@ -73,27 +78,40 @@ class Keyboard:
             return
         try:
             modes = termios.tcgetattr(self.descriptor)
-            termios.tcsetattr(self.descriptor, termios.TCSANOW, _raw(modes))
+            if modes != self._ours:  # else nobody has put it back since
+                self._before = modes
+                termios.tcsetattr(self.descriptor, termios.TCSANOW, _raw(modes))
+                self._ours = termios.tcgetattr(self.descriptor)
         except (termios.error, OSError):
             self._is_gone = True
             return
-        self._modes = modes
+        self._is_open = True
+        # A read that waits, should somebody end the raw mode, would make us deaf.
+        self._own = open_again(self.descriptor, os.O_RDONLY)
         copy_size(self.descriptor, self.master)
+
+    def open_again(self) -> None:
+        """We may have been stopped unheard, and the shell has set the terminal as it likes."""
+        self._let_go()
+        self.open()
 
     def close(self) -> None:
         """Put our terminal back."""
-        modes, self._modes = self._modes, None
-        if modes is not None:
+        if self._is_open and self._before is not None:
             with contextlib.suppress(termios.error, OSError):
-                termios.tcsetattr(self.descriptor, termios.TCSANOW, modes)
+                termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)
+        self._let_go()
 
     def read(self) -> list[str]:
         """Take what was typed, and pass it on; the names of the signals that it becomes."""
         try:
-            keys = os.read(self.descriptor, 4096)
+            keys = os.read(self.descriptor if self._own is None else self._own, 4096)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError:
+            if not _is_in_foreground(self.descriptor):
+                self._let_go()  # the shell has it now, and has set it as it likes
+                return []
             keys = b""
         if not keys:
             self._is_gone = True
@@ -111,6 +129,12 @@ class Keyboard:
                 return
             except OSError:
                 self._typed.clear()
+
+    def _let_go(self) -> None:
+        self._is_open = False
+        own, self._own = self._own, None
+        if own is not None:
+            os.close(own)
 
     def next_look_seconds(self) -> float | None:
         if self._stop_at is not None:

@@ -15,6 +15,9 @@ def go_on(case: Case) -> list[str]:
     """How to go on from what is safe."""
     if case.evidence.kind != "run":
         return []
+    attempt, newest = case.evidence.attempt, case.evidence.newest
+    if attempt and newest and attempt < newest:
+        return [f"The run has gone on since, in attempt {attempt + 1}: holdfast why RUN"]
     step = case.durable_step
     if step is None:
         return ["Start the same command again: nothing was durable, so it begins at the beginning."]

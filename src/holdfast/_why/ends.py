@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # What a shell makes of a death by a signal, where Python's parent was one.
 _SHELL_STATUSES = {128 + number: -number for number in (4, 6, 7, 8, 9, 11)}
 _OF_ANOTHER = re.compile(r"rank [1-9]\d* ")  # the words with which rank 0 was told to leave
+_WENT_FIRST = re.compile(r"rank (\d{1,6})(?: on \S+)? failed: (.*)", re.DOTALL)
 _LINES = {  # of a shell or of srun, which saw it end
     "killed_line": -9,
     "segfault_line": -11,
@@ -106,7 +107,34 @@ def ends_of(evidence: Evidence) -> list[End]:
         _add_process(end, by_rank.get(number, {}))
         _add_failure(end, failures.get(number, {}))
         ends.append(end)
+    _add_parting(ends, evidence)
     return ends
+
+
+def _add_parting(ends: list[End], evidence: Evidence) -> None:
+    """By the words with which the run has sent all others away: they name who went first."""
+    how, status = words.text(evidence.exit.get("how")), words.whole(evidence.exit.get("status"))
+    sign = next((s for s in reversed(evidence.signs) if s.kind == "holdfast_stop"), None)
+    if not how and sign is not None:
+        how = words.text(sign.details.get("reason"))
+        status = words.whole(sign.details.get("status"))
+    match = _WENT_FIRST.match(how)
+    if match is None:
+        return
+    for end in ends:
+        if end.rank == int(match[1]):
+            # What it leaves with is no news then, but for a signal.
+            if end.fault is None and (end.status is None or end.status >= 0):
+                end.fault = _fault_of_parting(match[2])
+        elif end.fault is None and end.status is not None and end.status == status:
+            end.was_sent_away = True
+
+
+def _fault_of_parting(line: str) -> Fault | None:
+    fault = fault_of_line(line)
+    if fault is not None and fault.is_exit:
+        fault.exit_code = fault.message or None
+    return fault
 
 
 def _only_end(evidence: Evidence, found: RankEvidence) -> End:
@@ -169,6 +197,8 @@ def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
         stacks=found.stacks,
         signs=signs,
     )
+    if error.get("where") == "opening":
+        end.step = None  # it had not even found out where it was
     end.fault = fault_of_error(error)
     if not end.memory and (sample := words.record(error.get("memory"))):
         end.memory = [sample]

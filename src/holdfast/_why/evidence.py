@@ -49,6 +49,7 @@ class Evidence:
     is_live: bool = False
     kind: str = ""  # "run", "led", "log", "pid" or "slurm"
     attempt: int | None = None
+    newest: int | None = None  # attempt of the same run
     durable_step: int | None = None  # on disk, by this attempt or by the one that it came from
     ranks_planned: int | None = None  # how many the job was to have
     lease: Record = field(default_factory=dict)

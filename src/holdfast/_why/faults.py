@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from holdfast._why import words
 from holdfast._why.evidence import Record
@@ -67,6 +68,7 @@ _RELAYED = re.compile(
     r"(?!holdfast: )([A-Za-z_][\w.]*: \S.*)",
     re.DOTALL,
 )
+_FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})')
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
 
@@ -152,11 +154,17 @@ def fault_of_error(error: Record) -> Fault | None:
         message=words.text(error.get("message")),
         qualified=words.text(error.get("qualified")),
         chain=[t for t in chain if isinstance(t, str)][:20] if isinstance(chain, list) else [],
-        place=_place(error.get("frames")),
+        place=_place(_given_on(words.text(error.get("message")))) or _place(error.get("frames")),
         record=error,
         is_before_first_step=early if isinstance(early, bool) else None,
         exit_code=None if code is None else str(code)[:300],
     )
+
+
+def _given_on(message: str) -> list[list[Any]]:
+    """The frames of an exception that torch has brought from another process, in its message."""
+    _, mark, told = message.partition("\nOriginal Traceback ")
+    return [[file, int(line), name] for file, line, name in _FRAME.findall(told)] if mark else []
 
 
 def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:

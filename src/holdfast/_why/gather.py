@@ -35,8 +35,21 @@ _TELLING = re.compile(r"(?:error|death|led|exit|stacks|output|trouble)(?:-\d+)?\
 _MOST_RANKS = 100_000
 
 
-def gather_run(folder: Path, attempt: int | None = None) -> Evidence:
-    """What a run folder knows of an attempt; the newest if none is named."""
+def gather_lives(folder: Path) -> list[Evidence]:
+    """The same of each of its attempts, oldest first; a long journal is read once."""
+    layout = RunLayout(folder)
+    numbers = layout.attempt_numbers()
+    journal_of = _events(layout, set(numbers))
+    return [gather_run(folder, number, journal_of[number]) for number in numbers]
+
+
+def gather_run(
+    folder: Path, attempt: int | None = None, events: list[Record] | None = None
+) -> Evidence:
+    """What a run folder knows of an attempt; the newest if none is named.
+
+    `events` are those of its journal, where they are known already.
+    """
     layout = RunLayout(folder)  # as it was named: the paths of its records are shown
     numbers: list[int] = []
     with contextlib.suppress(OSError):
@@ -47,6 +60,7 @@ def gather_run(folder: Path, attempt: int | None = None) -> Evidence:
     if number not in numbers:
         found.notes.append("there is no attempt yet" if not numbers else f"no attempt {number}")
         return found
+    found.newest = newest
     _look_where(layout, number, found)
     if number == newest:
         found.is_live = _is_live(layout, number)
@@ -57,7 +71,7 @@ def gather_run(folder: Path, attempt: int | None = None) -> Evidence:
     found.exit = read_json(layout.exit(number))
     found.requeue = read_json(layout.requeue(number))
     found.led = read_json(layout.led(number)) or None
-    found.journal = _events(layout, number)
+    found.journal = _events(layout, {number})[number] if events is None else events
     found.durable_step = _durable_step(layout, number)
     beats = found.beat.get("ranks")
     beats = beats if isinstance(beats, list) else []
@@ -71,6 +85,8 @@ def gather_run(folder: Path, attempt: int | None = None) -> Evidence:
     with contextlib.suppress(OSError):
         files = layout.attempt(number).iterdir()
         found.files = sorted(path for path in files if _TELLING.fullmatch(path.name))
+    if hidden := [path.name for path in found.files if not os.access(path, os.R_OK)]:
+        found.notes.append(f"you may not read {', '.join(hidden[:8])}: ask as who started it")
     return found
 
 
@@ -82,7 +98,8 @@ def gather_led(life_folder: Path) -> Evidence:
     found = Evidence(kind="led")
     if folder and attempt and RunLayout(Path(folder)).attempt(attempt).is_dir():
         found = gather_run(Path(folder), attempt)
-    found.subject = str(life_folder)
+    if found.kind == "led":
+        found.subject = str(life_folder)
     found.led = led or found.led
     found.is_live = bool(led) and led.get("ended") is None and _is_leader_alive(led)
     text = _tail(life_folder / "output.log", _OUTPUT_BYTES)
@@ -162,27 +179,32 @@ def _booted_at() -> float | None:
     return None
 
 
-def _events(layout: RunLayout, attempt: int) -> list[Record]:
-    """What the journal has of this attempt: from its start to that of the next."""
-    found: list[Record] = []
+def _events(layout: RunLayout, attempts: set[int]) -> dict[int, list[Record]]:
+    """What the journal has of these attempts: of each from its start to that of the next."""
+    found: dict[int, list[Record]] = {attempt: [] for attempt in attempts}
     current: object = None
     with contextlib.suppress(OSError):
         for event in journal.read(layout.journal):
             if event.get("event") == "start":
                 current = event.get("attempt")
-            if event.get("attempt", current) == attempt:
-                found.append(event)
-                del found[: -2 * _MOST_EVENTS]
-    return found[-_MOST_EVENTS:]
+            of = event.get("attempt", current)
+            if isinstance(of, int) and of in found:
+                found[of].append(event)
+                del found[of][: -2 * _MOST_EVENTS]
+    return {attempt: events[-_MOST_EVENTS:] for attempt, events in found.items()}
 
 
 def _durable_step(layout: RunLayout, attempt: int) -> int | None:
     """What a next life would go on from, by the folder alone."""
+    known: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
-        steps = [step for step, of, _ in layout.checkpoint_folders() if of == attempt]
-        if steps:
-            return max(steps)
-    return words.whole(read_json(layout.origin(attempt)).get("step"))
+        known = [(of, step) for step, of, _ in layout.checkpoint_folders() if of <= attempt]
+    steps = [step for of, step in known if of == attempt]
+    if steps:
+        return max(steps)
+    if layout.origin(attempt).exists():
+        return words.whole(read_json(layout.origin(attempt)).get("step"))
+    return max(known)[1] if known else None  # it had not even found where to begin
 
 
 def _rank_numbers(layout: RunLayout, attempt: int, told: int) -> list[int]:

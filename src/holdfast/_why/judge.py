@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast._why import words
 from holdfast._why.case import Case, Finding
 from holdfast._why.evidence import Evidence
+from holdfast._why.faults import KINDS
 from holdfast._why.judge_asked import judge_asked, judge_decided, judge_finished
 from holdfast._why.judge_lost import judge_lost
 from holdfast._why.judge_memory import judge_kill, judge_lost_child
@@ -161,9 +162,10 @@ def _verdict(case: Case, found: Finding) -> Verdict:
 
 
 def _lines_after(evidence: Evidence) -> int:
-    """The lines that a log has after all that it tells of an end; none if they are very few."""
-    if evidence.kind != "log":
-        return 0
+    """The lines that a log has after what a training may go on after; none if they are few."""
+    said = {sign.kind for sign in evidence.signs}
+    if evidence.kind != "log" or not said <= {"python_exception", "holdfast_start", *KINDS}:
+        return 0  # what a launcher, a shell or SLURM says of an end is the end
     after = [words.whole(sign.details.get("from_end")) or 0 for sign in evidence.signs]
     return least if (least := min(after, default=0)) > _FEW_LINES else 0
 

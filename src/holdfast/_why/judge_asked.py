@@ -11,6 +11,7 @@ from holdfast._why import advice, case, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.evidence import Record
 from holdfast._why.faults import fault_of_how
+from holdfast._why.memory import moved, tell_memory
 from holdfast._why.verdict import Cause, Sure
 
 _BY_REASON = (
@@ -19,6 +20,7 @@ _BY_REASON = (
     (re.compile("scancel|holdfast|SIG|Ctrl-C|interrupt|run\\.stop", re.IGNORECASE), Cause.ASKED),
 )
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
@@ -65,7 +67,7 @@ def judge_asked(found: Case) -> Finding | None:
     """Somebody, or the scheduler, wanted it to end."""
     reason, status = _asked(found)
     if not reason:
-        return None
+        return _fenced_off(found)
     if _LAUNCHER_GONE.search(reason):
         return Finding(
             Cause.KILLED,
@@ -89,14 +91,34 @@ def judge_asked(found: Case) -> Finding | None:
         evidence.append(f"SLURM: {words.one_line(said)}")
     sentence = _sentence(found, cause, reason)
     killed = found.end.status == -9 and bool(found.end.asked)
-    if killed:
+    if killed and moved(found.end.counters).kills:
+        killed = False  # more time would not have helped it
+        sentence = f"{sentence[:-1]}; while it left, the kernel's OOM killer ended it."
+        evidence += ["its cgroup counted an OOM kill then", *tell_memory(found.end.memory, None)]
+    elif killed:
         sentence = f"{sentence[:-1]}; it was killed before it had left by itself."
         evidence.append("its last signal was SIGKILL: the time that it was given was too short")
-    advised = [] if cause is Cause.ASKED and not killed else _more_time(found, cause)
+    elif found.end.asked and found.end.signal in CRASHES:
+        sentence = f"{sentence[:-1]}; while it left, it died of {found.end.signal}."
+    advised = [] if cause is Cause.ASKED and not killed else _more_time(found, cause, killed=killed)
     if cause is not Cause.ASKED and "by itself" in said:
         return Finding(cause, sentence, Sure.CERTAIN, evidence, [*advised, said])
     sure = Sure.CERTAIN if found.evidence.exit or found.end.asked else Sure.LIKELY
     return Finding(cause, sentence, sure, evidence, [*advised, *advice.go_on(found)])
+
+
+def _fenced_off(found: Case) -> Finding | None:
+    """Another process has the run now: this one wrote nothing any more, and left."""
+    fault = found.end.fault
+    if fault is None or fault.type != "RunIsLive" or "took over" not in fault.message:
+        return None
+    return Finding(
+        Cause.ASKED,
+        f"Another process took the run over ({words.one_line(fault.message).rstrip('.')}).",
+        Sure.CERTAIN,
+        ["a newer attempt has the folder, and this one wrote nothing any more"],
+        ["The run goes on there: holdfast why RUN"],
+    )
 
 
 def _sentence(found: Case, cause: Cause, reason: str) -> str:
@@ -109,8 +131,8 @@ def _sentence(found: Case, cause: Cause, reason: str) -> str:
     return f"It was asked to stop ({words.one_line(reason)}){sender}."
 
 
-def _more_time(found: Case, cause: Cause) -> list[str]:
-    if found.end.status == -9:
+def _more_time(found: Case, cause: Cause, *, killed: bool) -> list[str]:
+    if killed:
         return [
             "Give it more time between the warning and the kill: docker stop --time=60, in "
             "Kubernetes terminationGracePeriodSeconds, sbatch --signal=USR1@120"

@@ -50,7 +50,7 @@ def judge_cuda_oom(case: Case, trouble: Trouble) -> Finding:
     device = noted.get("device")
     which = f" {device}" if isinstance(device, int) and not isinstance(device, bool) else ""
     asked = f": {words.size(tried)} more did not fit" if tried else ""
-    of = f" of {words.size(total)}" if total and tried else ""
+    of = f" into its {words.size(total)}" if total and tried else ""
     sentence = f"{case.opening} ran out of memory of its GPU{which}{asked}{of}."
     advised = advice.cuda_memory(case, is_fragmented=is_fragmented, keeps_graphs=bool(graphs))
     return Finding(Cause.CUDA_OOM, sentence, _how_sure(case, trouble), evidence, advised)

@@ -78,8 +78,11 @@ def _of(used: int, limit: int) -> str:
 
 
 def _is_of_a_parent(use: Use) -> bool:
-    """Whether a limit further up was hit: its hits are counted up there, the kill down here."""
-    if not use.limit or use.is_machine_full:
+    """Whether a limit further up was hit: its hits are counted up there, the kill down here.
+
+    In a container that one may not even be seen: then a machine with room tells it.
+    """
+    if use.is_machine_full:
         return False
     has_room = use.available is not None and use.total and use.available > _ROOM * use.total
     return bool(use.is_near_limit or has_room)

@@ -90,6 +90,11 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
         sentence = f"{case.opening} did not get to its first step: {fault.sentence()}."
         if fault.is_before_first_step is None:
             sentence = f"{case.opening} cannot run like this: {fault.sentence()}."
+        elif step:
+            sentence = (
+                f"{case.opening} made no step after it had gone on at step {step}: "
+                f"{fault.sentence()}."
+            )
         said = ["It happens again at every start: put that right first, then start it again."]
         if fault.type == "ModuleNotFoundError":
             said.insert(0, "Install it in the environment that starts the job: python -m pip list")

@@ -94,14 +94,17 @@ def _is_own(end: End) -> bool:
 
 
 def _blame(end: End) -> tuple[float, int, int]:
-    """The first is guilty; of those that are as good as first, who died before who raised."""
+    """The first is guilty; of those that are as good as first, who died before who raised.
+
+    A status that nothing explains comes last: launchers and peers leave many a rank with 1.
+    """
     moment = end.time if end.time is not None else _NEVER
     died = end.status is not None and end.status < 0 and end.fault is None
     if end.is_unreachable:
         moment -= _UNREACHABLE_SECONDS
     elif died:
         moment -= _LOOK_SECONDS
-    return moment, 0 if died else 1, end.rank or 0
+    return moment, 0 if died else 1 if end.fault is not None else 2, end.rank or 0
 
 
 def _how_found(culprit: End, by_itself: list[End]) -> list[str]:

@@ -148,7 +148,8 @@ def judge_terminated(case: Case) -> Finding | None:
         by = f": {tell_sender(sent[-1])}"
         evidence.append(tell_sender(sent[-1]))
     else:
-        evidence.append("who sent it is not recorded; holdfast run -- … records the sender")
+        hint = "; holdfast run -- … records the sender" if case.evidence.led is None else ""
+        evidence.append(f"who sent it is not recorded{hint}")
     if name in _MEANINGS:
         evidence.append(_MEANINGS[name])
     said = advice.go_on(case)
