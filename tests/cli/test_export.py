@@ -25,7 +25,7 @@ def trained(tmp_path_factory, request):
     """A finished run with checkpoints of steps 10, 15 and 20, not to be changed."""
     from tests.support import Trainer
 
-    arguments = ("--total", 20, "--sleep", 0.02, "--settings", EVERY_5)
+    arguments = ("--total", 20, "--sleep", 0.1, "--settings", EVERY_5)
     for _ in range(5):
         folder = tmp_path_factory.mktemp("export") / "run"
         trainer = Trainer(folder, *arguments, script=TRAIN_NUMPY)

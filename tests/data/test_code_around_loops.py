@@ -182,6 +182,11 @@ SHAPES = [
     hides_its_generator,
     evaluates_on_the_same_loader,
 ]
+OFTEN = (draws_at_the_top, splits_within_the_block, decays_between_loops, hides_its_generator)
+SOME_SHAPES = [
+    pytest.param(shape, id=shape.__name__, marks=[] if shape in OFTEN else [pytest.mark.soak])
+    for shape in SHAPES
+]
 
 
 @pytest.mark.slow
@@ -195,7 +200,7 @@ SHAPES = [
     ],
     ids=str,
 )
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize("shape", SOME_SHAPES)
 def test_however_often_it_runs_it_is_done_once(tmp_path, shape, ends):
     undisturbed = train(tmp_path / "undisturbed", shape)
     assert undisturbed is not None

@@ -1,4 +1,4 @@
-"""Every kind of loader, interrupted ten times by kill -9 and ten times by SIGTERM.
+"""Every kind of loader, interrupted six or ten times by kill -9, and as often by SIGTERM.
 
 The instants are random: as a life starts or goes on in the middle, between two batches,
 in a phase, between two epochs. Whatever is given again is what was given before, to the
@@ -23,7 +23,7 @@ pytest.importorskip("torchdata", reason="pip install torchdata")
 
 from tests.data.kinds import KINDS
 
-INTERRUPTIONS = 10
+INTERRUPTIONS = [6, pytest.param(10, marks=pytest.mark.soak)]
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 # Spawned workers import torch in every life: a minute and more. tests/data/test_jobs.py has some.
 # The others differ from a kind that is here by their number of workers, or by little else.
@@ -42,11 +42,12 @@ SOME_KILLED = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", INTERRUPTIONS)
 @pytest.mark.parametrize("kind", SOME_KILLED)
 def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
-    kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+    kind: str, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
 ):
-    training = _interrupted(kind, signal.SIGKILL, zygote, undisturbed, tmp_path)
+    training = _interrupted(kind, signal.SIGKILL, count, zygote, undisturbed, tmp_path)
     reference, _ = undisturbed(kind)
     lives = [_of_training(lines) for lines in training.lines_by_life()]
     assert _effective(lives) == _of_training(reference)
@@ -54,11 +55,12 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", INTERRUPTIONS)
 @pytest.mark.parametrize("kind", SOME_STOPPED)
 def test_stopped_at_random_instants_no_batch_is_given_twice(
-    kind: str, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+    kind: str, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
 ):
-    training = _interrupted(kind, signal.SIGTERM, zygote, undisturbed, tmp_path)
+    training = _interrupted(kind, signal.SIGTERM, count, zygote, undisturbed, tmp_path)
     reference, _ = undisturbed(kind)
     lives = [_of_training(lines) for lines in training.lines_by_life()]
     if KINDS[kind].eval_every:
@@ -98,16 +100,14 @@ def test_workers_end_at_once_with_a_trainer_that_is_killed(zygote: Zygote, tmp_p
 
 
 def _interrupted(
-    kind: str, number: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+    kind: str, number: int, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
 ) -> Training:
     reference, ended = undisturbed(kind)
     seed = zlib.crc32(f"{kind} {number}".encode())
     rng = random.Random(seed)
     settings = {"checkpoint_every": 2} if rng.random() < 0.5 else {}
     training = Training(zygote, kind, tmp_path, settings)
-    statuses = interrupt_all(
-        training, number, INTERRUPTIONS, reference, rng, KINDS[kind].start_seconds
-    )
+    statuses = interrupt_all(training, number, count, reference, rng, KINDS[kind].start_seconds)
     expected = {-number, 143} if number == signal.SIGTERM else {-number}
     assert set(statuses) <= expected, (statuses, training.output)
     known = {tuple(line["at"]): line for line in reference}

@@ -23,6 +23,7 @@ from tests.support import (
     wait_for_keeper_gone,
 )
 
+_ODD = ("symlink", "readable by all")
 _HELD = ("--total", 40, "--hold-at", 8, "--sleep", 0.06, "--settings", EAGER)
 
 _reason = why_no_user()
@@ -118,7 +119,10 @@ def test_what_a_stranger_has_put_at_the_arenas_path_is_neither_used_nor_followed
         planted.unlink()
 
 
-@pytest.mark.parametrize("how", ["its own", "file of a stranger", "symlink", "readable by all"])
+@pytest.mark.parametrize(
+    "how",
+    ["its own", "file of a stranger", *(pytest.param(how, marks=pytest.mark.soak) for how in _ODD)],
+)
 def test_only_a_private_plain_file_of_its_own_is_resumed_from(
     folder, home, user, light_reference, how
 ):

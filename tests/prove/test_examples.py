@@ -11,7 +11,7 @@ from holdfast._prove.report import plain_text
 from tests.examples.test_examples import EXAMPLES, SIZES
 
 STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}
-LONG = ("small_gpt", "mnist_cnn", "accumulation")
+LONG = ("small_gpt", "mnist_cnn", "accumulation", "mixed_precision", "reinforce", "ddp")
 IN_THE_LOOP = ("step", "update", "gradient", "boundary")
 
 

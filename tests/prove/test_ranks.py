@@ -88,7 +88,7 @@ def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     assert len(proof.interruptions) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_what_one_rank_forgets_is_found(tmp_path):
     text = SCRIPT.read_text()

@@ -134,6 +134,7 @@ def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun, tmp
     check_nothing_left(folder)
 
 
+@pytest.mark.soak
 def test_fsdp_saved_on_four_ranks_goes_on_with_two(folder, torchrun, tmp_path):
     step = stop_amid(torchrun(4, *FSDP), folder)
     stored = stored_hash(folder, tmp_path / "stored.pt")

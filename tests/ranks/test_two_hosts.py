@@ -148,6 +148,7 @@ def _check_goes_on(hosts, step):
     assert left == []
 
 
+@pytest.mark.soak
 @_story
 def test_a_stop_while_the_cable_is_cut_reaches_both_by_mail(hosts):
     ranks = _start(hosts, MASTER_ADDR=hosts.addresses[0])

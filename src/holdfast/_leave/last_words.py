@@ -92,7 +92,8 @@ def leave_words(error: BaseException, scene: Scene) -> dict[str, Any]:
 
 def _look(looks: list[Callable[[], dict[str, Any]]], record: dict[str, Any]) -> None:
     for look in looks:
-        with contextlib.suppress(Exception):
+        # What is looked at is the user's: its text may even leave the interpreter.
+        with contextlib.suppress(BaseException):
             record.update(look())
 
 
