@@ -23,6 +23,12 @@ CAUSES = {
     "saved_in_handler": "saved-in-mid-step",
 }
 
+# What the names of things mean to it is seen by a few; the rest takes another minute.
+RENAMED = [
+    pytest.param(name, marks=[] if number % 3 == 0 else [pytest.mark.soak])
+    for number, name in enumerate(CAUSES)
+]
+
 
 def test_every_fault_is_tried_here():
     assert {path.stem for path in FAULTS.glob("*.py")} == set(CAUSES)
@@ -38,7 +44,7 @@ def test_a_planted_fault_is_found_and_named(name, prove):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("name", RENAMED)
 def test_it_is_found_with_all_names_changed(name, prove):
     renamed = rename((FAULTS / f"{name}.py").read_text())
     proof = prove(renamed, kills=8, seed=8)
