@@ -150,7 +150,7 @@ def workers_of(frames: Frames) -> list[dict[str, Any]]:
     """The processes that worked for this one, those that have ended first."""
     found: dict[int, dict[str, Any]] = {}
     for process in [*_children(), *_loader_workers(frames)]:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # processes of any library's making
             status = process.exitcode
             if process.pid is not None:
                 found[process.pid] = {

@@ -72,7 +72,7 @@ def is_failure(error: BaseException | None) -> bool:
 def leave_words(error: BaseException, scene: Scene) -> dict[str, Any]:
     """Record what can be seen of an exception; returns as much as is known by then."""
     known: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # the exception itself must come through
         errors, frames = errors_of(error), frames_of(error)
         record = {**_of_run(scene), **_of_error(error, errors, frames)}
         deadline = time.monotonic() + _SECONDS

@@ -129,7 +129,7 @@ def _choose_display() -> Display | None:
         return None
     if wish == "plain" or not is_terminal(sys.stderr) or terminal_is_dumb():
         return PlainLines()
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # as above: no run is lost for a line
         from holdfast._progress.screen import Screen  # brings tqdm, which nobody else needs
 
         screen = Screen(sys.stderr)

@@ -47,7 +47,7 @@ class LifeBefore:
         return read_json(self._layout.exit(self._number)).get("status") in _WANTED
 
     def _tell(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # no start fails for an old death
             line = self._find_line()
             if line and self._may_speak.wait(60):
                 say(line)

@@ -51,7 +51,7 @@ class Watch:
         if self._is_broken or (now < self._next and not is_due):
             return
         self._is_broken = True  # unless all goes well
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the command must be led, seen or not
             if not self._is_on:
                 self._begin()
             self._look()
@@ -61,7 +61,7 @@ class Watch:
 
     def note_ends(self) -> None:
         """Somebody has ended: in which order can be told only at once."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # as above
             if self._descendants is not None:
                 ended = self._descendants.ended()
                 new, self._ends_seen = ended[self._ends_seen :], len(ended)
@@ -76,7 +76,7 @@ class Watch:
     def end(self, status: int) -> dict[str, Any]:
         """The command has ended: all that was seen."""
         seen: dict[str, Any] = {"counters": self._counters, "memory": [], "processes": []}
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # as above
             if status != 0 or self._is_on:
                 if not self._is_on:
                     self._begin()

@@ -124,7 +124,7 @@ def _adds(node: Any) -> bool:
 
 def _is_freed(held: Any) -> bool | None:
     """Whether a backward pass has given back what the graphs held; None if it cannot be told."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # a private part of torch, which may change
         tensors = [held] if isinstance(held, torch.Tensor) else _tensors_in(held)
         first = next(tensor for tensor in tensors if tensor.grad_fn is not None)
         nodes, seen = deque([first.grad_fn]), 0

@@ -46,9 +46,9 @@ def describe(
 ) -> dict[str, Any]:
     """The device's memory if it is in use, and graphs of autograd that the user's code keeps."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # what fails here hides none of the rest
         found["graphs"] = find_kept_graphs(of_user, counts, until)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # as above
         found["gpu"] = _of_device(error, views, state, until)
     return found
 
@@ -87,17 +87,17 @@ def _of_device(
         return {"device": int(said[1]) if said else None, **sizes} if sizes else None
     index = int(said[1]) if said else torch.cuda.current_device()
     found: dict[str, Any] = {"device": index}
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # after an error of the device any may fail
         found["model"] = torch.cuda.get_device_name(index)
     with contextlib.suppress(Exception):  # it fails for ever after an error of the device
         found["free"], found["total"] = torch.cuda.mem_get_info(index)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # as above
         found.update(_figures(torch.cuda.memory_stats(index)))
     allocated_now = int(found.get("allocated", 0))
     if is_out_of_memory(error):
         # As it was in that moment: on the way here some of it has been given back.
         found.update(said_sizes(str(error)))
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # as above
             largest, seen = largest_tensors(torch.device("cuda", index), views, state, until)
             found.update(largest=largest, unseen=max(0, allocated_now - seen))
     return found

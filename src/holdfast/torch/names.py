@@ -43,7 +43,7 @@ class StorageNames:
     def _learn(self, named: Iterator[Named]) -> None:
         with contextlib.suppress(Exception):  # objects of any kind are looked into
             for group, name, tensor in named:
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # the others have names all the same
                     if tensor.device == self._device:
                         self._names.setdefault(tensor.untyped_storage()._cdata, (group, name))
                         self.tensors.append(tensor)
