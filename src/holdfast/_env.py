@@ -58,6 +58,11 @@ def first_pause_seconds() -> float:
         return 1.0
 
 
+def hang_timeout() -> str:
+    """What `holdfast run --hang-timeout` has asked for: seconds, "auto", or nothing."""
+    return os.environ.get("HOLDFAST_HANG_TIMEOUT", "")
+
+
 def child_environment() -> dict[str, str]:
     """The environment for a process of ours: without what would make its start slower."""
     environment = dict(os.environ)

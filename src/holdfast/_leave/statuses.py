@@ -10,6 +10,7 @@ NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
 IDLE = 76  # came back again and again without a step: somebody must look
 REQUEUE = 75  # interrupted: whoever started it should start it again
 PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
+HUNG = 77  # no step for too long, and whoever leads it starts it again
 TERMINATED = 143
 
 

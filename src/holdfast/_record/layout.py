@@ -11,6 +11,8 @@ runs/demo/
     requeue.json                   what SLURM was asked then, and how many lives made no step
     stacks.txt  keeper.log  trouble.txt
     error.json  death.json         an exception as the trainer saw it, a death as the keeper did
+    hang.json  hang.txt            a hang: what every process did then, and its stacks to read
+    look.json                      the same at a moment that somebody asked for
     led.json  output.log           what `holdfast run` saw of it, and all that it printed
     ranks/00001.json               of a job of several: each rank's process and keeper
     stacks-00001.txt  …            and what it has to itself
@@ -124,6 +126,15 @@ class RunLayout:
 
     def death(self, attempt: int, rank: int = 0) -> Path:
         return self.attempt(attempt) / f"death{_suffix(rank)}.json"
+
+    def hang(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "hang.json"
+
+    def hang_text(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "hang.txt"
+
+    def look(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "look.json"
 
     def led(self, attempt: int, rank: int = 0) -> Path:
         return self.attempt(attempt) / f"led{_suffix(rank)}.json"

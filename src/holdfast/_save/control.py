@@ -28,10 +28,34 @@ PLANNED = 11  # the mark at which all ranks take a snapshot; 0 for none
 COMMON = 12  # 1 + the mark of the newest snapshot that all ranks hold
 DONE = 13  # 1 when training is complete: no boundary comes any more
 
+# What the trainer tells of itself besides, for the watch over hangs:
+PULSE_NS = 14  # monotonic time of the last beat of a thread of its own; 0: it has none
+PAUSED = 15  # index into DEBUGGERS: what holds the main thread for a person
+DISTURBED = 16  # bits, in the order of DISTURBANCES: what makes it slower or larger
+WORK = 17  # what holdfast itself does in the main thread, one of the three below
+COMPILES = 18  # how many pieces of code torch.compile has made so far
+
+OPENS = 1  # opens the run, or finds the other ranks
+SAVES = 2  # copies a snapshot, or waits until a checkpoint is durable
+AGREES = 3  # waits for the other ranks
+
+DEBUGGERS = ("", "pdb", "debugpy", "a prompt", "a debugger")
+DISTURBANCES = (
+    "sys.settrace",
+    "sys.setprofile",
+    "cProfile",
+    "torch.profiler",
+    "memory recording",
+    "a TensorBoard writer",
+    "a debugger",  # is there, and does not hold it now
+    "anomaly detection",
+    "tracemalloc",
+)
+
 RESTS = 1
 HEARD = 2
 NEVER = (1 << 63) - 1
-WORDS = 16
+WORDS = 32
 
 
 class ControlPage:

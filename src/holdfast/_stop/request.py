@@ -19,7 +19,7 @@ from holdfast._record.attempts import find_run, is_live, read_json, write_json
 from holdfast._record.identity import host_name
 from holdfast._record.layout import RunLayout
 
-KINDS = ("stop", "save")
+KINDS = ("stop", "save", "stacks")
 SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and forwarded
 
 
@@ -85,7 +85,7 @@ def take_requests(layout: RunLayout, attempt: int) -> list[tuple[str, dict[str, 
             if path.exists():
                 details = read_json(path)
                 path.unlink()
-                known = ("by", "reason", "now")
+                known = ("by", "reason", "now", "token")
                 found.append((kind, {k: v for k, v in details.items() if k in known}))
     return found
 

@@ -41,6 +41,20 @@ class Cause(enum.Enum):
     NO_PROGRESS = "no-progress"
     NOT_DURABLE = "not-durable"
     MACHINE_LOST = "machine-lost"
+    # It did not end, or was ended since it stood still:
+    HANG_LOCK = "hang-lock"  # waits for a lock, an event or a queue
+    HANG_LOADER = "hang-loader"  # for a worker of its data loader
+    HANG_POOL = "hang-pool"  # for the result of a pool of processes or threads
+    HANG_GIL = "hang-gil"  # in a call that holds the interpreter
+    HANG_CALL = "hang-call"  # in a call of C
+    HANG_DISK = "hang-disk"  # for a file system that does not answer
+    HANG_RANK = "hang-rank"  # one rank stands elsewhere, the others wait for it
+    HANG_BRANCHES = "hang-branches"  # ranks are in different collectives
+    HANG_COMPUTING = "hang-computing"  # computes at one place and does not get on
+    STOPPED = "stopped"  # by SIGSTOP
+    FROZEN = "frozen"  # with its cgroup
+    DEBUGGER = "debugger"  # somebody looks at it
+    SLOW = "slow"
     UNKNOWN = "unknown"
 
 
@@ -70,6 +84,10 @@ _RESTART = {
         Cause.ASKED,
         Cause.TERMINATED,
         Cause.TIME_LIMIT,
+        Cause.STOPPED,
+        Cause.FROZEN,
+        Cause.DEBUGGER,
+        Cause.SLOW,
     ),
     Restart.FREE: (Cause.PREEMPTED, Cause.KILLED, Cause.MACHINE_LOST),
     Restart.ONCE: (
