@@ -15,8 +15,9 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 # The jobs of a SLURM of our own mostly wait, so they have a process to themselves beside the first.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
 SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,clean completion demo errors export export_for_torch export_ranks help \
-	lint ls submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk read_only_folder) \
-	$(patsubst %,tests/processes/test_%.py,last_words supervisor_output supervisor_restarts twenty_deaths)
+	lint ls submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk nothing_left \
+	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status last_words notebook notebook_again \
+	ordinary_user phase requests small_shm supervisor_output supervisor_restarts twenty_deaths two_processes)
 BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/prove tests/ranks tests/unit $(SOME_BESIDE)
 ALONE := $(filter-out $(SOME_BESIDE),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
 	tests/processes/progress
