@@ -29,6 +29,11 @@ class LimitedMemory:
         """Move a process in; what it has used before stays charged where it was."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
+    def allow_swap(self) -> None:
+        """What does not fit goes to swap, where there is some."""
+        name = "memory.memsw.limit_in_bytes" if self.version == 1 else "memory.swap.max"
+        (self.folder / name).write_text("-1" if self.version == 1 else "max")
+
     def pids(self) -> list[int]:
         return [int(word) for word in (self.folder / "cgroup.procs").read_text().split()]
 
@@ -115,3 +120,67 @@ def _remove(folder: Path, seconds: float = 20.0) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+# -- freezing ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def freezer() -> Iterator[Freezer]:
+    """A cgroup whose processes can be frozen; at the end they are let go, and it is removed."""
+    found = _freezing_parent()
+    assert found is not None, why_no_freezer()
+    parent, version = found
+    group = Freezer(parent / f"holdfast-test-{os.getpid()}-{uuid.uuid4().hex[:8]}", version)
+    group.folder.mkdir()
+    try:
+        yield group
+    finally:
+        group.thaw()
+        for pid in (group.folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (parent / "cgroup.procs").write_text(pid)
+        _remove(group.folder)
+
+
+@dataclass(frozen=True)
+class Freezer:
+    """A cgroup below our own."""
+
+    folder: Path
+    version: int
+
+    def freeze(self, pid: int) -> None:
+        """Move a process in, alone, and let it do nothing any more."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
+        self._write("FROZEN", "1")
+
+    def thaw(self) -> None:
+        self._write("THAWED", "0")
+
+    def _write(self, first: str, second: str) -> None:
+        name, word = ("freezer.state", first) if self.version == 1 else ("cgroup.freeze", second)
+        (self.folder / name).write_text(word)
+
+
+def why_no_freezer() -> str | None:
+    """The reason for a skip: why nothing can be frozen here; None if it can."""
+    if os.getuid() != 0:
+        return "only root can freeze a cgroup here"
+    if _freezing_parent() is None:
+        return "there is no cgroup (v1 with a freezer, or v2) to write to"
+    return None
+
+
+def _freezing_parent() -> tuple[Path, int] | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own = Path("/sys/fs/cgroup/freezer") / path.lstrip("/")
+        if "freezer" in controllers.split(",") and _can_write(own):
+            return own, 1
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        own = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
+        # The topmost of all cannot be frozen, but what is made below it can.
+        if line.startswith("0::") and _can_write(own):
+            return own, 2
+    return None

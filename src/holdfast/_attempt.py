@@ -20,6 +20,7 @@ from holdfast._custody.job import JobSide
 from holdfast._custody.joining import join_crew, prepare_ranks
 from holdfast._custody.orders import Custody
 from holdfast._custody.saver import Saver
+from holdfast._custody.watching import hang_policy
 from holdfast._data.course import Course
 from holdfast._data.feeds import Feeds
 from holdfast._errors import HoldfastError, Stopped
@@ -40,7 +41,7 @@ from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._record.opened import tell_leader
 from holdfast._resume.start import Start, resume
 from holdfast._save.cadence import Cadence
-from holdfast._save.control import DONE, MARK, STAYS, STEP, mark_of, private_words
+from holdfast._save.control import DONE, MARK, STAYS, STEP, WORK, mark_of, private_words
 from holdfast._say import say, speak_as
 from holdfast._slurm.job import is_lonely_task
 from holdfast._stop.children import children_unheard
@@ -123,6 +124,7 @@ class Attempt(Boundaries):
             rank=0 if party is None else party.rank,
             size=1 if party is None else party.size,
             requeue_limit=settings.requeue_limit,
+            **hang_policy(settings),
         )
         self._crew = None
         if party is None:
@@ -182,6 +184,7 @@ class Attempt(Boundaries):
         if self._generators is not None and found.by_hand:
             # A loop of the user's own begins where nobody sees it.
             self._restore_generators()
+        self._words[WORK] = 0
         self._guard.defer(False)
 
     def _warn_of_lonely_task(self, rank: int) -> None:

@@ -20,6 +20,7 @@ from holdfast._custody.sentences import sentence_of
 from holdfast._data.course import Course
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
+from holdfast._data.laps import LoopMark
 from holdfast._errors import HoldfastError, RunIsLive, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
@@ -34,6 +35,7 @@ from holdfast._record import journal
 from holdfast._record.errand import current as current_errand
 from holdfast._record.layout import RunLayout
 from holdfast._resume.start import Resumed
+from holdfast._save import control
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import refuse_unstorable, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
@@ -46,13 +48,6 @@ from holdfast._stop.request import StopRequest, request_from_signal, stop_from_f
 from holdfast._witness.run_eye import RunEye
 
 _LOOK_SECONDS = 0.1
-
-
-class LoopMark:
-    """A loop that is running, told apart from others of its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 class Boundaries:
@@ -344,7 +339,7 @@ class Boundaries:
                 self._generators = None
         self._words[DONE] = 0
         self._guard.defer(True)  # first: a signal that acts at once would cut the rest in two
-        self._words[IN_LOOP] = 1
+        control.begin_loop(self._words)
         if self._crew is None or self._crew.rank == 0:
             self._progress.begin()
 

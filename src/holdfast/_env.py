@@ -22,7 +22,7 @@ _OF_JOB = (
 # What sbatch would hand on to another job, which then takes itself for this one.
 _OF_THIS_JOB_ALONE = (
     *("SLURM_RESTART_COUNT", "HOLDFAST_MARKER", "HOLDFAST_LEADER"),
-    *("HOLDFAST_LED", "HOLDFAST_RESTART"),
+    *("HOLDFAST_LED", "HOLDFAST_RESTART", "HOLDFAST_HANG_TIMEOUT"),
 )
 _NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
@@ -61,6 +61,11 @@ def first_pause_seconds() -> float:
 def hang_timeout() -> str:
     """What `holdfast run --hang-timeout` has asked for: seconds, "auto", or nothing."""
     return os.environ.get("HOLDFAST_HANG_TIMEOUT", "")
+
+
+def py_spy() -> str:
+    """Which py-spy reads the stacks of a run that hangs: a path, "off", or "" for any there is."""
+    return os.environ.get("HOLDFAST_PY_SPY", "").strip()
 
 
 def child_environment() -> dict[str, str]:

@@ -14,11 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast._attempt import Attempt
-from holdfast._boundary import LoopMark
 from holdfast._custody.orders import Handle
 from holdfast._data.course import Lap, completes_step, expect_steps
 from holdfast._data.feed import Feed
-from holdfast._data.laps import begin_fresh, begin_in_the_middle
+from holdfast._data.laps import LoopMark, begin_fresh, begin_in_the_middle
 from holdfast._errors import HoldfastError, SaveFailed, name_place
 from holdfast._leave import statuses
 from holdfast._save.capture import capture, capture_generators, restore_generators

@@ -51,6 +51,7 @@ class Settings:
     signals: tuple[str, ...] = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
     grace_seconds: float | None = None
     requeue_limit: int = 3
+    hang_timeout: float | str | None = None
 
     def __post_init__(self) -> None:
         speak_plainly()
@@ -83,6 +84,7 @@ class Settings:
                 "Valid: None (10 s for SIGTERM, none for Ctrl-C) or a number of seconds above 0."
             )
         check_count(self.requeue_limit, f"requeue_limit={self.requeue_limit!r}", least=0)
+        self._check_hang_timeout()
         self._check_signals()
 
     def _check_checkpoint_every(self) -> None:
@@ -95,6 +97,18 @@ class Settings:
         raise SettingsError(
             f"checkpoint_every={every!r} is neither a time nor a number of steps.\n"
             "Valid: a duration such as '5min', or a number of steps, 1 or more."
+        )
+
+    def _check_hang_timeout(self) -> None:
+        found = self.hang_timeout
+        if found is None or (isinstance(found, str) and parse_seconds(found, "hang_timeout") > 0):
+            return
+        if isinstance(found, int | float) and _is_number(found) and found > 0:
+            return
+        raise SettingsError(
+            f"hang_timeout={found!r} is not a time.\n"
+            "Valid: None (learned from the run's own steps), seconds above 0, or a duration such "
+            "as '5min'."
         )
 
     def _check_signals(self) -> None:
@@ -118,6 +132,13 @@ class Settings:
         if isinstance(self.checkpoint_every, int):
             return None
         return parse_seconds(self.checkpoint_every, "checkpoint_every")
+
+    @property
+    def hang_seconds(self) -> float | None:
+        """How long a step may take before it counts as stuck; None: learned."""
+        if isinstance(self.hang_timeout, str):
+            return parse_seconds(self.hang_timeout, "hang_timeout")
+        return self.hang_timeout
 
     @property
     def checkpoint_steps(self) -> int | None:

@@ -53,7 +53,7 @@ def complete(place, *words):
 
 @bash
 def test_bash_completes_commands_options_and_run_folders(place):
-    assert complete(place, "st") == ["status", "stop"]
+    assert complete(place, "st") == ["status", "stacks", "stop"]
     assert complete(place, "export", "--s") == ["--step", "--strip"]
     assert complete(place, "ls", "runs/f") == ["runs/first"]
     everything = ["deep/er/third", "runs/first", "runs/second", "runs/with-ümlaut"]

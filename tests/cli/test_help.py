@@ -7,7 +7,7 @@ import pytest
 from tests.cli.command import environment, holdfast, succeed
 
 GROUPS = {
-    "Look": ["status", "ls", "verify", "why"],
+    "Look": ["status", "ls", "verify", "why", "stacks", "doctor"],
     "Ask": ["stop", "save"],
     "Use": ["export", "clean"],
     "Cluster": ["submit", "run", "lint"],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.processes.looking import below
 from tests.support import SCRIPTS, Trainer, environment
 
 if TYPE_CHECKING:
@@ -60,6 +65,31 @@ def script(start: Callable[..., Trainer], tmp_path: Path) -> Callable[..., Train
         return start(folder, *arguments, script=path, env=environment(PYTHONPATH=_PATH))
 
     return begin
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a script of the test's own; it has begun when it has said so by `print("ready")`."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(body: str, **popen: Any) -> subprocess.Popen[str]:
+        path = tmp_path / f"child{len(started)}.py"
+        path.write_text(textwrap.dedent(body))
+        command = [*popen.pop("prefix", ()), sys.executable, "-u", str(path)]
+        process = subprocess.Popen(command, **{"stdout": subprocess.PIPE, "text": True, **popen})
+        started.append(process)
+        if process.stdout is not None:
+            assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield begin
+    for process in started:
+        for pid in [*below(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @pytest.fixture(scope="session")

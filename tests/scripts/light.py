@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--hold-at", type=int, default=-1, help="step that is held up")
     parser.add_argument("--gate", type=Path, help="the file for which it waits")
     parser.add_argument("--stick", choices=("with-gil", "without-gil"), help="or for ever, in C")
+    parser.add_argument("--once", action="store_true", help="hold up only the first attempt")
     parser.add_argument("--room", type=int, help="pretend that so many bytes of memory are free")
     options = parser.parse_args()
     if options.room is not None:
@@ -80,7 +81,7 @@ def main() -> None:
         print("ready", run.step, run.resumed_from, run.attempt, flush=True)
         for step in run.steps(options.total):
             train_one(weights)
-            if step == options.hold_at:
+            if step == options.hold_at and (run.attempt == 1 or not options.once):
                 show_holding(run)
                 if options.stick:
                     stick_in_c(with_gil=options.stick == "with-gil")

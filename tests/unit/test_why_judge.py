@@ -223,7 +223,9 @@ def test_each_death_has_its_verdict(name):
 def test_every_cause_of_one_process_stands_in_the_table():
     told = {cause for _, cause, _ in (*TABLE.values(), *PYTHON.values())}
     of_many = {Cause.COLLECTIVE_TIMEOUT, Cause.PEER_LOST}  # test_why_judge_ranks.py
-    assert told | of_many == set(Cause)
+    of_hangs = {cause for cause in Cause if cause.name.startswith("HANG_")}  # test_why_hang.py
+    of_life = {Cause.DEBUGGER, Cause.STOPPED, Cause.FROZEN, Cause.SLOW}  # test_why_live.py
+    assert told | of_many | of_hangs | of_life == set(Cause)
 
 
 def test_an_oom_tells_the_memory_of_its_last_minutes_and_the_limit():
@@ -266,20 +268,13 @@ def test_a_stack_is_shown_and_named():
 
 
 def test_the_statuses_are_those_of_the_one_table():
-    ours = (case.BAD, case.NOT_DURABLE, case.REQUEUE, case.IDLE, case.PERSON, case.TERMINATED)
-    assert ours == (
-        statuses.BAD,
-        statuses.NOT_DURABLE,
-        statuses.REQUEUE,
-        statuses.IDLE,
-        statuses.PERSON,
-        statuses.TERMINATED,
-    )
+    names = ("BAD", "NOT_DURABLE", "REQUEUE", "IDLE", "HUNG", "PERSON", "TERMINATED")
+    assert [getattr(case, name) for name in names] == [getattr(statuses, name) for name in names]
 
 
 def test_what_restarts_and_what_does_not():
     expected = {
-        Restart.DONE: "RUNNING FINISHED ASKED TERMINATED TIME_LIMIT",
+        Restart.DONE: "RUNNING FINISHED ASKED TERMINATED TIME_LIMIT STOPPED FROZEN DEBUGGER SLOW",
         Restart.FREE: "PREEMPTED KILLED MACHINE_LOST",
         Restart.ONCE: "OOM_CGROUP OOM_MACHINE OOM_WORKER CUDA_OOM SHM_FULL",
         Restart.NEVER: "CONFIGURATION ENVIRONMENT BAD_TRAINING NO_PROGRESS NOT_DURABLE "

@@ -29,7 +29,7 @@ WAITING = {
     "timeout": ("-k", "-s", "--kill-after", "--signal"),
 }
 SHELLS = frozenset(["bash", "sh", "dash", "zsh", "ksh"])
-_OF_THE_LEADER = ("--max-restarts",)
+_OF_THE_LEADER = ("--max-restarts", "--hang-timeout")
 _BECOMING_RUNNERS = frozenset(["poetry", "pipenv"])
 _CONDA = frozenset(["conda", "mamba", "micromamba"])
 CONTAINERS = frozenset(["apptainer", "singularity"])

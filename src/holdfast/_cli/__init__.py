@@ -28,13 +28,14 @@ def main() -> None:
 
 
 def _run() -> int:
-    command, most = _led_command(sys.argv[1:])
+    command, options = _led_command(sys.argv[1:])
     if command:
         # Every task of a job passes here, and waits for it: click and rich take longer than
         # the rest of the start together.
         from holdfast._supervise.leader import lead
 
-        return lead(command, most)
+        most = options.get("--max-restarts")
+        return lead(command, None if most is None else int(most), options.get("--hang-timeout"))
     for stream in (sys.stdout, sys.stderr):
         # A folder's name may hold bytes that are no text, and a pipe may want ASCII.
         with contextlib.suppress(AttributeError, ValueError):
@@ -66,18 +67,35 @@ def _run() -> int:
     return result if isinstance(result, int) else 0
 
 
-def _led_command(words: list[str]) -> tuple[list[str], int | None]:
+def _led_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """What follows `run`, where that is a command and nothing that click has to explain."""
     if words[:1] != ["run"]:
-        return [], None
-    rest, most = words[1:], None
-    if rest[:1] == ["--max-restarts"]:
-        rest = [f"--max-restarts={''.join(rest[1:2])}", *rest[2:]]
-    if rest and rest[0].startswith("--max-restarts="):
-        text = rest.pop(0).partition("=")[2]
-        if not text.isascii() or not text.isdigit():
-            return [], None
-        most = int(text)
+        return [], {}
+    rest, found = words[1:], dict[str, str]()
+    while rest and (name := rest[0].partition("=")[0]) in _LED_OPTIONS:
+        word = rest.pop(0)
+        value = word.partition("=")[2] if "=" in word else "".join(rest[:1])
+        if "=" not in word:
+            del rest[:1]
+        if not _LED_OPTIONS[name](value):
+            return [], {}
+        found[name] = value
     if rest[:1] == ["--"]:
-        return rest[1:], most
-    return ([] if "".join(rest[:1]).startswith("-") else rest), most
+        return rest[1:], found
+    return ([] if "".join(rest[:1]).startswith("-") else rest), found
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _is_timeout(text: str) -> bool:
+    from holdfast._supervise.timeout import Timeout
+
+    with contextlib.suppress(ValueError):
+        Timeout.parse(text)
+        return True
+    return False
+
+
+_LED_OPTIONS = {"--max-restarts": _is_count, "--hang-timeout": _is_timeout}

@@ -8,17 +8,19 @@ from pathlib import Path
 import click
 
 from holdfast._cli import words
+from holdfast._cli.doctor import doctor
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
 from holdfast._cli.lint import lint
 from holdfast._cli.prove import prove
 from holdfast._cli.run import run
+from holdfast._cli.stacks import stacks
 from holdfast._cli.submit import submit
 from holdfast._cli.using import clean, completion, export
 from holdfast._cli.why import why
 
 __all__ = ["cli"]
 
-for command in (clean, completion, export, lint, prove, run, submit, why):
+for command in (clean, completion, doctor, export, lint, prove, run, stacks, submit, why):
     cli.add_command(command)
 
 _WATCH_SECONDS = 1

@@ -11,6 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast._cli.held import (
+    Disturbed,
+    Paused,
+    Stuck,
+    read_disturbed,
+    read_paused,
+    read_stuck,
+)
 from holdfast._cli.in_memory import states_in_memory
 from holdfast._cli.job import JobSummary, read_job
 from holdfast._cli.ranks import (
@@ -61,7 +69,7 @@ class RunSummary:
 
     folder: str
     run_id: str
-    state: str  # new, starting, training, stopping, finished, stopped, closed, failed, died, …
+    state: str  # new, starting, training, stuck, paused, stopping, finished, stopped, failed, …
     is_live: bool
     step: int | None
     total: int | None
@@ -84,6 +92,9 @@ class RunSummary:
     ranks: list[RankSummary]  # of one process alone: none
     deaths: list[RankDeath]  # of ranks, in the newest attempt
     straggler: Straggler | None
+    stuck: Stuck | None  # of a live run, as the next two
+    paused: Paused | None
+    disturbed: Disturbed | None
     job: JobSummary | None  # of SLURM
 
 
@@ -185,7 +196,7 @@ def summarize(folder: Path) -> RunSummary:
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
-        state=_state(layout, attempt, live, step, ended, history),
+        state=_state(layout, attempt, live, step, ended, history, beat),
         is_live=live,
         step=step,
         total=history.total,
@@ -208,6 +219,9 @@ def summarize(folder: Path) -> RunSummary:
         ranks=read_ranks(beat),
         deaths=history.deaths if history.attempt == attempt else [],
         straggler=read_straggler(beat) if live else None,
+        stuck=read_stuck(beat) if live else None,
+        paused=read_paused(beat) if live else None,
+        disturbed=read_disturbed(beat) if live else None,
         job=read_job(layout, attempt, beat, live),
     )
 
@@ -219,6 +233,7 @@ def _state(
     step: int | None,
     ended: Exit | None,
     history: History,
+    beat: dict[str, Any],
 ) -> str:
     if not attempt:
         return "new"
@@ -230,8 +245,10 @@ def _state(
     if history.finished_step is not None and history.finished_step == step:
         return "finished"
     if live:
-        asked = history.asked_to_stop or layout.request("stop", attempt).exists()
-        return "stopping" if asked else "training"
+        if history.asked_to_stop or layout.request("stop", attempt).exists():
+            return "stopping"
+        held = "stuck" if read_stuck(beat) else "paused" if read_paused(beat) else ""
+        return held or "training"
     assert ended is not None
     if ended.status is None or (history.deaths and history.attempt == attempt):
         return "died"

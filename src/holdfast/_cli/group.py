@@ -23,6 +23,8 @@ _GROUPS = {
         "ls": "holdfast ls runs/a",
         "verify": "holdfast verify runs/a",
         "why": "holdfast why runs/a",
+        "stacks": "holdfast stacks runs/a",
+        "doctor": "holdfast doctor runs/a -- python train.py",
     },
     "Ask": {
         "stop": "holdfast stop runs/a --wait",

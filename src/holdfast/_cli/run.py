@@ -4,6 +4,19 @@ from __future__ import annotations
 
 import click
 
+from holdfast._supervise.timeout import Timeout
+
+
+class _TimeoutType(click.ParamType[str]):
+    name = "timeout"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            Timeout.parse(value)
+        except ValueError as error:
+            self.fail(f"{error}.\nWrite seconds (90, 5min, 2h) or auto.", param, ctx)
+        return value
+
 
 @click.command(
     short_help="Supervise a command: restart it, say why it died.",
@@ -17,7 +30,13 @@ import click
     metavar="N",
     help="Restart after a crash so many times at most (3); 0: never restart at all.",
 )
-def run(command: tuple[str, ...], max_restarts: int | None) -> int:
+@click.option(
+    "--hang-timeout",
+    type=_TimeoutType(),
+    metavar="SECONDS|auto",
+    help="End it and start it again if it hangs for so long; auto: as the run has learned.",
+)
+def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | None) -> int:
     """Supervise a command: say why it died, start it again where that helps.
 
     The screen looks as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as ever. What COMMAND
@@ -39,15 +58,23 @@ def run(command: tuple[str, ...], max_restarts: int | None) -> int:
     `import torch` it would kill. Under torchrun it goes to the ranks. In a step of SLURM, COMMAND
     gets RANK, WORLD_SIZE, MASTER_ADDR and so on, unless they are set.
 
+    A hang is found and said in any case, and nothing is killed for it unless --hang-timeout is
+    given: auto is ten times the usual step of the run, and at least 20 s; SECONDS (90, 5min) are
+    for a step, ten times that for a phase or the first step. A command that has opened no run
+    hangs if it neither prints nor works for SECONDS (auto: 30 min). Then it gets SIGTERM, and
+    SIGKILL if that is not enough. Time alone is no hang: what gets on is only slow. What is held in
+    a debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed, however long it takes.
+
     Leaves with the status of COMMAND; 128 + n if signal n has ended it, 127 if there is no such
-    program. `holdfast submit` writes the line that uses this.
+    program, 77 if it was ended for a hang. `holdfast submit` writes the line that uses this.
 
     \b
     Example:
       holdfast run -- python train.py
+      holdfast run --hang-timeout auto -- python train.py
       holdfast run --max-restarts 10 -- torchrun --nproc-per-node=4 train.py
       srun holdfast run -- python train.py
     """
     from holdfast._supervise.leader import lead
 
-    return lead(command, max_restarts)
+    return lead(command, max_restarts, hang_timeout)

@@ -16,6 +16,7 @@ from rich.text import Text
 from holdfast._cli import words
 from holdfast._cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
 from holdfast._cli.gather import RunSummary
+from holdfast._cli.held import describe_disturbed, describe_paused, describe_stuck
 from holdfast._cli.job import describe_job
 from holdfast._cli.ranks import describe_death, describe_ranks, describe_straggler
 
@@ -23,6 +24,8 @@ _STYLES = {
     "training": "green",
     "starting": "green",
     "finished": "bold green",
+    "stuck": "bold red",
+    "paused": "yellow",
     "stopping": "yellow",
     "stopped": "yellow",
     "died": "bold red",
@@ -86,6 +89,9 @@ def show_run(screen: Screen, run: RunSummary) -> None:
     headline.append(_progress(run))
     screen.write(headline)
     rows = [
+        ("stuck", describe_stuck(run.stuck, folder)),
+        ("paused", describe_paused(run.paused, has_ranks=bool(run.ranks))),
+        ("slowed", describe_disturbed(run.disturbed)),
         ("safe", _safe(run)),
         ("checkpoint", _checkpoint(run)),
         ("snapshots", _snapshots(run)),
@@ -206,6 +212,8 @@ def _why(run: RunSummary, folder: Path) -> str:
 def _next(run: RunSummary, folder: Path) -> str:
     if run.state == "new":
         return "no training has begun here"
+    if run.state in ("stuck", "paused"):
+        return words.command("stacks", folder)
     if run.state in ("training", "starting"):
         return words.command("stop", folder)
     if run.state == "finished":

@@ -21,12 +21,17 @@ _SURE = {
     "by-exclusion": "by exclusion: nothing else is left",
     "unknown": "not known",
 }
-_STYLES = {"finished": "bold green", "running": "green", "asked": "yellow", "unknown": "yellow"}
+_LIVE = ("debugger", "stopped", "frozen", "slow", "running")
+_STYLES = {
+    **dict.fromkeys(_LIVE, "yellow"),
+    **{"finished": "bold green", "running": "green", "asked": "yellow", "unknown": "yellow"},
+}
+_LOOK_SECONDS = 10.0  # for a keeper that may be busy saving; without an answer the records do
 _MOST_FILES = 8
 _MOST_CHARACTERS = 100
 
 
-@click.command(short_help="Say why a training ended, and how sure that is.")
+@click.command(short_help="Say why a training ended, hangs or is slow, and how sure that is.")
 @click.argument("what", metavar="[WHAT]", required=False)
 @click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="Of a run: its attempt N.")
 @click.option("--all", "wants_all", is_flag=True, help="Of a run or a command: each of its lives.")
@@ -42,6 +47,9 @@ def why(
     as_json: bool,
 ) -> None:
     """Say why a training ended: one verdict, how sure it is, by what, and what to do next.
+
+    Of one that has not ended it says whether it gets on, is slow, is held in a debugger, or hangs,
+    and on which line.
 
     WHAT is a run folder, also one that was copied from another machine; a record of `holdfast run`;
     a log file; the number of a process; or of a job of SLURM. Without it: what ended last, of the
@@ -63,6 +71,9 @@ def why(
         raise SettingsError(f"{what}: cannot be read ({said}).\n{_KINDS}") from error
     from holdfast._why.judge import judge
 
+    for evidence in found:
+        if evidence.is_live:
+            _look_at(evidence)
     verdicts = [(each, judge(each)) for each in found]
     if as_json:
         trees = [_tree(*each) for each in verdicts]
@@ -75,6 +86,21 @@ def why(
         if number:
             screen.write()
         _show(screen, evidence, verdict)
+
+
+def _look_at(evidence: Evidence) -> None:
+    """See what its processes do just now, where that can be had in a moment."""
+    from holdfast._cli.asking_look import ask_look, look_at_process
+    from holdfast._errors import HoldfastError
+
+    try:
+        if evidence.kind == "run":
+            evidence.look = ask_look(Path(evidence.subject), _LOOK_SECONDS) or {}
+        elif evidence.kind == "pid" and (pid := (evidence.process or {}).get("pid")):
+            look = look_at_process(pid)
+            evidence.look = {} if look is None else {"looks": [look], "missing": []}
+    except (HoldfastError, OSError):
+        return  # it has ended meanwhile, or its folder does not answer: the records tell the rest
 
 
 def _find(
@@ -240,7 +266,9 @@ def _show(screen: Any, evidence: Evidence, verdict: Verdict) -> None:
     screen.write(words.name(verdict.sentence))
     screen.write(Text.assemble(("How sure: ", "bold"), _SURE[verdict.sure.value]))
     _section(screen, "Evidence", verdict.evidence, numbered=True)
-    _section(screen, "What the others then saw", verdict.others, numbered=False)
+    is_death = not cause.startswith("hang-") and cause not in _LIVE
+    others = "What the others then saw" if is_death else "Where the others stand"
+    _section(screen, others, verdict.others, numbered=False)
     _section(screen, "What to do", verdict.advice, numbered=False)
     files = [words.name(path) for path in evidence.files]
     if len(files) > _MOST_FILES:

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._custody.orders import Custody
 from holdfast._data.prints import batch_print
-from holdfast._save.control import DUE, HOLD, MARK, PLANNED, WAITS
+from holdfast._save.control import AGREES, DUE, HOLD, MARK, PLANNED, WAITS, WORK, at_work
 
 _DECISION_SECONDS = 15.0
 _FAREWELL_SECONDS = 90.0
@@ -104,7 +104,8 @@ class Crew:
     def at_boundary(self, mark: int) -> Decision | None:
         """What all ranks do here, if anything; waits while that is being decided."""
         if self._words[HOLD] > self._round or self._wished:
-            self._wait_for_decision()
+            with at_work(self._words, AGREES):
+                self._wait_for_decision()
         with self._changed:
             ripe = [each for each in self._decided if mark >= each.mark]
             self._decided = [each for each in self._decided if mark < each.mark]
@@ -220,6 +221,7 @@ class Crew:
             self._meter.close()
         agreed = self._stops or self.stands_at() is not None
         told = {"clean": clean, "status": status, "reason": reason, "error": error}
+        self._words[WORK] = AGREES
         self._custody.send("farewell", agreed=agreed, **told)
         keeper = self._custody.keeper_pid
         deadline = time.monotonic() + _FAREWELL_SECONDS

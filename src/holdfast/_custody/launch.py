@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast import _env
+from holdfast._custody.unheld import never_held, without_debugger
 from holdfast._keeper import messages
 from holdfast._keeper.keep import Policy
 from holdfast._save.control import ControlPage
 from holdfast._say import say
 from holdfast._slurm.job import Job
+from holdfast._stop.dump import StackDump
 
 _GOODBYE_SECONDS = 600.0
 _PART_SECONDS = 5.0
@@ -47,12 +49,14 @@ class KeeperPlan:
         self.grace_seconds = grace_seconds
         self.numbers = list(numbers)
         self.control = ControlPage.create()
+        self.dump = StackDump()
         # Of the plan and not of one keeper, so that the wakeup descriptor stays the same.
         self.signals_read, self.signals_write = os.pipe()
         os.set_blocking(self.signals_read, False)
         os.set_blocking(self.signals_write, False)
 
     def close(self) -> None:
+        self.dump.remove()
         self.control.close()
         os.close(self.signals_read)
         os.close(self.signals_write)
@@ -67,8 +71,7 @@ class KeeperLink:
         ours, theirs = messages.socket_pair()
         pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
         inherited = [theirs.fileno(), plan.signals_read, plan.control.descriptor]
-        if pidfd is not None:
-            inherited.append(pidfd)
+        inherited += [each for each in (pidfd, plan.dump.descriptor) if each is not None]
         config = {
             "folder": str(policy.layout.folder),
             "run_id": policy.run_id,
@@ -82,6 +85,7 @@ class KeeperLink:
             "link": theirs.fileno(),
             "signals": plan.signals_read,
             "control": plan.control.descriptor,
+            "stacks": plan.dump.descriptor,
             "pidfd": pidfd,
             "trainer_pid": os.getpid(),
             "rank": policy.rank,
@@ -89,8 +93,10 @@ class KeeperLink:
             "crew": plan.crew,
             "job": None if plan.job is None else asdict(plan.job),
             "requeue_limit": policy.requeue_limit,
+            "hang": [policy.hang_seconds, policy.hang_restarts],
         }
-        with _open_log(policy.layout.keeper_log(policy.attempt, policy.rank)) as log:
+        log_path = policy.layout.keeper_log(policy.attempt, policy.rank)
+        with _open_log(log_path) as log, without_debugger():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _program(), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
@@ -108,7 +114,9 @@ class KeeperLink:
         self.send = self._outbox.post
         self.flush = self._outbox.flush
         self.pid = self._process.pid
-        threading.Thread(target=self._listen, name="holdfast-link", daemon=True).start()
+        plan.dump.admit(self.pid)
+        listener = threading.Thread(target=self._listen, name="holdfast-link", daemon=True)
+        never_held(listener).start()
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

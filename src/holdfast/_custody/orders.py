@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _env
+from holdfast._custody.pulse import Pulse
 from holdfast._custody.sacrifice import Sacrifice
 from holdfast._errors import HoldfastError, SaveFailed
 from holdfast._keeper.keep import Policy
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
-from holdfast._save.control import private_words
+from holdfast._save.control import OPENS, SAVES, WORK, at_work, private_words
 from holdfast._say import say
 from holdfast._slurm.job import find_job
 from holdfast._stop.request import stop_from_file, take_requests
@@ -53,6 +54,7 @@ class Handle:
         self.attend: Callable[[], None] | None = None  # what the trainer must do while it waits
         self._done = threading.Event()
         self.trainer: threading.Thread | None = None  # the one that passes the boundaries
+        self.words: Any = None  # in which it shows that it waits
 
     @property
     def done(self) -> bool:
@@ -68,16 +70,23 @@ class Handle:
                 "and this thread is the one that gets there.\n"
                 "Call it after the boundary, or from another thread."
             )
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while not self._done.wait(_LOOK_SECONDS if deadline is None else 0.02):
-            if is_trainer and self.attend is not None:
-                self.attend()  # a keeper that dies is replaced by this very thread
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
+        if is_trainer and self.words is not None and not self.done:
+            with at_work(self.words, SAVES):
+                self._wait(timeout_seconds, self.attend)
+        else:
+            self._wait(timeout_seconds, None)
         if self.error is not None:
             raise SaveFailed(f"the checkpoint was not made: {self.error}")
         assert self.step is not None
         return self.step
+
+    def _wait(self, timeout_seconds: float | None, attend: Callable[[], None] | None) -> None:
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not self._done.wait(_LOOK_SECONDS if deadline is None else 0.02):
+            if attend is not None:
+                attend()  # a keeper that dies is replaced by this very thread
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
 
     def settle(self, error: str | None = None) -> None:
         """Mark as durable, or as failed."""
@@ -124,6 +133,7 @@ class Custody:
         self.durable_sequence = 0
         self.durable_step: int | None = None
         self.words: Any = private_words()
+        self._pulse: Pulse | None = None
         self.wakeup = -1
         self._plan: Any = None
         if sys.platform == "linux":
@@ -131,8 +141,10 @@ class Custody:
 
             self._plan = KeeperPlan(policy, grace_seconds, numbers, crew, find_job(_env.of_job()))
             self.words = self._plan.control.words
+            self.words[WORK] = OPENS
             self.wakeup = self._plan.signals_write
             self._start()
+            self._pulse = Pulse(self.words)
         else:
             say(
                 "the keeper and snapshots in memory need Linux: here the trainer writes "
@@ -205,18 +217,21 @@ class Custody:
     def wait(self, handle: Handle, timeout_seconds: float | None = None) -> None:
         """Wait for an order, replacing a keeper that dies meanwhile; SaveFailed if it fails."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while not handle.done:
-            with contextlib.suppress(TimeoutError):
-                handle.wait(_LOOK_SECONDS)
-            self.look_after_keeper()
-            if not self.has_keeper and not handle.done:
-                handle.settle("the keeper died and could not be replaced")
-            if deadline is not None and time.monotonic() > deadline and not handle.done:
-                handle.settle(f"it took longer than {timeout_seconds:.0f} s")
+        with at_work(self.words, SAVES):
+            while not handle.done:
+                with contextlib.suppress(TimeoutError):
+                    handle.wait(_LOOK_SECONDS)
+                self.look_after_keeper()
+                if not self.has_keeper and not handle.done:
+                    handle.settle("the keeper died and could not be replaced")
+                if deadline is not None and time.monotonic() > deadline and not handle.done:
+                    handle.settle(f"it took longer than {timeout_seconds:.0f} s")
         handle.wait()
 
     def look_after_keeper(self) -> None:
         """Replace a keeper that died, and give the new one all that it must know."""
+        if self._pulse is not None:
+            self._pulse.note()
         link = self._link
         if link is None:
             return
@@ -270,7 +285,11 @@ class Custody:
                 self._leaving = link
         elif self._snapshots is not None and self._snapshots.arena is not None:
             self._snapshots.arena[1].remove()
+        if self._pulse is not None:
+            self._pulse.stop()
         self._sacrifice.take_back()
+        if leaving is None and self._plan is not None:
+            self._plan.dump.remove()  # a run that could not be opened is not released
 
     def release(self) -> None:
         """Give back what the signal handlers no longer use."""
@@ -340,6 +359,8 @@ class Custody:
             self._hear_run({"kind": "tick"})
             for kind, details in take_requests(layout, attempt):
                 journal.append(layout.journal, "request", kind=kind, **details)
+                if kind == "stacks":
+                    continue  # whoever asks looks by himself where there is no keeper
                 message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}
                 if kind == "stop" and details.get("now"):
                     reason = stop_from_file(details).reason

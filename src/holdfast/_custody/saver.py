@@ -13,7 +13,7 @@ from holdfast._errors import SaveFailed
 from holdfast._metrics import Metrics
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import Captured, SpecCache, capture, capture_generators
-from holdfast._save.control import COMMON, mark_of
+from holdfast._save.control import COMMON, SAVES, at_work, mark_of
 from holdfast._save.shares import Shares
 from holdfast._say import say
 
@@ -72,6 +72,7 @@ class Saver:
         """Take a checkpoint at the next boundary; from any thread."""
         handle.trainer = self._trainer
         handle.attend = self._custody.look_after_keeper
+        handle.words = self._custody.words
         self._wanted.append(handle)
         return handle
 
@@ -167,7 +168,8 @@ class Saver:
             elif self._can_snapshot():
                 return  # no free slot yet: the next boundary tries again
         if not self._can_snapshot() and self._crew is None:
-            self._write_here(step, handles)
+            with at_work(self._custody.words, SAVES):
+                self._write_here(step, handles)
         elif not self._can_snapshot():
             for handle in handles:
                 handle.step = step
@@ -209,10 +211,11 @@ class Saver:
             return None
         assert self._snapshots is not None
         began = time.perf_counter()
-        captured, head = self._capture(), self._head()
-        capturing = time.perf_counter() - began
-        mark = mark_of(step, bool(self._beside.get("at_turn")))
-        taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
+        with at_work(self._custody.words, SAVES):
+            captured, head = self._capture(), self._head()
+            capturing = time.perf_counter() - began
+            mark = mark_of(step, bool(self._beside.get("at_turn")))
+            taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
         if taken is not None:
             self._custody.snapshot_taken(taken)
             if self._crew is not None:

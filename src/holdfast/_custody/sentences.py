@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from holdfast._why.words import size
@@ -24,9 +25,25 @@ def sentence_of(message: dict[str, Any]) -> str | None:
             f"save takes {message['needed']:.0f} s here.\n"
             f"Ask for more: --signal=USR2@{2 * message['needed'] + 30:.0f}"
         )
+    if message["kind"] in ("hang", "hang-over", "paused"):
+        return _of_hang(message)
     if message["kind"] == "memory" and not message.get("quiet"):
         return _of_memory(message)
     return None
+
+
+def _of_hang(message: dict[str, Any]) -> str | None:
+    if message["kind"] == "hang-over":
+        return "it goes on: a step was made after all."
+    if message["kind"] == "paused":
+        if message.get("is_deaf"):
+            return None  # this very process: it would be heard when it is over
+        who = f"rank {message['rank']}" if message["of"] > 1 else "the run"
+        return f"{who} is held by {message['by']}: no hang. The watch waits until it goes on."
+    sentence = message["sentence"]
+    if message["policy"] == "restart":
+        return f"{sentence}\nIt is made durable and ended for that (--hang-timeout)."
+    return f"{sentence}\nMore: holdfast why {shlex.quote(message['folder'])}"
 
 
 def _of_memory(message: dict[str, Any]) -> str:

@@ -20,9 +20,9 @@ def main(config_text: str) -> None:
     config = json.loads(config_text)
     os.chdir("/")
     link = socket.socket(fileno=config["link"])
-    for descriptor in (config["link"], config["signals"], config["control"], config["pidfd"]):
-        if descriptor is not None:
-            os.set_inheritable(descriptor, False)
+    for name in ("link", "signals", "control", "stacks", "pidfd"):
+        if config[name] is not None:
+            os.set_inheritable(config[name], False)
     policy = Policy(
         layout=RunLayout(Path(config["folder"])),
         run_id=config["run_id"],
@@ -33,6 +33,8 @@ def main(config_text: str) -> None:
         version=config["version"],
         rank=config["rank"],
         size=config["size"],
+        hang_seconds=config["hang"][0],
+        hang_restarts=config["hang"][1],
     )
     ends = Ends(
         link=link,
@@ -40,6 +42,7 @@ def main(config_text: str) -> None:
         control=ControlPage(config["control"]),
         pidfd=config["pidfd"],
         trainer_pid=config["trainer_pid"],
+        stacks=config["stacks"],
     )
     numbers, grace = frozenset(config["numbers"]), config["grace"]
     job = None

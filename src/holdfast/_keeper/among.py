@@ -186,7 +186,8 @@ class KeeperAmongOthers(Keeper):
 
     def _hear_member(self, rank: int, message: dict[str, Any]) -> None:
         assert self._hub is not None
-        self._hub.hear(rank, message)
+        if not self._hangs.hear(rank, message):
+            self._hub.hear(rank, message)
 
     def _lost(self, rank: int) -> None:
         assert self._hub is not None

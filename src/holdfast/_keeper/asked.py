@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast._keeper import messages
 from holdfast._keeper.beat import Pace
+from holdfast._keeper.hang_hands import Hangs
 from holdfast._keeper.held import Hasher, Holdings
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy
@@ -47,6 +48,7 @@ class Ends:
     control: ControlPage
     pidfd: int | None
     trainer_pid: int
+    stacks: int | None = None  # the file that the trainer writes its stacks into when asked
 
 
 class Asked:
@@ -88,6 +90,7 @@ class Asked:
         self._has_killed = False  # a trainer that did not leave
         self._leave_status: int | None = None
         self._done = False
+        self._hangs: Hangs  # from the beginning of the loop on
         self._identity = asdict(of_process())
         self._signals: deque[dict[str, Any]] = deque(maxlen=_SIGNALS_KEPT)  # for a post-mortem
 
@@ -174,6 +177,9 @@ class Asked:
     def _look_for_requests(self) -> None:
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
             journal.append(self._policy.layout.journal, "request", kind=kind, **details)
+            if kind == "stacks":
+                self._hangs.ask_stacks(details)
+                continue
             if kind == "stop" and details.get("now"):
                 self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
                 continue
@@ -193,7 +199,7 @@ class Asked:
 
     def _send_away(self, reason: str, status: int, **details: Any) -> None:
         """Tell the trainer to leave; one that holds its interpreter cannot, and is killed."""
-        is_settled = self._is_past_requeue() or status == statuses.PERSON
+        is_settled = self._is_past_requeue() or status in (statuses.PERSON, statuses.HUNG)
         if self._job is None or is_settled or self._ends.control.words[control.STAYS]:
             self._tell_to_leave(reason, status, **details)
             return
@@ -212,7 +218,17 @@ class Asked:
     def _tell_to_leave(self, reason: str, status: int, **details: Any) -> None:
         self._leave_status = status
         self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
+        if status == statuses.HUNG:
+            details["asked"] = False  # by nobody: whoever leads it is to start it again
         self._tell("leave", status=status, reason=reason, step=self._durable_step, **details)
+
+    def _leave_hung(self, rank: int | None) -> None:  # noqa: ARG002  of several, which
+        """It makes no step any more, and whoever leads it wants it to be started again."""
+        self._leave_now("it hangs", statuses.HUNG)
+
+    def _is_gone(self) -> bool:
+        """Whether the trainer is known to be dead."""
+        return self._done
 
     # -- the job's end ----------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from holdfast._keeper.held import HeldArena
 from holdfast._save import control
 from holdfast._save.arena import SlotRecord
 
+_LATELY_SECONDS = 60.0
+_BEATS = 64  # in that time, and some more
 _FORGETS_PER_LOOK = 0.9995  # four looks a second: half of it in six minutes
 
 
@@ -37,6 +40,30 @@ class Pace:
             seconds = now - max(before[0], boundary_ns / 1e9)
             self._seen = before
         self.step_seconds = max(seconds, _FORGETS_PER_LOOK * (self.step_seconds or 0.0))
+
+
+class Change:
+    """What has changed since: the memory of its undisturbed time, and what it compiles of late."""
+
+    def __init__(self) -> None:
+        self._usual_bytes: int | None = None
+        self._compiles: deque[tuple[float, int]] = deque(maxlen=_BEATS)
+
+    def see(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
+        """Note how it is at this heartbeat; returns what is to be told of it."""
+        used = sample or {}
+        parts = [used.get(name) for name in ("rss", "workers")]
+        size = sum(part for part in parts if isinstance(part, int)) or None
+        if size is not None and not words[control.DISTURBED] & control.SLOWING:
+            self._usual_bytes = size
+        made = int(words[control.COMPILES])
+        self._compiles.append((now, made))
+        while now - self._compiles[0][0] > _LATELY_SECONDS:
+            self._compiles.popleft()
+        return {
+            "memory": {"usual": self._usual_bytes, "now": size},
+            "compiles_lately": made - self._compiles[0][1],
+        }
 
 
 def standing_of(words: Any) -> dict[str, Any]:
@@ -66,6 +93,13 @@ def is_looked_at(pid: int) -> bool:
         fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         return fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt"
     return False
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel gives for what a process does; empty if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
+    return ""
 
 
 def _age(boundary_ns: int) -> float | None:

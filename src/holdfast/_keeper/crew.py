@@ -120,6 +120,9 @@ class CrewKeeper(KeeperAmongOthers):
         if self._hub is None:
             return
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
+            if kind == "stacks":
+                self._hangs.ask_stacks(details)
+                continue
             now = kind == "stop" and bool(details.get("now"))
             reason = stop_from_file(details).reason if kind == "stop" else "holdfast save"
             wish = {"kind": kind, "reason": f"stop --now: {reason}" if now else reason}
@@ -263,6 +266,16 @@ class CrewKeeper(KeeperAmongOthers):
         self._to_hub("died", how=death.how or "died", host=host_name(), step=step)
         death.write(durable=False)
 
+    def _leave_hung(self, rank: int | None) -> None:
+        assert self._hub is not None
+        self._hub.end_hung(rank)
+
+    def _is_gone(self) -> bool:
+        return self._trainer_gone or self._farewell is not None
+
+    def take_order(self, message: dict[str, Any]) -> None:
+        self._hangs.take(message)
+
     def _leave_without_hub(self) -> None:
         if self._trainer_gone or self._farewell or self._leave_status is not None:
             return
@@ -286,7 +299,8 @@ class CrewKeeper(KeeperAmongOthers):
         if self._linger_until is None:
             if self._death is not None:
                 self._death.write(durable_step=self._durable_step)
-            lingers = self._died_at is not None or self._leave_status == statuses.REQUEUE
+            comes_back = self._leave_status in (statuses.REQUEUE, statuses.HUNG)
+            lingers = self._died_at is not None or comes_back
             self._linger_until = now + _LINGER_SECONDS if lingers and self._crew.restarts else 0.0
             if self._linger_until:
                 self._holdings.hash_newest()
@@ -322,11 +336,14 @@ class CrewKeeper(KeeperAmongOthers):
         mine = {k: beat[k] for k in ("step", "memory_step", "boundary_age_seconds", "phase")}
         used = beat["memory"] or {}
         mine["memory"] = {k: used.get(k) for k in ("rss", "workers", "cgroup", "cache", "limit")}
+        mine |= {k: beat[k] for k in ("paused", "pulse_age", "pace")}
         self._to_hub("beat", beat=mine)
         if self._hub is None:
             return
         seats = self._hub.seats.values()
         ranks = [{**seat.beat, "ended": seat.ended and seat.ended.how} for seat in seats]
+        held = next((s.beat["paused"] for s in seats if s.beat.get("paused")), None)
+        beat["paused"] = beat["paused"] or held
         common = self._hub.common
         beat["memory_step"] = None if common is None else common[1] // 2
         super()._publish_beat({**beat, "ranks": ranks, "straggler": self._hub.straggler})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 # Who is to blame, the surest first. A rank whose peer is gone fails too, within a second.
-_ORDER = ("asked", "died", "failed", "left", "victim")
+_ORDER = ("asked", "hung", "died", "failed", "left", "victim")
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Cause:
 
     def sentence(self) -> str:
         """In words, for the person who reads the other ranks' last line."""
-        if self.kind == "asked":
+        if self.kind in ("asked", "hung"):
             return self.how
         where = f" on {self.host}" if self.host else ""
         return f"rank {self.rank}{where} {self.how}"

@@ -160,6 +160,13 @@ class Hub(Rounds, Commits, Sights):
         self.stop = self.stop or wish
         self._end(cause, settle=False)
 
+    def end_hung(self, rank: int | None) -> None:
+        """No rank makes a step any more: what all hold is saved, and whoever leads starts anew."""
+        if self._ending is None:
+            how = "all ranks hang" if rank is None else f"rank {rank} hangs"
+            cause = Cause(rank or 0, how, kind="hung", status=statuses.HUNG)
+            self._end(cause, settle=False)
+
     def _end(self, cause: Cause, *, settle: bool) -> None:
         """Somebody is gone for good, or all are to go now: save what all hold, and leave."""
         if self._ending is None:

@@ -32,6 +32,8 @@ class Policy:
     rank: int = 0
     size: int = 1  # of the world
     requeue_limit: int = 3  # of a job, while no life makes a step
+    hang_seconds: float | None = None  # without a step; None: learned from the run
+    hang_restarts: bool = False  # whether whoever leads it wants it to leave then
 
 
 @dataclass(frozen=True)

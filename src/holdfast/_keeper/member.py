@@ -25,6 +25,7 @@ class Body(Protocol):
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None: ...
     def send_away(self, message: dict[str, Any]) -> None: ...
     def say_bye(self, message: dict[str, Any]) -> None: ...
+    def take_order(self, message: dict[str, Any]) -> None: ...
 
 
 class Member:
@@ -154,6 +155,11 @@ class Member:
 
     def _on_bye(self, message: dict[str, Any]) -> None:
         self._body.say_bye(message)
+
+    def _on_look(self, message: dict[str, Any]) -> None:
+        self._body.take_order(message)
+
+    _on_anew = _on_guard = _on_look
 
     def _set_due(self) -> None:
         """From which mark on the trainer must look up at a boundary."""

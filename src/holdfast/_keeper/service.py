@@ -18,7 +18,8 @@ from typing import Any
 
 from holdfast._keeper import messages
 from holdfast._keeper.asked import Asked
-from holdfast._keeper.beat import held_of, is_looked_at, standing_of
+from holdfast._keeper.beat import Change, held_of, is_looked_at, standing_of, state_of
+from holdfast._keeper.hang_hands import Hangs
 from holdfast._keeper.held import HeldArena
 from holdfast._keeper.memory import Alarm, MemoryWatch
 from holdfast._keeper.postmortem import PostMortem
@@ -32,6 +33,7 @@ _REQUEST_SECONDS = 0.25
 _EARLY_BEATS = 8
 _KILL_AFTER_SECONDS = 5.0
 _GONE_AFTER_SECONDS = 5.0
+_SURVIVES_SECONDS = 20.0  # a SIGKILL: large memory takes its time, a dead disk takes all of it
 
 
 class Keeper(Asked):
@@ -44,6 +46,8 @@ class Keeper(Asked):
         if self._ends.pidfd is not None:
             selector.register(self._ends.pidfd, selectors.EVENT_READ, self._bury)
         self._memory = MemoryWatch(self._ends.trainer_pid)
+        self._hangs = Hangs(self)
+        self._change = Change()
         self._begin()
         next_beat = next_look = 0.0
         while not self._done:
@@ -58,6 +62,7 @@ class Keeper(Asked):
             if now >= next_look:
                 self._look_for_requests()
                 self._watch_clock(now)
+                self._hangs.look(now)
                 next_look = now + _REQUEST_SECONDS
             if self._insure_at is not None and now >= self._insure_at:
                 self._insure_at = None
@@ -71,6 +76,7 @@ class Keeper(Asked):
                 self._kill_trainer()
             if self._bury_at is not None and now >= self._bury_at:
                 self._bury_at = None
+                self._note_survivor()
                 self._bury()
                 continue
             timers = [next_beat, next_look, self._insure_at, self._kill_at, self._bury_at]
@@ -278,13 +284,20 @@ class Keeper(Asked):
         """The trainer said that it was leaving, or was told to, and is still there."""
         if self._ends.control.words[control.STAYS]:
             return  # a kernel holds more than our run
-        if is_looked_at(self._ends.trainer_pid):
+        if is_looked_at(self._ends.trainer_pid) or self._hangs.is_paused:
             return  # a debugger has it: never kill what a person looks at
         self._has_killed = True
         journal.append(self._policy.layout.journal, "killed-by-keeper", status=self._leave_status)
         if self._ends.pidfd is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
+        self._bury_at = time.monotonic() + _SURVIVES_SECONDS
+
+    def _note_survivor(self) -> None:
+        """Of one that was killed and is still there: its next life must not wait for it."""
+        pid = self._ends.trainer_pid
+        if self._has_killed and (state := state_of(pid)) not in ("", "Z"):
+            self._hangs.tell_of_survivor(pid, state)
 
     def _beat_now(self) -> None:
         self._beat += 1
@@ -303,7 +316,9 @@ class Keeper(Asked):
             "slurm": None if self._job is None else self._job.beat(),
             "memory": self._memory.newest,
             "counters": self._memory.before,
+            **self._hangs.beat(),
         }
+        beat["pace"] |= self._change.see(time.monotonic(), self._memory.newest, words)
         self._publish_beat(beat)
         numbers: list[int] = []
         with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ led/20250102-030405-node1-4711/    one supervision, by its beginning, host and p
   life-0001/                       one life of the command
     led.json  output.log           who it was, how it ended, and what it printed
     run.json                       written by a run that opened in it: its folder and attempt
+    hang.json                      by its keeper: that it stands still, and why
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ def led_record(life: Path) -> Path:
 
 def led_output(life: Path) -> Path:
     return life / "output.log"
+
+
+def led_hang(life: Path) -> Path:
+    return life / "hang.json"
 
 
 def write_led(path: Path, record: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast._record.atomic import create_atomic
 from holdfast._record.attempts import read_json, write_json
+from holdfast._record.led import led_hang
 
 
 def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
@@ -32,3 +33,14 @@ def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
         other = there.get("rank")
         if not is_same_life or not isinstance(other, int) or other > rank:
             write_json(path, mine, durable=False)
+
+
+def tell_leader_of_hang(place: Path, hang: dict[str, Any]) -> None:
+    """The same of a hang, each time that there is news of it: found, over, or not to be killed.
+
+    The leader does not look into the run's folder: that may be on the very file system that
+    does not answer, and whoever touches it then stands still, too.
+    """
+    kept = {key: value for key, value in hang.items() if key != "looks"}
+    with contextlib.suppress(OSError):
+        write_json(led_hang(place), kept, durable=False)

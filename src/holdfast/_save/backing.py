@@ -146,8 +146,12 @@ def available_bytes() -> int:
 def _leaves_enough(size_bytes: int) -> bool:
     """Whether the training itself has room to grow; a job may have little memory in all."""
     available = available_bytes()
-    reserve = min(_RESERVE_BYTES, max(_LEAST_RESERVE_BYTES, available // 8))
-    return available - size_bytes >= reserve
+    return available - size_bytes >= reserve_bytes(available)
+
+
+def reserve_bytes(available: int) -> int:
+    """What of the memory that can be taken is left to the training."""
+    return min(_RESERVE_BYTES, max(_LEAST_RESERVE_BYTES, available // 8))
 
 
 def _machine_bytes() -> int:

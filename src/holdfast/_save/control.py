@@ -6,8 +6,12 @@ them whenever it likes, even while the trainer is inside a long call.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import time
+from collections.abc import Iterator
+from typing import Any
 
 from holdfast._record.image import PAGE
 
@@ -34,6 +38,8 @@ PAUSED = 15  # index into DEBUGGERS: what holds the main thread for a person
 DISTURBED = 16  # bits, in the order of DISTURBANCES: what makes it slower or larger
 WORK = 17  # what holdfast itself does in the main thread, one of the three below
 COMPILES = 18  # how many pieces of code torch.compile has made so far
+LOOP_NS = 19  # monotonic time at which the user's loop began
+LOOP_STEP = 20  # and the step at which it did
 
 OPENS = 1  # opens the run, or finds the other ranks
 SAVES = 2  # copies a snapshot, or waits until a checkpoint is durable
@@ -50,7 +56,12 @@ DISTURBANCES = (
     "a debugger",  # is there, and does not hold it now
     "anomaly detection",
     "tracemalloc",
+    "a tracer",  # gdb or strace
+    "coverage",
+    "a profiler",  # any other
 )
+# A writer runs beside the training: it explains a slow step, and is no reason to wait longer.
+SLOWING = (1 << len(DISTURBANCES)) - 1 - (1 << DISTURBANCES.index("a TensorBoard writer"))
 
 RESTS = 1
 HEARD = 2
@@ -85,6 +96,23 @@ def private_words() -> list[int]:
     words = [0] * WORDS
     words[DUE] = NEVER
     return words
+
+
+@contextlib.contextmanager
+def at_work(words: Any, what: int) -> Iterator[None]:
+    """Let it be seen what holdfast itself does in the main thread meanwhile."""
+    before, words[WORK] = words[WORK], what
+    try:
+        yield
+    finally:
+        words[WORK] = before
+
+
+def begin_loop(words: Any) -> None:
+    """The user's loop begins."""
+    words[LOOP_STEP] = words[STEP]
+    words[LOOP_NS] = time.monotonic_ns()
+    words[IN_LOOP] = 1
 
 
 def mark_of(step: int, at_turn: bool) -> int:

@@ -87,9 +87,9 @@ def requeue(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
     return lines[-1] if lines else f"scontrol left with status {said.returncode}"
 
 
-def warning_seconds(job: str) -> float | None:
+def warning_seconds(job: str, seconds: float = ANSWER_SECONDS) -> float | None:
     """How long before its end SLURM warns the job, if its script says so."""
-    said = _scontrol("write", "batch_script", job, "-")
+    said = _scontrol("write", "batch_script", job, "-", seconds=seconds)
     if said is None or said.returncode != 0:
         return None
     wish = batch_options(said.stdout).get("signal")
@@ -97,9 +97,9 @@ def warning_seconds(job: str) -> float | None:
     return None if found is None else float(found.seconds)
 
 
-def kill_wait_seconds() -> float | None:
+def kill_wait_seconds(seconds: float = ANSWER_SECONDS) -> float | None:
     """How long SLURM waits from SIGTERM to SIGKILL, by its configuration."""
-    said = _scontrol("show", "config")
+    said = _scontrol("show", "config", seconds=seconds)
     match = re.search(r"^KillWait\s*=\s*(\d+)", said.stdout if said else "", re.MULTILINE)
     return float(match[1]) if match else None
 

@@ -303,7 +303,7 @@ def _environment(options: Mapping[str, str], command: Sequence[str]) -> list[str
     """What the tasks need to know, where SLURM does not say it by itself."""
     found = [
         "# Of a job from which this one was submitted: these would make every rank a wrong one.\n"
-        "unset HOLDFAST_LEADER HOLDFAST_LED HOLDFAST_RESTART\n"
+        "unset HOLDFAST_LEADER HOLDFAST_LED HOLDFAST_RESTART HOLDFAST_HANG_TIMEOUT\n"
         "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
     ]
     if "cpus-per-task" in options:

@@ -75,7 +75,7 @@ class SignalWatch:
                 continue
             self._former[number] = former
             signal.signal(number, self._handler)
-            self._at_c_level[number] = _c_handler(number)
+            self._at_c_level[number] = c_handler(number)
         if self._wakeup >= 0:
             self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
@@ -120,14 +120,14 @@ class SignalWatch:
         defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
         for number in tuple(self._former):
             found = signal.getsignal(number)
-            if found is self._handler and _c_handler(number) == self._at_c_level[number]:
+            if found is self._handler and c_handler(number) == self._at_c_level[number]:
                 continue
             if found is not self._handler and callable(found):
                 self._former[number] = found  # the user's newest wish, kept for the boundary
             if number != signal.SIGINT or found not in defaults:
                 replaced.append(f"the handler of {signal.Signals(number).name}")
             signal.signal(number, self._handler)
-            self._at_c_level[number] = _c_handler(number)
+            self._at_c_level[number] = c_handler(number)
         if self._wakeup >= 0:
             descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
             if descriptor != self._wakeup:
@@ -218,19 +218,20 @@ def _undo_in_child() -> None:
     _unblock_signals()
 
 
-def _c_handler(number: int) -> bytes:
+def c_handler(number: int) -> bytes:
     """The handler as the kernel has it: a C++ library can replace it behind Python's back."""
     if sys.platform != "linux":
         return b""
     import ctypes
 
     buffer = ctypes.create_string_buffer(_SIGACTION_BYTES)
-    if _libc().sigaction(number, None, buffer) != 0:
+    if libc().sigaction(number, None, buffer) != 0:
         return b""
     return buffer.raw[: ctypes.sizeof(ctypes.c_void_p)]
 
 
-def _libc() -> Any:
+def libc() -> Any:
+    """The functions of the C library, loaded once."""
     global _loaded_libc
     if _loaded_libc is None:
         import ctypes

@@ -22,6 +22,7 @@ from holdfast._supervise.relay import Inlet, Outlet
 from holdfast._supervise.terminal import copy_size, open_pair
 
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_LETS_READ = 0x59616D61  # PR_SET_PTRACER
 _ERROR_BYTES = 4
 
 
@@ -145,6 +146,8 @@ def start(
         try:
             _take_streams(streams)
             library.prctl(_DIES_WITH_PARENT, signal.SIGTERM, 0, 0, 0)
+            # Whom we start to see where it stands: many systems forbid that otherwise.
+            library.prctl(_LETS_READ, ctypes.c_ulong(leader), 0, 0, 0)
             if os.getppid() != leader:
                 os._exit(128 + signal.SIGTERM)
             # Python ignores the last two. The warning signals stay as they were given: where

@@ -12,11 +12,14 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from holdfast._watch.tree import children, descendants, is_keeper
+from holdfast._watch.tree import children, descendants
+from holdfast._watch.tree import is_keeper as is_keeper
 from holdfast._watch.tree import is_known as is_known
 
 _PROC = Path("/proc")
 _WRAPPERS = ("pixi", "uv", "uvx")
+# Their work is done by processes that are not below them, mostly on other machines.
+_CLIENTS = ("srun", "ssh", "docker", "podman", "kubectl", "flux", "jsrun")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -25,7 +28,7 @@ def catches(pid: int, number: int) -> bool:
     with contextlib.suppress(OSError):
         for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
             if line.startswith(b"SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+                return _has(line, number)
     return False
 
 
@@ -64,6 +67,63 @@ def left_behind(top: int, session: int) -> list[int]:
     return found
 
 
+def has_ranks(top: int) -> bool:
+    """Whether some below `top` are of a job of several."""
+    for pid in descendants(top):
+        with contextlib.suppress(OSError):
+            words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            sizes = [word[11:] for word in words if word.startswith(b"WORLD_SIZE=")]
+            if any(size not in (b"", b"0", b"1") for size in sizes):
+                return True
+    return False
+
+
+def works_elsewhere(top: int) -> str | None:
+    """The program below `top` whose work is not to be seen from here, if there is one."""
+    for pid in descendants(top):
+        with contextlib.suppress(OSError):
+            name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
+            if name in _CLIENTS:
+                return name
+    return None
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended yet."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split(None, 1)
+        return fields[0] not in (b"Z", b"X")
+    return False
+
+
+def work_of(pid: int) -> tuple[bytes, ...]:
+    """Its state, and numbers that change when it does anything."""
+    with contextlib.suppress(OSError):
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        done = (_PROC / str(pid) / "io").read_bytes()
+        return (fields[0], *fields[11:13], done)
+    return (b"",)
+
+
+def is_doomed(pid: int) -> bool:
+    """Whether a process has been killed, and is still there: it waits for a disk that does not
+    answer, or is frozen."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
+            if line.startswith((b"SigPnd:", b"ShdPnd:")) and _has(line, signal.SIGKILL):
+                return is_there(pid)
+    return False
+
+
+def is_traced(pid: int) -> bool:
+    """Whether a debugger holds it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
+            if line.startswith(b"TracerPid:"):
+                return int(line.split()[1]) != 0
+    return False
+
+
 def age_seconds(pid: int) -> float:
     """For how long a process has been there; 0 for one that has ended."""
     with contextlib.suppress(OSError, IndexError, ValueError):
@@ -71,6 +131,10 @@ def age_seconds(pid: int) -> float:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
     return 0.0
+
+
+def _has(line: bytes, number: int) -> bool:
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 def _is_rank(pid: int) -> bool:

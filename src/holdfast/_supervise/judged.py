@@ -6,6 +6,7 @@ Imported only when the command has failed: all that judging takes would make eve
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.led import led_output
 from holdfast._supervise.record import Book
 from holdfast._supervise.restart import Decision, End
-from holdfast._why.verdict import Restart, Verdict
+from holdfast._why.verdict import Cause, Restart, Sure, Verdict, restart_after
 
 
 def find_verdict(book: Book) -> Verdict | None:
@@ -25,11 +26,26 @@ def find_verdict(book: Book) -> Verdict | None:
         from holdfast._why.gather import gather_led, gather_run
         from holdfast._why.judge import judge
 
+        if book.hang is not None:
+            return _of_hang(book.hang)
         for run in book.runs():
             return judge(gather_run(Path(run["folder"]), run.get("attempt")))
         if book.folder is not None:
             return judge(gather_led(book.folder))
     return None
+
+
+def _of_hang(hang: dict[str, Any]) -> Verdict:
+    """What the leader has ended it for."""
+    cause = Cause(hang["cause"])
+    restart = restart_after(cause)
+    return Verdict(
+        *(cause, hang["sentence"], Sure.LIKELY),
+        evidence=tuple(hang["evidence"]),
+        advice=tuple(hang["advice"]),
+        # It has been ended, whatever it looked like.
+        restart=Restart.BACKOFF if restart is Restart.DONE else restart,
+    )
 
 
 def find_end(book: Book, status: int, verdict: Verdict | None, **known: bool) -> End:
@@ -50,8 +66,10 @@ def tell(
     if verdict is not None and verdict.restart is not Restart.DONE:
         subject = str(pid)
         for run in book.runs()[:1]:
-            subject = f"{run['folder']} --attempt {run.get('attempt')}"
-        lines = [*verdict.advice[:1], f"more: holdfast why {subject}"]
+            subject = f"{shlex.quote(run['folder'])} --attempt {run.get('attempt')}"
+        said = (verdict.sentence, *book.said)
+        advice = [each for each in verdict.advice[:1] if not any(each in line for line in said)]
+        lines = [*advice, f"more: holdfast why {subject}"]
         if not _has_said(book, verdict.sentence):
             lines.insert(0, verdict.sentence)
         say("\n  ".join(lines))
@@ -63,7 +81,9 @@ def tell(
 
 
 def _has_said(book: Book, sentence: str) -> bool:
-    """Whether the run itself has, before its traceback."""
+    """Whether the run itself has, before its traceback, or the leader while it lived."""
+    if sentence in book.said:
+        return True
     with contextlib.suppress(OSError):
         return book.folder is not None and sentence.encode() in led_output(book.folder).read_bytes()
     return False

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast import _env
+from holdfast._leave.statuses import HUNG
 from holdfast._record.led import led_folder
 from holdfast._say import say
 from holdfast._slurm.places import is_in_step, rank_environment
@@ -32,17 +33,31 @@ if TYPE_CHECKING:
     from holdfast._supervise.life import Life
     from holdfast._supervise.record import Book
     from holdfast._supervise.restart import Decision, Restarts
+    from holdfast._supervise.timeout import Timeout
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 _ADOPTS_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 
 
-def lead(command: Sequence[str], max_restarts: int | None = None) -> int:
+def lead(
+    command: Sequence[str], max_restarts: int | None = None, hang_timeout: str | None = None
+) -> int:
     """Start the command, stay until it and its keepers have ended, return its exit status."""
     if not sys.platform.startswith("linux"):
         return _step_aside(command)
-    return Supervision(command, max_restarts).go_on_to_the_end()
+    # Of a leader above this one: it counts for all that is below.
+    timeout = _timeout(hang_timeout or _env.hang_timeout())
+    return Supervision(command, max_restarts, timeout).go_on_to_the_end()
+
+
+def _timeout(text: str) -> Timeout | None:
+    if text:
+        from holdfast._supervise.timeout import Timeout
+
+        with contextlib.suppress(ValueError):
+            return Timeout.parse(text)
+    return None
 
 
 def _for_child(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +96,9 @@ def _step_aside(command: Sequence[str]) -> int:
 class Supervision:
     """One life of the command after the other, until there is no reason for another."""
 
-    def __init__(self, command: Sequence[str], max_restarts: int | None) -> None:
+    def __init__(
+        self, command: Sequence[str], max_restarts: int | None, timeout: Timeout | None = None
+    ) -> None:
         # Not at the top: there are systems without terminals of this kind, and they step aside.
         from holdfast._supervise.child import find_outlets, hold_closed_streams
         from holdfast._supervise.hearing import Ears, passed_on
@@ -89,6 +106,7 @@ class Supervision:
         closed = hold_closed_streams()  # before anything is opened
         self._command = command
         self._most = max_restarts
+        self._timeout = timeout
         self._environment = _env.whole()
         self._in_job = is_in_step(self._environment)
         # Inherited as ignored, it would throw the child's status away.
@@ -122,7 +140,11 @@ class Supervision:
             except OSError as error:
                 return _explain(self._command[0], error)
             status = life.follow()
+            if life.has_hung and not life.was_asked and status == 0:
+                status = HUNG  # it left when it was told to, and is not done
             if not self._goes_on(life, book, status):
+                if life.has_hung and not life.was_asked:
+                    return HUNG
                 return status if status >= 0 else 128 - status
             number += 1
 
@@ -134,10 +156,15 @@ class Supervision:
         environment["HOLDFAST_RESTART"] = str(number - 1)
         if book.folder is not None:
             environment["HOLDFAST_LED"] = str(book.folder.absolute())
+        if self._timeout is not None:
+            environment["HOLDFAST_HANG_TIMEOUT"] = self._timeout.for_child()
         streams = Streams(self._by_number, book.note_output)
         child = start(self._command, environment, streams, self._ears.before)
         book.note(child_pid=child)
-        return Life(child, self._ears, streams, self._outlets, book, in_job=self._in_job)
+        return Life(
+            *(child, self._ears, streams, self._outlets, book, self._timeout),
+            in_job=self._in_job,
+        )
 
     def _goes_on(self, life: Life, book: Book, status: int) -> bool:
         """Say what happened, and whether there is to be another life."""
@@ -149,12 +176,15 @@ class Supervision:
         if life.has_lost_its_reader(status):  # `| head`: nothing to explain
             book.note_decision({"restart": False, "why": "nobody reads it", "pause": 0.0})
             return False
+        if book.is_cut_off:  # from all that a verdict, and another life, would need
+            book.note_decision({"restart": False, "why": "it cannot be ended", "pause": 0.0})
+            return False
         from holdfast._supervise import judged
 
         self._has_run = self._has_run or bool(book.runs())
         verdict = judged.find_verdict(book)
         known = {"was_asked": life.was_asked, "has_run": self._has_run}
-        end = judged.find_end(book, status, verdict, **known)
+        end = judged.find_end(book, status, verdict, has_hung=life.has_hung, **known)
         decision = self._decide_by().after(end)
         book.note_decision(judged.as_record(decision))
         # Of several tasks, each has a leader, and all of them write to one log.

@@ -8,15 +8,21 @@ import select
 import signal
 import time
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
+from holdfast._leave.statuses import HUNG
 from holdfast._supervise import family
 from holdfast._supervise.child import Streams
 from holdfast._supervise.hearing import Ears, name_of_process, stand_still
 from holdfast._supervise.record import Book
 from holdfast._supervise.relay import Outlet
+from holdfast._supervise.standstill import Standstill
 from holdfast._supervise.terminal import Keyboard
 from holdfast._supervise.warned import Warnings
 from holdfast._supervise.watching import Watch
+
+if TYPE_CHECKING:
+    from holdfast._supervise.timeout import Timeout
 
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL, as a terminal's keys are
 _FROM_A_PROCESS = (0, -1, -6)  # kill, sigqueue, tgkill: these have a sender
@@ -44,6 +50,7 @@ class Life:
         streams: Streams,
         outlets: Collection[Outlet],
         book: Book,
+        timeout: Timeout | None,
         *,
         in_job: bool,
     ) -> None:
@@ -59,7 +66,15 @@ class Life:
         self._passed: dict[int, float] = {}
         self._warnings = Warnings(self._me)
         self._next_warning = 0.0
-        self._watch = Watch(child, self._me)
+        self._session = child if streams.has_own_session else os.getsid(0)
+        self._standstill = Standstill(
+            *(child, self._me, book, timeout),
+            say=self.say,
+            rest=self._left_behind,
+            is_held_up=lambda: any(each.has_waiting for each in outlets),
+            has_keys=streams.master is not None,
+        )
+        self._watch = Watch(child, self._me, self._standstill.is_ours)
         self._is_stopped = False
         self._is_given_up = False
         self.was_asked = False  # somebody wants it to end, for whatever reason
@@ -71,8 +86,10 @@ class Life:
         if self._keyboard is not None:
             self._keyboard.open()
         try:
-            while self._status is None:
+            while self._status is None and not self._standstill.is_lost:
                 self._turn(None)
+            if self._status is None:
+                self._status = HUNG  # it cannot be ended
             if self._keyboard is not None:
                 # It has passed the command's own terminal: ours must not set its lines again.
                 self._finish_output(_SCREEN_SECONDS)
@@ -86,8 +103,11 @@ class Life:
             # A shell that was the child dies of it at once and passes nothing on.
             self._tell_the_rest(-self._status)
         self._streams.close_given(is_over=True)
+        self._standstill.end_the_rest(self._turn)  # else their keepers would wait for them
         self._wait_for_keepers()
-        if self._status < 0:
+        self._standstill.close()
+        self._book.is_cut_off |= self._standstill.is_lost
+        if self._status < 0 and not self.has_hung:
             self._end_the_rest()
         self._finish_output(_PARTING_SECONDS if self.was_asked else _LONGEST_SECONDS)
         self._streams.close()
@@ -100,6 +120,7 @@ class Life:
         looks = [seconds, self._warnings.next_look_seconds()]
         if self._status is None:
             looks.append(self._watch.next_look_seconds())
+            looks.append(self._standstill.next_look_seconds())
         if self._keyboard is not None and self._status is None:
             looks.append(self._keyboard.next_look_seconds())
         self._wait(min((each for each in looks if each is not None), default=_LONGEST_SECONDS))
@@ -108,6 +129,7 @@ class Life:
         self._reap()
         if self._status is None:
             self._watch.look()
+            self._standstill.look()
             if self._keyboard is not None:
                 self._keyboard.look()
         if time.monotonic() >= self._next_warning:
@@ -271,23 +293,25 @@ class Life:
             if not found:
                 self._turn(_LOOK_SECONDS / 5)
                 continue
-            if not has_told and time.monotonic() - began > _TELL_SECONDS:
+            is_news = not has_told and not self._standstill.is_lost
+            if is_news and time.monotonic() - began > _TELL_SECONDS:
                 has_told = True
                 pids = ", ".join(map(str, found))
                 self.say(
                     f"the command has ended; its keeper (pid {pids}) still saves: waiting for it."
                 )
             self._turn(_LOOK_SELDOM_SECONDS)
+            if self._standstill.gives_up(found):
+                return
             if self._is_given_up and not self._in_job:
                 return  # Ctrl-C; the keeper goes on alone, where nobody kills it for that
 
     def _end_the_rest(self) -> None:
         """A command that was killed could end nobody. Those that it has started would run on with
         nobody to lead them, and stand in the way of the next life."""
-        session = self._child if self._streams.has_own_session else os.getsid(0)
         deadline = time.monotonic() + _REST_SECONDS
         told: set[int] = set()
-        while rest := family.left_behind(self._me, session):
+        while rest := self._left_behind():
             for pid in rest:
                 if pid not in told:
                     told.add(pid)
@@ -296,6 +320,9 @@ class Life:
             if self._is_given_up or time.monotonic() >= deadline:
                 return
             self._turn(_LOOK_SECONDS)
+
+    def _left_behind(self) -> list[int]:
+        return family.left_behind(self._me, self._session)
 
     def _has_children(self) -> bool:
         self._reap()
@@ -317,6 +344,11 @@ class Life:
                 break
             self._turn(deadline - time.monotonic())
         self.was_asked |= had
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether it was ended for a hang."""
+        return self._standstill.has_hung
 
     def has_answered(self, status: int) -> bool:
         """Whether this is the end that somebody has asked for, and not one on the way there."""

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast._record.led import led_output, led_record, life_folder, read_runs, write_led
+from holdfast._record.led import led_hang, led_output, led_record, life_folder, read_runs, write_led
 
 _FIRST_BYTES = 256 * 1024
 _LAST_BYTES = 4 * 1024 * 1024
 _LAST_WORDS_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
+_LINE_BYTES = 256
 _MOST_PROCESSES = 64
 _MOST_SIGNALS = 100
 
@@ -84,6 +85,12 @@ class Book:
             except OSError:
                 self.folder = None
         self.signals: list[dict[str, Any]] = []
+        self.printed_at = 0.0  # monotonic
+        self.last_printed = b""
+        self.hang: dict[str, Any] | None = None  # for which the leader has ended it
+        self.said: list[str] = []  # sentences of ours, which nobody needs to read twice
+        self.is_cut_off = False  # from the run's folder, whose file system does not answer
+        self._has_run = False
         self._record: dict[str, Any] = {
             "began": time.time(),
             "ended": None,
@@ -96,6 +103,8 @@ class Book:
         }
 
     def note_output(self, data: bytes) -> None:
+        self.printed_at = time.monotonic()
+        self.last_printed = (self.last_printed + data[-_LINE_BYTES:])[-_LINE_BYTES:]
         if self.log is not None:
             self.log.add(data)
 
@@ -126,6 +135,14 @@ class Book:
         self.note(**ended, processes=processes, run=run, decision=None, **seen)
         self._hand_on()
 
+    def note_hang(self, hang: dict[str, Any]) -> None:
+        """With what every process did beside it, since that may be much."""
+        self.hang = {key: value for key, value in hang.items() if key != "looks"}
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                write_led(led_hang(self.folder), hang)
+        self.note(hang=self.hang)
+
     def note_decision(self, decision: dict[str, Any]) -> None:
         self.note(decision=decision)
         self._hand_on()
@@ -134,9 +151,15 @@ class Book:
         """The runs of holdfast that opened in this life."""
         return read_runs(self.folder) if self.folder is not None else []
 
+    @property
+    def has_run(self) -> bool:
+        """Whether there has been one."""
+        self._has_run = self._has_run or bool(self.runs())
+        return self._has_run
+
     def _hand_on(self) -> None:
         """To the run's own folder, which may be copied elsewhere and looked at there."""
-        for run in self.runs():
+        for run in () if self.is_cut_off else self.runs():
             from holdfast._record.layout import RunLayout  # slow to import, and rarely needed
 
             attempt, rank = run.get("attempt"), run.get("rank")

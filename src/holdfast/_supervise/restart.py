@@ -23,6 +23,7 @@ class End:
     has_run: bool = False  # a run of holdfast was opened, in this life or before
     step: int | None = None  # how far the run got; None: it has none, or did not begin
     began_at: int | None = None  # the step that this life resumed from
+    has_hung: bool = False  # and was ended for it
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Restarts:
         """Restart or leave."""
         self._note_progress(end)
         if why := self._why_never(end):
-            return Decision(False, why)
+            return Decision(False, why, is_news=end.has_hung)
         if why := self._why_no_longer(end):
             return Decision(False, why, is_news=True)
         if self._is_free(end):
@@ -112,7 +113,8 @@ class Restarts:
             return "it has been restarted once for want of memory, and ran out of it again"
         is_counted = end.kind is not Restart.ONCE and not self._is_free(end)
         if is_counted and self._counted >= self._most:
-            return f"it has been restarted {self._counted} times"
+            often = "once" if self._counted == 1 else f"{self._counted} times"
+            return f"it has been restarted {often}"
         return ""
 
     def _is_free(self, end: End) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ _HURRY_FOR_SECONDS = 3.0  # after an end that was none
 class Watch:
     """Memory, counters of the OOM killer, and the ends of all that the command started."""
 
-    def __init__(self, child: int, me: int) -> None:
+    def __init__(self, child: int, me: int, is_ours: Callable[[int], bool]) -> None:
         self._child = child
+        self._is_ours = is_ours  # no part of the command
         self._me = me
         self._next = time.monotonic() + _BEGIN_SECONDS
         self._hurry_until = 0.0
@@ -65,7 +67,7 @@ class Watch:
             if self._descendants is not None:
                 ended = self._descendants.ended()
                 new, self._ends_seen = ended[self._ends_seen :], len(ended)
-                if any(each["status"] != 0 for each in new):
+                if any(each["status"] != 0 for each in new if self._is_told(each)):
                     self._hurry_until = time.monotonic() + _HURRY_FOR_SECONDS
                     self._next = min(self._next, time.monotonic() + _HURRY_SECONDS)
 
@@ -123,8 +125,11 @@ class Watch:
 
     def _ends(self) -> list[dict[str, Any]]:
         assert self._descendants is not None
-        found = self._descendants.ended()
+        found = [each for each in self._descendants.ended() if self._is_told(each)]
         for each in found:
             if each.get("status") is None:
                 each["status"] = self._reaped.get(each["pid"])
         return found
+
+    def _is_told(self, ended: dict[str, Any]) -> bool:
+        return not self._is_ours(ended["pid"]) and not self._is_ours(ended["ppid"])

@@ -9,6 +9,7 @@ again and again fills the cgroup to the brim and is in no danger.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,20 @@ _NAMES = {
 }
 
 
+def find_folder(pid: int, version: int, controller: str, root: str = "") -> str | None:
+    """The folder of the cgroup in which a process is for one controller; "" for version 2."""
+    told = (read_bytes(f"{root}/proc/{pid}/cgroup") or b"").decode(errors="replace")
+    mounts = (read_bytes(f"{root}/proc/self/mountinfo") or b"").decode(errors="replace")
+    for line in told.splitlines():
+        words = line.split(":", 2)
+        if len(words) == 3 and controller in words[1].split(","):
+            path = words[2].removesuffix(" (deleted)")
+            for top, mounted in _mounts(version, controller, mounts):
+                names = _names_below(path, mounted)
+                return root + top + "".join(f"/{name}" for name in names)
+    return None
+
+
 def _room(usage: Usage) -> int:
     return (usage.limit or 0) - usage.used
 
@@ -187,23 +202,28 @@ def _is_of_memory(version: int, controllers: str) -> bool:
 
 def _folders(version: int, path: str, mounts: str, root: str) -> list[str]:
     """The folder of the cgroup and those above it, as far as they tell of memory."""
-    for line in mounts.splitlines():
-        before, _, behind = line.partition(" - ")
-        place, kind = before.split(), behind.split()
-        if len(place) < 5 or len(kind) < 3:
-            continue
-        if version == 1 and (kind[0] != "cgroup" or "memory" not in kind[2].split(",")):
-            continue
-        if version == 2 and kind[0] != "cgroup2":
-            continue
-        top = root + _plain(place[4])
-        names = _names_below(path, _plain(place[3]))
+    for place, mounted in _mounts(version, "memory", mounts):
+        top, names = root + place, _names_below(path, mounted)
         found = [top + "".join(f"/{name}" for name in names[:n]) for n in range(len(names), -1, -1)]
         # The second version tells only where it was told to, and nothing at its very top.
         told = [each for each in found if Path(each, _NAMES[version].used).exists()]
         if told:
             return told
     return []
+
+
+def _mounts(version: int, controller: str, mounts: str) -> Iterator[tuple[str, str]]:
+    """Where cgroups with this controller are to be seen, and from which one of them on."""
+    for line in mounts.splitlines():
+        before, _, behind = line.partition(" - ")
+        place, kind = before.split(), behind.split()
+        if len(place) < 5 or len(kind) < 3:
+            continue
+        if version == 1 and (kind[0] != "cgroup" or controller not in kind[2].split(",")):
+            continue
+        if version == 2 and kind[0] != "cgroup2":
+            continue
+        yield _plain(place[4]), _plain(place[3])
 
 
 def _names_below(path: str, mounted: str) -> list[str]:

@@ -55,6 +55,8 @@ class Evidence:
     lease: Record = field(default_factory=dict)
     exit: Record = field(default_factory=dict)
     requeue: Record = field(default_factory=dict)
+    hang: Record = field(default_factory=dict)  # hang.json: what was found when it stood still
+    look: Record = field(default_factory=dict)  # of a run that lives: `looks` at it, of just now
     process: Record | None = None  # a living process, as /proc has it
     is_here: bool = False  # it ran on this machine, since this boot, in whichever container
     has_rebooted: bool = False  # it ran on this machine, before its last start

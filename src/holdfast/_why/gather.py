@@ -31,7 +31,9 @@ _OLD_SECONDS = 600.0  # of a heartbeat: no two clocks are so far apart
 _WATCH_SECONDS = 5.0  # beats come every other second
 _KEEPER_SECONDS = 3.0  # for a keeper that is still writing what it knows
 _OF_A_RANK = re.compile(r"(?:(?:error|death|led|stacks|output)-)?(\d{5,9})\.(?:json|txt|log)")
-_TELLING = re.compile(r"(?:error|death|led|exit|stacks|output|trouble)(?:-\d+)?\.(?:json|txt|log)")
+_TELLING = re.compile(
+    r"(?:error|death|led|exit|hang|stacks|output|trouble)(?:-\d+)?\.(?:json|txt|log)"
+)
 _MOST_RANKS = 100_000
 
 
@@ -71,6 +73,7 @@ def gather_run(
     found.exit = read_json(layout.exit(number))
     found.requeue = read_json(layout.requeue(number))
     found.led = read_json(layout.led(number)) or None
+    found.hang = read_json(layout.hang(number))
     found.journal = _events(layout, {number})[number] if events is None else events
     found.durable_step = _durable_step(layout, number)
     beats = found.beat.get("ranks")
@@ -102,12 +105,17 @@ def gather_led(life_folder: Path) -> Evidence:
         found.subject = str(life_folder)
     found.led = led or found.led
     found.is_live = bool(led) and led.get("ended") is None and _is_leader_alive(led)
+    found.hang = found.hang or read_json(life_folder / "hang.json")
     text = _tail(life_folder / "output.log", _OUTPUT_BYTES)
     if text and not found.output:
         found.output = text
         found.signs += read_signs(text)
     found.files = [
-        *(path for name in ("led.json", "output.log") if (path := life_folder / name).exists()),
+        *(
+            path
+            for name in ("led.json", "output.log", "hang.json")
+            if (path := life_folder / name).exists()
+        ),
         *found.files,
     ]
     return found

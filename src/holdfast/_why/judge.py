@@ -6,6 +6,8 @@ it said itself. No rule guesses: what nobody has recorded stays unknown, and is 
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,25 +16,31 @@ from holdfast._why import words
 from holdfast._why.case import Case, Finding
 from holdfast._why.evidence import Evidence
 from holdfast._why.faults import KINDS
+from holdfast._why.hang import HangFinding
 from holdfast._why.judge_asked import judge_asked, judge_decided, judge_finished
+from holdfast._why.judge_hang import judge_hung, judge_hung_and_killed, tell_hang
 from holdfast._why.judge_lost import judge_lost
 from holdfast._why.judge_memory import judge_kill, judge_lost_child
 from holdfast._why.judge_python import judge_python
 from holdfast._why.judge_ranks import judge_collective, open_case
 from holdfast._why.judge_signals import judge_crash, judge_terminated
 from holdfast._why.judge_slurm import judge_slurm
-from holdfast._why.verdict import Cause, Sure, Verdict, restart_after
+from holdfast._why.live import judge_live
+from holdfast._why.verdict import Cause, Restart, Sure, Verdict, restart_after
 
 if TYPE_CHECKING:
     from holdfast._why.sign import Sign
 
+_RUN = re.compile(r"(\bholdfast \w+) RUN\b")
 _FEW_LINES = 3  # that a shell or an exit handler prints after an exception
 
 _RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    judge_hung,
     judge_decided,
     judge_asked,
     judge_slurm,
     judge_finished,
+    judge_hung_and_killed,
     judge_collective,
     judge_kill,
     judge_crash,
@@ -60,11 +68,11 @@ def judge(evidence: Evidence) -> Verdict:
 def judge_strictly(evidence: Evidence) -> Verdict:
     """The same, for tests: what goes wrong here is a bug."""
     if evidence.is_live:
-        return _running(evidence)
+        return _with_folder(evidence, _in_lines(judge_live(evidence)))
     evidence, past = _without_past(evidence)
     case = open_case(evidence)
     found = next((f for rule in _RULES if (f := rule(case)) is not None), None)
-    return _verdict(case, found or _unknown(case, past))
+    return _with_folder(evidence, _verdict(case, found or _unknown(case, past)))
 
 
 def _without_past(evidence: Evidence) -> tuple[Evidence, list[Sign]]:
@@ -74,25 +82,6 @@ def _without_past(evidence: Evidence) -> tuple[Evidence, list[Sign]]:
         return evidence, past
     kept = [sign for sign in evidence.signs if not sign.details.get("is_past")]
     return replace(evidence, signs=kept), past
-
-
-def _running(evidence: Evidence) -> Verdict:
-    told = []
-    process = words.record(evidence.process)
-    if state := words.text(process.get("state")):
-        told.append(f"its state is {words.one_line(state, 80)}")
-    step = words.whole(evidence.beat.get("step"))
-    at = "" if step is None else f", at step {step}"
-    return Verdict(
-        Cause.RUNNING,
-        f"It has not ended: it is running{at}.",
-        Sure.CERTAIN,
-        (*told, *evidence.notes),
-        ("To look at it: holdfast status RUN",) if evidence.kind == "run" else (),
-        step=step,
-        durable_step=words.whole(evidence.beat.get("durable_step")),
-        restart=restart_after(Cause.RUNNING),
-    )
 
 
 def _unknown(case: Case, past: list[Sign]) -> Finding:
@@ -134,7 +123,9 @@ def _unknown(case: Case, past: list[Sign]) -> Finding:
 
 def _verdict(case: Case, found: Finding) -> Verdict:
     end = case.end
-    told = [*found.evidence, *case.culprit, *case.evidence.notes]
+    told = [*found.evidence, *case.evidence.notes]
+    if not isinstance(found, HangFinding):
+        told = [*found.evidence, *case.culprit, *case.evidence.notes, *tell_hang(case.evidence)]
     sure = found.sure
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
@@ -151,14 +142,42 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         sure,
         tuple(dict.fromkeys(map(_one_line, told))),
         tuple(dict.fromkeys(map(_one_line, found.advice))),
-        rank=end.rank,
+        rank=found.rank if isinstance(found, HangFinding) else end.rank,
         host=host or None,
         time=end.time,
         step=end.step,
         durable_step=durable,
-        others=tuple(map(_one_line, case.others)),
-        restart=restart_after(found.cause),
+        others=tuple(
+            map(_one_line, found.others if isinstance(found, HangFinding) else case.others)
+        ),
+        restart=_restart(found),
     )
+
+
+def _restart(found: Finding) -> Restart:
+    restart = restart_after(found.cause)
+    # What looked as if somebody held it, or as slow, and was ended all the same, did not finish.
+    return Restart.BACKOFF if isinstance(found, HangFinding) else restart
+
+
+def _in_lines(verdict: Verdict) -> Verdict:
+    """The same, with every text in one line that a terminal can show."""
+    return replace(
+        verdict,
+        sentence=_one_line(verdict.sentence),
+        evidence=tuple(map(_one_line, verdict.evidence)),
+        advice=tuple(map(_one_line, verdict.advice)),
+        others=tuple(map(_one_line, verdict.others)),
+    )
+
+
+def _with_folder(evidence: Evidence, verdict: Verdict) -> Verdict:
+    """The same, with lines to type that can be typed as they are."""
+    if evidence.kind != "run" or not evidence.subject:
+        return verdict
+    folder = shlex.quote(evidence.subject)
+    advice = (_RUN.sub(lambda found: f"{found[1]} {folder}", each) for each in verdict.advice)
+    return replace(verdict, advice=tuple(advice))
 
 
 def _lines_after(evidence: Evidence) -> int:

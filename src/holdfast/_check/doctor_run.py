@@ -1,0 +1,97 @@
+"""What is known of the run that a machine is held against: the size of its state, its times."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast._check.measured import save_seconds
+from holdfast._errors import CheckpointError
+from holdfast._record import journal, manifest
+from holdfast._record.attempts import read_json
+from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._slurm import ask
+from holdfast._slurm.job import find_job
+
+_ANSWER_SECONDS = 1.5
+_KEPT = 3  # Settings.keep_last
+_RANK_DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of a run folder; all unknown where there is no run yet."""
+
+    run_id: str | None = None
+    state_bytes: int | None = None  # of all ranks: what one checkpoint takes
+    host_bytes: int | None = None  # of the ranks on the fullest host: what one snapshot takes
+    step: int | None = None
+    kept: int = _KEPT  # checkpoints that stay
+    held_bytes: int = 0  # by the checkpoints that are there
+    save_seconds: float | None = None
+
+
+def read_run(folder: Path) -> Known:
+    """The newest checkpoint whose manifest can be read tells the size."""
+    layout = RunLayout(folder)
+    with contextlib.suppress(OSError):
+        run_id = read_json(layout.identity).get("run_id")
+        if run_id:
+            return _read(layout, str(run_id))
+    return Known()
+
+
+def _read(layout: RunLayout, run_id: str) -> Known:
+    sizes: list[int] = []
+    newest: tuple[int, int, manifest.Manifest] | None = None
+    for step, attempt, path in layout.checkpoint_folders():
+        with contextlib.suppress(OSError, CheckpointError):
+            found = manifest.parse((path / MANIFEST).read_bytes(), str(path))
+            sizes.append(found.size_bytes)
+            newest = (step, attempt, found)
+    kept = _KEPT
+    for event in journal.read(layout.journal):
+        if event.get("event") == "start":
+            last, best = event.get("keep_last"), event.get("keep_best")
+            kept = (last if isinstance(last, int) else _KEPT) + bool(best)
+    if newest is None:
+        return Known(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
+    step, attempt, found = newest
+    return Known(
+        run_id=run_id,
+        state_bytes=found.size_bytes,
+        host_bytes=_on_one_host(layout, attempt, found),
+        step=step,
+        kept=kept,
+        held_bytes=sum(sizes),
+        save_seconds=save_seconds(layout.folder),
+    )
+
+
+def _on_one_host(layout: RunLayout, attempt: int, found: manifest.Manifest) -> int:
+    """The most that the ranks of one host hold together; all of it if they had no hosts."""
+    totals: dict[str, int] = {}
+    for file in found.files:
+        digits = file.name.removeprefix("rank-")[:_RANK_DIGITS]
+        rank = int(digits) if digits.isdigit() else 0
+        keeper = read_json(layout.rank(attempt, rank)).get("keeper")
+        host = keeper.get("host") if isinstance(keeper, dict) else None
+        totals[str(host)] = totals.get(str(host), 0) + file.size_bytes
+    return max(totals.values(), default=found.size_bytes)
+
+
+def slurm_grace(environment: Mapping[str, str]) -> list[tuple[float, str]]:
+    """(seconds, who says so) of each warning that a job of SLURM gets; none outside of one."""
+    job = find_job(environment)
+    if job is None or not ask.can_ask():
+        return []
+    found: list[tuple[float, str]] = []
+    lead = ask.warning_seconds(job.id, _ANSWER_SECONDS)
+    if lead is not None:
+        found.append((lead, f"--signal of job {job.id}"))
+    wait = ask.kill_wait_seconds(_ANSWER_SECONDS)
+    if wait is not None:
+        found.append((wait, "SLURM's KillWait"))
+    return found

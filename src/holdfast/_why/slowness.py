@@ -1,0 +1,148 @@
+"""Why a run that gets on is slow, or larger than it was: what can be seen of it from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._why import words
+from holdfast._why.held import what_holds
+from holdfast._why.stack_words import Standing, standing_of
+from holdfast._why.verdict import Cause
+
+Record = dict[str, Any]
+
+BESIDE = "a TensorBoard writer"  # runs beside the training, in half of all runs
+_LARGE = ("memory recording", "torch.profiler", "tracemalloc", "a TensorBoard writer")
+_MOST_COMPILES = 8  # of one function, after which torch gives up on it
+_MUCH_LARGER = 1.3
+_FAR_TOO_MANY = 4  # threads for each core
+
+# What profilers and debuggers use themselves.
+_MEANS = {
+    "sys.settrace": ("a debugger", "coverage"),
+    "sys.setprofile": ("torch.profiler", "cProfile", "a profiler"),
+}
+_LET_GO = {
+    "sys.settrace": "Take the tracer out (sys.settrace, a debugger's or coverage's)",
+    "sys.setprofile": "Take the profiler out (sys.setprofile)",
+    "cProfile": "Profile a few steps only, or sample instead: py-spy record",
+    "torch.profiler": "Give torch.profiler a schedule, so that it records a few steps only",
+    "memory recording": "Record memory for a few steps only: _record_memory_history(enabled=None)",
+    "a debugger": "Detach the debugger, or take its breakpoints out",
+    "anomaly detection": "Take autograd's anomaly detection out again",
+    "tracemalloc": "Take tracemalloc out again (PYTHONTRACEMALLOC, tracemalloc.stop())",
+    "a tracer": "Detach gdb or strace",
+    "coverage": "Run it without coverage",
+    "a profiler": "Profile a few steps only",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """`because` goes on after "It is slow: ", `hint` is what to do."""
+
+    because: str
+    hint: str
+    is_enough: bool = False  # to call it slow, whatever its pace
+
+
+def find_reasons(looks: list[Record], disturbed: list[str], lately: int | None) -> list[Reason]:
+    """All that slows it, the surest first; `lately`: pieces that torch.compile made of late."""
+    found: list[Reason] = []
+    for look in looks:
+        held = what_holds(look)
+        if held.cause is Cause.SLOW and "swap" in held.words:
+            found.append(Reason(f"{_subject(look, looks)} {held.words}", held.hint, is_enough=True))
+    found += (Reason(f"{name} is at work in it", let_go(name)) for name in named_best(disturbed))
+    for look in looks:
+        found += (reason for reason in _of_look(look, looks, lately) if reason is not None)
+    return list(dict.fromkeys(found))
+
+
+def named_best(disturbed: list[str]) -> list[str]:
+    """What slows it, without the means by which another of them does it."""
+    slowing = [name for name in disturbed if name != BESIDE]
+    by_others = {
+        means
+        for means, users in _MEANS.items()
+        if means in slowing and any(user in slowing for user in users)
+    }
+    return [name for name in slowing if name not in by_others]
+
+
+def _of_look(look: Record, looks: list[Record], lately: int | None) -> list[Reason | None]:
+    standing = standing_of(look)
+    who = _who(look, looks)
+    return [
+        _too_many_threads(look, who),
+        _recompiles(look, standing, who, lately),
+        _waits_for_data(look, standing, _subject(look, looks)),
+    ]
+
+
+def _too_many_threads(look: Record, who: str) -> Reason | None:
+    """More threads want to run than there are cores for."""
+    cores = words.whole(look.get("cores")) or 0
+    busy = 0
+    for process in words.records(look.get("processes")):
+        # Not by what each has computed: many live only for one step.
+        busy += sum(t.get("state") == "R" for t in words.records(process.get("threads")))
+    if not cores or busy < 2 * cores:
+        return None
+    told = f"{who}{busy} threads of it want to run on {words.count(cores, 'core')}"
+    each = max(1, cores // max(1, len(words.records(look.get("processes")))))
+    return Reason(
+        told,
+        f"Let it use fewer: OMP_NUM_THREADS={each}, torch.set_num_threads, fewer workers",
+        is_enough=busy >= _FAR_TOO_MANY * cores,
+    )
+
+
+def _recompiles(look: Record, standing: Standing, who: str, lately: int | None) -> Reason | None:
+    """torch.compile at work again and again, for shapes or values that it has not seen."""
+    made = words.whole(look.get("compiles")) or 0
+    is_compiling = standing.kind == "compile"
+    if not (lately or 0) >= _MOST_COMPILES and not (is_compiling and made > _MOST_COMPILES):
+        return None
+    at = f" at {standing.place}" if is_compiling and standing.place else ""
+    often = f", {lately} of them of late" if lately else ""
+    return Reason(
+        f"{who}torch.compile makes code again and again{at}: {made} pieces so far{often}",
+        "See why: TORCH_LOGS=recompiles; pad the batches, or torch.compile(…, dynamic=True)",
+        is_enough=True,
+    )
+
+
+def _waits_for_data(look: Record, standing: Standing, subject: str) -> Reason | None:
+    if standing.kind != "loader":
+        return None
+    held = what_holds(look)
+    hint = held.hint if held.cause is Cause.SLOW else "More workers, or less work for each sample"
+    return Reason(f"{subject} {held.words}", hint)
+
+
+def larger(usual: float | None, now: float | None, disturbed: list[str]) -> str:
+    """How much larger it is than while nothing disturbed it; empty if it is not."""
+    blamed = [name for name in disturbed if name in _LARGE]
+    if not usual or not now or not blamed or now < _MUCH_LARGER * usual:
+        return ""
+    return f"it has {words.size(now)} instead of {words.size(usual)} because of {_listed(blamed)}"
+
+
+def let_go(name: str) -> str:
+    """What to do about a disturbance."""
+    return _LET_GO.get(name, "Take it out again")
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _subject(look: Record, looks: list[Record]) -> str:
+    return _who(look, looks).removesuffix(": ") or "it"
+
+
+def _who(look: Record, looks: list[Record]) -> str:
+    rank = words.whole(look.get("rank"))
+    return "" if len(looks) < 2 or rank is None else f"rank {rank}: "

@@ -1,0 +1,87 @@
+"""Hangs that need torch: a worker of a loader, two ranks, a storm of compilations."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+
+from holdfast._why.verdict import Cause
+from tests.cli.command import succeed
+from tests.hangs.stage import check
+from tests.hangs.table import LOADER, RANKS, Hang
+from tests.support import wait_until
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.slow
+def test_the_line_of_a_worker_is_named(stage, zygote):
+    stage.fork(zygote, LOADER)
+    stage.found()
+    check(stage.why(), LOADER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hang", RANKS, ids=lambda each: each.name)
+def test_the_ranks_are_compared(hang, stage, zygote):
+    stage.fork(zygote, hang)
+    record = stage.found()
+    assert [look["rank"] for look in record["looks"]] == [0, 1]
+    assert record["missing"] == []
+    check(stage.why(), hang)
+    shown = succeed("stacks", stage.folder)
+    for rank, place in zip((1, 0), hang.places, strict=True):
+        (line,) = (line for line in shown.splitlines() if place in line)
+        assert line.startswith(f"rank {rank} in ")
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_one_that_somebody_has_stopped(stage, zygote):
+    """Neither is called a hang, and the one that is stopped is named."""
+    hang = Hang(name="stopped", script="hanging_ranks.py", how="fine", cause=Cause.STOPPED, rank=1)
+    life = stage.fork(zygote, hang)
+    wait_until(lambda: stage.pace.get("usual"), 60, f"steps in {life.output}")
+    (pid,) = re.findall(r"ready (\d+) rank 1", life.output)
+    os.kill(int(pid), signal.SIGSTOP)
+    wait_until(lambda: stage.beat.get("paused"), 30, "a heartbeat that says so")
+    assert stage.beat["paused"]["rank"] == 1
+    check(stage.why(), hang)
+    os.kill(int(pid), signal.SIGCONT)
+    step = stage.beat["step"]
+    wait_until(lambda: stage.beat["step"] > step, 30, "another step")
+    assert not stage.layout.hang(1).exists()
+
+
+def _slow(how: str) -> Hang:
+    return Hang(name=how, script="hanging_torch.py", how=how, cause=Cause.SLOW)
+
+
+@pytest.mark.slow
+def test_a_storm_of_recompilations_is_slow_and_no_hang(stage, zygote):
+    stage.fork(zygote, _slow("compile"))
+    wait_until(lambda: (stage.pace.get("compiles_lately") or 0) > 20, 60, "a storm")
+    verdict = stage.why()
+    assert verdict["cause"] == Cause.SLOW.value, verdict
+    assert "torch.compile" in verdict["sentence"]
+    assert any("TORCH_LOGS=recompiles" in line for line in verdict["advice"])
+    assert not stage.layout.hang(1).exists()
+
+
+@pytest.mark.slow
+def test_a_profiler_that_keeps_everything_is_told_by_the_memory_that_it_takes(stage, zygote):
+    """Against what the run itself took before."""
+    stage.fork(zygote, _slow("profiler"))
+
+    def memory(when: str) -> int:
+        return int(stage.pace.get("memory", {}).get(when) or 0)
+
+    wait_until(lambda: memory("now") > 1.4 * memory("usual") > 0, 60, "more memory")
+    verdict = stage.why()
+    assert verdict["cause"] in (Cause.RUNNING.value, Cause.SLOW.value), verdict
+    text = "\n".join([verdict["sentence"], *verdict["evidence"]])
+    assert "because of torch.profiler" in text, text
+    assert any("schedule" in line for line in verdict["advice"]), verdict
+    assert not stage.layout.hang(1).exists()

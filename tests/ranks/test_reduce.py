@@ -1,0 +1,62 @@
+"""`holdfast doctor -- torchrun …`: the real ranks meet, and add up real numbers."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast._check.reduce import check_ranks
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux and its /proc")
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "train.py").write_text("open('trained', 'w')")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_two_ranks_tell_how_fast_they_are_and_by_which_interface(place):
+    command = [TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py"]
+    found = {each.name: each for each in check_ranks(command, folder=place)}
+    check = found["all_reduce"]
+    assert check.state == "ok", check
+    assert check.data["ranks"] == 2
+    speeds = check.data["bytes_per_second"]
+    assert len(speeds) == 2
+    assert all(speed > 1e6 for by_rank in speeds.values() for speed in by_rank.values())
+    assert all(sorted(by_rank) == ["0", "1"] for by_rank in speeds.values())
+    assert found["backend"].data["backend"] in ("gloo", "nccl")
+    [interface] = found["interface"].data["interfaces"]
+    assert interface in [name for _, name in socket.if_nameindex()]
+    assert not (place / "trained").exists()
+    assert not list((place / "tmp").iterdir())
+
+
+def test_whoever_has_the_port_of_the_rendezvous_is_named(place):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        [check] = check_ranks([TORCHRUN, f"--master-port={port}", "train.py"], folder=place)
+    assert (check.name, check.state) == ("rendezvous port", "fail")
+    assert f"port {port}" in check.found
+    assert "pid" in check.found
+
+
+def test_one_process_has_nobody_to_reduce_with(place):
+    (place / "job.sh").write_text(f"'{sys.executable}' train.py\ntouch after\n")
+    [check] = check_ranks(["bash", "job.sh"], folder=place)
+    assert (check.state, "one process" in check.found) == ("ok", True)
+    assert not (place / "trained").exists()
+    assert not (place / "after").exists(), "the script went on behind its training"

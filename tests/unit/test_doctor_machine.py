@@ -1,0 +1,225 @@
+"""What `holdfast doctor` makes of limits, cores, variables, GPUs and packages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast._check.doctor_cores import Cores, judge_clock, judge_cores, ranks_here
+from holdfast._check.doctor_environment import _OURS, Around, judge_environment, nodes_of
+from holdfast._check.doctor_finding import worst
+from holdfast._check.doctor_limits import Limits, judge_limits
+from holdfast._check.doctor_software import judge_gpus, judge_packages, python_of
+from holdfast._check.doctor_stacks import judge_stacks
+from holdfast._watch.pyspy import Dump
+from tests.unit.test_doctor import GB, told
+
+
+def only(checks):
+    """What is not ok, by name."""
+    return {check.name: check.state for check in checks if check.state != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        (Limits(), {"core dumps": "warn"}),
+        (Limits(core=(0, None)), {}),
+        (Limits(core=(None, None), core_pattern="|/usr/lib/systemd/systemd-coredump %P"), {}),
+        (Limits(core=(0, 0), files=(1024, 524288)), {"open files": "warn"}),
+        (Limits(core=(0, 0), files=(64, 64)), {"open files": "fail"}),
+        (Limits(core=(0, 0), processes=(4096, 4096), used_processes=100), {}),
+        (Limits(core=(0, 0), processes=(256, 512), used_processes=100), {"processes": "warn"}),
+        (Limits(core=(0, 0), processes=(256, 256), used_processes=250), {"processes": "fail"}),
+        (Limits(core=(0, 0), tasks_left=40), {"processes": "warn"}),
+        (Limits(core=(0, 0), locked=(64 << 10, 64 << 10)), {}),
+        (
+            Limits(core=(0, 0), locked=(64 << 10, None), has_fast_network=True),
+            {"locked memory": "warn"},
+        ),
+        (Limits(core=(0, 0), file_size=(10 * GB, None)), {"file size": "warn"}),
+        (Limits(core=(0, 0), file_size=(2 * GB, None)), {"file size": "fail"}),
+        (Limits(core=(0, 0), cpu_seconds=(3600, None)), {"cpu time": "warn"}),
+        (Limits(core=(0, 0), virtual=(100 * GB, None)), {"address space": "warn"}),
+        (Limits(core=(0, 0), virtual=(32 * GB, None), has_gpu=True), {"address space": "fail"}),
+    ],
+)
+def test_limits(limits, found):
+    checks = list(judge_limits(limits, GB))
+    assert all(told(check) for check in checks)
+    assert only(checks) == found
+
+
+@pytest.mark.parametrize(
+    ("cores", "variables", "verdict", "says"),
+    [
+        (Cores(8, None, 1.0), {}, "ok", "8 cores for 8 threads"),
+        (Cores(8, None, 1.0), {"OMP_NUM_THREADS": "16"}, "warn", "16 threads"),
+        (Cores(64, 4.0, 1.0), {}, "warn", "4 of 64 cores"),
+        (Cores(64, 4.0, 1.0), {"OMP_NUM_THREADS": "4"}, "ok", "4 threads"),
+        (Cores(8, None, 1.0, ranks=4), {}, "warn", "4 ranks with 8 threads each"),
+        (Cores(8, None, 1.0, ranks=4, launcher_sets_one=True), {}, "ok", "1 thread each"),
+        (Cores(8, None, 30.0), {}, "warn", "others compute here too"),
+    ],
+)
+def test_cores_against_threads(cores, variables, verdict, says):
+    check = judge_cores(cores, variables)
+    assert told(check) == verdict
+    assert says in check.found
+
+
+def test_the_ranks_on_this_host_are_read_off_words_and_variables():
+    assert ranks_here(["torchrun", "--nproc-per-node=4", "train.py"], {}) == 4
+    assert ranks_here(["torchrun", "--nproc_per_node", "2", "train.py"], {}) == 2
+    assert ranks_here(["python", "train.py"], {"LOCAL_WORLD_SIZE": "8"}) == 8
+    assert ranks_here(["torchrun", "--nproc-per-node=gpu", "train.py"], {}) == 1
+
+
+@pytest.mark.parametrize(
+    ("is_kept", "skew", "now", "verdict"),
+    [
+        (True, 0.0, None, "ok"),
+        (None, None, None, "ok"),
+        (False, 0.0, None, "warn"),
+        (True, -90.0, None, "warn"),
+        (True, 0.0, 86400.0, "fail"),
+    ],
+)
+def test_the_clock(is_kept, skew, now, verdict):
+    assert told(judge_clock(is_kept, skew, True, now)) == verdict
+
+
+TWO_NODES = Around(frozenset(["lo", "eth0", "ib0"]), gpus=2, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "verdict"),
+    [
+        ({"PYTHONFAULTHANDLER": "1", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}, "ok"),
+        ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, "ok"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "fail"),
+        ({"RANK": "0"}, "fail"),
+        ({"WORLD_SIZE": "4"}, "warn"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "fail"),
+        ({"MASTER_PORT": "70000"}, "fail"),
+        ({"MASTER_PORT": "http"}, "fail"),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, "ok"),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, "ok"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail"),
+        ({"NCCL_SOCKET_IFNAME": "ens5"}, "fail"),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, "fail"),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "fail"),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, "ok"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "warn"),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, "fail"),
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, "fail"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, "ok"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "warn"),
+        ({"CUDA_LAUNCH_BLOCKING": "0"}, "ok"),
+        ({"PYTHONTRACEMALLOC": "25"}, "warn"),
+        ({"PYTHONMALLOC": "debug"}, "warn"),
+        ({"NCCL_DEBUG": "trace"}, "warn"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "warn"),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, "warn"),
+        ({"LD_PRELOAD": "/nowhere/libtcmalloc.so"}, "warn"),
+        ({"HOLDFAST_PROGRES": "0"}, "warn"),
+        ({"HOLDFAST_PROGRESS": "0"}, "ok"),
+    ],
+    ids=str,
+)
+def test_variables(variables, verdict):
+    checks = judge_environment(variables, TWO_NODES)
+    assert worst(checks) == verdict
+    assert all(told(check) for check in checks)
+    if verdict != "ok":
+        assert [check.data["variable"] for check in checks] == [next(iter(variables))]
+
+
+def test_every_variable_of_ours_is_known():
+    source = (Path(holdfast.__file__).parent / "_env.py").read_text()
+    assert set(re.findall(r"HOLDFAST_[A-Z_]+", source)) <= _OURS
+
+
+def test_the_number_of_nodes_is_what_variables_say():
+    assert nodes_of({}) == 1
+    assert nodes_of({"SLURM_JOB_NUM_NODES": "3"}) == 3
+    assert nodes_of({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2
+
+
+GPU = {"index": 0, "name": "H200", "used": 0, "total": 150 * GB, "ecc": 0}
+DRIVER = {"library": True, "driver": "580.1", "cuda": [12, 4], "gpus": [GPU]}
+CUDA = {"has_torch": True, "torch_cuda": "12.8", "torch_hip": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "packages", "found"),
+    [
+        ({}, CUDA, {}),  # there is no GPU, and that is no fault
+        (None, CUDA, {"gpu": "fail"}),
+        ({**DRIVER, "error": "Driver/library version mismatch"}, CUDA, {"gpu": "fail"}),
+        (DRIVER, CUDA, {}),  # a minor version may be newer
+        (DRIVER, {**CUDA, "torch_cuda": "13.0"}, {"torch and cuda": "fail"}),
+        (DRIVER, {**CUDA, "torch_cuda": None}, {"torch and cuda": "warn"}),
+        (DRIVER, {**CUDA, "torch_cuda": None, "torch_hip": "6.2"}, {}),
+        (DRIVER, {"has_torch": False}, {}),
+        ({**DRIVER, "gpus": [{**GPU, "ecc": 3}]}, CUDA, {"gpu": "warn"}),
+        ({**DRIVER, "gpus": [{**GPU, "used": 34 * GB}]}, CUDA, {"gpu": "warn"}),
+        ({**DRIVER, "gpus": [{"index": 1, "error": "GPU is lost"}]}, CUDA, {"gpu": "fail"}),
+    ],
+)
+def test_gpus_driver_and_torch(facts, packages, found):
+    checks = judge_gpus(facts, packages)
+    assert all(told(check) for check in checks)
+    assert only(checks) == found
+
+
+VERSIONS = {"holdfast": "0.1.0", "torch": "2.13.0+cpu", "numpy": "2.4.6"}
+PACKAGES = {
+    "python": "3.12.1",
+    "executable": "/usr/bin/python3",
+    "versions": VERSIONS,
+    "has_holdfast": True,
+    "pins": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "states", "says"),
+    [
+        (PACKAGES, ["ok"], "Python 3.12.1, torch 2.13.0+cpu, numpy 2.4.6"),
+        (None, ["warn"], "did not say"),
+        ({**PACKAGES, "python": "3.9.2"}, ["fail"], "3.11 or newer"),
+        ({**PACKAGES, "has_holdfast": False}, ["warn"], "has no holdfast"),
+        ({**PACKAGES, "versions": {**VERSIONS, "holdfast": "0.0.9"}}, ["warn"], "of 0.1.0"),
+        ({**PACKAGES, "versions": {**VERSIONS, "torch": "2.1.2"}}, ["warn"], "older than 2.4"),
+        (
+            {**PACKAGES, "pins": [["torchvision", "torch==2.5.1", "2.13.0"]]},
+            ["warn"],
+            "torchvision was made for torch==2.5.1",
+        ),
+    ],
+)
+def test_packages(facts, states, says):
+    checks = list(judge_packages(facts, "0.1.0"))
+    assert [told(check) for check in checks] == states
+    assert says in checks[0].found
+
+
+def test_the_python_of_a_command_is_found_where_it_is_named():
+    assert python_of(["srun", sys.executable, "train.py"]) == sys.executable
+    assert python_of(["apptainer", "exec", "image.sif", sys.executable, "train.py"]) is None
+    assert python_of(["./train.sh"]) is None
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if torchrun.exists():
+        assert Path(python_of([str(torchrun), "train.py"]) or "").parent == torchrun.parent
+
+
+def test_stacks_that_cannot_be_read_are_only_warned_of():
+    assert told(judge_stacks(None, 0.0)) == "warn"
+    refused = judge_stacks(Dump(error="py-spy may not read process 7"), 0.1)
+    assert told(refused) == "warn"
+    assert "may not read" in refused.found
