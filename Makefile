@@ -12,15 +12,16 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 	tests/processes/test_kill.py tests/crash/test_damage.py
 
 # What bears another test beside it on two cores, and what measures time or fills the machine.
-# The jobs of a SLURM of our own mostly wait, so they have a process to themselves beside the first.
+# The jobs of a SLURM of our own mostly wait, and so do hangs: each have a process to themselves beside the first.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
 SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,clean completion demo doctor errors export export_for_torch export_ranks help \
 	lint ls stacks submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk nothing_left \
-	read_only_folder) $(patsubst %,tests/processes/test_%.py,children debuggers exit_status hangs last_words look \
-	look_stacks notebook notebook_again ordinary_user phase requests signal_path small_shm supervisor_hangs \
-	supervisor_output supervisor_restarts twenty_deaths two_processes)
-BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/hangs tests/prove tests/ranks tests/unit $(SOME_BESIDE)
-ALONE := $(filter-out $(SOME_BESIDE),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
+	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status last_words notebook notebook_again \
+	ordinary_user phase requests small_shm supervisor_output supervisor_restarts twenty_deaths)
+BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/prove tests/ranks tests/unit $(SOME_BESIDE)
+WAITING := tests/hangs $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks signal_path \
+	supervisor_hangs two_processes)
+ALONE := $(filter-out $(SOME_BESIDE) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
 	tests/processes/progress
 
 .DEFAULT_GOAL := help
@@ -54,7 +55,8 @@ quick: $(STAMP) ## the tests of the inner loop, under two minutes
 test: $(STAMP) ## all tests but the long ones
 	@tools/system-packages
 	@tools/beside $(VENV)/slurm.log "$(BIN)/python -m pytest -m 'not soak' tests/slurm" \
-		"$(BIN)/python -m pytest -m 'not soak' -n 3 --dist worksteal $(BESIDE)"
+		$(VENV)/waiting.log "$(BIN)/python -m pytest -m 'not soak' $(WAITING)" \
+		"$(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal $(BESIDE)"
 	@$(BIN)/python -m pytest -m "not soak" $(ALONE)
 
 .PHONY: soak

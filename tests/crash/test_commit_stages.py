@@ -51,7 +51,9 @@ def check_the_end(folder, trainer, undisturbed) -> None:
     assert "Traceback" not in trainer.output
     wait_for_keeper_gone(folder)
     assert arena_files(folder) == []
-    assert good_steps(folder) == [TOTAL - 10, TOTAL]
+    before, last = good_steps(folder)
+    # Beside a busy disk no slot may be free in time, and a checkpoint is made a step later.
+    assert TOTAL - 10 <= before < last == TOTAL
     left = {path.name for path in RunLayout(folder).checkpoints.iterdir()}
     assert {name for name in left if not name.startswith("step-")} == set()
     logs = [path.read_text() for path in folder.glob("attempts/*/keeper.log")]

@@ -6,6 +6,7 @@ Here with times that are given or short; what is learned is in tests/unit/test_p
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -37,7 +38,7 @@ def _beat(folder: Path) -> dict[str, Any]:
     return read_json(folder / "attempts/0001/heartbeat.json")
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the same is shown in tests/hangs
 def test_steps_of_50_ms_that_stop_are_found_within_30_seconds_without_any_setting(folder, light):
     trainer = light(folder, *_STEPS, "--hold-at", 40, "--stick", "without-gil")
     trainer.wait_for("holding ")
@@ -55,6 +56,19 @@ def test_steps_of_50_ms_that_stop_are_found_within_30_seconds_without_any_settin
     wait_until(lambda: _beat(folder).get("hang"), 5, "the heartbeat")
     assert _beat(folder)["hang"]["sentence"] == found["sentence"]
     assert psutil.pid_exists(trainer.pid), "nothing was done to it"
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_saves_and_leaves_when_it_is_told_to(folder, light):
+    settings = '{"hang_timeout": 1.5, "max_overhead": 1.0, "grace_seconds": 2}'
+    trainer = light(
+        folder, *_STEPS, "--settings", settings, "--hold-at", 30, "--stick", "without-gil"
+    )
+    trainer.wait_for("More: holdfast why", 20)
+    os.kill(trainer.pid, signal.SIGTERM)
+    assert trainer.wait(20) in (143, -signal.SIGTERM), trainer.output
+    wait_for_keeper_gone(folder)
+    assert checkpoint_steps(folder)[-1] >= 28
 
 
 @pytest.mark.slow

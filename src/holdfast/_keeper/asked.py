@@ -147,7 +147,9 @@ class Asked:
     def _insure(self) -> None:
         """The step has not ended in time."""
         by_person = self._stop is None or self._stop[1] == statuses.PERSON
-        if self._job is None or by_person or self._job.cause is Cause.NOT_SLURM:
+        if self._stop is not None and not by_person and self._hangs.is_hung:
+            self._leave_now(*self._stop[:2])  # no boundary will come at which it could
+        elif self._job is None or by_person or self._job.cause is Cause.NOT_SLURM:
             self._persist_newest("deadline")
         else:
             # The job ends for certain, and then nobody is left who could requeue it.

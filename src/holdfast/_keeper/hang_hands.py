@@ -107,6 +107,11 @@ class Hangs:
         """Whether a debugger holds this trainer."""
         return self._watch.is_paused
 
+    @property
+    def is_hung(self) -> bool:
+        """Whether a hang was found, and is not over."""
+        return self._judge is not None and self._judge.beat()["hang"] is not None
+
     def beat(self) -> dict[str, Any]:
         """For the heartbeat."""
         found = self._watch.beat()
