@@ -16,11 +16,13 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
 SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,clean completion demo doctor errors export export_for_torch export_ranks help \
 	lint ls stacks submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk nothing_left \
-	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status last_words notebook notebook_again \
-	ordinary_user phase requests small_shm supervisor_output supervisor_restarts twenty_deaths)
-BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/prove tests/ranks tests/unit $(SOME_BESIDE)
-WAITING := tests/hangs $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks signal_path \
-	supervisor_hangs two_processes)
+	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status last_words ordinary_user requests \
+	small_shm supervisor_output twenty_deaths)
+WAITING := tests/hangs $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks notebook notebook_again phase \
+	signal_path supervisor_hangs supervisor_restarts two_processes) \
+	$(patsubst %,tests/ranks/test_%.py,hangs led_hangs two_hosts)
+BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/prove tests/unit $(SOME_BESIDE) \
+	$(filter-out $(WAITING),$(wildcard tests/ranks/test_*.py))
 ALONE := $(filter-out $(SOME_BESIDE) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
 	tests/processes/progress
 
