@@ -170,7 +170,9 @@ class Boundaries:
             crew.wish("save", wanted)
         decision = crew.at_boundary(mark)
         if decision is not None and decision.kind == "stop" and not self._is_complete():
-            self._stop_for(StopRequest(decision.reason, decision.status, decision.signal))
+            # A rank that hears of it late is past that boundary; all hold it, and save it.
+            request = StopRequest(decision.reason, decision.status, decision.signal)
+            self._stop_for(request, is_saved=decision.mark < mark)
             return True
         decided = None if decision is None else decision.reason
         self._saver.pass_together(now, self.step, mark, decided)
@@ -244,9 +246,9 @@ class Boundaries:
         request = self._asked or request_from_signal(number)
         return Stopped(request.status, request.reason, self.step)
 
-    def _stop_for(self, request: StopRequest) -> None:
+    def _stop_for(self, request: StopRequest, *, is_saved: bool = False) -> None:
         """Make this boundary durable and note why the run leaves."""
-        durable = self._saver.save_and_wait(self.step, f"stop: {request.reason}")
+        durable = is_saved or self._saver.save_and_wait(self.step, f"stop: {request.reason}")
         status = request.status if durable else statuses.NOT_DURABLE
         self._stopped = stopped = Stopped(status, request.reason, self.step)
         if self._job is not None:
