@@ -170,9 +170,9 @@ class Boundaries:
             crew.wish("save", wanted)
         decision = crew.at_boundary(mark)
         if decision is not None and decision.kind == "stop" and not self._is_complete():
-            # A rank that hears of it late is past that boundary; all hold it, and save it.
+            # Heard only after a phase at the turn: what it rested on, all hold and save.
             request = StopRequest(decision.reason, decision.status, decision.signal)
-            self._stop_for(request, is_saved=decision.mark < mark)
+            self._stop_for(request, is_saved=self._at_turn and decision.mark == mark - 1)
             return True
         decided = None if decision is None else decision.reason
         self._saver.pass_together(now, self.step, mark, decided)
