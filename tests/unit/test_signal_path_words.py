@@ -73,9 +73,9 @@ def test_what_cannot_be_tried_is_known_before(tmp_path):
 
 
 def test_only_the_training_is_replaced_and_no_launcher():
-    assert role(["python", "/work/train.py"], ["train.py"]) == "train"
-    assert role(["python", "/work/prepare.py"], ["train.py"]) == "skip"
-    assert role(["python", "/work/prepare.py"], []) == "train"
+    assert role(["python", "/home/ada/train.py"], ["train.py"]) == "train"
+    assert role(["python", "/home/ada/prepare.py"], ["train.py"]) == "skip"
+    assert role(["python", "/home/ada/prepare.py"], []) == "train"
     assert role(["python", "/opt/lib/site-packages/tool.py"], []) == "go on"
     assert role(["python", "-m", "torch.distributed.run", "train.py"], ["train.py"]) == "go on"
     assert role(["python", "-c", "import train"], []) == "go on"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._check.doctor_finding import Check
+from holdfast._check.doctor_finding import Check, State
 from holdfast._watch.proc import field, read_bytes, read_number
 from holdfast._why.words import duration, size
 
@@ -49,7 +49,8 @@ def read_limits() -> Limits | None:
         if number is None:
             return None, None
         soft, hard = resource.getrlimit(number)
-        return tuple(None if each == resource.RLIM_INFINITY else each for each in (soft, hard))  # type: ignore[return-value]
+        none = resource.RLIM_INFINITY
+        return (None if soft == none else soft), (None if hard == none else hard)
 
     # Root may start as many as it likes.
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -84,12 +85,12 @@ def _files(pair: Pair) -> Check:
     if soft is None or soft >= _FEW_FILES:
         return Check("open files", "ok", f"{_told(soft)} (ulimit -n)", "", data)
     found = f"{soft} (ulimit -n): data-loader workers and sockets of ranks use some hundreds each"
-    state = "fail" if soft < _TOO_FEW_FILES else "warn"
+    state: State = "fail" if soft < _TOO_FEW_FILES else "warn"
     if hard is not None and hard < _FEW_FILES:
         remedy = "add to /etc/security/limits.conf, as root: * - nofile 65536"
     else:
         remedy = f"ulimit -n {min(hard or 65536, 65536)}"
-    return Check("open files", state, found, remedy, data)  # type: ignore[arg-type]
+    return Check("open files", state, found, remedy, data)
 
 
 def _processes(limits: Limits) -> Check:

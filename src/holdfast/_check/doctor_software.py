@@ -130,8 +130,8 @@ def judge_torch(facts: Mapping[str, Any], packages: Mapping[str, Any]) -> Iterat
             "fail",
             f"torch is built for CUDA {built}, and driver {facts.get('driver')} knows up to "
             f"{driver[0]}.{driver[1]}: no GPU will be found",
-            f"a newer driver, or: pip install torch --index-url "
-            f"https://download.pytorch.org/whl/cu{driver[0]}{driver[1]}",
+            f"a newer driver, or a torch built for CUDA {driver[0]}.{driver[1]} or older "
+            "(pytorch.org has the command)",
             data,
         )
     else:

@@ -116,7 +116,7 @@ class Standstill:
 
     def end_the_rest(self, turn: Callable[[float], None]) -> None:
         """The command itself is gone: see to what it has left behind."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # its record may hold anything
             self._hear_keeper(time.monotonic())  # it may have ended between two looks
         if not self.has_hung or self._timeout is None:
             return

@@ -105,7 +105,7 @@ class _Look:
     def of_little(self, why: str) -> dict[str, Any]:
         """One sample and no stacks."""
         self._error = why
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # then the reason alone is told
             self._sample(self._before)
         return self.record()
 
