@@ -33,9 +33,17 @@ class SmallDisk:
         self._filler.unlink()
 
     def make_read_only(self) -> None:
-        """For whoever opens anything from now on; files that are open would forbid a remount."""
-        _run("mount", "--bind", str(self.place), str(self.place))
-        _run("mount", "-o", "remount,ro,bind", str(self.place))
+        """For whoever opens anything from now on; files that are open would forbid a remount.
+
+        The read-only view is made where nobody looks and then laid over the place in one step:
+        a file that somebody opens to write in between would forbid it too.
+        """
+        aside = self.place.with_name(self.place.name + "-read-only")
+        aside.mkdir(exist_ok=True)
+        _run("mount", "--bind", str(self.place), str(aside))
+        _run("mount", "-o", "remount,ro,bind", str(aside))
+        _run("mount", "--bind", str(aside), str(self.place))
+        _run("umount", str(aside))
 
     def make_writable(self) -> None:
         _run("umount", str(self.place))

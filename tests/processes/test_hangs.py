@@ -196,7 +196,10 @@ def test_no_alarm_for_a_slow_first_step_an_evaluation_or_work_that_moves(folder,
     )
     assert trainer.wait() == 0, trainer.output
     assert journal_events(folder, "hang") == []
-    assert len(journal_events(folder, "slow")) <= 1
+    # A busy machine may make other steps slow as well, and then it is true; but once for each.
+    slow = [event["step"] for event in journal_events(folder, "slow")]
+    assert len(slow) == len(set(slow))
+    assert not {0, 20} & set(slow), "what has a patience of its own is not called slow"
 
 
 @pytest.mark.slow

@@ -152,7 +152,8 @@ class Hangs:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
 
     def note(self, event: str, **fields: Any) -> None:
-        journal.append(self._policy.layout.journal, event, **fields)
+        step = int(self._words[control.STEP])
+        journal.append(self._policy.layout.journal, event, step=step, **fields)
 
     def tell_of_survivor(self, pid: int, state: str) -> None:
         """The trainer was killed and is still there: only its disk can let it go."""
