@@ -47,6 +47,14 @@ class HoldfastError(Exception):
         return lines if place is None else [*lines, f"  at {place}"]
 
 
+def missing_framework(extra: str, name: str) -> ImportError:
+    """What an adapter raises whose framework is not installed."""
+    return ImportError(
+        f"holdfast.{extra} needs {name}, which is not installed here.\n"
+        f"Install it: pip install 'holdfast[{extra}]'"
+    )
+
+
 class SettingsError(HoldfastError, ValueError):
     """A setting has a value that it cannot have."""
 

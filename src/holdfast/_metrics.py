@@ -67,6 +67,8 @@ def _held(name: str, value: Any) -> Any:
     """The value without its graph, to be read later."""
     size = getattr(value, "numel", None)
     count = size() if callable(size) else getattr(value, "size", None)
+    if count is None and hasattr(value, "shape"):
+        count = math.prod(value.shape)
     if count != 1 or not hasattr(value, "__float__"):
         raise HoldfastError(
             f"run.log({name}=…): a {type(value).__name__} is not one number.\n"

@@ -8,7 +8,13 @@ from typing import Any
 from holdfast._errors import StateMismatch
 from holdfast._record.image import TensorSpec
 from holdfast._resume.verify import Loaded
-from holdfast._save.capture import adapter_of, adapters, is_stateful, tensor_leaves
+from holdfast._save.capture import (
+    adapter_of,
+    adapters,
+    is_stateful,
+    node_adapter,
+    tensor_leaves,
+)
 
 _NAMED = 8
 
@@ -95,7 +101,9 @@ class _Fit:
         elif kind == "$generator":
             if not _is_generator(live):
                 self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
-        elif is_stateful(live) or _is_generator(live):
+        elif kind == "$node":
+            self._look_at_node(encoded["$node"], live, path)
+        elif is_stateful(live) or _is_generator(live) or node_adapter(live) is not None:
             self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
         elif kind in ("$t", "$shard"):
             self._look_at_array(encoded, live, path)
@@ -112,6 +120,19 @@ class _Fit:
         self.missing += [
             f"{path}.{key}" for key, item in live.items() if key not in stored and _has_object(item)
         ]
+
+    def _look_at_node(self, stored: dict[str, Any], live: Any, path: str) -> None:
+        """A value that is made anew has the parts that it had, neither more nor fewer."""
+        adapter = node_adapter(live)
+        if adapter is None:
+            self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+            return
+        parts = adapter.node_parts(live)
+        self.unexpected += [f"{path}.{key}" for key in stored if key not in parts]
+        self.missing += [f"{path}.{key}" for key in parts if key not in stored]
+        for key, item in stored.items():
+            if key in parts:
+                self._look(item, parts[key], f"{path}.{key}")
 
     def _look_at_array(self, encoded: Any, live: Any, path: str) -> None:
         for adapter in adapters():
@@ -160,6 +181,8 @@ def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
     tag = next(iter(encoded), "")
     if tag == "$tuple":
         return enumerate(encoded[tag])
+    if tag == "$node":
+        return list(encoded[tag].items())
     if tag in ("$dict", "$odict"):
         # A key that is itself encoded can hold no object.
         return [(key, item) for key, item in encoded[tag] if not isinstance(key, dict)]
@@ -169,6 +192,8 @@ def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
 def _live_entries(live: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(live, dict):
         return live.items()
+    if (adapter := node_adapter(live)) is not None:
+        return list(adapter.node_parts(live).items())
     return enumerate(live) if isinstance(live, list | tuple) else []
 
 

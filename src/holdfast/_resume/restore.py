@@ -16,7 +16,14 @@ from holdfast._record.checksum import digest_all
 from holdfast._resume.assemble import Assembler
 from holdfast._resume.fit import check_fit
 from holdfast._resume.verify import Loaded
-from holdfast._save.capture import Captured, adapter_of, adapters, capture
+from holdfast._save.capture import (
+    Captured,
+    adapter_of,
+    adapters,
+    capture,
+    give_state,
+    node_adapter,
+)
 
 _NAMED = 8
 
@@ -85,6 +92,8 @@ class _Loader:
             items = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded[tag])]
             make = getattr(type(live), "_make", tuple)
             return make(items)
+        if tag == "$node":
+            return self._load_node(encoded[tag], live, path)
         fresh = self.value(encoded, path, live, borrowed=False)
         if tag == "$set" and isinstance(live, set):
             live.clear()
@@ -94,6 +103,13 @@ class _Loader:
             live[:] = fresh
             return live
         return fresh
+
+    def _load_node(self, encoded: dict[str, Any], live: Any, path: str) -> Any:
+        adapter = node_adapter(live)
+        assert adapter is not None  # it fits: see fit.py
+        former = adapter.node_parts(live)
+        parts = {k: self.load(e, former.get(k), f"{path}.{k}") for k, e in encoded.items()}
+        return adapter.node_from(live, parts)
 
     def _load_generator(self, encoded: Any, live: Any, path: str) -> None:
         state = self.value(encoded, path, borrowed=False)
@@ -127,16 +143,16 @@ class _Loader:
         try:
             near = _partners(live)
             stored = self.value(encoded, path, near, borrowed=borrowed)
-            live.load_state_dict(stored)
+            give_state(live, stored)
             if borrowed and self._is_kept(live):
-                live.load_state_dict(self.value(encoded, path, near, borrowed=False))
+                give_state(live, self.value(encoded, path, near, borrowed=False))
             for each in adapters():
                 getattr(each, "settle", lambda *_: None)(live, stored)
         except HoldfastError:
             raise
         except Exception as error:
             raise StateMismatch(
-                f"{path}: {type(live).__name__}.load_state_dict refused the stored state: "
+                f"{path}: this {type(live).__name__} refused the stored state: "
                 f"{type(error).__name__}: {error}\nThe checkpoint is left as it was."
             ) from error
 
@@ -200,6 +216,8 @@ class _Loader:
         if tag in ("$tuple", "$set", "$frozenset"):
             items = [inner_value(item, number) for number, item in enumerate(inner)]
             return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](items)
+        if tag == "$node":  # in an object's own state there is nothing to make it like
+            return {key: inner_value(item, key) for key, item in inner.items()}
         return _decode_plain(tag, inner)
 
 
@@ -227,6 +245,10 @@ def _decode_plain(tag: str, inner: Any) -> Any:
         return complex(float(inner[0]), float(inner[1]))
     if tag.startswith("$torch."):
         return adapter_of("torch").decode_other(tag, inner)
+    if tag.startswith("$tensorflow."):
+        return adapter_of("tensorflow").decode_other(tag, inner)
+    if tag.startswith("$jax."):
+        return adapter_of("jax").decode_other(tag, inner)
     raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")
 
 

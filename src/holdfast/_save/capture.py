@@ -10,6 +10,7 @@ lacks is tagged:
     {"$set": […]}            a set, or "$frozenset"   {"$int": "0x…"}    more digits than it takes
     {"$shard": {"t": 3, …}}  this rank's part of a sharded tensor, and which part that is
     {"$r": "model.weight"}   a tensor that is the same on all ranks, and that another one stores
+    {"$node": {…}}           the parts of a value that cannot change in place (a JAX pytree)
 
 A tensor that appears twice (tied weights) is stored once, and both places refer to it. Of the
 parts of a sharded tensor that several ranks hold alike, one rank has the number and the others
@@ -34,14 +35,22 @@ from holdfast import _plain
 from holdfast._errors import UnstorableState
 from holdfast._record.image import SCALARS, TensorSpec
 
-_FRAMEWORKS = {"torch": "holdfast.torch", "numpy": "holdfast._numpy"}
+# The order counts: a Keras model may be a module of its backend as well.
+_FRAMEWORKS = {
+    "keras": "holdfast.keras",
+    "torch": "holdfast.torch",
+    "tensorflow": "holdfast.tensorflow",
+    "jax": "holdfast.jax",
+    "numpy": "holdfast._numpy",
+}
 _DEPTH = 200
 _INT_BITS = 1024  # Python refuses to make decimal text of a few thousand digits
 # What stands beside the tensors in the header and the manifest.
 _TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
 STORABLE = (
-    "objects with state_dict and load_state_dict, torch tensors, NumPy arrays, random generators, "
-    "numbers, strings, bytes, None, and lists, tuples, dicts and sets of these"
+    "objects with state_dict and load_state_dict, Keras models and optimizers, tf.Modules, JAX "
+    "pytrees, tensors and arrays, random generators, numbers, strings, bytes, None, and lists, "
+    "tuples, dicts and sets of these"
 )
 
 
@@ -61,7 +70,12 @@ def adapters() -> list[ModuleType]:
     An array of a framework exists only where that framework is loaded, so
     nothing is ever imported on a suspicion.
     """
-    return [_plain, *(adapter_of(kind) for kind in _FRAMEWORKS if kind in sys.modules)]
+    return [_plain, *(adapter_of(kind) for kind in _FRAMEWORKS if _is_loaded(kind))]
+
+
+def _is_loaded(kind: str) -> bool:
+    # One that is just being imported has no version yet, and no arrays either.
+    return hasattr(sys.modules.get(kind), "__version__")
 
 
 @functools.cache  # a worker asks for every batch, and an import statement takes a microsecond
@@ -75,12 +89,51 @@ def adapter_of(kind: str) -> ModuleType:
 
 
 def is_stateful(value: object) -> bool:
-    """Whether an object gives and takes its own state."""
-    return (
-        not isinstance(value, type)
-        and callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
+    """Whether an object has a state that it takes back: by itself, or by its adapter."""
+    if isinstance(value, type):
+        return False
+    return _keeps_state(value) or _adapter_for(value) is not None
+
+
+def _keeps_state(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
     )
+
+
+def _adapter_for(value: object) -> ModuleType | None:
+    """The adapter that knows the state of an object which has no state_dict."""
+    for adapter in adapters():
+        if getattr(adapter, "is_object", _never)(value):
+            return adapter
+    return None
+
+
+def state_of(value: Any) -> Any:
+    """The state of an object."""
+    if _keeps_state(value):
+        return value.state_dict()
+    adapter = _adapter_for(value)
+    assert adapter is not None
+    return adapter.object_state(value)
+
+
+def give_state(value: Any, state: Any) -> None:
+    """Give an object a state back."""
+    if _keeps_state(value):
+        value.load_state_dict(state)
+        return
+    adapter = _adapter_for(value)
+    assert adapter is not None
+    adapter.load_object(value, state)
+
+
+def node_adapter(value: object) -> ModuleType | None:
+    """The adapter that takes a value apart which cannot change in place, and makes it anew."""
+    for adapter in adapters():
+        if getattr(adapter, "is_node", _never)(value):
+            return adapter
+    return None
 
 
 SpecCache = dict[str, tuple[Hashable, TensorSpec]]
@@ -138,10 +191,8 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
     words = struct.unpack(f"<{len(packed) // 4}I", packed)
     random.setstate((version, words, gauss))
     lost: list[str] = []
-    if "numpy" in states:
-        lost += adapter_of("numpy").restore_generators(states)
-    if any(name.startswith("torch") for name in states):
-        lost += adapter_of("torch").restore_generators(states)
+    for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
+        lost += adapter_of(kind).restore_generators(states)
     return lost
 
 
@@ -194,7 +245,10 @@ class _Encoder:
         if isinstance(value, tuple):
             return {"$tuple": [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]}
         if is_stateful(value):
-            return {"$state": self.encode(value.state_dict(), path)}
+            return {"$state": self.encode(state_of(value), path)}
+        if (adapter := node_adapter(value)) is not None:
+            parts = adapter.node_parts(value)
+            return {"$node": {k: self.encode(item, f"{path}.{k}") for k, item in parts.items()}}
         for adapter in self._adapters:
             found = adapter.encode_other(value)
             if found is not None:
@@ -297,7 +351,7 @@ def tensor_leaves(encoded: Any, path: str) -> Iterator[tuple[str, dict[str, Any]
     elif tag in ("$dict", "$odict"):
         for key, item in encoded[tag]:
             yield from tensor_leaves(item, f"{path}.{_key(key)}")
-    elif tag in ("$state", "$generator", "$tuple", "$set", "$frozenset"):
+    elif tag in ("$state", "$generator", "$tuple", "$set", "$frozenset", "$node"):
         yield from tensor_leaves(encoded[tag], path)
     elif not tag.startswith("$"):
         for key, item in encoded.items():

@@ -8,9 +8,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from holdfast._errors import missing_framework
 from holdfast._record.image import STORED_AS, TensorSpec
+
+try:
+    import torch
+except ImportError as error:
+    raise missing_framework("torch", "PyTorch") from error
 
 if TYPE_CHECKING:
     from holdfast.torch.launch import init_process_group as init_process_group
