@@ -159,7 +159,8 @@ class _Fit:
             self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
             for key, item in stored.items():
                 if key in strict:
-                    self._match(item, adapter.spec(key, strict[key]), f"{path}.{key}")
+                    self._match(item, _spec(key, strict[key]), f"{path}.{key}")
+            return
 
     def _match(self, encoded: Any, now: Any, path: str) -> None:
         """Compare types and sizes; those of the whole where the tensor is sharded."""
@@ -170,6 +171,11 @@ class _Fit:
             dtype, size = then.dtype, list(then.shape)
         if (dtype, size) != (now.dtype, list(now.shape)):
             self.reshaped.append(f"{path} ({dtype} {size} → {now.dtype} {list(now.shape)})")
+
+
+def _spec(name: str, value: Any) -> TensorSpec:
+    found: TensorSpec = next(a for a in adapters() if a.is_array(value)).spec(name, value)
+    return found
 
 
 def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
