@@ -181,7 +181,7 @@ def test_a_load_state_dict_that_raises_is_a_sentence(tmp_path):
     before = folder_bytes(tmp_path / "run" / "checkpoints")
     with pytest.raises(holdfast.StateMismatch) as refused:
         restore(tmp_path / "run", odd=Refusing())
-    assert str(refused.value).startswith("odd: Refusing.refused the stored state")
+    assert str(refused.value).startswith("odd: this Refusing refused the stored state")
     assert "LookupError: planted" in str(refused.value)
     assert isinstance(refused.value.__cause__, LookupError)
     assert folder_bytes(tmp_path / "run" / "checkpoints") == before
