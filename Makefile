@@ -14,14 +14,14 @@ QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_sto
 # What bears another test beside it on two cores, and what measures time or fills the machine.
 # The jobs of a SLURM of our own mostly wait, and so do hangs: each have a process to themselves beside the first.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
-SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,clean completion demo doctor errors export export_for_torch export_ranks help \
-	lint ls stacks submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk nothing_left \
-	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status last_words ordinary_user requests \
-	small_shm supervisor_output twenty_deaths)
+SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,adopt clean completion demo doctor errors export export_for_tensorflow \
+	export_for_torch export_ranks help lint ls stacks submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk nothing_left \
+	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status idle_keeper last_words ordinary_user \
+	requests rules small_shm supervisor_output twenty_deaths)
 WAITING := tests/hangs $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks notebook notebook_again phase \
 	signal_path supervisor_hangs supervisor_restarts two_processes) \
 	$(patsubst %,tests/ranks/test_%.py,hangs led_hangs two_hosts)
-BESIDE := tests/data tests/deaths tests/examples tests/frameworks tests/prove tests/unit $(SOME_BESIDE) \
+BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/prove tests/unit $(SOME_BESIDE) \
 	$(filter-out $(WAITING),$(wildcard tests/ranks/test_*.py))
 ALONE := $(filter-out $(SOME_BESIDE) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
 	tests/processes/progress
@@ -86,7 +86,7 @@ bench: $(STAMP) ## measure what holdfast costs a training step
 		$(BIN)/python bench/ranks.py && $(BIN)/python bench/watch.py && $(BIN)/python bench/pulse.py && exit $$spine
 
 .PHONY: table
-table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (a quarter of an hour)
+table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (half an hour)
 	@$(BIN)/python docs/before_and_after/measure.py
 
 .PHONY: clean

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.everywhere.lives import Frameworks
 from tests.support import Trainer, train_to_the_end
 
 
@@ -52,3 +53,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
         return known[total]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frameworks]:
+    """Of each framework one process that has imported it, from the first time it is asked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        # What one life has compiled, the next one need not: it is most of what a life takes.
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        patch.setenv("KERAS_BACKEND", "tensorflow")
+        frameworks = Frameworks()
+        yield frameworks
+        frameworks.end()

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast._prove.proof import DIFFERS, EQUAL, UNREPEATABLE, Proof, Watcher, Wishes
@@ -35,7 +36,8 @@ KILLS, SEED = 3, 1
 SIDES = ("before", "after")
 SIGNALS = ("INT", "TERM", "QUIT", "KILL")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-TIMEOUT_SECONDS = 120
+TF = "tensorflow"
+TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Pair:
     pattern: str
     launcher: tuple[str, ...] = ()
     signals: tuple[str, ...] = SIGNALS
+    framework: str = "torch"
 
     def command(self, *script: str) -> tuple[str, ...]:
         return (sys.executable, *self.launcher, *script)
@@ -59,17 +62,37 @@ PAIRS = (
     Pair("slurm_flag", "SLURM's warning sets a flag, the step's end saves", (), ("USR2", *SIGNALS)),
     Pair("ddp", "DDP, rank 0 saves after each epoch", TORCHRUN),
     Pair("ddp_elastic", "DDP, a snapshot every two epochs", (*TORCHRUN, "--max-restarts=0")),
+    Pair("tf_flag_manager", "SIGINT sets a flag, a CheckpointManager saves", framework=TF),
+    Pair("tf_strategy", "a strategy on two devices, a flag and a CheckpointManager", framework=TF),
+    Pair("tf_condition", "a condition of its own ends it, each epoch saves", framework=TF),
 )
 
 # Counts updates from outside of the script, so that it says by itself whether it trains on.
 COUNTED = """
 import os, runpy, sys
-from torch.optim.optimizer import register_optimizer_step_post_hook
 count = os.open("updates", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-register_optimizer_step_post_hook(lambda *_: os.write(count, b"."))
+{hook}
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+HOOKS = {
+    "torch": """
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: os.write(count, b"."))
+""",
+    # Eagerly, since in a graph each call is seen once; of the replicas the first counts.
+    TF: """
+import keras, tensorflow as tf
+tf.config.run_functions_eagerly(True)
+apply = keras.Optimizer.apply
+def apply_and_count(*arguments, **named):
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.replica_id_in_sync_group == 0:
+        os.write(count, b".")
+    return apply(*arguments, **named)
+keras.Optimizer.apply = apply_and_count
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -179,7 +202,7 @@ def prove_side(pair: Pair, side: str, name: str) -> Proof:
 def restart_side(pair: Pair, side: str) -> Restart:
     """Run a script to its end, and then once more."""
     with copied(pair, side) as folder:
-        (folder / "counted.py").write_text(COUNTED)
+        (folder / "counted.py").write_text(COUNTED.format(hook=HOOKS[pair.framework]))
         command = pair.command("counted.py", f"{side}.py")
         ends, updates = [], folder / "updates"
         for _ in range(2):
@@ -219,8 +242,12 @@ def describe_machine() -> str:
     if hasattr(os, "sysconf"):
         size_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         parts.append(f"{round(size_bytes / 2**30)} GiB")
-    torch_version = ".".join(version("torch").split(".")[:2])
-    return ", ".join([*parts, names, f"Python {python}", f"torch {torch_version}"])
+    frameworks = [
+        f"{name} {'.'.join(version(packages_distributions()[package][0]).split('.')[:2])}"
+        for name, package in (("torch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras"))
+        if find_spec(package)
+    ]
+    return ", ".join([*parts, names, f"Python {python}", *frameworks])
 
 
 def write_rows(
@@ -282,6 +309,8 @@ last interruption. *Lost* are steps that had been made when the signal came and 
   That no difference was found does not say that there is none.
 * DDP runs with two ranks on one machine; torchrun's own restarts are off. A signal meets one rank,
   all of them, or torchrun.
+* A strategy of TensorFlow has two devices of one processor in one process. Nothing can be seen in
+  the middle of a `tf.function`, so its update is one instant.
 * GPUs, other file systems, a full disk and a real SLURM are not in this table.
 * The scripts before holdfast were written for this page, after common patterns. They are not the
   best that can be done by hand.

@@ -66,6 +66,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # On first use: the keeper imports this package too, and needs none of it.
+    if name in ("rules", "torch", "tensorflow", "keras", "jax"):
+        import importlib
+
+        return importlib.import_module(f"holdfast.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     from holdfast import _errors, _run, _settings

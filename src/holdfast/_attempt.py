@@ -27,7 +27,7 @@ from holdfast._errors import HoldfastError, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._keeper.keep import Policy
 from holdfast._leave import statuses
-from holdfast._leave.bounded import bound_leaving, die_if_terminated
+from holdfast._leave.bounded import bound_leaving, die_if_terminated, goes_on
 from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
 from holdfast._leave.last_words import Scene, is_failure, leave_words
 from holdfast._leave.late import answer_late, say_leaving
@@ -61,6 +61,7 @@ class Attempt(Boundaries):
         if self._is_open and not is_interactive():
             raise HoldfastError(f"{self._folder}: this Run is open already.")
         close_forgotten(self._folder)
+        goes_on()
         world = find_world()
         speak_as(world.rank)
         self._layout, run_id = open_folder(self._folder)
@@ -104,6 +105,7 @@ class Attempt(Boundaries):
         self._generators = found.generators
         self._course = Course(found.position, 1 if party is None else party.size)
         self._has_course = found.position is not None
+        self._feed_state = None if found.position is None else found.position.state
         self._at_turn = False
         self._loop_number, self._is_by_hand = -1, False
         self._loops.clear()  # a loop of the life before may not be closed yet
@@ -112,6 +114,7 @@ class Attempt(Boundaries):
         self.step = found.step
         self.resumed_from = found.resumed_from
         self._metrics.restore(found.metrics, found.best)
+        self._begin_rules(found, party)
         settings = self._settings
         policy = Policy(
             layout=self._layout,
@@ -144,7 +147,8 @@ class Attempt(Boundaries):
         self._words[STAYS] = is_interactive()
         self._cadence = Cadence(settings, time.monotonic(), self.step)
         self._saver = Saver(
-            self._state, self._metrics, self._custody, self._cadence, self._where, self._crew
+            *(self._state, self._metrics, self._custody, self._cadence, self._where, self._crew),
+            is_bad=self._is_bad,
         )
         found.hand_over(self._custody)
         self._pid, self._thread = os.getpid(), threading.get_ident()
@@ -222,6 +226,8 @@ class Attempt(Boundaries):
         words = {}
         if error is not None and is_failure(error) and self._is_unasked():
             words = leave_words(error, self._scene(error))
+        if error is None and self._stopped is None and self._is_bad():
+            self._stop_bad()  # the values of the last steps have come after the last boundary
         durable = self._keep_last(error)
         leaving = self._stopped or error
         answered = len(self._noted)
@@ -238,7 +244,10 @@ class Attempt(Boundaries):
             leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
         asked = isinstance(leaving, Stopped)
         durable_step = self._custody.durable_step
-        self._record_exit(status_of(leaving), reason_of(leaving), durable_step, asked=asked)
+        how = reason_of(leaving)
+        if leaving is None and self._over is not None:
+            how = f"finished: {self._over}"
+        self._record_exit(status_of(leaving), how, durable_step, asked=asked)
         self._close(leaving)
         self._stopped = None  # else whoever catches it would keep it for ever
         if isinstance(leaving, Stopped):

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _env
-from holdfast._custody.crew import Crew, Decision
+from holdfast._custody.crew import Crew
 from holdfast._custody.job import JobSide
 from holdfast._custody.orders import Custody, Handle
 from holdfast._custody.saver import Saver
-from holdfast._custody.sentences import sentence_of
 from holdfast._data.course import Course
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
 from holdfast._data.laps import LoopMark
-from holdfast._errors import HoldfastError, RunIsLive, Stopped
-from holdfast._interactive import is_interactive
+from holdfast._errors import HoldfastError, Stopped
+from holdfast._hearing import Hearing
 from holdfast._leave import statuses
-from holdfast._leave.bounded import leave_at_once
 from holdfast._leave.late import say_leaving
 from holdfast._leave.record import ExitRecord
 from holdfast._metrics import Metrics
@@ -38,19 +36,21 @@ from holdfast._resume.start import Resumed
 from holdfast._save import control
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import refuse_unstorable, restore_generators
-from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, REST, STEP, mark_of
-from holdfast._say import say, speak_as, speak_plainly
+from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, STEP, mark_of
+from holdfast._say import say, speak_plainly
 from holdfast._settings import Settings, checked
 from holdfast._slurm.job import find_job
 from holdfast._stop.children import children_unheard
-from holdfast._stop.guard import Guard, announce_signal
-from holdfast._stop.request import StopRequest, request_from_signal, stop_from_file
+from holdfast._stop.guard import Guard
+from holdfast._stop.request import StopRequest, request_from_signal
 from holdfast._witness.run_eye import RunEye
+from holdfast.rules import Rule
+from holdfast.rules._judge import Judge, checked_rule
 
 _LOOK_SECONDS = 0.1
 
 
-class Boundaries:
+class Boundaries(Hearing):
     """The working part of a run that is open: boundaries, and what is heard in between."""
 
     # From opening on:
@@ -67,12 +67,19 @@ class Boundaries:
     _thread: int
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, settings: Settings | None = None, **state: Any
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        settings: Settings | None = None,
+        stop_when: Rule | None = None,
+        **state: Any,
     ) -> None:
         speak_plainly()
         errand = current_errand()
         self._folder = Path(folder) if errand is None else errand.redirected(Path(folder))
         self._settings = checked(settings, state)
+        self._rule = checked_rule(stop_when)
+        self._judge = Judge(self._rule)
         self._state = dict(state)
         refuse_unstorable(self._state)  # now, and not at the first save
         self.step = 0
@@ -95,6 +102,7 @@ class Boundaries:
         self._course = Course()
         self._feeds = Feeds([])
         self._feed: Feed | None = None  # of the lap that is running
+        self._feed_state: Any = None  # of the last one that keeps its own position
         self._steps_expected: int | None = None  # of all epochs, if their loops are alike
         self._progress = Progress(self._standing)
         self._has_course = False  # whether there is a position in data to speak of
@@ -121,6 +129,7 @@ class Boundaries:
             and step < self._next_due_step
             and mark < words[DUE]
             and not self._noted
+            and not (self._judge.is_there and self._judge.look(step))
         ):
             return False
         return self._work(now)
@@ -142,7 +151,12 @@ class Boundaries:
             raise self._trouble
         if self._eye is not None:
             self._show(self._eye)
-        request = None if self._is_complete() else self._guard.request(self._asked)
+        self._look_at_rules()
+        if self._bad is not None:
+            return self._leave_bad()  # before anything is saved
+        if self._over is not None:
+            return True
+        request = self._request()
         if self._crew is not None:
             stops = self._act_together(self._crew, request, now)
         elif request is not None:
@@ -151,6 +165,8 @@ class Boundaries:
         else:
             self._saver.pass_boundary(now, self.step)
             stops = False
+        if self._bad is not None and not stops:  # the values of this step have come meanwhile
+            return self._leave_bad()
         if stops:
             return True
         if self.step == self._phases.expected_step:
@@ -161,6 +177,15 @@ class Boundaries:
         self._set_next_due_step()
         return False
 
+    def _request(self) -> StopRequest | None:
+        """Who wants the run to stop at this boundary; a rule that ends it well comes first."""
+        if self._is_complete():
+            return None
+        verdict = self._judge.verdict
+        if verdict is not None:
+            return StopRequest(verdict.reason, statuses.FINISHED)
+        return self._guard.request(self._asked)
+
     def _act_together(self, crew: Crew, request: StopRequest | None, now: float) -> bool:
         """Ask what all ranks do at this boundary, and do it; True to leave."""
         mark = mark_of(self.step, self._at_turn)
@@ -169,6 +194,8 @@ class Boundaries:
         elif (wanted := self._saver.wants_something()) is not None:
             crew.wish("save", wanted)
         decision = crew.at_boundary(mark)
+        if decision is not None and self._is_stopped_as_bad(decision):
+            return True
         if decision is not None and decision.kind == "stop" and not self._is_complete():
             # Heard only after a phase at the turn: what it rested on, all hold and save.
             request = StopRequest(decision.reason, decision.status, decision.signal)
@@ -215,12 +242,15 @@ class Boundaries:
         if self._has_course:
             position = self._course.position.to_tree()
             if self._feed is not None and not self._course.position.is_over:
-                position["state"] = self._feed.state()
+                self._feed_state = self._feed.state()
+            # At the end of a lap the last one stays, unused: a layout that changes costs memory.
+            position["state"] = self._feed_state
         head = {
             "at_turn": self._at_turn,
             "phases": self._phases.remember(),
             "loop": self._loop_number,
             "by_hand": self._is_by_hand,
+            "rules": self._rules_state(),
         }
         return {"position": position, "head": head}
 
@@ -248,7 +278,13 @@ class Boundaries:
 
     def _stop_for(self, request: StopRequest, *, is_saved: bool = False) -> None:
         """Make this boundary durable and note why the run leaves."""
+        if request.status == statuses.FINISHED:
+            self._end_well(request.reason)
+            return
         durable = is_saved or self._saver.save_and_wait(self.step, f"stop: {request.reason}")
+        if self._bad is not None:
+            self._stop_bad()  # found, here or by another rank, while it was to be saved
+            return
         status = request.status if durable else statuses.NOT_DURABLE
         self._stopped = stopped = Stopped(status, request.reason, self.step)
         if self._job is not None:
@@ -259,77 +295,6 @@ class Boundaries:
         if self._job is not None:
             self._job.requeue(stopped)
         self._guard.call_users_handler(request.number)
-
-    def _hear_decision(self, decision: Decision) -> None:
-        """All ranks will stop: say so, and leave a phase whose boundary it is."""
-        if decision.kind != "stop":
-            return
-        whom = f" (rank {decision.rank})" if decision.signal else ""
-        say(
-            f"{decision.reason}{whom}: all ranks finish step {-(-decision.mark // 2)} and save it, "
-            "then the run leaves."
-        )
-        if self._words[REST] and decision.mark <= self._words[MARK]:
-            self._asked = StopRequest(decision.reason, decision.status, decision.signal)
-            self._guard.nudge()
-
-    def _hear_stop(self, request: StopRequest, said: str) -> None:
-        """Leave at the next boundary, or a phase at once."""
-        if self._asked is None or self._asked.is_by_clock:
-            self._asked = request
-        resting = bool(self._words[REST])
-        doing = f" Finishing step {self._step_at_hand()}." if self._words[IN_LOOP] else ""
-        say(f"{said}.{' Leaving.' if resting else doing}")
-        if resting:
-            self._guard.nudge()
-
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if self._job is not None and self._job.hear(message):
-            return
-        if self._crew is not None and (decision := self._crew.hear(message)) is not False:
-            if isinstance(decision, Decision):
-                self._hear_decision(decision)
-        elif kind == "noted":
-            newest = self._saver.newest
-            kept = None if newest is None else newest.step
-            if not message["rests"]:  # else it leaves at once, and says so then
-                announce_signal(message["signal"], message["grace"], self._step_at_hand(), kept)
-        elif kind == "request" and message["request"] == "stop":
-            asked = stop_from_file(message["details"])
-            self._hear_stop(asked, f"asked to stop: {asked.reason}")
-        elif kind == "request":
-            self._saver.want(Handle(message.get("reason", "holdfast save")))
-        elif kind == "ending":
-            asked = StopRequest(message["reason"], message["status"])
-            self._hear_stop(asked, f"{asked.reason} is in {message['seconds']:.0f} s")
-        elif (sentence := sentence_of(message)) is not None:
-            say(sentence)
-        elif kind == "fenced":
-            text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
-            self._trouble = RunIsLive(text, pid=0, host="")
-        elif kind == "leave" and is_interactive():
-            self._asked = self._asked or StopRequest(message["reason"], message["status"])
-            if self._words[IN_LOOP]:
-                self._words[IN_LOOP] = 0  # the signal that follows is ours, no news to the keeper
-                self._guard.nudge(ends_the_step=True)
-        elif kind == "leave":
-            # If the keeper has written nothing, the trainer has, or an earlier attempt.
-            step = message["step"] or self._durable_step()
-            record = {"status": message["status"], "step": self.step, "durable_step": step}
-            self._progress.close()
-            if message.get("speaks"):
-                speak_as(0)  # the ranks before it are gone
-            details = {"asked": bool(message.get("asked", True)), "then": message.get("said", "")}
-            leave_at_once(self._exit_record(), message["reason"], record, **details)
-        elif kind == "tick" and self._noted and not self._announced:
-            self._announced = True
-            announce_signal(self._noted[0], None, self._step_at_hand(), None)
-        self._next_look = 0.0
-
-    def _step_at_hand(self) -> int:
-        """The step that is being made: after the last one, still the last."""
-        return self.step + 1 if self._total is None else min(self.step + 1, self._total)
 
     def _enter_loop(self) -> None:
         if self._words[IN_LOOP]:
@@ -363,6 +328,13 @@ class Boundaries:
         elif is_passed_over or not self._course.is_on_the_way:
             self._arrive()
 
+    def _is_passed_over(self) -> bool:
+        """Whether a loop is, since a rule had ended the training in an earlier life."""
+        if not self._is_ended_before():
+            return False
+        self._reach_loop(is_passed_over=True)
+        return True
+
     def _restore_generators(self) -> None:
         for lost in restore_generators(self._generators or {}):
             say(f"not restored: {lost}. The run goes on, but not to the same bits.")
@@ -376,6 +348,7 @@ class Boundaries:
             restore_generators(self._generators)
             self._generators = None
         self._metrics.restore(self._found.metrics, self._found.best)
+        self._judge.load(self._found.rules)
 
     def _durable_step(self) -> int | None:
         step = self._custody.durable_step

@@ -159,6 +159,11 @@ def job_words() -> list[str]:
     return [os.environ.get(name, "") for name in names]
 
 
+def tf_config() -> str:
+    """What tells a process its place in a TensorFlow cluster, as JSON."""
+    return os.environ.get("TF_CONFIG", "")
+
+
 def master_address() -> str:
     """The host of rank 0, as the others know it."""
     return os.environ.get("MASTER_ADDR", "")

@@ -33,6 +33,10 @@ class Metrics:
         self._best = value
         return True
 
+    def held(self, name: str) -> Any:
+        """The latest value of a metric as it was given, without its graph."""
+        return self._latest[name]
+
     @property
     def best(self) -> dict[str, float]:
         """The best value so far, by what was watched: another life may watch something else."""
@@ -42,8 +46,8 @@ class Metrics:
         """The latest values that can be had without waiting for a device."""
         found = dict(self._read)
         for name, value in list(self._latest.items()):
-            device = getattr(value, "device", "cpu")
-            if str(getattr(device, "type", device)) == "cpu":
+            is_ready = getattr(value, "is_ready", None)  # of JAX: its CPU works on its own too
+            if is_on_host(value) and (is_ready is None or is_ready()):
                 found[name] = _finite(float(value))
         return found
 
@@ -57,6 +61,17 @@ class Metrics:
     ) -> None:
         self._latest = {name: math.nan if v is None else v for name, v in metrics.items()}
         self._best = (best or {}).get(f"{self._mode}:{self._watched}")
+
+
+def is_on_host(value: Any) -> bool:
+    """Whether a number is in this machine's memory: what is on a device is not waited for."""
+    device = getattr(value, "device", "cpu")  # torch: an object; TensorFlow: a path; JAX: both
+    named = getattr(device, "type", None) or getattr(device, "platform", None) or device
+    if not isinstance(named, str):  # an array of JAX that is on several
+        devices = getattr(value, "devices", None)
+        found = devices() if callable(devices) else ()
+        named = next((str(each.platform) for each in found), "")
+    return "cpu" in named.lower()
 
 
 def _finite(value: float) -> float | None:
@@ -75,5 +90,8 @@ def _held(name: str, value: Any) -> Any:
             "Log numbers, or tensors and arrays of one element."
         )
     value = value.detach() if hasattr(value, "detach") else value
+    if getattr(value, "is_fully_addressable", True) is False:
+        value = value.addressable_data(0)  # of JAX, on several processes: each has the number
     # NumPy makes no number of an array that has dimensions, not even of one element.
-    return value.reshape(()) if hasattr(value, "reshape") else value
+    has_dimensions = hasattr(value, "reshape") and len(value.shape) > 0
+    return value.reshape(()) if has_dimensions else value

@@ -9,19 +9,18 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast._attempt import Attempt
-from holdfast._custody.orders import Handle
 from holdfast._data.course import Lap, completes_step, expect_steps
 from holdfast._data.feed import Feed
 from holdfast._data.laps import LoopMark, begin_fresh, begin_in_the_middle
 from holdfast._errors import HoldfastError, SaveFailed, name_place
 from holdfast._leave import statuses
-from holdfast._save.capture import capture, capture_generators, restore_generators
+from holdfast._save.capture import capture_generators, restore_generators
 from holdfast._save.control import BOUNDARY_NS, DONE, EPOCH, EPOCHS, MARK, mark_of
+from holdfast._save.handed import Asked, hand_over
 from holdfast._say import say
 from holdfast._settings import check_count
 from holdfast._stop.children import children_unheard
@@ -42,11 +41,14 @@ class Run(Attempt):
     #: Whether the batch that `run.batches` gave last completes an optimizer step.
     completes_step: bool = True
     _warned_of_boundary = False
+    _asked_for: Asked | None = None  # what of the state somebody has read
 
     @property
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Asked:
         """The state by name, as it was given or as it was restored."""
-        return MappingProxyType(self._state)
+        if self._asked_for is None or self._asked_for.attempt != self.attempt:
+            self._asked_for = Asked(self._state, self.attempt)
+        return self._asked_for
 
     @property
     def epoch(self) -> int:
@@ -59,33 +61,13 @@ class Run(Attempt):
         return self._course.batch
 
     def update(self, **state: Any) -> None:
-        """Hand over new values for state that cannot change in place, such as numbers.
+        """Hand over new values for state that cannot change in place: numbers, JAX pytrees.
 
-        >>> run.update(best_loss=0.12)  # doctest: +SKIP
+        >>> run.update(params=params, opt_state=opt_state, best_loss=0.12)  # doctest: +SKIP
         """
-        unknown = [name for name in state if name not in self._state]
-        if unknown:
-            raise HoldfastError(
-                f"{unknown[0]} is not part of this run's state.\n"
-                f"Give it to Run first; there is: {', '.join(self._state) or 'nothing'}."
-            )
-        capture(state)  # as in the beginning: what cannot be stored is refused now
-        self._state.update(state)
-
-    def log(self, **metrics: Any) -> None:
-        """Note metrics of this step: for `keep_best`, the journal and `holdfast status`.
-
-        >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
-        """
-        is_best = self._metrics.note(metrics)
-        if is_best and (self._crew is None or self._crew.rank == 0):
-            self.save(reason="best")
-
-    def save(self, *, reason: str = "asked") -> Handle:
-        """Ask for a checkpoint at the next boundary; the handle's `wait()` waits for it."""
-        self._require_open()
-        self._next_look = 0.0
-        return self._saver.want(Handle(reason))
+        restored = None if self.resumed_from is None else self.state
+        for line in hand_over(self._state, state, restored):
+            say(line)
 
     def stop(self, reason: str = "run.stop()") -> None:
         """Ask the run to stop at the next boundary; from any thread."""
@@ -110,6 +92,8 @@ class Run(Attempt):
             say(f"{self._folder}: finished at step {self.step} of {total}; nothing left to train.")
             self._reach_loop(is_passed_over=True)
             return
+        if self._is_passed_over():
+            return
         with self._loop("run.steps"):
             self._total = total
             attempt = self.attempt
@@ -117,9 +101,8 @@ class Run(Attempt):
             try:
                 while self.step < total:
                     yield self.step
-                    if self._pass_boundary():
-                        assert self._stopped is not None
-                        raise self._stopped
+                    if self._pass_boundary() and self._ends():
+                        break
                 self.finish()
             finally:
                 if self.attempt == attempt:  # a traceback may keep us into the next opening
@@ -145,6 +128,8 @@ class Run(Attempt):
             )
             self._reach_loop(is_passed_over=True)
             return
+        if self._is_passed_over():
+            return
         with self._loop("run.epochs"):
             self._has_course = True
             self._epochs_total = total
@@ -161,9 +146,8 @@ class Run(Attempt):
                         restore_generators(top)
                         self._found.look(self._state)
                     yield course.epoch
-                    if self._pass_turn():
-                        assert self._stopped is not None
-                        raise self._stopped
+                    if self._pass_turn() and self._ends():
+                        break
                 self.finish()
             finally:
                 if self.attempt == attempt:
@@ -209,6 +193,10 @@ class Run(Attempt):
         return self._batches(sources, accumulate)
 
     def _batches(self, sources: tuple[Any, ...], accumulate: int) -> Iterator[Any]:
+        if self._over is not None:
+            if not self._loops:
+                self._is_passed_over()
+            return  # what is left of the epoch in which a rule has ended the training
         with self._loop("run.batches"):
             if len(self._loops) == 1:
                 self._feeds.refuse_second_lap(sources)
@@ -244,9 +232,10 @@ class Run(Attempt):
                     number += 1
                     if self.completes_step:
                         course.use(lap, number, length, start)
-                        if self._pass_boundary():
-                            assert self._stopped is not None
-                            raise self._stopped
+                        if self._pass_boundary() and self._ends():
+                            if len(self._loops) == 1:
+                                self.finish()
+                            return
                         if is_last and length is None:
                             break
                 course.end_lap(lap, feed.state())
@@ -308,8 +297,13 @@ class Run(Attempt):
             self._generators = None  # the step that ends here has drawn from them already
             self._found.release()
         self._is_by_hand = not self._loops
+        if not self._loops and self._is_ended_before():
+            return True  # and this step does not count
         self._enter_loop()
         leave = self._pass_boundary()
+        if leave and self._stopped is None:
+            self.finish()
+            return True
         if leave and not self._loops:
             self._leave_loop()
         return leave
@@ -317,13 +311,18 @@ class Run(Attempt):
     def finish(self) -> None:
         """Say that training is complete: this step becomes durable, as the last one."""
         self._require_open()
+        if self._over is not None and self._finished_at == self.step and not self._loops:
+            return  # a rule has, and said so
         if not self._loops and self.step == self.resumed_from:
             say(f"{self._folder}: finished at step {self.step}; nothing left to train.")
             self._leave_loop()
             return
+        self._judge_the_end()
         self._words[DONE] = 1
         with children_unheard():
             is_saved = self._saver.save_and_wait(self.step, "finished")
+        if self._bad is not None:
+            raise self._stop_bad()
         if not is_saved:
             raise SaveFailed(
                 f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "
@@ -333,6 +332,7 @@ class Run(Attempt):
         self._asked_late = self._guard.request(self._asked)
         self._asked = None
         self._noted.clear()
+        self._finished_at = self.step
         self._note("finished", step=self.step, total=self._total or self.step)
         say(f"{self._folder}: trained to step {self.step}; the last checkpoint is durable.")
         if not self._loops:

@@ -9,7 +9,7 @@ from tests.cli.command import environment, holdfast, succeed
 GROUPS = {
     "Look": ["status", "ls", "verify", "why", "stacks", "doctor"],
     "Ask": ["stop", "save"],
-    "Use": ["export", "clean"],
+    "Use": ["export", "adopt", "clean"],
     "Cluster": ["submit", "run", "lint"],
     "Try": ["demo", "prove", "completion"],
 }

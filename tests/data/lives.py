@@ -57,9 +57,9 @@ class Life:
 class Zygote:
     """The process that forks the trainings; all of them end with it."""
 
-    def __init__(self, module: str = "tests.data.zygote") -> None:
+    def __init__(self, module: str = "tests.data.zygote", *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,23 @@ SIZES = {
     "accumulation": "--epochs 4",
     "finetune": "--body-epochs 1 --epochs 4",
     "ddp": "--epochs 3 --size 3200",  # with one process; with several in tests/ranks
+    "early_stopping": "--epochs 8 --size 160 --patience 2",
+    "plain_protocol": "--steps 200",
+    "jax_optax": "--epochs 3 --size 1024",
+    "keras_fit": "--epochs 2 --samples 640",
+    "tensorflow_loop": "--epochs 2 --size 1000",
+    "tf_distributed": "--epochs 2 --size 640",  # on two devices; with two workers in tests/ranks
 }
 OF_RANKS = ("fsdp",)  # only in tests/ranks: a proof does not see into sharded tensors
+
+
+def framework_of(name: str) -> str:
+    """What an example is forked from: the framework that it imports."""
+    imported = re.findall(r"^(?:import|from) (\w+)", read_example(name)[1], re.MULTILINE)
+    found = ["tensorflow" if each == "keras" else each for each in imported]
+    return next(
+        (each for each in ("tensorflow", "jax", "torch", "numpy") if each in found), "nothing"
+    )
 
 
 def commands(text: str) -> list[list[str]]:
@@ -62,3 +79,16 @@ def test_the_table_has_a_line_for_each_example():
     table = (EXAMPLES / "README.md").read_text()
     linked = re.findall(r"^\| \[`(\w+)\.py`\]\(\1\.py\) \| ", table, re.MULTILINE)
     assert sorted(linked) == sorted([*SIZES, *OF_RANKS])
+
+
+def test_the_plain_one_imports_no_framework(tmp_path):
+    program = (
+        "import runpy, sys; script, *frameworks = sys.argv[1:]; sys.argv[1:] = ['--steps', '5']\n"
+        "runpy.run_path(script, run_name='__main__')\n"
+        "print('imported', *[name for name in frameworks if name in sys.modules])"
+    )
+    frameworks = ("numpy", "torch", "tensorflow", "keras", "jax")
+    command = [sys.executable, "-c", program, str(EXAMPLES / "plain_protocol.py"), *frameworks]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "imported"

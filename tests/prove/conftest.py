@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast._prove.life import Process
 from holdfast._prove.proof import Proof, Watcher, Wishes
 from holdfast._prove.prove import prove as prove_wishes
-from tests.data.lives import Zygote
+from tests.everywhere.lives import Frameworks
 
 HERE = Path(__file__).parent
 Prove = Callable[..., Proof]
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    pytest.importorskip("torch", reason="pip install torch")
-    zygote = Zygote("tests.prove.zygote")
-    yield zygote
-    zygote.end()
-
-
 @pytest.fixture
-def prove(zygote: Zygote, tmp_path: Path) -> Prove:
+def prove(frameworks: Frameworks, tmp_path: Path) -> Prove:
     """Prove a script, given by its file or its text, in a folder of its own."""
 
-    def start(
-        command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
-    ) -> Process:
-        assert command[0] == "python", command
-        fields = {"folder": str(folder), "environment": dict(environment)}
-        return zygote.start(output, *command[1:], **fields)
-
-    def begin(script: Path | str, *arguments: str, **wishes: Any) -> Proof:
+    def begin(
+        script: Path | str, *arguments: str, framework: str = "torch", **wishes: Any
+    ) -> Proof:
         folder = tmp_path / "project"
         folder.mkdir()
         if isinstance(script, Path):
@@ -45,6 +31,7 @@ def prove(zygote: Zygote, tmp_path: Path) -> Prove:
         else:
             (folder / "train.py").write_text(script)
         command = ("python", "train.py", *arguments)
+        start = frameworks.starter(framework)
         return prove_wishes(Wishes(command, folder=folder, **wishes), Watcher(), start)
 
     return begin

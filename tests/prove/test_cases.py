@@ -48,15 +48,11 @@ def test_what_is_well_hidden_is_found_and_named(name, prove):
 
 
 @pytest.mark.slow
-def test_what_stands_in_a_module_of_the_project_is_seen(zygote, tmp_path):
-    def start(command, folder, environment, output):
-        fields = {"folder": str(folder), "environment": dict(environment)}
-        return zygote.start(output, *command[1:], **fields)
-
+def test_what_stands_in_a_module_of_the_project_is_seen(frameworks, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(CASES / "folder", folder, ignore=shutil.ignore_patterns("__pycache__"))
     wishes = Wishes(("python", "train.py"), kills=8, seed=7, folder=folder)
-    proof = prove_wishes(wishes, Watcher(), start)
+    proof = prove_wishes(wishes, Watcher(), frameworks.starter("torch"))
     assert proof.verdict == "differs", plain_text(proof)
     assert proof.difference is not None
     assert proof.difference.cause == "ema-not-saved", plain_text(proof)

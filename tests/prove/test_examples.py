@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from holdfast._prove.report import plain_text
-from tests.examples.test_examples import EXAMPLES, SIZES
+from tests.examples.test_examples import EXAMPLES, SIZES, framework_of
 
 STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}
-LONG = ("small_gpt", "mnist_cnn", "accumulation", "mixed_precision", "reinforce", "ddp")
+LONG = (
+    *("small_gpt", "mnist_cnn", "accumulation", "mixed_precision", "reinforce", "ddp"),
+    "tf_distributed",
+)
+# Of those that take seconds to start, few: tests/everywhere interrupts the same frameworks often.
+KILLS = {"tensorflow_loop": 2, "keras_fit": 2, "jax_optax": 3}
 IN_THE_LOOP = ("step", "update", "gradient", "boundary")
 
 
@@ -29,11 +34,11 @@ def last_line(course: Path) -> str:
     [pytest.param(n, marks=[pytest.mark.soak] if n in LONG else []) for n in SIZES],
 )
 def test_an_example_is_equal_to_the_bit(name, prove, tmp_path):
-    proof = prove(
-        EXAMPLES / f"{name}.py", *SIZES[name].split(), kills=6, seed=5, keep=tmp_path / "kept"
-    )
+    wishes = {"kills": KILLS.get(name, 6), "seed": 5, "keep": tmp_path / "kept"}
+    framework = framework_of(name)
+    proof = prove(EXAMPLES / f"{name}.py", *SIZES[name].split(), framework=framework, **wishes)
     assert proof.verdict == "equal", plain_text(proof)
-    assert len(proof.interruptions) == 6
+    assert len(proof.interruptions) == wishes["kills"]
     for each in proof.interruptions:
         if each.moment in IN_THE_LOOP and each.signal != "STOP":
             assert each.status == STATUS[each.signal], plain_text(proof)

@@ -36,7 +36,9 @@ def test_nothing_was_loaded():
 def pytest_in(folder):
     # Without the plugins of our own suite, which load much of this.
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
-    command += ["-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:anyio", "."]
+    for plugin in ("hypothesispytest", "xdist", "anyio", "jaxtyping"):
+        command += ["-p", f"no:{plugin}"]
+    command.append(".")
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=100, env=environment()
     )

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import torch.distributed
 import torch.multiprocessing
 
 import holdfast
+from holdfast import rules
 
 _BATCHES = 12  # of an epoch
 _WIDTH = 64
@@ -40,6 +42,7 @@ class Rank:
         self.run = holdfast.Run(
             plan["folder"],
             settings=holdfast.Settings(**plan["settings"]),
+            stop_when=_rule(plan.get("stop_when")),
             own=self.own,
             **({"common": self.common} if self.is_grouped else {}),
         )
@@ -170,6 +173,15 @@ class Rank:
     def _do_stop(self, _: Any) -> None:
         self.run.stop("enough")
 
+    def _do_log(self, values: dict[str, float]) -> None:
+        """In the first life only, as a bad draw that does not come again."""
+        if self.run.attempt == 1:
+            self.run.log(**values)
+
+    def _do_die(self, _: Any) -> None:
+        if self.run.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _do_raise(self, text: str) -> None:
         raise ValueError(text)
 
@@ -181,6 +193,15 @@ class Rank:
         digest.update(np.random.get_state()[1].tobytes() + repr(random.getstate()).encode())
         digest.update(torch.get_rng_state().numpy().tobytes())
         print("hash", digest.hexdigest(), flush=True)
+
+
+def _rule(spelled: list[Any] | None) -> rules.Rule | None:
+    """As a plan spells it: the name of the rule, and what it is given."""
+    if spelled is None:
+        return None
+    name, given, named = spelled
+    made: rules.Rule = getattr(rules, name)(*given, **named)
+    return made
 
 
 @contextlib.contextmanager

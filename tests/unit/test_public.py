@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,8 @@ def test_values_of_an_error_are_attributes_too():
     assert (mismatch.missing, mismatch.unexpected, mismatch.reshaped) == (("a",), (), ())
 
 
-HEAVY = ("numpy", "torch", "rich", "click", "psutil", "tqdm")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+HEAVY = (*FRAMEWORKS, "numpy", "rich", "click", "psutil", "tqdm")
 
 
 @pytest.mark.parametrize("program", ["import holdfast", "import holdfast; holdfast.Run"])
@@ -104,6 +106,26 @@ def test_opening_a_run_without_tensors_loads_no_framework_either(tmp_path):
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == []
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_that_is_not_installed_gives_the_line_that_installs_it(framework):
+    program = f"import sys; sys.modules[{framework!r}] = None; import holdfast.{framework}"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.returncode == 1
+    *_, fact, remedy = found.stderr.splitlines()
+    assert re.fullmatch(
+        rf"ImportError: holdfast.{framework} needs .*, which is not .* here\.", fact
+    )
+    assert remedy == f"Install it: pip install 'holdfast[{framework}]'"
+
+
+def test_every_framework_can_be_installed_with_holdfast():
+    described = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
+    extras = described["project"]["optional-dependencies"]
+    assert set(FRAMEWORKS) <= set(extras)
+    for framework in FRAMEWORKS:
+        assert re.match(rf"{framework}>=", extras[framework][0])
 
 
 def test_the_import_is_quick():

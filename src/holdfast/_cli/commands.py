@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from holdfast._cli import words
+from holdfast._cli.adopt import adopt
 from holdfast._cli.doctor import doctor
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
 from holdfast._cli.lint import lint
@@ -20,7 +21,7 @@ from holdfast._cli.why import why
 
 __all__ = ["cli"]
 
-for command in (clean, completion, doctor, export, lint, prove, run, stacks, submit, why):
+for command in (adopt, clean, completion, doctor, export, lint, prove, run, stacks, submit, why):
     cli.add_command(command)
 
 _WATCH_SECONDS = 1

@@ -1,10 +1,10 @@
-"""A checkpoint as a file that others read: safetensors without any framework, or torch's .pt.
+"""A checkpoint as a file that others read: safetensors, which needs no framework, or torch's .pt.
 
 Every checksum is verified before the first byte is written, and the file has its
 name only when it is whole and durable. Of the state that the user gave nothing is
 left out; the random generators and the rest of what holdfast adds is. Of a run of several
 ranks it is what they have in common, with sharded tensors made whole, and beside it what
-rank 0 has of its own.
+rank 0 has of its own. For TensorFlow it is a folder: see `export_tensorflow`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from holdfast._cli.adopt_files import load_tensorflow
 from holdfast._cli.chosen import Chosen, choose_newest, choose_step, newer_in_memory
+from holdfast._cli.export_tensorflow import check_folder, write_folder
 from holdfast._cli.put_together import put_together
 from holdfast._cli.stored_tree import NamedTensors, to_plain
 from holdfast._errors import FolderError, HoldfastError, SettingsError
@@ -40,6 +42,7 @@ class Wanted:
     only: tuple[str, ...] = ()
     strip: bool = False
     force: bool = False
+    to: str | None = None  # "tensorflow": a folder; else the ending of `out` says it
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,16 @@ class Exported:
     passed_over: list[str]
     newer_in_memory: int | None  # a step that is not on disk yet
     ranks: int  # that stored it
+    left_out: list[str]  # what the format has no place for
 
 
 def export(folder: Path, wanted: Wanted) -> Exported:
     """Write one checkpoint of a run to a file."""
     layout, run_id = find_run(folder)
     _check_wanted(wanted, layout)
-    write = _torch_writer() if wanted.out.suffix == ".pt" else _write_safetensors
+    if wanted.to == "tensorflow":
+        load_tensorflow()
+    write = _torch_writer() if _is_pt(wanted) else _write_safetensors
     if wanted.step is None:
         chosen = choose_newest(folder, layout, run_id)
     else:
@@ -67,9 +73,17 @@ def export(folder: Path, wanted: Wanted) -> Exported:
     names = _select(folder, chosen.loaded.head["tree"]["state"], wanted)
     chosen = replace(chosen, loaded=put_together(chosen.loaded, names))
     state = {name: chosen.loaded.head["tree"]["state"][name] for name in names}
+    left_out: list[str] = []
     try:
-        with writing_whole(wanted.out, replace=wanted.force) as file:
-            count = write(file, state, chosen, wanted.strip)
+        if wanted.to == "tensorflow":
+            done = write_folder(
+                wanted.out, chosen.loaded, names, strip=wanted.strip, force=wanted.force
+            )
+            count, size_bytes, left_out = done.variables, done.size_bytes, done.left_out
+        else:
+            with writing_whole(wanted.out, replace=wanted.force) as file:
+                count = write(file, state, chosen, wanted.strip)
+            size_bytes = wanted.out.stat().st_size
     except FileExistsError as error:
         raise _is_taken(wanted.out) from error
     except OSError as error:
@@ -81,21 +95,27 @@ def export(folder: Path, wanted: Wanted) -> Exported:
         step=chosen.step,
         attempt=chosen.attempt,
         tensors=count,
-        size_bytes=wanted.out.stat().st_size,
+        size_bytes=size_bytes,
         passed_over=chosen.passed_over,
         newer_in_memory=newer_in_memory(layout, run_id, chosen) if wanted.step is None else None,
         ranks=chosen.loaded.world,
+        left_out=left_out,
     )
+
+
+def _is_pt(wanted: Wanted) -> bool:
+    return wanted.to is None and wanted.out.suffix == ".pt"
 
 
 def _check_wanted(wanted: Wanted, layout: RunLayout) -> None:
     """Refuse what cannot be before gigabytes are read."""
     out = wanted.out
-    if out.suffix not in _SUFFIXES:
+    if wanted.to is None and out.suffix not in _SUFFIXES:
         raise SettingsError(
             f"{out}: the ending says which format is wanted, and it is none of "
             f"{' and '.join(_SUFFIXES)}.\nName it {out.stem or 'out'}.safetensors, which needs "
-            f"no framework to be read, or {out.stem or 'out'}.pt for torch.load."
+            f"no framework to be read, or {out.stem or 'out'}.pt for torch.load. Or give a folder, "
+            "and --to tensorflow."
         )
     if wanted.strip and len(wanted.only) != 1:
         raise SettingsError(
@@ -112,6 +132,9 @@ def _check_wanted(wanted: Wanted, layout: RunLayout) -> None:
             f"{out}: this is inside the run's own checkpoints, which nobody else may change.\n"
             "Choose a place outside of the run."
         )
+    if wanted.to == "tensorflow":
+        check_folder(out, force=wanted.force)
+        return
     if out.is_dir():
         raise FolderError(f"{out}: this is a folder.\nName a file in it: {out / 'out'}{out.suffix}")
     if out.exists() and not wanted.force:
@@ -144,8 +167,9 @@ def _torch_writer() -> _Write:
     try:
         from holdfast.torch import pt_file
     except ImportError as error:
+        reason = error.__cause__ or error  # the adapter has words of its own
         raise HoldfastError(
-            f"a .pt file needs PyTorch, which cannot be imported here ({error}).\n"
+            f"a .pt file needs PyTorch, which cannot be imported here ({reason}).\n"
             "pip install 'holdfast[torch]', or export to a .safetensors file, which needs none."
         ) from error
 

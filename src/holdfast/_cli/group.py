@@ -32,6 +32,7 @@ _GROUPS = {
     },
     "Use": {
         "export": "holdfast export runs/a out.safetensors",
+        "adopt": "holdfast adopt runs/a --from ckpts",
         "clean": "holdfast clean runs",
     },
     "Cluster": {

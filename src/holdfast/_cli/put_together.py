@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._record.image import TensorSpec
-from holdfast._resume.assemble import Assembler
+from holdfast._resume.assemble import Assembler, kind_of
 from holdfast._resume.verify import Loaded
 from holdfast._save.capture import adapter_of, tensor_leaves
 
@@ -17,19 +17,22 @@ def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
     """The same state, with whole tensors where the ranks have stored parts of them."""
     states = loaded.head["tree"]["state"]
     sharded = [
-        path
+        (path, kind_of(leaf["$shard"]))
         for name in names
         for path, leaf in tensor_leaves(states[name], name)
         if "$shard" in leaf
     ]
     if not sharded:
         return loaded
+    of_torch = [path for path, kind in sharded if kind == "torch"]
     try:
-        adapter_of("torch")
+        if of_torch:
+            adapter_of("torch")
     except ImportError as error:
+        reason = error.__cause__ or error  # of the framework itself, in one line
         raise HoldfastError(
-            f"{sharded[0]} is sharded, and putting it together needs PyTorch, which cannot be "
-            f"imported here ({error}).\n"
+            f"{of_torch[0]} is sharded, and putting it together needs PyTorch, which cannot be "
+            f"imported here ({reason}).\n"
             "pip install 'holdfast[torch]', or export the states that are not: --only NAME."
         ) from error
     joiner = _Joiner(loaded)
@@ -65,7 +68,7 @@ class _Joiner:
         if tag in ("$dict", "$odict"):
             pairs = [[key, self.walk(item, f"{path}.{_key(key)}")] for key, item in encoded[tag]]
             return {**encoded, tag: pairs}
-        if tag in ("$state", "$generator", "$tuple", "$set", "$frozenset"):
+        if tag in ("$state", "$generator", "$tuple", "$set", "$frozenset", "$node"):
             return {tag: self.walk(encoded[tag], path)}
         if tag.startswith("$"):
             return encoded
@@ -75,11 +78,15 @@ class _Joiner:
         part = encoded["$shard"]["t"]
         if part in self._known:  # tied weights stay one tensor
             return self._known[part]
-        adapter = adapter_of("torch")
-        value = self._assembler.value(encoded, None, path)
         number = self._first + len(self.specs)
-        self.specs.append(adapter.spec(path, value))
-        self.views.append(adapter.bytes_of(value))
+        if kind_of(encoded["$shard"]) == "torch":
+            adapter = adapter_of("torch")
+            value = self._assembler.value(encoded, None, path)
+            spec, view = adapter.spec(path, value), adapter.bytes_of(value)
+        else:
+            spec, view = self._assembler.whole_bytes(encoded["$shard"], path)
+        self.specs.append(spec)
+        self.views.append(view)
         if part is not None:
             self._known[part] = number
         return number

@@ -17,7 +17,7 @@ from holdfast._record.image import TensorSpec
 from holdfast._save.capture import adapter_of
 
 _ITEMS = ("$tuple", "$set", "$frozenset")
-_WRAPPERS = ("$state", "$generator")
+_WRAPPERS = ("$state", "$generator", "$node")
 _MOST_BITS = 2032  # what torch.load(…, weights_only=True) can read
 
 

@@ -10,18 +10,28 @@ import click
 from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
 
+_NAMED = 8
 _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
 
 
-@click.command(short_help="Write a checkpoint to a .safetensors or .pt file.")
+@click.command(short_help="Write a checkpoint for other programs: .safetensors, .pt, TensorFlow.")
 @RUN
 @click.argument("out", metavar="OUT", type=FOLDER)
 @click.option("--step", type=int, metavar="N", help="That of step N, not the newest.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this state; may be repeated.")
 @click.option("--strip", is_flag=True, help="With one --only: 0.weight, and not model.0.weight.")
 @click.option("--force", is_flag=True, help="Replace OUT if there is one.")
+@click.option(
+    "--to", type=click.Choice(["tensorflow"]), help="A folder with a tf.train.Checkpoint."
+)
 def export(
-    run: Path, out: Path, step: int | None, only: tuple[str, ...], strip: bool, force: bool
+    run: Path,
+    out: Path,
+    step: int | None,
+    only: tuple[str, ...],
+    strip: bool,
+    force: bool,
+    to: str | None,
 ) -> None:
     """Write a checkpoint to a file that other programs read.
 
@@ -31,7 +41,8 @@ def export(
 
     OUT.safetensors needs no framework: tensors under plain names (model.0.weight), all else as JSON
     in the metadata. OUT.pt is for torch.load(…, weights_only=True): a dict with the state of each
-    object, on the CPU. A dtype that the format lacks is stored as raw bytes.
+    object, on the CPU. A dtype that the format lacks is stored as raw bytes. With --to tensorflow
+    OUT is a folder, for tf.train.Checkpoint(…).restore(tf.train.latest_checkpoint(OUT)).
 
     Of several ranks it has all that they share, sharded tensors made whole; where each has its own
     (a generator, say), it is that of rank 0.
@@ -41,11 +52,12 @@ def export(
       holdfast export runs/a all.pt
       holdfast export runs/a model.safetensors --only model --strip
       >>> model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+      holdfast export runs/b ckpts --to tensorflow
     """
     from holdfast._cli.export import Wanted
     from holdfast._cli.export import export as write_export
 
-    wanted = Wanted(out, step, tuple(dict.fromkeys(only)), strip, force)
+    wanted = Wanted(out, step, tuple(dict.fromkeys(only)), strip, force, to)
     done = write_export(run, wanted)
     for line in done.passed_over:
         click.echo(f"{words.name(line)} The one before it is taken.", err=True)
@@ -54,6 +66,10 @@ def export(
         f"{words.name(out)}: step {done.step} (attempt {done.attempt}) of {words.name(run)}, "
         f"{done.tensors} {noun}, {words.size(done.size_bytes)}; every checksum was verified."
     )
+    if done.left_out:
+        named = ", ".join(done.left_out[:_NAMED])
+        more = f", and {len(done.left_out) - _NAMED} more" if len(done.left_out) > _NAMED else ""
+        click.echo(f"Left out, for tf.train.Checkpoint has no place for it: {named}{more}.")
     if done.ranks > 1:
         click.echo(f"Put together from {done.ranks} ranks; what each has of its own is rank 0's.")
     if done.newer_in_memory is not None:

@@ -193,6 +193,13 @@ class Custody:
             self._orders[number] = order
         self._send_order(number, order)
 
+    def void_from(self, step: int, reason: str) -> None:
+        """Tell the keeper that a rule has called everything from this step on bad."""
+        if self.durable_step is not None and self.durable_step >= step:
+            self.durable_step = None
+        self.durable_sequence = 0  # what is held from before that step may be older
+        self.send("void", step=step, reason=reason)
+
     def tell_phase(self, name: str | None) -> None:
         """Let the keeper know what the run does just now, for those who look."""
         if self._link is not None:

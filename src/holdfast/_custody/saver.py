@@ -11,9 +11,11 @@ from holdfast._custody.direct import write_direct
 from holdfast._custody.orders import Custody, Handle
 from holdfast._errors import SaveFailed
 from holdfast._metrics import Metrics
+from holdfast._save.beside import Beside
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import Captured, SpecCache, capture, capture_generators
 from holdfast._save.control import COMMON, SAVES, at_work, mark_of
+from holdfast._save.handed import Standstill
 from holdfast._save.shares import Shares
 from holdfast._say import say
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast._save.snapshots import Snapshots, Taken
 
 _SLOT_SECONDS = 60.0
+_BAD = "a rule has called this step bad"
 _REST_SECONDS = 0.5  # for a slot, before a phase that may take minutes
 
 
@@ -36,7 +39,9 @@ class Saver:
         cadence: Cadence,
         where: Callable[[], Mapping[str, Any]],
         crew: Crew | None = None,
+        is_bad: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_bad = is_bad  # what a rule has called so is never saved
         self._state = state
         self._metrics = metrics
         self._where = where  # in its data the run is, when it is asked
@@ -46,6 +51,8 @@ class Saver:
         self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
         self._wanted: list[Handle] = []
         self._specs: SpecCache = {}
+        self._standstill = Standstill()
+        self._beside_tensors = Beside()
         self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
@@ -152,6 +159,21 @@ class Saver:
             return False
         return True
 
+    def slots(self) -> list[tuple[int, memoryview]]:
+        """What is in memory: the step and the image of each whole slot."""
+        arena = None if self._snapshots is None else self._snapshots.arena
+        if arena is None:
+            return []
+        return [(record.step, arena[0].image(record.slot)) for record in arena[0].whole()]
+
+    def void_from(self, step: int) -> None:
+        """A rule has called everything from this step on bad: forget it."""
+        for handle in self._wanted:
+            handle.settle(_BAD)
+        self._wanted.clear()
+        if self._snapshots is not None:
+            self._snapshots.void_from(step)
+
     def close(self) -> None:
         for handle in self._wanted:
             handle.settle("the run was closed before the next boundary")
@@ -161,6 +183,11 @@ class Saver:
 
     def _begin_checkpoint(self, step: int, handles: list[Handle], patience_seconds: float) -> None:
         handles = list(handles)
+        if self._is_bad():
+            for handle in handles:
+                handle.step = step
+                handle.settle(_BAD)
+            return
         if self._can_snapshot():
             taken = self._take_snapshot(step, patience_seconds)
             if taken is not None:
@@ -191,8 +218,11 @@ class Saver:
         self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
         if self._shares is None:
-            return capture(self._state, extra, self._specs)
-        return self._shares.capture(self._state, extra, self._specs)
+            captured = capture(self._state, extra, self._specs)
+        else:
+            captured = self._shares.capture(self._state, extra, self._specs)
+        is_first = self._crew is None or self._crew.rank == 0
+        return self._beside_tensors.add_to(captured, self._state) if is_first else captured
 
     def _head(self) -> dict[str, Any]:
         """What stands beside the captured state."""
@@ -209,10 +239,13 @@ class Saver:
         if not self._can_snapshot():
             self._cadence.forget_snapshots()
             return None
+        if self._is_bad():
+            return None
         assert self._snapshots is not None
         began = time.perf_counter()
         with at_work(self._custody.words, SAVES):
             captured, head = self._capture(), self._head()
+            self._tell_of_standstill(captured, step)
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
             taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
@@ -224,6 +257,11 @@ class Saver:
         else:
             self._cadence.missed_snapshot(time.monotonic())
         return taken
+
+    def _tell_of_standstill(self, captured: Captured, step: int) -> None:
+        told = self._standstill.look(captured, step)
+        if told is not None:
+            say(told)
 
     def _order(self, taken: Taken, handles: list[Handle]) -> None:
         assert self._snapshots is not None

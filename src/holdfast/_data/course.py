@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+_BESIDE = -1  # the number of no lap
+
 
 @dataclass(frozen=True)
 class Position:
@@ -158,6 +160,11 @@ class Course:
             return self._top
         self._top = generators
         return None
+
+    def beside(self) -> dict[str, Any]:
+        """What another's loop, such as model.fit, keeps with every position; it writes into it."""
+        found: dict[str, Any] = self._states.setdefault(_BESIDE, {})
+        return found
 
     def begin_epochs(self, step: int) -> None:
         """The epochs begin; of an epoch that goes on in the middle, steps were made before."""

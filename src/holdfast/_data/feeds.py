@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import weakref
+from collections.abc import Hashable
 from types import CodeType
 from typing import Any
 
 from holdfast._data.feed import Feed, Kit, SideBySide, feed_of
 from holdfast._data.loader_feed import LoaderFeed
+from holdfast._data.tensorflow_feed import feed_of_tensorflow
 from holdfast._errors import HoldfastError
 
 
@@ -20,7 +23,7 @@ class Feeds:
         self._kit = Kit(state, rank, world)
         # Its workers may outlive a pass, so a loader has the same feed in the next one. A script
         # that makes a new loader for each epoch must not find the old ones in its memory.
-        self._loaders: weakref.WeakKeyDictionary[Any, LoaderFeed] = weakref.WeakKeyDictionary()
+        self._loaders: weakref.WeakKeyDictionary[Any, Feed] = weakref.WeakKeyDictionary()
         self._once: list[Any] = []  # gone through outside of epochs
 
     def of(self, sources: tuple[Any, ...]) -> Feed:
@@ -62,4 +65,18 @@ class Feeds:
                 if feed is None:
                     feed = self._loaders[source] = LoaderFeed(source, self._kit)
                 return feed
+        if hasattr(sys.modules.get("tensorflow"), "__version__"):
+            return self._of_tensorflow(source) or feed_of(source, self._kit)
         return feed_of(source, self._kit)
+
+    def _of_tensorflow(self, source: Any) -> Feed | None:
+        if not isinstance(source, Hashable):
+            return None
+        with contextlib.suppress(TypeError):  # not everything can be referred to weakly
+            if source not in self._loaders:
+                feed = feed_of_tensorflow(source, self._kit)
+                if feed is None:
+                    return None
+                self._loaders[source] = feed
+            return self._loaders[source]
+        return None

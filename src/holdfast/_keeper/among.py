@@ -25,6 +25,7 @@ from holdfast._keeper.table import UNREACHABLE_SECONDS
 from holdfast._keeper.wire import HubPost, MemberPost
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import ProcessIdentity, host_name
+from holdfast._record.void import void_steps
 
 _WATCH_SECONDS = 1.0
 
@@ -115,6 +116,9 @@ class KeeperAmongOthers(Keeper):
                 HubBooks(self._policy, self, self._job),
                 unreachable_seconds=self._crew.unreachable_seconds,
             )
+            void = void_steps(layout).get(attempt)
+            if void is not None:  # the hub before this one knew
+                self._hub.void_from(void, "", 0)
             record["port"] = post.port
             self._tell("port", port=post.port)
             self._tell("joined")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import selectors
 import signal
 import socket
 import time
@@ -75,6 +77,7 @@ class Asked:
         self._durable_sequence = 0
         self._durable_step: int | None = None
         self._failed = False
+        self._void_step: float = math.inf  # from which on a rule has called everything bad
         self._beat = 0
         self._interrupted_at: float | None = None
         self._stop: tuple[str, int, int] | None = None  # reason, status, signal of what was asked
@@ -91,6 +94,7 @@ class Asked:
         self._leave_status: int | None = None
         self._done = False
         self._hangs: Hangs  # from the beginning of the loop on
+        self._selector: selectors.BaseSelector  # likewise
         self._identity = asdict(of_process())
         self._signals: deque[dict[str, Any]] = deque(maxlen=_SIGNALS_KEPT)  # for a post-mortem
 
@@ -98,7 +102,10 @@ class Asked:
 
     def _hear_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for number in os.read(self._ends.signals, 256):
+            numbers = os.read(self._ends.signals, 256)
+            if not numbers:  # closed, while the trainer lives on: no signal comes any more
+                self._selector.unregister(self._ends.signals)
+            for number in numbers:
                 if number not in _OF_CHILDREN:
                     self._signals.append({"time": time.time(), "name": _name_of(number)})
                 if number in self._numbers and not self._is_past_requeue():

@@ -18,7 +18,8 @@ class Commits(Table):
         raise NotImplementedError
 
     def _on_held(self, seat: Seat, message: dict[str, Any]) -> None:
-        seat.held = {(key[0], key[1]) for key in message["held"]}
+        held = {(key[0], key[1]) for key in message["held"]}
+        seat.held = {key for key in held if not self._is_void(key)}
         self._look_at_common()
         self._advance_commits()
         self._ask_again(seat)
@@ -38,6 +39,9 @@ class Commits(Table):
     def _on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
         """A trainer wants this boundary on disk; so do the others, who pass it too."""
         key = (message["key"][0], message["key"][1])
+        if self._is_void(key):
+            self._refuse_void(key)
+            return
         if self._is_durable(key):
             self._tell_durable(key)
             return
@@ -45,6 +49,32 @@ class Commits(Table):
             self._commits[key] = Commit(key, message["reason"], self._clock())
         self._give_up_hopeless()
         self._advance_commits()
+
+    def _on_void(self, seat: Seat, message: dict[str, Any]) -> None:
+        """A rule of one rank has called everything from a step on bad: it is for all."""
+        self.void_from(message["step"], message["reason"], seat.rank)
+
+    def void_from(self, step: int, reason: str, rank: int) -> None:
+        """Hold and write nothing from this step on, on no rank, and tell all of it."""
+        if step >= self.void_step:
+            return
+        self.void_step = step
+        for seat in self.seats.values():
+            seat.held = {key for key in seat.held if not self._is_void(key)}
+        # Older ones may be held by all, and not be durable.
+        self.common = self.durable = None
+        for each in self.seats:  # first: whoever waits for a checkpoint is to know why it fails
+            self._send(each, "void", step=step, reason=reason, by=rank)
+        for key in [key for key in self._commits if self._is_void(key)]:
+            del self._commits[key]
+            self._refuse_void(key)
+        self._look_at_common()
+        self._after_commit()
+
+    def _refuse_void(self, key: Key) -> None:
+        error = f"a rule has called step {key[1] // 2} bad"
+        for rank in self.seats:
+            self._send(rank, "failed", key=list(key), error=error, fenced=False)
 
     def _on_written(self, seat: Seat, message: dict[str, Any]) -> None:
         commit = self._commits.get((message["key"][0], message["key"][1]))
@@ -142,6 +172,8 @@ class Commits(Table):
                 self._fail(commit, error, is_fenced=is_fenced)
             return
         self._commits.pop(key, None)
+        if self._is_void(key):
+            return  # called bad in this very moment: the next start sets it aside
         self.durable = key if self.durable is None else max(self.durable, key)
         self._tell_durable(key)
         self._after_commit()

@@ -71,6 +71,14 @@ class CrewKeeper(KeeperAmongOthers):
         self._member.report()
         self._member.order(*key, message["reason"])
 
+    def _take_void(self, message: dict[str, Any]) -> None:
+        super()._take_void(message)
+        self._to_hub("void", step=message["step"], reason=message["reason"])
+
+    def void(self, step: int, reason: str, rank: int) -> None:
+        self._void_from(step)
+        self._tell("void", step=step, reason=reason, rank=rank)
+
     def _salvage(self, descriptor: int, message: dict[str, Any]) -> None:
         held = self._holdings.hold(descriptor, message["path"])
         record = None if held is None else held.find(message["sequence"])
@@ -209,7 +217,7 @@ class CrewKeeper(KeeperAmongOthers):
             else:
                 self._holdings.retire_salvaged(attempt)
         else:
-            self._failed = not is_fenced
+            self._failed = not is_fenced and mark // 2 < self._void_step
         kind = "durable" if error is None else "fenced" if is_fenced else "failed"
         fields = {} if error is None else {"error": error}
         for order in orders or (None,):

@@ -67,6 +67,11 @@ class HeldArena:
         with self._guard:
             return [] if self._retired else self.arena.whole()
 
+    def void_from(self, step: int) -> None:
+        with self._guard:
+            if not self._retired:
+                self.arena.void_from(step)
+
     def find(self, sequence: int) -> SlotRecord | None:
         return next((r for r in self.arena.whole() if r.sequence == sequence), None)
 
@@ -139,6 +144,12 @@ class Holdings:
     def boundaries(self) -> list[tuple[int, int]]:
         """(attempt, mark) of every whole slot."""
         return sorted({(held.arena.attempt, record.mark) for held, record in self._whole()})
+
+    def void_from(self, step: int) -> None:
+        """A rule has called everything from this step on bad, in whatever attempt before."""
+        with self._lock:
+            for held in (*self._own.values(), *self._salvaged):
+                held.void_from(step)
 
     def retire_salvaged(self, attempt: int, *, remove: bool = True) -> None:
         """What an earlier attempt had left is durable."""

@@ -89,7 +89,8 @@ class Hub(Rounds, Commits, Sights):
         if message.get("now"):
             self._leave_now(wish)
         elif wish.kind == "stop" and self.stop and not self._is_behind(message.get("mark")):
-            if wish.status == statuses.PERSON and not wish.signal and self._books.has_job:
+            by_person = wish.status == statuses.PERSON and not wish.signal
+            if wish.status == statuses.BAD or (by_person and self._books.has_job):
                 self.stop.status = wish.status  # by the one before it, the job would come back
             self._insure(wish)
         elif wish.kind == "stop" or not self._is_covered(message.get("mark")):
@@ -208,8 +209,8 @@ class Hub(Rounds, Commits, Sights):
         cause = worst(ending.causes)
         step = None if self.durable is None else self.durable[1] // 2
         status = cause.status or statuses.REQUEUE
-        if self.stop is not None:
-            status = self.stop.status
+        if self.stop is not None and self.stop.status:
+            status = self.stop.status  # a rule that ends it well has none, and this is no good end
         if self.stop is not None and status == statuses.REQUEUE and self._requeue_first(step):
             return
         ending.is_told = True
@@ -223,7 +224,8 @@ class Hub(Rounds, Commits, Sights):
             own = kinds[rank] in ("failed", "left")
             seat.released = True
             told = {"status": status, "reason": cause.sentence(), "step": step}
-            told |= {"asked": self.stop is not None, "speaks": rank == speaker}
+            told |= {"asked": self.stop is not None and bool(self.stop.status)}
+            told |= {"speaks": rank == speaker}
             told |= self._afterwards or {}
             self._send(rank, "bye" if own else "leave", **told)
 

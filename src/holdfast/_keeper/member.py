@@ -26,6 +26,7 @@ class Body(Protocol):
     def send_away(self, message: dict[str, Any]) -> None: ...
     def say_bye(self, message: dict[str, Any]) -> None: ...
     def take_order(self, message: dict[str, Any]) -> None: ...
+    def void(self, step: int, reason: str, rank: int) -> None: ...
 
 
 class Member:
@@ -143,6 +144,9 @@ class Member:
     def _on_failed(self, message: dict[str, Any]) -> None:
         attempt, mark = message["key"]
         self._body.settle(attempt, mark, message["error"], is_fenced=bool(message["fenced"]))
+
+    def _on_void(self, message: dict[str, Any]) -> None:
+        self._body.void(message["step"], message["reason"], message["by"])
 
     def _on_leave(self, message: dict[str, Any]) -> None:
         self._body.send_away(message)

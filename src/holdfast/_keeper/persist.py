@@ -22,6 +22,7 @@ from holdfast._record.faults import pass_point
 from holdfast._record.image import PAGE, Extent
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._record.manifest import DataFile, Manifest, Part
+from holdfast._record.void import is_void, void_steps
 
 _CHUNK_BYTES = 32 << 20
 
@@ -119,6 +120,7 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
     sync_folder(partial)
     pass_point("before-publish")
     _refuse_if_fenced(commit)
+    _refuse_if_void(commit)
     publish_folder(partial, commit.final)  # who was faster has written the same
     pass_point("published")
 
@@ -130,6 +132,12 @@ def _refuse_if_fenced(commit: Commit) -> None:
             f"attempt {newest[0]} has taken over this run; "
             f"attempt {commit.writer_attempt} writes nothing any more."
         )
+
+
+def _refuse_if_void(commit: Commit) -> None:
+    """A rule may have called the state bad while it was being written."""
+    if is_void(void_steps(commit.layout), commit.attempt, commit.step):
+        raise SaveFailed(f"a rule has called step {commit.step} bad")
 
 
 def explain(layout: RunLayout, error: OSError, wanted: int) -> str:

@@ -125,8 +125,12 @@ class Keeper(Asked):
             self._salvage(descriptors[0], message)
         elif kind == "phase":
             self._phase = message["name"]
+        elif kind == "void":
+            self._take_void(message)
         elif kind == "leaving":
-            self._kill_at = time.monotonic() + message["seconds"] + _KILL_AFTER_SECONDS
+            # The trainer's own thread comes first, and may have to wait for the interpreter.
+            margin = max(_KILL_AFTER_SECONDS, message["seconds"] / 2)
+            self._kill_at = time.monotonic() + message["seconds"] + margin
             self._leave_status = message["status"]
             self._is_leaving = True
             self._away_at = self._insure_at = None
@@ -154,6 +158,17 @@ class Keeper(Asked):
             return
         self._insure_at = None
         self._writer.submit(Job(held, record, message["reason"], order=message["order"]))
+
+    def _take_void(self, message: dict[str, Any]) -> None:
+        """A rule has called everything from some step on bad, and noted it durably."""
+        self._void_from(message["step"])
+
+    def _void_from(self, step: int) -> None:
+        self._void_step = min(step, self._void_step)
+        self._holdings.void_from(step)
+        if self._durable_step is not None and self._durable_step >= step:
+            self._durable_step = None
+        self._durable_sequence = 0  # what is held from before that step may be older
 
     def _salvage(self, descriptor: int, message: dict[str, Any]) -> None:
         """Make durable what an earlier attempt left in memory, and then remove that."""
@@ -202,7 +217,8 @@ class Keeper(Asked):
                 self._durable_step = record.step
             self._tell("durable", order=job.order, step=record.step, seconds=outcome.seconds)
         else:
-            self._failed = not outcome.is_fenced  # then nobody will ever need the slot
+            # Else nobody will ever need the slot.
+            self._failed = not outcome.is_fenced and record.step < self._void_step
             journal.append(
                 self._policy.layout.journal, "save-failed", step=record.step, error=outcome.error
             )
@@ -257,6 +273,8 @@ class Keeper(Asked):
             message, descriptors = received
             if message["kind"] == "arena":
                 self._holdings.hold(descriptors[0], message.get("path"))
+            elif message["kind"] == "void":
+                self._take_void(message)
 
     def _record_death(self, how: str | None = None) -> None:
         layout, attempt = self._policy.layout, self._policy.attempt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -137,6 +138,7 @@ class Table:
         self._writes = self._rounds  # numbered in the same way
         self.common: Key | None = None
         self.durable: Key | None = None
+        self.void_step: float = math.inf  # from which on a rule has called everything bad
         self._ending: Ending | None = None
         self._afterwards: dict[str, Any] | None = None  # what became of a requeue
         self._is_requeueing = False
@@ -164,6 +166,9 @@ class Table:
     def _those_who_go_on(self) -> list[int]:
         """Also those who are not here yet: a hub that was replaced must wait for them."""
         return [rank for rank, seat in self.seats.items() if seat.ended is None]
+
+    def _is_void(self, key: Key) -> bool:
+        return key[1] // 2 >= self.void_step
 
     def _is_durable(self, key: Key) -> bool:
         return self.durable is not None and key <= self.durable

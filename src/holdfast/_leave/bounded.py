@@ -23,6 +23,8 @@ from holdfast._leave import statuses
 from holdfast._leave.record import ExitRecord
 from holdfast._say import say
 
+_bounds: list[tuple[int, threading.Event, Callable[[], None]]] = []  # of runs that were left
+
 
 def end_process(status: int) -> None:
     """Leave now, with the children that multiprocessing made."""
@@ -74,6 +76,10 @@ def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -
 
     def watch() -> None:
         timer.wait(seconds)
+        try:
+            _bounds.remove(bound)
+        except ValueError:
+            return  # another run was opened meanwhile
         if not _is_leaving_by(leaving):
             stays()
             return
@@ -81,7 +87,21 @@ def bound_leaving(stopped: Stopped, seconds: float, stays: Callable[[], None]) -
         end_process(status)
 
     timer = threading.Event()
+    bound = (os.getpid(), timer, stays)
+    _bounds.append(bound)
     threading.Thread(target=watch, name="holdfast-leave", daemon=True).start()
+
+
+def goes_on() -> None:
+    """A run is opened, so whatever this process has left before, it is not leaving itself.
+
+    Told at once: while something holds the interpreter, the thread cannot tell the keeper in time.
+    """
+    while _bounds:
+        pid, timer, stays = _bounds.pop()
+        if pid == os.getpid():  # else of the process that has forked this one
+            timer.set()
+            stays()
 
 
 def die_if_terminated(stopped: Stopped) -> None:

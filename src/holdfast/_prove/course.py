@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -166,6 +167,7 @@ class Undisturbed:
         self.step_seconds = 0.02
         self.phases = 0
         self._sight_times: list[float] = []
+        self._boundary_times: list[float] = []
 
     def run(self, on_step: Callable[[int], None]) -> int:
         """Run it to its end."""
@@ -182,13 +184,16 @@ class Undisturbed:
                 history.note(event)
             if kind == "sight" and client.rank == 0:
                 self._sight_times.append(now)
+            if kind == "boundary" and client.rank == 0:
+                self._boundary_times.append(now)
             if client.rank == 0:
                 on_step(self.steps)
                 self.phases += kind == "phase"
                 self.course.filing.note(event, self.steps)
 
         status = self.course.live(hear)
-        gaps = sorted(b - a for a, b in zip(self._sight_times, self._sight_times[1:], strict=False))
+        times = self._sight_times or self._boundary_times
+        gaps = sorted(after - before for before, after in itertools.pairwise(times))
         if gaps:
             self.step_seconds = gaps[len(gaps) // 2]
         return status

@@ -20,6 +20,7 @@ class Sight:
     batches: tuple[dict[str, Any], ...]
     counters: Mapping[str, float]
     mark: tuple[str, int] | None  # the run of holdfast, and its step
+    is_unbuilt: bool = False  # its moments were made by the update itself
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Sight:
@@ -30,6 +31,7 @@ class Sight:
             batches=tuple(event["batches"]),
             counters=event["counters"],
             mark=None if mark is None else (mark[0], mark[1]),
+            is_unbuilt=event.get("unbuilt", False),
         )
 
     def renumbered(self, numbers: Mapping[int, int]) -> Sight:

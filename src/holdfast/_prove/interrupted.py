@@ -46,6 +46,10 @@ class Interrupted:
             rank: Trail(history, volatile) for rank, history in reference.histories.items()
         }
         self._passed: set[str] = set()  # boundaries of runs, in all lives
+        self._here = 0  # boundaries of the undisturbed run that are behind this life
+        history = reference.histories.get(0)
+        keys = [] if history is None else list(history.boundaries)
+        self._boundary_places = {key: place for place, key in enumerate(keys, start=1)}
         self._made = 0  # steps of the first rank in all lives
         self._end_seen = False
         self._due: float | None = None  # when the signal of the present interruption goes out
@@ -111,7 +115,7 @@ class Interrupted:
         for trail in self._trails.values():
             self._begin_anew(trail)
         self._struck, self._end_seen, self._sights_since = None, False, 0
-        self._has_trained, self._saves_here = False, 0
+        self._has_trained, self._saves_here, self._here = False, 0, 0
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._take_next()
         if self._present is not None and self._present.moment == "start":
@@ -235,8 +239,9 @@ class Interrupted:
             self._has_trained = True
             if client.rank == 0:
                 self._passed.add(event["key"])
+                self._here = self._boundary_places.get(event["key"], self._here + 1)
                 if not self._has_sights():
-                    self._note_progress(len(self._passed))
+                    self._note_progress(self._here)
         if client.rank == 0:
             return self._strike_if_due(client, event)
         return None
@@ -358,7 +363,7 @@ class Interrupted:
     def _place(self) -> int:
         """How much of the undisturbed run this life has come to."""
         if not self._has_sights():
-            return len(self._passed)
+            return self._here
         trail = self._trails[0]
         return trail.place if trail.started_at is not None else 0
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast._prove.plan import Planned
+
 SIGNALS = ("INT", "TERM", "USR2", "QUIT", "KILL", "STOP")
 
 EQUAL, DIFFERS, UNREPEATABLE, UNTRIED = "equal", "differs", "not repeatable", "not tried"
@@ -30,6 +32,7 @@ class Wishes:
     keep: Path | None = None
     folder: Path = field(default_factory=Path.cwd)
     ranks: int | None = None
+    plan: tuple[Planned, ...] = ()  # these and no others, in place of what the seed would draw
 
     @property
     def more(self) -> tuple[str, ...]:

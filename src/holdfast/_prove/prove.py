@@ -119,7 +119,7 @@ class _Prover:
             )
             return None
         if not undisturbed.steps:
-            why = "no update of a torch optimizer and no boundary of a holdfast.Run was seen."
+            why = "no update by torch or Keras and no boundary of a holdfast.Run was seen."
             if course.filing.loaded:
                 name = min(course.filing.loaded)
                 why = f"it loaded {name}. If that is of a finished training, prove it without."
@@ -132,7 +132,9 @@ class _Prover:
     ) -> None:
         """Interrupt a training from beginning to end, and another one if it was over too soon."""
         wishes, proof = self._wishes, self._proof
-        plan = draw(wishes.seed, wishes.kills, wishes.signals, reference.moments())
+        plan = list(wishes.plan)
+        if not plan:
+            plan = draw(wishes.seed, wishes.kills, wishes.signals, reference.moments())
         if wishes.only is not None:
             plan = [planned for planned in plan if planned.number == wishes.only]
         wanted, left, repeated = len(plan), plan, 0

@@ -151,7 +151,7 @@ def _plain(encoded: Any, loaded: Loaded) -> Any:
         return shard | {"t": None if shard["t"] is None else _tensor(loaded, shard["t"])}
     if tag in ("$dict", "$odict"):
         return dict(_pairs(inner, loaded))
-    if tag in ("$state", "$generator", "$tuple", "$set", "$frozenset"):
+    if tag in ("$state", "$generator", "$tuple", "$set", "$frozenset", "$node"):
         return _plain(inner, loaded)
     if tag.startswith("$"):
         return f"{tag[1:]} {inner}"

@@ -152,7 +152,8 @@ class Trail:
         differing = []
         for item, leaf in expected.items.items():
             kind, found = item.partition("/")[0], sight.items.get(item)
-            if item in self._volatile or (found is None and kind != "moment"):
+            is_unseen = found is None and (kind != "moment" or sight.is_unbuilt)
+            if item in self._volatile or is_unseen:
                 continue
             if found is not None and found[0] == leaf[0]:
                 self._latent.pop(item, None)

@@ -15,7 +15,8 @@ CAUSES: dict[str, tuple[str, str]] = {
     ),
     "generator-not-restored": (
         "A random generator is not where it was, and what is drawn from it differs.",
-        "Save and restore the states of the generators in use (torch, numpy, random, CUDA).",
+        "Save and restore the states of the generators in use (torch, numpy, random, CUDA; those "
+        "of Keras layers such as Dropout, which tf.train.Checkpoint leaves out).",
     ),
     "scaler-not-saved": (
         "The gradient scaler begins with its first scale again: it is not saved.",
@@ -44,7 +45,8 @@ CAUSES: dict[str, tuple[str, str]] = {
     ),
     "optimizer-state-lost": (
         "The optimizer's moments begin anew after the restart: they are not restored.",
-        "Save optimizer.state_dict() in the checkpoint and load it after the model.",
+        "Save optimizer.state_dict() in the checkpoint and load it after the model; with "
+        "TensorFlow, name the optimizer in tf.train.Checkpoint.",
     ),
     "saved-in-mid-step": (
         "The checkpoint was written inside a signal handler, in the middle of a step: it mixes "
@@ -104,7 +106,8 @@ CAUSES: dict[str, tuple[str, str]] = {
     ),
     "unseeded-generator": (
         "Random numbers are drawn from a generator that was never seeded.",
-        "Seed all generators at the top: torch.manual_seed(0), random.seed(0), np.random.seed(0).",
+        "Seed all generators at the top: torch.manual_seed(0), random.seed(0), np.random.seed(0); "
+        "keras.utils.set_random_seed(0) does it for TensorFlow.",
     ),
     "time-or-pid-in-seed": (
         "The seed itself is another one in each run, as one from the clock or the process id.",
@@ -113,7 +116,8 @@ CAUSES: dict[str, tuple[str, str]] = {
     "nondeterministic-kernels": (
         "The same weights, batch and random numbers give other gradients: a kernel that does not "
         "add up in a fixed order.",
-        "torch.use_deterministic_algorithms(True), and torch.set_num_threads(1) on the CPU.",
+        "torch.use_deterministic_algorithms(True), and torch.set_num_threads(1) on the CPU; "
+        "tf.config.experimental.enable_op_determinism().",
     ),
     "data-order-not-fixed": (
         "The data comes in another order though no generator that is seen differs, as from a set, "

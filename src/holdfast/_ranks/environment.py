@@ -257,9 +257,9 @@ def code_print() -> dict[str, str]:
     """What this process runs, in a form that can be compared with the other ranks'."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     found = {"script": _script_print(main), "python": ".".join(map(str, sys.version_info[:2]))}
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found["torch"] = str(torch.__version__)
+    for name in ("torch", "tensorflow", "jax"):
+        if (version := getattr(sys.modules.get(name), "__version__", None)) is not None:
+            found[name] = str(version)
     return {**found, "holdfast": __version__}
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from holdfast import _env
 from holdfast._errors import RanksError
+from holdfast._ranks.cluster import cluster_by_config
 from holdfast._ranks.world import World
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.layout import RunLayout
@@ -114,8 +115,9 @@ def meet(world: World, layout: RunLayout, patience_seconds: float) -> Meeting:
         # The agent of torchrun keeps its store for the lives that it starts again.
         prefix = f"holdfast/{_env.restart_count()}/{count}"
         return Meeting(world, board, prefix, patience_seconds, layout.folder)
+    cluster = cluster_by_config(_env.tf_config())
     job = hashlib.blake2b(
-        json.dumps([name, world.size, *_env.job_words()]).encode(), digest_size=8
+        json.dumps([name, world.size, *_env.job_words(), cluster]).encode(), digest_size=8
     ).hexdigest()
     files = _FileBoard(layout.meeting(job))
     meeting = Meeting(world, files, "", patience_seconds, layout.folder)

@@ -92,7 +92,7 @@ def _trees(state: Mapping[str, Any]) -> dict[str, str]:
     """For each name of the state a hash of what it consists of: names and types, not values."""
     prints = {}
     for name, value in state.items():
-        captured = capture({name: value})
+        captured = capture({name: value}, replicas=True)
         leaves = sorted(path for path, _ in tensor_leaves(captured.tree["state"][name], name))
         kinds = sorted(f"{spec.kind} {spec.dtype}" for spec in captured.specs)
         text = json.dumps([type(value).__qualname__, leaves, kinds if len(kinds) == 1 else []])

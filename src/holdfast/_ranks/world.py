@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _env
+from holdfast._ranks.cluster import address_by_config, rank_by_config, rank_in
 from holdfast._record.identity import host_name, of_process
 from holdfast._slurm.places import rank_environment
 
@@ -29,14 +30,39 @@ class World:
 
 
 def find_world() -> World:
-    """From torch's process group if there is one, else from what the launcher has set."""
+    """From what a framework has connected if there is any, else from what the launcher has set."""
+    found = _connected() or _env.rank_and_size() or _task_of_cluster() or _task_of_srun()
+    return World(*(found or (0, 1)))
+
+
+def _connected() -> tuple[int, int] | None:
+    """Of torch's process group, JAX's processes or TensorFlow's workers."""
     if "torch.distributed" in sys.modules:
         from holdfast.torch import group
 
-        found = group.rank_and_size()
-        if found is not None:
-            return World(*found)
-    return World(*(_env.rank_and_size() or _task_of_srun() or (0, 1)))
+        if (found := group.rank_and_size()) is not None:
+            return found
+    if _is_loaded("jax"):
+        from holdfast.jax import group as processes
+
+        if (found := processes.rank_and_size()) is not None:
+            return found
+    if _is_loaded("tensorflow"):
+        from holdfast.tensorflow import distribute
+
+        if (cluster := distribute.cluster()) is not None:
+            return rank_in(*cluster)
+    return None
+
+
+def _is_loaded(framework: str) -> bool:
+    # One that is just being imported has no version yet.
+    return hasattr(sys.modules.get(framework), "__version__")
+
+
+def _task_of_cluster() -> tuple[int, int] | None:
+    """By TF_CONFIG, which means nothing to a script that does not use TensorFlow."""
+    return rank_by_config(_env.tf_config()) if _is_loaded("tensorflow") else None
 
 
 def _task_of_srun() -> tuple[int, int] | None:
@@ -84,7 +110,8 @@ def addresses() -> list[str]:
     """By which other hosts may reach this one, the likeliest first."""
     # Whoever has chosen one knows best: behind a translation of addresses it is not our own.
     chosen = _resolve(_env.chosen_address())
-    found = [*_resolve(_env.master_address()), *_resolve(host_name())]
+    known_as = address_by_config(_env.tf_config())
+    found = [*_resolve(_env.master_address()), *_resolve(known_as), *_resolve(host_name())]
     ours = [address for address in found if _is_ours(address)] or found
     # Many systems have their own name at 127.0.1.1.
     outside = [each for each in ours if not each.startswith("127.") and each != "::1"]

@@ -134,14 +134,15 @@ def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool
     return True
 
 
-def move_aside(path: Path, folder: Path) -> Path:
+def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
     """Move a file or folder into `folder` under a free name, and return where it went."""
     folder.mkdir(exist_ok=True)
-    target = folder / path.name.lstrip(".")
+    name = prefix + path.name.lstrip(".")
+    target = folder / name
     count = 1
     while target.exists():
         count += 1
-        target = folder / f"{path.name.lstrip('.')}.{count}"
+        target = folder / f"{name}.{count}"
     path.rename(target)
     sync_folder(folder)
     sync_folder(path.parent)

@@ -13,6 +13,7 @@ runs/demo/
     error.json  death.json         an exception as the trainer saw it, a death as the keeper did
     hang.json  hang.txt            a hang: what every process did then, and its stacks to read
     look.json                      the same at a moment that somebody asked for
+    void.json                      the step from which on a rule has called everything bad
     led.json  output.log           what `holdfast run` saw of it, and all that it printed
     ranks/00001.json               of a job of several: each rank's process and keeper
     stacks-00001.txt  …            and what it has to itself
@@ -21,7 +22,7 @@ runs/demo/
     manifest.json  rank-00000.safetensors  …
   checkpoints/step-000000001240-a0002-turn/    the same step, when its epoch was over
   requests/stop-0002.json          asked from another process
-  set-aside/                       damaged or unfinished checkpoints
+  set-aside/                       damaged or unfinished checkpoints; void-…: called bad by a rule
 """
 
 from __future__ import annotations
@@ -132,6 +133,13 @@ class RunLayout:
 
     def hang_text(self, attempt: int) -> Path:
         return self.attempt(attempt) / "hang.txt"
+
+    def void(self, attempt: int, rank: int = 0) -> Path:
+        return self.attempt(attempt) / f"void{_suffix(rank)}.json"
+
+    def voids(self, attempt: int) -> list[Path]:
+        """What each rank has called bad in an attempt."""
+        return sorted(self.attempt(attempt).glob("void*.json"))
 
     def look(self, attempt: int) -> Path:
         return self.attempt(attempt) / "look.json"

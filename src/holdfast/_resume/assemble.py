@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from holdfast._record.checksum import digest, digest_all
-from holdfast._record.image import TensorSpec
+from holdfast._record.image import STORED_AS, TensorSpec
 from holdfast._resume.verify import Loaded
 from holdfast._save.capture import Captured, adapter_of, adapters, tensor_leaves
 
@@ -29,6 +30,11 @@ class _Expected:
     digest: bytes
 
 
+def kind_of(description: dict[str, Any]) -> str:
+    """Whose a sharded tensor is; those of torch do not say so."""
+    return str(description.get("kind", "torch"))
+
+
 class Assembler:
     """Makes what is to be loaded where the stored tensor, or the live one, is sharded."""
 
@@ -41,39 +47,52 @@ class Assembler:
         """The tensor to be loaded where `near` is now; None if nothing here is sharded."""
         tag = next(iter(encoded), "")
         if tag == "$shard":
-            return self._assemble(self._in_parts(encoded[tag], path), near, path)
-        if tag != "$t" or not _may_be_sharded(near):
+            return self._assemble(*self._in_parts(encoded[tag], path), near, path)
+        if tag != "$t":
             return None
-        found = self._assemble(self._whole(encoded[tag]), near, path)
+        spec = self._loaded.plan.specs[encoded[tag]]
+        if spec.kind == "jax":
+            placed = adapter_of("jax").made_like(spec, self._loaded.data(encoded[tag]), near)
+            if placed is not None:
+                return placed
+        if not _may_be_sharded(near):
+            return None
+        found = self._assemble(*self._whole(encoded[tag]), near, path)
         if found is not None:
             self.numbers.add(encoded[tag])
         return found
 
     def load_in_place(self, live: object, value: Any) -> bool:
         """Copy what was made for `live` into it, if it can hold that."""
-        return bool(adapter_of("torch").sharding().load_in_place(live, value))
+        adapter = next(each for each in adapters() if each.is_array(value))
+        return bool(adapter.sharding().load_in_place(live, value))
 
-    def _in_parts(self, description: dict[str, Any], path: str) -> Any:
+    def _in_parts(self, description: dict[str, Any], path: str) -> tuple[ModuleType, Any]:
         number = description["t"]
         own = None if number is None else self._own(description, number)
-        return (
-            adapter_of("torch")
-            .sharding()
-            .Stored(description, own, lambda: self._loaded.shards(path), is_whole=False)
+        adapter = adapter_of(kind_of(description))
+        parts = adapter.sharding().Stored(
+            description, own, lambda: self._loaded.shards(path), is_whole=False
         )
+        return adapter, parts
 
-    def _whole(self, number: int) -> Any:
+    def _whole(self, number: int) -> tuple[ModuleType, Any]:
         spec = self._loaded.plan.specs[number]
-        shape = list(spec.shape)
-        place = {"size": shape, "dtype": spec.dtype, "offsets": [0] * len(shape), "sizes": shape}
+        shape, corner = list(spec.shape), [0] * len(spec.shape)
+        place: dict[str, Any] = {"size": shape, "dtype": spec.dtype}
+        if spec.kind == "jax":
+            place |= {"boxes": [[corner, shape]], "item_bytes": spec.item_bytes}
+            place["where"] = spec.device
+        else:
+            place |= {"offsets": corner, "sizes": shape}
         own = self._own(place, number)
-        return adapter_of("torch").sharding().Stored(place, own, lambda: [own], is_whole=True)
+        adapter = adapter_of("jax" if spec.kind == "jax" else "torch")
+        return adapter, adapter.sharding().Stored(place, own, lambda: [own], is_whole=True)
 
     def _own(self, description: dict[str, Any], number: int) -> _Part:
         return _Part(description, self._loaded.plan.specs[number], self._loaded.data(number))
 
-    def _assemble(self, stored: Any, near: object, path: str) -> Any:
-        adapter = adapter_of("torch")
+    def _assemble(self, adapter: ModuleType, stored: Any, near: object, path: str) -> Any:
         found = adapter.sharding().assemble(stored, near, path)
         if found is None:
             return None
@@ -82,6 +101,28 @@ class Assembler:
         known = digest(adapter.bytes_of(part))
         self._expected[path] = _Expected(stored.description["dtype"], tuple(part.shape), known)
         return value
+
+    def whole_bytes(self, description: dict[str, Any], path: str) -> tuple[TensorSpec, memoryview]:
+        """An array of JAX that is stored in parts, as one: nobody needs JAX to read it."""
+        from holdfast._boxes import Stored, read_box, whole_box  # with NumPy, which few need here
+
+        number = description["t"]
+        own = None if number is None else self._own(description, number)
+        parts = Stored(description, own, lambda: self._loaded.shards(path), is_whole=False)
+        joined = read_box(parts, whole_box(parts.shape), path)
+        spec = TensorSpec(
+            name=path,
+            kind=kind_of(description),
+            dtype=description["dtype"],
+            stored_as=STORED_AS.get(description["dtype"], "U8"),
+            shape=parts.shape,
+            strides=None,
+            item_bytes=parts.item_bytes,
+            size_bytes=joined.nbytes,
+        )
+        return spec, memoryview(joined.reshape(-1).view("u1").data) if joined.size else memoryview(
+            b""
+        )
 
     def differing(self, captured: Captured) -> list[str]:
         """What was assembled and is lost, of another kind, or of other values now."""

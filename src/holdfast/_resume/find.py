@@ -19,6 +19,7 @@ from holdfast._record import journal
 from holdfast._record.atomic import move_aside
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line
+from holdfast._record.void import set_aside_void
 from holdfast._resume.joined import join, read_checkpoint
 from holdfast._resume.verify import Loaded, slot_source, verify_image
 
@@ -102,6 +103,15 @@ def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
             journal.append(
                 layout.journal, "set-aside", name=partial.name, where=str(where), why="unfinished"
             )
+
+
+def set_aside_bad(layout: RunLayout, say: Callable[[str], None]) -> None:
+    """Move checkpoints out of the way that a rule has called bad."""
+    for before, where in set_aside_void(layout):
+        say(f"a rule has called {before.name} bad; it was set aside: {where}")
+        journal.append(
+            layout.journal, "set-aside", name=before.name, where=str(where), why="called bad"
+        )
 
 
 def find_newest(

@@ -13,6 +13,7 @@ from holdfast._save.capture import (
     adapters,
     is_stateful,
     node_adapter,
+    parts_of,
     tensor_leaves,
 )
 
@@ -27,7 +28,7 @@ def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
     for name, encoded in stored.items():
         for path, leaf in tensor_leaves(encoded, name):
             if "$shard" in leaf:
-                _check_sharded(leaf["$shard"]["dtype"], path)
+                _check_sharded(leaf["$shard"], path)
     _Fit(loaded).check(stored, state)
 
 
@@ -42,12 +43,13 @@ def _check_type(spec: TensorSpec) -> None:
     raise _lacking(f"{spec.name}: stored as {spec.dtype} of {spec.kind}", reason)
 
 
-def _check_sharded(dtype: str, path: str) -> None:
+def _check_sharded(description: dict[str, Any], path: str) -> None:
     """Of a sharded tensor this rank may have stored nothing, so that no spec tells its type."""
+    kind, dtype = description.get("kind", "torch"), description["dtype"]
     try:
-        adapter_of("torch").check_sharded(dtype)
+        adapter_of(kind).check_sharded(dtype)
     except (ValueError, ImportError) as error:
-        raise _lacking(f"{path}: stored in parts as {dtype} of torch", str(error)) from error
+        raise _lacking(f"{path}: stored in parts as {dtype} of {kind}", str(error)) from error
 
 
 def _lacking(what: str, reason: str) -> StateMismatch:
@@ -96,7 +98,9 @@ class _Fit:
 
     def _look(self, encoded: Any, live: Any, path: str) -> None:
         kind = next(iter(encoded), "") if isinstance(encoded, dict) else ""
-        if kind == "$state":
+        if _holds_array(live) and (kind == "$t" or copies_of(encoded)):
+            self._match(_one_tensor(encoded), _spec(path, live), path, live)
+        elif kind == "$state":
             self._look_at_object(encoded["$state"], live, path)
         elif kind == "$generator":
             if not _is_generator(live):
@@ -106,7 +110,14 @@ class _Fit:
         elif is_stateful(live) or _is_generator(live) or node_adapter(live) is not None:
             self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
         elif kind in ("$t", "$shard"):
+            if _is_container(live):
+                self.reshaped.append(f"{path} (was an array, is a {_type(live)})")
             self._look_at_array(encoded, live, path)
+        elif _is_value_array(live) and list(_entries(encoded)):
+            self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+        elif kind == "$tuple" and _has_other_fields(live, len(encoded[kind])):
+            was, now = len(encoded[kind]), len(live)
+            self.reshaped.append(f"{path} (was made of {was} parts, is a {_type(live)} of {now})")
         else:
             self._look_inside(dict(_entries(encoded)), dict(_live_entries(live)), path)
 
@@ -118,7 +129,7 @@ class _Fit:
             elif _needs_object(item):
                 self.unexpected.append(f"{path}.{key}")
         self.missing += [
-            f"{path}.{key}" for key, item in live.items() if key not in stored and _has_object(item)
+            f"{path}.{key}" for key, item in live.items() if key not in stored and _is_needed(item)
         ]
 
     def _look_at_node(self, stored: dict[str, Any], live: Any, path: str) -> None:
@@ -127,7 +138,9 @@ class _Fit:
         if adapter is None:
             self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
             return
-        parts = adapter.node_parts(live)
+        self._look_at_parts(stored, adapter.node_parts(live), path)
+
+    def _look_at_parts(self, stored: dict[str, Any], parts: dict[str, Any], path: str) -> None:
         self.unexpected += [f"{path}.{key}" for key in stored if key not in parts]
         self.missing += [f"{path}.{key}" for key in parts if key not in stored]
         for key, item in stored.items():
@@ -146,15 +159,16 @@ class _Fit:
         if not is_stateful(live):
             self.reshaped.append(f"{path} (had a state_dict, is a {_type(live)})")
             return
+        parts = parts_of(live)
+        if parts is not None:
+            self._look_at_parts(dict(_items(encoded)), parts, path)
+            return
         for adapter in adapters():
             strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
             if strict is None:
                 continue
-            stored = {
-                key: item
-                for key, item in _items(encoded)
-                if isinstance(item, dict) and ("$t" in item or "$shard" in item)
-            }
+            found = {key: _one_tensor(item) for key, item in _items(encoded)}
+            stored = {key: item for key, item in found.items() if item is not None}
             self.missing += [f"{path}.{key}" for key in strict if key not in stored]
             self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
             for key, item in stored.items():
@@ -162,20 +176,61 @@ class _Fit:
                     self._match(item, _spec(key, strict[key]), f"{path}.{key}")
             return
 
-    def _match(self, encoded: Any, now: Any, path: str) -> None:
+    def _match(self, encoded: Any, now: Any, path: str, live: Any = None) -> None:
         """Compare types and sizes; those of the whole where the tensor is sharded."""
+        now_dtype, now_size = now.dtype, list(now.shape)
         if "$shard" in encoded:
             dtype, size = encoded["$shard"]["dtype"], encoded["$shard"]["size"]
         else:
             then = self._loaded.plan.specs[encoded["$t"]]
             dtype, size = then.dtype, list(then.shape)
-        if (dtype, size) != (now.dtype, list(now.shape)):
-            self.reshaped.append(f"{path} ({dtype} {size} → {now.dtype} {list(now.shape)})")
+            if {then.kind, now.kind} == {"jax", "numpy"}:  # each has names of its own for types
+                dtype, now_dtype = then.stored_as, now.stored_as
+            if _takes_size(live, size):
+                now_size = size
+        if (dtype, size) != (now_dtype, now_size):
+            self.reshaped.append(f"{path} ({dtype} {size} → {now_dtype} {now_size})")
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    found: TensorSpec = next(a for a in adapters() if a.is_array(value)).spec(name, value)
+    found: TensorSpec = next(
+        a for a in adapters() if a.is_array(value) or _takes_array(a, value)
+    ).spec(name, value)
     return found
+
+
+def _holds_array(value: Any) -> bool:
+    return any(_takes_array(adapter, value) for adapter in adapters())
+
+
+def _takes_array(adapter: Any, value: Any) -> bool:
+    """Whether a stored array can be put into it, and it is more than that: a tf.Variable."""
+    return bool(getattr(adapter, "holds_array", lambda _: False)(value))
+
+
+def _takes_size(live: Any, size: list[int]) -> bool:
+    """Whether a variable may have values of this size, whatever that of today's is."""
+    return any(getattr(a, "takes_size", lambda *_: False)(live, size) for a in adapters())
+
+
+def copies_of(encoded: Any) -> list[Any]:
+    """The values that a variable had on each replica of a tf.distribute strategy, if it had."""
+    state = encoded.get("$state", encoded) if isinstance(encoded, dict) else None
+    if not isinstance(state, dict) or state.keys() != {"replicas"}:
+        return []
+    found = state["replicas"]
+    is_of_tensors = isinstance(found, list) and all(
+        isinstance(each, dict) and "$t" in each for each in found
+    )
+    return found if is_of_tensors else []
+
+
+def _one_tensor(encoded: Any) -> Any:
+    """A stored tensor, or the first of a variable's copies; None for any other value."""
+    for each in (encoded, *copies_of(encoded)):
+        if isinstance(each, dict) and ("$t" in each or "$shard" in each):
+            return each
+    return None
 
 
 def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
@@ -213,6 +268,26 @@ def _has_object(live: Any) -> bool:
     if is_stateful(live) or _is_generator(live):
         return True
     return any(_has_object(item) for _, item in _live_entries(live))
+
+
+def _is_needed(live: Any) -> bool:
+    """Whether there must be something to put into it, or in its place."""
+    if _has_object(live) or _is_value_array(live):
+        return True
+    return any(_is_needed(item) for _, item in _live_entries(live))
+
+
+def _is_value_array(live: Any) -> bool:
+    """An array that is a value, never changed in place: the state of a JAX training."""
+    return any(getattr(a, "is_value_array", lambda _: False)(live) for a in adapters())
+
+
+def _is_container(live: Any) -> bool:
+    return isinstance(live, dict | list | tuple) and len(live) > 0
+
+
+def _has_other_fields(live: Any, count: int) -> bool:
+    return hasattr(type(live), "_fields") and isinstance(live, tuple) and len(live) != count
 
 
 def _is_generator(value: Any) -> bool:

@@ -8,13 +8,15 @@ tensor, is found here and not three weeks later.
 from __future__ import annotations
 
 import base64
+import copy
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast._errors import HoldfastError, RestoreDiffers, StateMismatch
 from holdfast._record.checksum import digest_all
 from holdfast._resume.assemble import Assembler
-from holdfast._resume.fit import check_fit
+from holdfast._resume.fit import check_fit, copies_of
 from holdfast._resume.verify import Loaded
 from holdfast._save.capture import (
     Captured,
@@ -23,6 +25,7 @@ from holdfast._save.capture import (
     capture,
     give_state,
     node_adapter,
+    parts_of,
 )
 
 _NAMED = 8
@@ -58,10 +61,12 @@ class _Loader:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self._owned: dict[int, Any] = {}
+        self._filled: dict[int, tuple[Any, Any]] = {}
         self.sharded = Assembler(loaded)
 
     def load(self, encoded: Any, live: Any, path: str) -> Any:
         """Put an encoded value into `live` if that is possible, and return what to use."""
+        live = self._unless_filled(live, encoded)
         if isinstance(encoded, list) and isinstance(live, list):
             former = [*live, *[None] * len(encoded)]
             live[:] = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded)]
@@ -104,6 +109,16 @@ class _Loader:
             return live
         return fresh
 
+    def _unless_filled(self, live: Any, encoded: Any) -> Any:
+        """A copy of a container that had two names when the run began, and was two when stored."""
+        if not isinstance(live, dict | list):
+            return live
+        _, then = self._filled.get(id(live), (live, encoded))
+        if then != encoded:
+            live = copy.copy(live)
+        self._filled[id(live)] = (live, encoded)  # kept alive, so that its id stays its own
+        return live
+
     def _load_node(self, encoded: dict[str, Any], live: Any, path: str) -> Any:
         adapter = node_adapter(live)
         assert adapter is not None  # it fits: see fit.py
@@ -135,6 +150,10 @@ class _Loader:
         return live
 
     def _load_object(self, encoded: Any, live: Any, path: str) -> None:
+        parts = parts_of(live)
+        if parts is not None:
+            self.load(encoded, parts, path)  # they are the object's own, and change in place
+            return
         adapter = next(
             (a for a in adapters() if getattr(a, "copies_what_it_loads", lambda _: False)(live)),
             None,
@@ -216,6 +235,8 @@ class _Loader:
         if tag in ("$tuple", "$set", "$frozenset"):
             items = [inner_value(item, number) for number, item in enumerate(inner)]
             return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](items)
+        if tag in ("$state", "$generator"):  # in an object's own: it gives it to what it holds
+            return self.value(inner, path, near, borrowed=borrowed)
         if tag == "$node":  # in an object's own state there is nothing to make it like
             return {key: inner_value(item, key) for key, item in inner.items()}
         return _decode_plain(tag, inner)
@@ -256,6 +277,7 @@ def _compare(state: dict[str, Any], stored: Any, loaded: Loaded, sharded: Assemb
     """Capture again and compare with what was stored, to the bit; returns what else changed."""
     captured = capture(state, replicas=True)
     unsharded = _tensor_numbers(stored) - sharded.numbers
+    unsharded -= _tensors_of_other_replicas(stored, captured.tree["state"])
     differing = _compare_tensors(unsharded, captured, loaded) + sharded.differing(captured)
     if differing:
         raise RestoreDiffers(
@@ -295,6 +317,18 @@ def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> li
     return differing
 
 
+def _tensors_of_other_replicas(then: Any, now: Any) -> set[int]:
+    """Of variables with copies for more or fewer replicas than today: they were put together."""
+    if len(copies_of(then)) != len(copies_of(now)):
+        return _tensor_numbers(then)
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(then, dict) and isinstance(now, dict):
+        pairs = ((item, now[key]) for key, item in then.items() if key in now)
+    elif isinstance(then, list) and isinstance(now, list):
+        pairs = zip(then, now, strict=False)
+    return set().union(*(_tensors_of_other_replicas(a, b) for a, b in pairs))
+
+
 def _tensor_numbers(encoded: Any) -> set[int]:
     """The numbers of all tensors that an encoded value refers to."""
     if isinstance(encoded, dict):
@@ -322,7 +356,9 @@ def _compare_plain(then: Any, now: Any, path: str, changed: list[str]) -> None:
 
 
 def _is_tensor(encoded: Any) -> bool:
-    return isinstance(encoded, dict) and ("$t" in encoded or "$shard" in encoded)
+    if not isinstance(encoded, dict):
+        return False
+    return "$t" in encoded or "$shard" in encoded or bool(copies_of(encoded))
 
 
 def _short(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from holdfast._record.background import Background
 from holdfast._record.checksum import digest_all
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import trace_line
+from holdfast._record.void import void_steps, without_void
+from holdfast._resume.adopted import settle_adopted
 from holdfast._resume.before import LifeBefore
 from holdfast._resume.find import (
     Found,
@@ -21,6 +23,7 @@ from holdfast._resume.find import (
     find_newest,
     open_leftovers,
     remove_leftovers,
+    set_aside_bad,
     set_aside_unfinished,
 )
 from holdfast._resume.restore import decode_extra, restore_again, restore_state
@@ -72,6 +75,7 @@ class Resumed:
     at_turn: bool = False  # of an epoch
     size: int = 1  # the ranks that go on from here
     _spared: set[Path] = field(default_factory=set)
+    rules: dict[str, Any] | None = None  # what the rules that may stop it knew
     best: dict[str, float] | None = None  # of the metric that decides which checkpoint is kept
     _before: dict[str, Any] = field(default_factory=dict)
 
@@ -156,8 +160,9 @@ def resume(
     before = LifeBefore(layout, start.folder, attempt) if is_first else None
     if is_first:
         set_aside_unfinished(layout, say)
+        set_aside_bad(layout, say)
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
-    line = trace_line(origins, attempt - 1)
+    line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
     if party is None:
         found = find_newest(layout, line, start.leftovers, say)
     else:
@@ -171,6 +176,8 @@ def resume(
             say(f"{start.folder}: a new run (attempt {attempt}{_ranks(party)}).")
             before.tell()
         return Resumed(start, attempt, {attempt: None})
+    settled, sentences = settle_adopted(found.loaded, state)
+    found = replace(found, loaded=settled)
     # A disk takes its time to flush; the objects can be filled meanwhile.
     origin = (found.attempt, found.step)
     flushing = Background(lambda: note_origin(layout, attempt, origin) if is_first else None)
@@ -184,6 +191,8 @@ def resume(
     )
     if before is not None:
         before.tell()
+        for sentence in sentences:
+            say(sentence)
     size = 1 if party is None else party.size
     if size != found.loaded.world:
         say(
@@ -234,4 +243,5 @@ def _resumed(
         at_turn=bool(head.get("at_turn")),
         size=1 if party is None else party.size,
         best=head.get("best"),
+        rules=head.get("rules"),
     )

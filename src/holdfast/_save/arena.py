@@ -183,6 +183,17 @@ class Arena:
 
     # -- both ---------------------------------------------------------------
 
+    def void_from(self, step: int) -> bool:
+        """A rule has called everything from this step on bad: no slot holds it any more.
+
+        Without the lock: whoever reads such a slot just now finds at its commit that it is void.
+        """
+        found = [record for record in self.whole() if record.step >= step]
+        for record in found:
+            self._set(record.slot, _STATE, _EMPTY)
+            self._set(record.slot, _SEQUENCE, 0)
+        return bool(found)
+
     def try_lock(self, slot: int) -> bool:
         try:
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)

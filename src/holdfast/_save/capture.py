@@ -95,7 +95,16 @@ def is_stateful(value: object) -> bool:
     return _keeps_state(value) or _adapter_for(value) is not None
 
 
+def parts_of(value: object) -> dict[str, Any] | None:
+    """What an object holds, if its state is that of its parts, each loaded by itself."""
+    adapter = None if _keeps_state(value) else _adapter_for(value)
+    found: dict[str, Any] | None = getattr(adapter, "object_parts", lambda _: None)(value)
+    return found
+
+
 def _keeps_state(value: Any) -> bool:
+    if any(getattr(each, "knows_better", _never)(value) for each in adapters()):
+        return False
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )

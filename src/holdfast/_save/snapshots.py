@@ -143,6 +143,18 @@ class Snapshots:
         )
         return self.newest
 
+    def void_from(self, step: int) -> None:
+        """Hold nothing any more from this step on: the newest is then one before it."""
+        if self._current is None:
+            return
+        arena = self._current.arena
+        arena.void_from(step)
+        record = arena.newest()
+        self.newest = None
+        if record is not None:
+            place = (arena.generation, record.slot, record.sequence, record.mark)
+            self.newest = Taken(*place, seconds=0.0)
+
     def promise(self, taken: Taken) -> None:
         """Leave this slot alone until `settle`: it is to become a checkpoint."""
         self._promised[taken.sequence] = taken.slot

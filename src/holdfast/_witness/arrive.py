@@ -1,4 +1,4 @@
-"""The first thing in a process that is watched: wait for torch to be imported, then watch it."""
+"""The first thing in a process that is watched: wait for a framework's import, then watch it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ import importlib.machinery
 import importlib.util
 import random
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._save.capture import capture_generators
 from holdfast._witness.handlers import note_handlers
 from holdfast._witness.leaves import digest_of
 
+if TYPE_CHECKING:
+    from holdfast._witness.eye import Eye
+
 
 def arrive() -> None:
-    if "torch" in sys.modules:
-        _watch_torch()
-    else:
-        sys.meta_path.insert(0, _AfterTorch())
+    for name, watch in _WATCHES.items():
+        if name in sys.modules:
+            watch()
+        else:
+            sys.meta_path.insert(0, _After(name, watch))
     note_fresh_generators()
     note_seeds(random, "seed", "python")
     note_handlers()
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch as everybody does, and adds what is to be done once it is there."""
+class _After(importlib.abc.MetaPathFinder):
+    """Finds a framework as everybody does, and adds what is to be done once it is there."""
+
+    def __init__(self, name: str, watch: Callable[[], None]) -> None:
+        self._name = name
+        self._watch = watch
 
     def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -38,20 +47,42 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
             def execute_and_watch(module: ModuleType) -> None:
                 execute(module)
-                _watch_torch()
+                self._watch()
 
-            # The loader stays torch's own: nobody who looks at it sees another.
+            # The loader stays the framework's own: nobody who looks at it sees another.
             spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
         return spec
 
 
 def _watch_torch() -> None:
-    from holdfast._witness.eye import find_eye
     from holdfast._witness.torch_watch import watch
+
+    _with_eye(watch)
+
+
+def _watch_tensorflow() -> None:
+    from holdfast._witness.tensorflow_watch import watch
+
+    _with_eye(watch)
+
+
+def _watch_keras() -> None:
+    # On another backend a Keras script is seen by its run's boundaries only.
+    if hasattr(sys.modules.get("tensorflow"), "__version__"):
+        from holdfast._witness.tensorflow_watch import watch_keras
+
+        _with_eye(watch_keras)
+
+
+def _with_eye(watch: Callable[[Eye], None]) -> None:
+    from holdfast._witness.eye import find_eye
 
     eye = find_eye()  # closed in a child, until that turns out to be a rank
     if eye is not None:
         watch(eye)
+
+
+_WATCHES = {"torch": _watch_torch, "tensorflow": _watch_tensorflow, "keras": _watch_keras}
 
 
 def note_fresh_generators() -> None:

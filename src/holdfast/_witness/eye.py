@@ -20,6 +20,8 @@ class Eye:
         self.mark: tuple[str, int] | None = None
         #: Whether batches are told by the run, and need not be seen at the loader.
         self.run_tells_batches = False
+        #: Whether updates are told by the watch of another framework than torch.
+        self.is_elsewhere_told = False
         self.rank = _env.rank()
         self._pid = os.getpid()
         self._is_rank = False  # a child that is one of several that train

@@ -49,7 +49,10 @@ def _array_leaf(adapter: Any, value: Any) -> Leaf:
 
 def _norm(value: Any) -> float | None:
     try:
-        flat = value.detach().double() if hasattr(value, "detach") else value.astype("float64")
+        if hasattr(value, "detach"):
+            flat = value.detach().double()
+        else:
+            flat = (value.numpy() if hasattr(value, "numpy") else value).astype("float64")
         norm = math.sqrt(float((flat * flat).sum()))
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return None

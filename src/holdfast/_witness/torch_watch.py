@@ -10,8 +10,6 @@ import atexit
 import contextlib
 import functools
 import io
-import os
-import re
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -28,8 +26,7 @@ from torch.utils.data import dataloader
 
 from holdfast._witness.arrive import SEEDS, note_fresh_generators, note_seeds
 from holdfast._witness.eye import Eye
-from holdfast._witness.handlers import in_handler
-from holdfast._witness.leaves import digest_of
+from holdfast._witness.telling import Teller, path_of
 from holdfast._witness.torch_sight import Sights
 from holdfast._witness.variables import own_frames
 
@@ -70,13 +67,10 @@ def _after_init(kind: Any, registry: list[Any]) -> None:
     kind.__init__ = begin_and_note
 
 
-class _Watcher:
+class _Watcher(Teller):
     def __init__(self, eye: Eye, sights: Sights) -> None:
-        self._eye = eye
+        super().__init__(eye)
         self._sights = sights
-        self.updates = 0
-        self.batches: list[dict[str, Any]] = []
-        self._amid = "start"
 
     # -- updates ----------------------------------------------------------------------
 
@@ -90,12 +84,11 @@ class _Watcher:
         # A closure makes the gradients only now: those that are there are of the last step.
         has_closure = any(callable(word) for word in (*arguments[1:], *named.values()))
         sight = self._sights.take(optimizer, frames, has_gradients=not has_closure)
-        batches, self.batches = _of_one_loader(self.batches), []
         self._eye.ask(
             "sight",
             number=self.updates,
             mark=self._eye.mark,
-            batches=batches,
+            batches=self.take_batches(),
             seeds=SEEDS if self.updates == 0 else {},
             **sight,
         )
@@ -109,48 +102,20 @@ class _Watcher:
 
     def end(self) -> None:
         """The script is over: what it has in the end."""
-        if self._eye.is_open:
+        # Where another framework trains, its watch tells of the end.
+        if self._eye.is_open and (self.updates or not self._eye.is_elsewhere_told):
             self._eye.tell("end", updates=self.updates, **self._sights.take_last())
-
-    # -- batches ----------------------------------------------------------------------
-
-    def note_batch(self, loader: int, index: int, indices: Any, batch: Any, workers: int) -> None:
-        self._amid = "step"
-        if index == 0:  # what is left of an earlier pass is for no update any more
-            self.batches = [known for known in self.batches if known["loader"] != loader]
-        self.batches.append(
-            {
-                "loader": loader,
-                "at": index,
-                "indices": None if indices is None else digest_of(indices),
-                "bytes": digest_of(batch),
-                "workers": workers,
-            }
-        )
-        del self.batches[:-4096]
 
     # -- files ------------------------------------------------------------------------
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(save)
         def save_and_tell(obj: Any, f: Any, *more: Any, **named: Any) -> Any:
-            path = _path_of(f)
-            if not self._eye.is_open or path is None:
-                return save(obj, f, *more, **named)
-            is_in_handler = in_handler(sys._getframe(1))
-            self._eye.ask(
-                *("save",),
-                path=path,
-                updates=self.updates,
-                in_handler=is_in_handler,
-                amid=self._amid,
+            return self.tell_save(
+                path_of(f),
+                lambda: save(obj, f, *more, **named),
+                lambda: self._tear(save, obj, f, more, named),
             )
-            if self._eye.is_armed("tear"):
-                self._tear(save, obj, f, more, named)
-            else:
-                save(obj, f, *more, **named)
-            self._eye.tell("saved", path=path)
-            return None
 
         return save_and_tell
 
@@ -168,42 +133,9 @@ class _Watcher:
     def loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(load)
         def load_and_tell(f: Any, *more: Any, **named: Any) -> Any:
-            path = _path_of(f)
-            if not self._eye.is_open or path is None:
-                return load(f, *more, **named)
-            self._eye.ask("load", path=path)
-            try:
-                found = load(f, *more, **named)
-            except Exception as error:
-                text = re.sub(r"\x1b\[[0-9;]*m", "", f"{type(error).__name__}: {error}")
-                text = text.splitlines()[0][:200]
-                self._eye.tell("load-failed", path=path, error=text)
-                raise
-            self._eye.tell("loaded", path=path)
-            return found
+            return self.tell_load(path_of(f), lambda: load(f, *more, **named))
 
         return load_and_tell
-
-    def hear_renames(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "os.rename" or not self._eye.is_open:
-            return
-        source, target = (_path_of(argument) for argument in arguments[:2])
-        if source and target:
-            self._eye.tell("rename", source=source, target=target)
-
-
-def _path_of(target: Any) -> str | None:
-    if not isinstance(target, str | os.PathLike):
-        target = getattr(target, "name", None)
-    return os.path.realpath(target) if isinstance(target, str | os.PathLike) else None
-
-
-def _of_one_loader(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The batches for this update: of the loader that gave the last one, not of an evaluation."""
-    if not batches:
-        return []
-    last = batches[-1]["loader"]
-    return [{k: v for k, v in b.items() if k != "loader"} for b in batches if b["loader"] == last]
 
 
 def _watch_loaders(eye: Eye, watcher: _Watcher) -> None:

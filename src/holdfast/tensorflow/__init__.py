@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -16,24 +17,84 @@ try:
 except ImportError as error:
     raise missing_framework("tensorflow", "TensorFlow") from error
 
+from holdfast.tensorflow import distribute
+from holdfast.tensorflow.objects import is_object as is_object
+from holdfast.tensorflow.objects import load_object as load_object
+from holdfast.tensorflow.objects import object_state as object_state
+from holdfast.tensorflow.objects import parts_of as object_parts
+from holdfast.tensorflow.randomness import generator_state as generator_state
+from holdfast.tensorflow.randomness import generators as generators
+from holdfast.tensorflow.randomness import global_state as global_state
+from holdfast.tensorflow.randomness import is_generator as is_generator
+from holdfast.tensorflow.randomness import is_global as is_global
+from holdfast.tensorflow.randomness import reseed as reseed
+from holdfast.tensorflow.randomness import restore_generator as restore_generator
+from holdfast.tensorflow.randomness import restore_generators as restore_generators
+from holdfast.tensorflow.randomness import seed_global as seed_global
+from holdfast.tensorflow.randomness import set_global_state as set_global_state
+
+__all__ = ["object_parts"]
+
 KIND = "tensorflow"
 GENERATOR = "tensorflow"  # the name of its global generator
+_OF_PARTS = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices, tf.experimental.ExtensionType)
+_GRAPH = (
+    "it belongs to a graph, and only a Session could read it. TensorFlow 1 code, and code inside "
+    "a tf.function, cannot be saved; call holdfast from eager code."
+)
 
 
 def is_array(value: object) -> bool:
-    return isinstance(value, tf.Tensor | tf.Variable)
+    if isinstance(value, tf.Tensor):
+        return bool(value.dtype != tf.string)
+    return distribute.is_variable(value) and not distribute.is_apart(value)
+
+
+def holds_array(value: object) -> bool:
+    """Whether a stored array can be put into it: into a variable with copies that differ, too."""
+    return isinstance(value, tf.Variable)
+
+
+def takes_size(value: object, size: list[int]) -> bool:
+    """Whether a variable was made for values of several sizes, and this is one of them."""
+    if not isinstance(value, tf.Variable) or value.shape.is_fully_defined():
+        return False
+    return bool(value.shape.is_compatible_with(size))
 
 
 def alias_key(value: Any) -> Hashable | None:
     """Variables are told apart by themselves; a tensor never changes, so two may be one."""
-    return ("tensorflow", id(value)) if isinstance(value, tf.Variable) else None
+    if isinstance(value, tf.Tensor) or distribute.refuse(value) is not None:
+        return None
+    return ("tensorflow", id(value), value.dtype, tuple(_shape(value)))
 
 
 def spec(name: str, value: Any) -> TensorSpec:
+    if (reason := distribute.refuse(value)) is not None:
+        raise ValueError(reason)
+    if not _can_be_read(value):
+        raise ValueError(_GRAPH)
     dtype = value.dtype
-    if dtype in (tf.string, tf.resource, tf.variant):
+    native = np.dtype(dtype.as_numpy_dtype)
+    if dtype in (tf.string, tf.resource, tf.variant) or native.names is not None:
         raise ValueError(f"a tensor of type {dtype.name} cannot be stored; keep it as Python data.")
-    return _typed.spec_of(name, KIND, np.dtype(dtype.as_numpy_dtype), value.shape.as_list())
+    return _typed.spec_of(name, KIND, native, _shape(value))
+
+
+def _can_be_read(value: Any) -> bool:
+    if not tf.executing_eagerly():
+        return False
+    return isinstance(value, tf.Variable) or hasattr(value, "numpy")
+
+
+def _shape(value: Any) -> list[int]:
+    shape = value.shape
+    if not shape.is_fully_defined() and _can_be_read(value):
+        shape = (
+            distribute.first(value).read_value().shape
+        )  # a variable whose values may be of another size
+    found: list[int] = shape.as_list() if shape.is_fully_defined() else []
+    return found
 
 
 def item_bytes(dtype: str) -> int:
@@ -41,12 +102,38 @@ def item_bytes(dtype: str) -> int:
     return int(_typed.numpy_dtype(dtype).itemsize)
 
 
-def encode_other(value: object) -> dict[str, str] | None:
-    return {"$tensorflow.dtype": value.name} if isinstance(value, tf.DType) else None
+def refuse(value: object) -> str | None:
+    """Why a value cannot be part of a state, if there is more to say than its type."""
+    if isinstance(value, tf.compat.v1.Session | tf.compat.v1.train.Saver | tf.Graph):
+        return (
+            f"a {type(value).__name__} of TensorFlow 1 keeps its variables in a graph, where "
+            "nobody else can read them.\n"
+            "Use eager code: tf.Module or Keras models, with tf.GradientTape or fit. Old "
+            "checkpoints can be taken over: see `holdfast adopt --help`."
+        )
+    if isinstance(value, tf.compat.v1.train.Optimizer):
+        return (
+            "an optimizer of TensorFlow 1 makes its slots when it is first used, so there is "
+            "nothing that they could be put back into.\nUse one of keras.optimizers."
+        )
+    is_ours = isinstance(value, tf.Variable | tf.Tensor) or is_object(value)
+    return _GRAPH if is_ours and not tf.executing_eagerly() else None
 
 
-def decode_other(_: str, value: str) -> Any:
-    return tf.dtypes.as_dtype(value)
+def encode_other(value: object) -> dict[str, Any] | None:
+    if isinstance(value, tf.DType):
+        return {"$tensorflow.dtype": value.name}
+    if isinstance(value, tf.Tensor) and value.dtype == tf.string and _can_be_read(value):
+        items = [base64.b64encode(item).decode("ascii") for item in tf.reshape(value, [-1]).numpy()]
+        return {"$tensorflow.string": {"shape": value.shape.as_list(), "items": items}}
+    return None
+
+
+def decode_other(tag: str, value: Any) -> Any:
+    if tag == "$tensorflow.dtype":
+        return tf.dtypes.as_dtype(value)
+    items = [base64.b64decode(item) for item in value["items"]]
+    return tf.reshape(tf.constant(items, tf.string), value["shape"])
 
 
 destinations = _typed.views
@@ -58,7 +145,7 @@ def copy_all(targets: Sequence[_typed.Array], values: Sequence[Any]) -> None:
 
 
 def _read(value: Any) -> _typed.Array:
-    return np.asarray(value.numpy())
+    return np.asarray(distribute.first(value).numpy())
 
 
 def bytes_of(value: Any) -> memoryview:
@@ -77,74 +164,21 @@ def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
     if not isinstance(live, tf.Variable):
         return False
     values = _typed.view(data, spec)
-    if live.dtype.as_numpy_dtype != values.dtype or tuple(live.shape) != spec.shape:
+    if live.dtype.as_numpy_dtype != values.dtype or not live.shape.is_compatible_with(spec.shape):
         return False
-    live.assign(values.copy())
+    distribute.assign(live, tf.constant(values.copy()))
     return True
 
 
-def is_object(value: object) -> bool:
-    """A module: its variables are its state."""
-    return isinstance(value, tf.Module)
+def is_node(value: object) -> bool:
+    """Whether it is made of tensors, and made anew to change."""
+    return isinstance(value, _OF_PARTS)
 
 
-def object_state(value: Any) -> dict[str, Any]:
-    # By the place in the tree of objects, which is the same in every life; names need not be.
-    found = dict(value._flatten(predicate=_is_variable, with_path=True))
-    return {".".join(map(str, path)): variable for path, variable in found.items()}
+def node_parts(value: Any) -> dict[str, Any]:
+    flat = tf.nest.flatten(value, expand_composites=True)
+    return {str(number): part for number, part in enumerate(flat)}
 
 
-def _is_variable(value: object) -> bool:
-    return isinstance(value, tf.Variable)
-
-
-def load_object(value: Any, state: Mapping[str, Any]) -> None:
-    for name, variable in object_state(value).items():
-        variable.assign(state[name])
-
-
-def strict_tensors(value: object) -> dict[str, Any] | None:
-    """The tensors that a stored state must match, name by name."""
-    return object_state(value) if is_object(value) else None
-
-
-def is_generator(value: object) -> bool:
-    return isinstance(value, tf.random.Generator)
-
-
-def generator_state(value: Any) -> Any:
-    return {"algorithm": int(value.algorithm), "state": value.state.numpy()}
-
-
-def restore_generator(value: Any, state: Mapping[str, Any]) -> None:
-    value.state.assign(state["state"])
-
-
-def is_global(value: object) -> bool:
-    """Whether a generator is the one that TensorFlow gives to whoever asks for any."""
-    return value is tf.random.get_global_generator()
-
-
-def reseed(value: Any, seed: int) -> None:
-    """Seed a generator that somebody holds."""
-    value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-
-def global_state() -> Any:
-    return None
-
-
-def set_global_state(_: Any) -> None:
-    return None
-
-
-def seed_global(_: int) -> None:
-    return None
-
-
-def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001
-    return {}
-
-
-def restore_generators(_: Mapping[str, Any]) -> list[str]:
-    return []
+def node_from(live: Any, parts: Mapping[str, Any]) -> Any:
+    return tf.nest.pack_sequence_as(live, list(parts.values()), expand_composites=True)

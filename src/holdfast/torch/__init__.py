@@ -343,4 +343,5 @@ def settle(value: object, stored: Any) -> None:
 
 def partners(value: object) -> Any:
     """What is now where a stored state will go, if any of it may be sharded; else None."""
-    return sharding().partners(value) if _sharded_types() else None
+    has_state = callable(getattr(value, "state_dict", None))  # those of other frameworks have none
+    return sharding().partners(value) if _sharded_types() and has_state else None

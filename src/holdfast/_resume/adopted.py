@@ -1,0 +1,150 @@
+"""The first start from a checkpoint that another library wrote, and that `holdfast adopt` took.
+
+Such a state knows its objects only by the way to them. Here it becomes an ordinary one: that of
+the objects of today, with the stored values in it. From there on nothing tells the two apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from holdfast._errors import StateMismatch
+from holdfast._record.checksum import digest_all
+from holdfast._record.image import TensorSpec
+from holdfast._resume.verify import Loaded
+from holdfast._save.beside import OBJECTS
+from holdfast._save.capture import Captured, adapter_of, capture
+
+_NAMED = 8
+
+
+def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[str]]:
+    """The stored state as it would be of these objects, and what is to be said of it."""
+    adopted = loaded.head.get("adopted")
+    if adopted is None:
+        return loaded, []
+    matched, captured, sources = _look(loaded, state, adopted, builds=False)
+    if matched.unbuilt:
+        matched, captured, sources = _look(loaded, state, adopted, builds=True)
+    by_name = _numbers(loaded)
+    tree = dict(captured.tree["state"])
+    for name in matched.by_path.keys() & tree.keys():
+        tree[name] = _number(loaded, by_name[matched.by_path[name]], name, state[name])
+    pairs = zip(captured.specs, captured.values, strict=True)
+    # Copies: the live values are about to change, and these are what is compared with.
+    own = [memoryview(bytearray(adapter_of(s.kind).bytes_of(value))) for s, value in pairs]
+    views = tuple(
+        memoryview(bytearray(view.nbytes))
+        if id(value) in matched.zeros
+        else (view if source is None else loaded.data(source))
+        for view, value, source in zip(own, captured.values, sources, strict=True)
+    )
+    names = [spec.name for spec in captured.specs]
+    extra = {k: v for k, v in loaded.head["tree"]["extra"].items() if k != OBJECTS}
+    whole = replace(
+        loaded,
+        plan=replace(loaded.plan, specs=tuple(captured.specs), offsets=()),
+        head={**loaded.head, "tree": {"state": tree, "extra": extra}},
+        digests=dict(zip(names, digest_all(list(views)), strict=True)),
+        elsewhere=views,
+    )
+    made_here = [name for name, source in zip(names, sources, strict=True) if source is None]
+    return whole, _lines(matched, made_here)
+
+
+def _numbers(loaded: Loaded) -> dict[str, int]:
+    return {spec.name: number for number, spec in enumerate(loaded.plan.specs)}
+
+
+def _look(
+    loaded: Loaded, state: dict[str, Any], adopted: dict[str, Any], *, builds: bool
+) -> tuple[Any, Captured, list[int | None]]:
+    """What belongs together, and for each tensor of today the number of the stored one."""
+    adapter_of("tensorflow")  # says how to install it
+    from holdfast.tensorflow.graph import Graph
+    from holdfast.tensorflow.match import match
+
+    encoded = loaded.head["tree"]["extra"][OBJECTS]
+    graph = Graph.from_bytes(bytes(loaded.data(encoded["$t"])))
+    matched = match(graph, state, adopted["fresh"], builds=builds)
+    captured = capture(state)
+    by_name = _numbers(loaded)
+    sources = [by_name.get(_source(matched, captured, n)) for n in range(len(captured.specs))]
+    reshaped = [
+        _tell(spec, loaded.plan.specs[source])
+        for spec, source in zip(captured.specs, sources, strict=True)
+        if source is not None and not _is_alike(spec, loaded.plan.specs[source])
+    ]
+    _refuse(adopted, matched, reshaped)
+    return matched, captured, sources
+
+
+def _source(matched: Any, captured: Captured, number: int) -> str:
+    """The stored tensor for one of those that were captured; empty if there is none."""
+    found: str | None = matched.by_key.get(id(captured.values[number]))
+    return found or str(matched.by_path.get(captured.specs[number].name, ""))
+
+
+def _is_alike(now: TensorSpec, then: TensorSpec) -> bool:
+    # Of a copy in NumPy the type may be written in another way; the bytes are the same.
+    is_same_type = now.dtype == then.dtype or now.kind != then.kind
+    return is_same_type and (now.shape, now.item_bytes) == (then.shape, then.item_bytes)
+
+
+def _tell(now: TensorSpec, then: TensorSpec) -> str:
+    return f"{now.name} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
+
+
+def _number(loaded: Loaded, source: int, name: str, live: Any) -> Any:
+    from holdfast.tensorflow.match import number_in
+
+    spec = loaded.plan.specs[source]
+    try:
+        return number_in(adapter_of("tensorflow").own(spec, loaded.data(source)), live)
+    except ValueError as error:
+        raise StateMismatch(
+            f"{name}: the adopted checkpoint has {spec.dtype} {list(spec.shape)} for it, and "
+            f"{error}.\nGive Run a tf.Variable of that kind, or adopt with --fresh {name}."
+        ) from error
+
+
+def _refuse(adopted: dict[str, Any], matched: Any, reshaped: list[str]) -> None:
+    reshaped = reshaped + matched.unlike
+    if not (matched.missing or matched.unexpected or reshaped):
+        return
+    lines = [f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given."]
+    for what, names in (
+        ("not in the checkpoint", matched.missing),
+        ("only in the checkpoint", matched.unexpected),
+        ("changed", reshaped),
+        ("names that Run does not have", matched.unused),
+    ):
+        if names:
+            more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            lines.append(f"  {what}: {', '.join(names[:_NAMED])}{more}")
+    lines.append(
+        "Nothing was changed. Build the objects as they were (a Keras model: call it once before "
+        "Run), or adopt into a new folder, with --name NEW=OLD for another name and --fresh NAME "
+        "for what is to begin anew."
+    )
+    raise StateMismatch(
+        "\n".join(lines),
+        missing=tuple(matched.missing),
+        unexpected=tuple(matched.unexpected),
+        reshaped=tuple(reshaped),
+    )
+
+
+def _lines(matched: Any, made_here: list[str]) -> list[str]:
+    lines = []
+    begun = [name for name in matched.fresh if "." not in name]
+    begun += [n for n in made_here if n.partition(".")[0] not in begun]
+    for what, names in (
+        ("begins as the script made it, for the adopted checkpoint does not have it", begun),
+        ("in the adopted checkpoint, and not used by this run", matched.unused),
+    ):
+        if names:
+            more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            lines.append(f"{what}: {', '.join(names[:_NAMED])}{more}.")
+    return lines

@@ -1,0 +1,56 @@
+"""What stands beside the tensors of a state so that other libraries can take it over.
+
+It depends on the objects and not on their values: it is made when the tensors of the state are
+others than before, and goes into every snapshot unchanged.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast import _plain
+from holdfast._record.image import TensorSpec
+from holdfast._save.capture import Captured, capture
+from holdfast._say import say
+
+OBJECTS = "objects"  # of a state's extra: the graph of TensorFlow's objects
+_NAME = f"holdfast.{OBJECTS}"
+
+
+class Beside:
+    """Keeps it from one capture to the next."""
+
+    def __init__(self) -> None:
+        self._specs: list[TensorSpec] = []
+        self._data: bytes | None = None
+
+    def add_to(self, captured: Captured, state: Mapping[str, Any]) -> Captured:
+        """Put it beside a captured state."""
+        if captured.specs != self._specs:
+            self._specs = list(captured.specs)
+            self._data = _describe(captured, state)
+        if self._data is not None:
+            captured.tree["extra"][OBJECTS] = {"$t": len(captured.specs)}
+            captured.specs.append(_plain.spec(_NAME, self._data))
+            captured.values.append(self._data)
+        return captured
+
+
+def _describe(captured: Captured, state: Mapping[str, Any]) -> bytes | None:
+    if "tensorflow" not in sys.modules or all(s.kind != "tensorflow" for s in captured.specs):
+        return None
+    from holdfast.tensorflow.graph import describe
+
+    try:
+        if captured.left_out:  # other ranks store a part: the graph is that of the whole
+            captured = capture(state)
+        return describe(state, [spec.name for spec in captured.specs], captured.values)
+    except Exception as error:  # noqa: BLE001  it asks objects of the user, and no snapshot fails for it
+        say(
+            "what TensorFlow's objects are made of could not be written down "
+            f"({type(error).__name__}: {error}): `holdfast export --to tensorflow` will refuse the "
+            "checkpoints of this run. All else of them is whole."
+        )
+        return None

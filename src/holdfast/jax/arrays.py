@@ -1,0 +1,291 @@
+"""One array: how it is described, read, and made anew as it was.
+
+Beside its values an array has what changes the bits of the next step: a key has its
+implementation, a number that came from Python has a weak type, and an array that was put
+somewhere is computed on there. All of it is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from holdfast import _typed
+from holdfast._record.image import STORED_AS, TensorSpec
+
+KIND = "jax"
+_WIDE = ("int64", "uint64", "float64", "complex128")
+_Axes: Any = PartitionSpec  # which has no types
+_NUMBER_BYTES = 4  # of the numbers behind keys
+
+
+def setting(name: str) -> Any:
+    """One of JAX's settings, as it is for this thread."""
+    return getattr(jax.config, name, None)
+
+
+def is_key(value: Any) -> bool:
+    """Whether an array is one of typed random keys (jax.random.key)."""
+    return _name_and_size(value.dtype) is None
+
+
+@functools.cache  # NumPy works out the name of a type anew each time, in ten microseconds
+def _name_and_size(dtype: Any) -> tuple[str, int] | None:
+    """Of a type of numbers; None for a type of keys."""
+    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
+    found = np.dtype(dtype)
+    return found.name, found.itemsize
+
+
+def numbers_of(value: Any) -> Any:
+    """The array of numbers behind an array of keys; any other array itself."""
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def refuse_unreadable(value: Any) -> None:
+    """ValueError for an array that has no values, or none any more."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(
+            "a tracer, which stands for an array while a function is being compiled.\n"
+            "Hand over what the compiled function returns, outside of it: run.update(…)."
+        )
+    if value.is_deleted():
+        raise ValueError(
+            "the memory of this array was given away (donated to a compiled function, or "
+            "deleted).\nHand over what the function returned, before the step ends: run.update(…)."
+        )
+
+
+def dtype_name(value: Any) -> str:
+    numbers = _name_and_size(value.dtype)
+    return f"key<{jax.random.key_impl(value)}>" if numbers is None else numbers[0]
+
+
+def describe(name: str, value: Any) -> TensorSpec:
+    """The description of an array; of its values as a whole."""
+    refuse_unreadable(value)
+    return made_spec(name, dtype_name(value), _item_bytes(value), value.shape, where(value))
+
+
+def made_spec(
+    name: str, dtype: str, item_bytes: int, shape: tuple[int, ...], device: str
+) -> TensorSpec:
+    return TensorSpec(
+        name=name,
+        kind=KIND,
+        dtype=dtype,
+        stored_as=STORED_AS.get(dtype, "U8"),
+        shape=tuple(shape),
+        strides=None,
+        item_bytes=item_bytes,
+        size_bytes=math.prod(shape) * item_bytes,
+        device=device,
+    )
+
+
+def _item_bytes(value: Any) -> int:
+    numbers = _name_and_size(value.dtype)
+    if numbers is not None:
+        return numbers[1]
+    return _NUMBER_BYTES * int(math.prod(numbers_of(value).shape[value.ndim :]))
+
+
+def item_bytes(dtype: str) -> int:
+    """The size of one item; ValueError if there is no such type here."""
+    if dtype.startswith("key<"):
+        return _NUMBER_BYTES * math.prod(key_shape(dtype))
+    if dtype in _WIDE and not setting("jax_enable_x64"):
+        raise ValueError(
+            "JAX has its 64-bit types switched off here, and had them on then: set JAX_ENABLE_X64=1"
+        )
+    return int(_typed.numpy_dtype(dtype).itemsize)
+
+
+def key_shape(dtype: str) -> tuple[int, ...]:
+    """The dimensions of the numbers that one key of this type is made of; else none."""
+    if not dtype.startswith("key<"):
+        return ()
+    try:
+        made = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=_impl(dtype))))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"this JAX has no random keys of type {_impl(dtype)}") from error
+    return tuple(made.shape)
+
+
+def _impl(dtype: str) -> str:
+    return dtype.removeprefix("key<").removesuffix(">")
+
+
+def numpy_view(spec: TensorSpec, data: memoryview) -> _typed.Array:
+    """The stored values in the memory that they are in; of keys, the numbers behind them."""
+    if not spec.dtype.startswith("key<"):
+        return _typed.view(data, spec)
+    shape = (*spec.shape, *key_shape(spec.dtype))
+    if spec.size_bytes == 0:
+        return np.empty(shape, np.uint32)
+    return np.frombuffer(data, np.uint8).view(np.uint32).reshape(shape)
+
+
+def read(value: Any) -> _typed.Array:
+    """The values of an array on the host, as items of bytes if they are keys."""
+    numbers = np.asarray(numbers_of(value))
+    if not is_key(value):
+        return numbers
+    flat = np.ascontiguousarray(numbers).reshape(-1)
+    return flat.view(np.uint8).view(f"V{_item_bytes(value)}").reshape(value.shape)
+
+
+def copy_to(target: _typed.Array, value: Any) -> None:
+    """Copy an array's values to the host: part by part, if it is on several devices."""
+    if len(value.sharding.device_set) == 1 or value.is_fully_replicated:
+        np.copyto(target, read(value), casting="no")
+        return
+    for shard in value.addressable_shards:
+        if shard.replica_id == 0:
+            # The numbers behind keys have more dimensions than the keys.
+            np.copyto(target[shard.index[: value.ndim]], read(shard.data), casting="no")
+
+
+def item_view(spec: TensorSpec, data: memoryview) -> _typed.Array:
+    """The memory of stored values as `read` gives them."""
+    if not spec.dtype.startswith("key<"):
+        return _typed.view(data, spec)
+    if spec.size_bytes == 0:
+        return np.empty(spec.shape, f"V{spec.item_bytes}")
+    return np.frombuffer(data, np.uint8).view(f"V{spec.item_bytes}").reshape(spec.shape)
+
+
+# -- where it is --------------------------------------------------------------
+
+
+def is_committed(value: Any) -> bool:
+    """Whether somebody has said on which devices an array is to be."""
+    return bool(getattr(value, "committed", getattr(value, "_committed", True)))
+
+
+def where(value: Any) -> str:
+    """Where an array is, and whether its type is weak: as text, empty for the usual."""
+    found: dict[str, Any] = {}
+    if getattr(value, "weak_type", False):
+        found["weak"] = True
+    if is_committed(value):
+        found |= _place(value.sharding) or {}
+    return json.dumps(found, separators=(",", ":")) if found else ""
+
+
+def _place(sharding: Any) -> dict[str, Any] | None:
+    """A sharding in words; None for one that could not be made anew from them."""
+    if isinstance(sharding, SingleDeviceSharding):
+        device: Any = next(iter(sharding.device_set))
+        place: dict[str, Any] = {"device": device.id}
+    elif isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        mesh = sharding.mesh
+        spec = [list(axes) if isinstance(axes, tuple) else axes for axes in sharding.spec]
+        if not all(axes is None or isinstance(axes, str | list) for axes in spec):
+            return None
+        place = {
+            "mesh": [[str(name), size] for name, size in mesh.shape.items()],
+            "devices": [int(device.id) for device in mesh.devices.flat],
+            "spec": spec,
+        }
+        types = getattr(mesh, "axis_types", None)
+        if types is not None:
+            place["types"] = [each.name for each in types]
+    else:
+        return None
+    if sharding.memory_kind not in (None, "device", "unpinned_host"):
+        place["memory"] = sharding.memory_kind
+    return place
+
+
+def sharding_from(where: str, *, is_in_parts: bool = False) -> Any:
+    """The sharding that was described; None if it cannot be had on the devices of today.
+
+    One that needs the devices of other processes is only for arrays that are in parts on them.
+    """
+    place = json.loads(where) if where else {}
+    if "device" not in place and "mesh" not in place:
+        return None
+    here: list[Any] = jax.devices() if is_in_parts else jax.local_devices()
+    known = {device.id: device for device in here}
+    kind = {"memory_kind": place["memory"]} if "memory" in place else {}
+    try:
+        if "device" in place:
+            return SingleDeviceSharding(known[place["device"]], **kind)
+        names, sizes = zip(*place["mesh"], strict=True) if place["mesh"] else ((), ())
+        devices = np.array([known[number] for number in place["devices"]]).reshape(sizes)
+        types = {}
+        if "types" in place:
+            types["axis_types"] = tuple(jax.sharding.AxisType[each] for each in place["types"])
+        mesh = Mesh(devices, names, **types)
+        spec = [tuple(axes) if isinstance(axes, list) else axes for axes in place["spec"]]
+        return NamedSharding(mesh, _Axes(*spec), **kind)
+    except (KeyError, ValueError, TypeError):
+        return None  # fewer devices, other axes: whoever computes with it decides
+
+
+def is_weak(where: str) -> bool:
+    return bool(where) and bool(json.loads(where).get("weak"))
+
+
+# -- and back -----------------------------------------------------------------
+
+
+def layout(where: str, near: object, *, is_in_parts: bool = False) -> Any:
+    """As the array is laid out that is there now, if somebody said so; else as it was.
+
+    On the same mesh it is as it was, too: a step may return arrays in other parts than the
+    script began with, and sums over other parts have other bits.
+    """
+    then = sharding_from(where, is_in_parts=is_in_parts)
+    if not isinstance(near, jax.Array):
+        return then
+    if near.is_fully_addressable and not is_committed(near):
+        return then
+    now: Any = near.sharding
+    is_same_mesh = isinstance(now, NamedSharding) and isinstance(then, NamedSharding)
+    return then if is_same_mesh and then.mesh == now.mesh else now
+
+
+def make(spec: TensorSpec, data: memoryview, sharding: Any) -> Any:
+    """A new array with the stored values; where JAX likes if `sharding` is None."""
+    # A copy: the checkpoint's memory is not for keeping, and JAX may go on using what it gets.
+    values = np.array(numpy_view(spec, data))
+    if sharding is None:
+        made = jax.numpy.array(values)
+    else:
+        made = jax.device_put(values, of_numbers(sharding, spec.shape, spec.dtype))
+    return finish(made, spec.dtype, spec.device)
+
+
+def of_numbers(sharding: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """The sharding of the numbers behind keys, of which each key has all of its own."""
+    more = len(key_shape(dtype))
+    if not more or not isinstance(sharding, NamedSharding):
+        return sharding
+    padded = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec) + more)]
+    return sharding.update(spec=_Axes(*padded))
+
+
+def finish(made: Any, dtype: str, where: str) -> Any:
+    """Keys of their numbers, and a weak type where it was weak."""
+    if dtype.startswith("key<"):
+        return jax.random.wrap_key_data(made, impl=_impl(dtype))
+    return _weakened(made) if is_weak(where) and not made.weak_type else made
+
+
+def _weakened(made: Any) -> Any:
+    """The same array with a weak type, as arithmetic with Python's numbers makes it.
+
+    No function of JAX does this, and computing it anew would take all processes at once.
+    """
+    arrays = [shard.data for shard in made.addressable_shards]
+    aval = made.aval.update(weak_type=True)
+    return type(made)(aval, made.sharding, arrays, committed=is_committed(made))

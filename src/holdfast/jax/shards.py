@@ -1,0 +1,125 @@
+"""Arrays that several processes hold together: which part is here, and how parts are put back.
+
+A process holds the parts that are on its own devices. They are stored one behind the other,
+with the box of each; a part that several devices have alike is stored by the first of them.
+Nothing here communicates, so that a rank can be captured and restored while the others do
+something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from holdfast import _boxes, _typed
+from holdfast._boxes import Box
+from holdfast._boxes import Stored as Stored
+from holdfast._record.image import TensorSpec
+from holdfast.jax import arrays
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this process holds of an array, on its devices or in the memory of the host."""
+
+    pieces: Sequence[Any]
+    dtype: str
+    item_bytes: int
+    shape: tuple[int, ...]  # of the piece, if it is one; else all pieces in a row
+
+    def spec(self, name: str) -> TensorSpec:
+        return arrays.made_spec(name, self.dtype, self.item_bytes, self.shape, "")
+
+    def copy_to(self, target: _typed.Array) -> None:
+        flat, position = target.reshape(-1), 0
+        for piece in self.pieces:
+            values = arrays.read(piece) if isinstance(piece, jax.Array) else piece
+            flat[position : position + values.size] = values.reshape(-1)
+            position += values.size
+
+    def bytes(self) -> memoryview:
+        views = [
+            _typed.as_bytes(arrays.read(piece) if isinstance(piece, jax.Array) else piece)
+            for piece in self.pieces
+        ]
+        return views[0] if len(views) == 1 else memoryview(b"".join(views))
+
+    def start_copies(self) -> None:
+        for piece in self.pieces:
+            arrays.numbers_of(piece).copy_to_host_async()
+
+
+def _part(pieces: Sequence[Any], dtype: str, item_bytes: int) -> Part:
+    if len(pieces) == 1:
+        return Part(pieces, dtype, item_bytes, tuple(pieces[0].shape))
+    count = sum(math.prod(piece.shape) for piece in pieces)
+    return Part(pieces, dtype, item_bytes, (count,))
+
+
+def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None]:
+    """How this process's part is described, and the part itself unless there is none to store."""
+    arrays.refuse_unreadable(value)
+    found: dict[Box, Any] = {}
+    for shard in value.addressable_shards:
+        # The numbers behind keys have more dimensions than the keys.
+        box = _boxes.box_of(shard.index[: value.ndim], value.shape)
+        if (replicas or shard.replica_id == 0) and 0 not in box[1]:
+            found.setdefault(box, shard.data)
+    spec = arrays.describe("", value)
+    boxes = sorted(found)
+    description = {
+        "kind": arrays.KIND,
+        "size": list(spec.shape),
+        "dtype": spec.dtype,
+        "item_bytes": spec.item_bytes,
+        "boxes": [[list(corner), list(sizes)] for corner, sizes in boxes],
+        "where": spec.device,
+    }
+    if not boxes:
+        return description, None
+    return description, _part([found[box] for box in boxes], spec.dtype, spec.item_bytes)
+
+
+# -- and back -----------------------------------------------------------------
+
+
+def assemble(stored: Stored, near: object, path: str) -> tuple[Any, Part] | None:
+    """A stored array, laid out as `near` is, and the part of it that is here."""
+    about, shape, item_bytes = stored.description, stored.shape, stored.item_bytes
+    dtype, where = str(about["dtype"]), str(about.get("where", ""))
+    sharding = arrays.layout(where, near, is_in_parts=not stored.is_whole)
+    pieces: dict[Box, _typed.Array] = {}
+    if sharding is None or sharding.is_fully_addressable:
+        box = _boxes.whole_box(shape)
+        pieces[box] = _boxes.read_box(stored, box, path)
+        spec = arrays.made_spec("", dtype, item_bytes, shape, where)
+        value = arrays.make(spec, _typed.as_bytes(pieces[box]), sharding)
+    else:
+        numbers, on_devices = arrays.of_numbers(sharding, shape, dtype), []
+        for device, index in sharding.addressable_devices_indices_map(shape).items():
+            box = _boxes.box_of(index, shape)
+            if box not in pieces:
+                pieces[box] = _boxes.read_box(stored, box, path)
+            on_devices.append(_put(pieces[box], dtype, item_bytes, device, sharding))
+        full = (*shape, *arrays.key_shape(dtype))
+        made = jax.make_array_from_single_device_arrays(full, numbers, on_devices)
+        value = arrays.finish(made, dtype, where)
+    held = [pieces[box] for box in sorted(pieces) if 0 not in box[1]]
+    return value, _part(held or [np.empty(0, f"V{item_bytes}")], dtype, item_bytes)
+
+
+def _put(piece: _typed.Array, dtype: str, item_bytes: int, device: Any, sharding: Any) -> Any:
+    spec = arrays.made_spec("", dtype, item_bytes, piece.shape, "")
+    values = arrays.numpy_view(spec, _typed.as_bytes(piece))
+    place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    # A copy of its own: on a CPU, JAX may go on using the memory that it is given.
+    return jax.device_put(np.array(values), place)
+
+
+def load_in_place(_live: object, _value: Any) -> bool:
+    return False

@@ -1,0 +1,400 @@
+"""`model.fit` as a run: it stops between two batches, and goes on there.
+
+    with holdfast.Run("runs/a", model=model) as run:
+        model.fit(data, epochs=3, callbacks=[holdfast.keras.Callback(run)])
+
+Keras asks its epoch iterator for the next batch when all callbacks have seen the end of the last
+one. That is a boundary, so the fit is made to ask us: we pass it through `run.batches`, and give
+the iterator on, at the batch where the life before had been.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, ClassVar
+
+import keras
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from holdfast._errors import HoldfastError
+from holdfast._say import say
+from holdfast.keras import state as model_state
+from holdfast.keras.fit_data import Face, FitData
+from holdfast.keras.fit_others import Others, prepare, without_arrays
+
+_LOOKED_AT = 12  # frames up from the callback to model.fit
+
+
+class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Makes `model.fit` a run that stops at a batch and resumes in the middle of an epoch.
+
+    >>> with holdfast.Run("runs/a", model=model) as run:  # doctest: +SKIP
+    ...     model.fit(x, y, epochs=3, callbacks=[holdfast.keras.Callback(run)])
+
+    `run.log` is given what fit logs: `loss` and the metrics with each batch, as the epoch's mean so
+    far, and `val_loss` with each epoch. A rule on `loss` counts batches.
+    """
+
+    async_safe = True  # it has nothing to do at the end of a batch
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        if not all(hasattr(run, name) for name in ("epochs", "batches", "phase")):
+            raise HoldfastError(
+                f"holdfast.keras.Callback({type(run).__name__}): this is no run.\n"
+                "Give it what `with holdfast.Run(…) as run:` gives."
+            )
+        self._run = run
+        self._fit: _Fit | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras passes it
+        self._run._require_open()
+        self._fit = _Fit(self._run, self._model, sys._getframe(1))
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        self._fit = None  # the last callback ends it
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        if self._fit is None:
+            raise _belongs_into_fit("evaluate")
+        self._fit.begin_validation()
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        if self._fit is not None:
+            self._fit.end_validation()
+
+    def on_predict_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        raise _belongs_into_fit("predict")
+
+
+class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stands behind all other callbacks: what they do at a moment is done when it is called."""
+
+    async_safe = True
+
+    def __init__(self, fit: _Fit) -> None:
+        super().__init__()
+        self._fit = fit
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        self._fit.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        self._fit.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._fit.end_epoch(epoch, logs or {})
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        self._fit.end()
+
+
+class _Book:
+    """The fits of one life of a run, in the order in which the script comes to them."""
+
+    _of: ClassVar[weakref.WeakKeyDictionary[Any, _Book]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, run: Any) -> None:
+        self.attempt = run.attempt
+        self.number = -1
+        self.records: list[dict[str, Any]] = run._course.beside().setdefault("fits", [])
+
+    @classmethod
+    def of(cls, run: Any) -> _Book:
+        book = cls._of.get(run)
+        if book is None or book.attempt != run.attempt:
+            book = cls._of[run] = cls(run)
+        return book
+
+
+class _Fit:
+    """One call of model.fit."""
+
+    def __init__(self, run: Any, model: Any, frame: FrameType) -> None:
+        self._run = run
+        self._model = model
+        if not _is_among(model, list(run.state.values())):
+            raise HoldfastError(
+                f"model.fit with holdfast.keras.Callback: the model {model.name!r} is not part of "
+                "the run's state.\nGive it to the run: holdfast.Run(…, model=model)."
+            )
+        self._frame, found = _find_fit(frame, model)
+        self._source: EpochIterator = found["iterator"]
+        self._list = found["callbacks"]
+        callbacks: list[Any] = self._list.callbacks
+        self._epochs, self._initial = found["epochs"], found["initial_epoch"]
+        if sum(isinstance(each, Callback) for each in callbacks) > 1:
+            raise HoldfastError(
+                "model.fit with two holdfast.keras.Callback: each would count the batches.\n"
+                "Give it one."
+            )
+        book = _Book.of(run)
+        book.number += 1
+        self._is_resumed = book.number < len(book.records)
+        if not self._is_resumed:
+            for past in book.records:
+                past["others"] = without_arrays(past.get("others", {}))
+            book.records.append({"base": run._course.epoch, "stopped": False})
+        self._record = book.records[book.number]
+        self._is_past = book.number < len(book.records) - 1
+        prepare(callbacks, is_resumed=self._is_resumed)
+        self._others_list = [each for each in callbacks if not isinstance(each, Callback)]
+        self._verbose = self._list.params.get("verbose")
+        self._others: Others | None = None
+        self._loop: Iterator[int] | None = None
+        self._lap: Any = None
+        self._phase: Any = None
+        self._data: FitData | None = None
+        self._logs: dict[str, Any] = {}  # of the last batch, in this life or the one before
+        self._last = _Last(self)
+        callbacks.append(self._last)
+
+    # -- the fit, from its beginning to its end ----------------------------------------
+
+    def begin(self) -> None:
+        """All other callbacks have begun, and have forgotten what they knew."""
+        run, record = self._run, self._record
+        self._others = Others(self._others_list)
+        planned = max(0, self._epochs - self._initial)
+        made = run._course.epoch - record["base"]
+        is_over = self._is_past or record["stopped"] or made >= planned or run.over is not None
+        if self._is_resumed and is_over:
+            self._pass_over(made)
+            return
+        self._data = FitData(run, self._source, record.get("data"), self._keep)
+        if self._is_resumed:
+            self._recall()
+        if planned == 0:
+            self._keep()
+            return
+        run._course.beside()  # before the first boundary
+        self._loop = run.epochs(record["base"] + planned)
+        self._source._enumerate_iterator = self._batches  # what its __iter__ asks
+        epoch = next(self._loop, None)
+        if epoch is None:
+            self._let_go()
+            self._model._initial_epoch = self._epochs
+            return
+        if self._verbose:
+            run._progress.close()  # Keras shows its own
+        self._model._initial_epoch = (epoch - record["base"] + self._initial) or None
+
+    def _pass_over(self, made: int) -> None:
+        assert self._others is not None
+        self._others.load(self._record.get("others", {}))
+        self._run._reach_loop(is_passed_over=True)
+        say(f"{self._run._folder}: this fit was finished after {made} epochs; nothing left to fit.")
+        self._model._initial_epoch = self._epochs
+
+    def _recall(self) -> None:
+        """Have everything as it was at the boundary, but for what run.epochs puts back."""
+        assert self._others is not None
+        assert self._data is not None
+        if not model_state.is_whole(self._model):
+            batch = self._data.example()
+            self._model._symbolic_build(data_batch=batch)
+        model_state.settle_waiting(self._model)
+        record = self._record
+        self._others.load(record.get("others", {}))
+        self._logs = dict(record.get("logs") or {})
+        if record.get("num_batches") is not None:
+            self._source._num_batches = record["num_batches"]
+
+    def begin_epoch(self) -> None:
+        self._model._initial_epoch = None  # the next fit has its own
+
+    def end_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        if self._loop is None:
+            return
+        self._end_lap()
+        assert self._data is not None
+        self._data.end_epoch()
+        # What the last batch has logged is logged: a rule would count it twice.
+        self._log({name: value for name, value in logs.items() if name not in self._logs})
+        self._logs = {}
+        if self._model.stop_training or epoch + 1 >= self._epochs:
+            return  # what follows belongs to the last epoch too
+        self._keep()
+        if next(self._loop, None) is None:  # a rule has found that this is enough
+            self._model.stop_training = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._loop = None
+        del self._source._enumerate_iterator
+
+    def end(self) -> None:
+        """All other callbacks have ended: the weights are what the fit leaves."""
+        self._model._initial_epoch = None
+        self._frame = None  # type: ignore[assignment]  # a circle, with all that fit holds
+        self._list.callbacks.remove(self._last)  # the list may be the user's own
+        if self._loop is None:
+            return
+        run, loop = self._run, self._loop
+        self._let_go()
+        self._record["stopped"] = bool(self._model.stop_training)
+        self._keep()
+        run._epochs_total = run._course.epoch + 1  # a stop would find nothing to interrupt
+        if next(loop, None) is not None:
+            loop.close()  # type: ignore[attr-defined]  # a generator
+            run.finish()
+
+    # -- an epoch ----------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[tuple[int, int, Any]]:
+        """What the fit goes through, in place of EpochIterator's own."""
+        run, data, model = self._run, self._data, self._model
+        assert data is not None
+        size = self._source.steps_per_execution
+        self._lap = run.batches(Face(data), accumulate=size)
+        is_stopped = model.stop_training or self._record.pop("stop_training", False)
+        model.stop_training = is_stopped
+        data.begin_epoch(run._course.epoch - self._record["base"])
+        begin, has_more = None, self._take()
+        if is_stopped:
+            self._lap, has_more = self._lap.close(), False
+        if self._logs:
+            yield self._repeat_logs(size)
+        while has_more:
+            if begin is None:
+                begin = run.batch
+            if run.completes_step:
+                self._source._steps_seen = data.used + size
+                yield begin, begin + size - 1, data.iterator
+                self._log_batch()
+                data.use(run.batch + 1 - begin)
+                begin = None
+            has_more = self._take()
+        if run.over is not None:
+            model.stop_training = True  # a rule has found that this is enough
+        self._lap = None
+        data.end_lap()
+
+    def _repeat_logs(self, size: int) -> tuple[int, int, Any]:
+        """A step that does nothing but tell fit the logs of the last batch of the life before.
+
+        If no batch is left in the epoch, they are all that fit has to end it with.
+        """
+        logs, model, callbacks = dict(self._logs), self._model, self._list
+        trains = model.train_function
+
+        def step(*given: Any) -> Any:
+            model.train_function = trains
+            return logs if len(given) == 1 else (logs, given[0])  # on JAX, with the state
+
+        model.train_function = step
+        for name in ("on_train_batch_begin", "on_train_batch_end"):  # they have heard of it
+            setattr(callbacks, name, lambda *_, name=name: callbacks.__dict__.pop(name))
+        return 0, size - 1, iter([None] * size)
+
+    def _take(self) -> bool:
+        """Pass the boundary behind the last batch; False if there is no other.
+
+        A generator that calls run.batches may take its batches early, and is warned of: we are
+        one, and do not.
+        """
+        assert self._data is not None
+        with self._data.lock:
+            return next(self._lap, self) is not self
+
+    def _end_lap(self) -> None:
+        """Fit has left the batches: the data came to an end unforeseen, or it was told to stop."""
+        lap = self._lap
+        if lap is None:
+            return
+        assert self._data is not None
+        if self._model.stop_training:
+            self._log_batch()
+            self._data.use(self._source.steps_per_execution)
+            self._take()
+        else:
+            self._data.run_dry()
+        self._lap = None
+        lap.close()
+
+    def begin_validation(self) -> None:
+        if self._loop is None:
+            return
+        self._end_lap()
+        self._phase = self._run.phase("eval")
+        self._phase.__enter__()
+
+    def end_validation(self) -> None:
+        phase, self._phase = self._phase, None
+        if phase is not None:
+            phase.__exit__(None, None, None)
+
+    # -- what is noted -----------------------------------------------------------------
+
+    def _log_batch(self) -> None:
+        logs = self._frame.f_locals.get("logs")
+        if isinstance(logs, dict) and logs:
+            self._logs = logs
+            self._log(logs)
+
+    def _log(self, logs: dict[str, Any]) -> None:
+        numbers = {name: value for name, value in logs.items() if _is_number(value)}
+        if numbers:
+            self._run.log(**numbers)  # not read before somebody asks for it
+
+    def _keep(self) -> None:
+        """Write down where the fit is; what stands in the record goes into every snapshot."""
+        assert self._others is not None
+        assert self._data is not None
+        self._record.update(
+            data=self._data.position(),
+            others=self._others.state(),
+            logs={name: float(v) for name, v in self._logs.items() if _is_number(v)},
+            stop_training=bool(self._model.stop_training),
+            num_batches=self._source._num_batches,
+        )
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool | int | float):
+        return True
+    return hasattr(value, "__float__") and tuple(getattr(value, "shape", (1,))) == ()
+
+
+def _is_among(model: Any, values: list[Any]) -> bool:
+    for value in values:
+        if value is model:
+            return True
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list | tuple) and _is_among(model, list(inner)):
+            return True
+    return False
+
+
+def _find_fit(start: FrameType, model: Any) -> tuple[FrameType, dict[str, Any]]:
+    """The call of model.fit that we are in, and what it works with."""
+    frame: FrameType | None = start
+    asked_for = model._initial_epoch  # as fit itself reads it
+    for _ in range(_LOOKED_AT):
+        if frame is None:
+            break
+        known: dict[str, Any] = frame.f_locals
+        sources = [v for v in known.values() if isinstance(v, EpochIterator)]
+        lists = [v for v in known.values() if isinstance(v, keras.callbacks.CallbackList)]
+        if known.get("self") is model and sources and lists:
+            return frame, {
+                "iterator": sources[0],
+                "callbacks": lists[0],
+                "epochs": known["epochs"],
+                "initial_epoch": asked_for or known.get("initial_epoch", 0),
+            }
+        frame = frame.f_back
+    raise HoldfastError(
+        f"holdfast.keras.Callback: this is not the fit of Keras 3 ({keras.__version__}) that it "
+        "knows.\nWrite the loop with `for epoch in run.epochs(n): for batch in run.batches(data):`."
+    )
+
+
+def _belongs_into_fit(method: str) -> HoldfastError:
+    return HoldfastError(
+        f"holdfast.keras.Callback among the callbacks of model.{method}(): it is for model.fit.\n"
+        f"Leave it out; to let a stop leave at once, write `with run.phase({method!r}):` around."
+    )

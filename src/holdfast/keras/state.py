@@ -1,0 +1,350 @@
+"""The state of Keras objects, by names that are the same in every life.
+
+Keras numbers the layers of a process (`dense_3`), and a variable's path depends on how its layer
+was built. So a weight is named by its layer, numbered within its own model, and a variable of an
+optimizer by its part, and the weight that it belongs to.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
+from keras.src.utils.module_utils import tensorflow as tf
+from keras.src.utils.naming import to_snake_case
+
+from holdfast._errors import StateMismatch
+
+# Stored values of metrics and optimizers that are not built yet, until they are.
+_waiting: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+# Whoever was asked for its state: an optimizer that is not built yet finds its weights there.
+_models: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def object_state(value: Any) -> dict[str, Any]:
+    if isinstance(value, keras.random.SeedGenerator):
+        return {"state": value.state.value}
+    if isinstance(value, keras.Model):
+        _models.add(value)
+    for model in _models:
+        if hasattr(model, "jax_state_sync"):
+            model.jax_state_sync()  # in the middle of a fit on JAX, variables have no values
+    if isinstance(value, keras.Optimizer):
+        return {**_values(_optimizer_variables(value)), **_waiting.get(value, {})}
+    if isinstance(value, keras.Metric):
+        return _values(_named((v.name, v) for v in value.variables))
+    state: dict[str, Any] = dict(_values(_weights(value)))
+    if isinstance(value, keras.Model):
+        state["build"] = _build_config(value)
+        if (optimizer := getattr(value, "optimizer", None)) is not None:
+            state["optimizer"] = _values(_optimizer_variables(optimizer))
+        metrics = _values(_metric_variables(value))
+        waiting = {k: v for k, v in _waiting.get(value, {}).items() if k not in metrics}
+        state["metrics"] = {**metrics, **waiting}
+    return state
+
+
+def load_object(value: Any, state: Mapping[str, Any]) -> None:
+    if isinstance(value, keras.random.SeedGenerator):
+        _put(value.state, state["state"])
+    elif isinstance(value, keras.Optimizer):
+        _load_optimizer(value, state, None)
+    elif isinstance(value, keras.Metric):
+        _assign(_named((v.name, v) for v in value.variables), state, "the metric")
+    else:
+        _load_layer(value, state)
+
+
+def strict_tensors(value: object) -> dict[str, Any] | None:
+    """The tensors that a stored state must match, name by name: those of a layer or model.
+
+    A model that is not built yet has none to compare; it is built when it is loaded.
+    """
+    if not isinstance(value, keras.Layer) or not value.built:
+        return None
+    return _values(_weights(value))
+
+
+def global_generator(*, make: bool = False) -> Any:
+    """What Keras draws from where no seed is given; None if nobody has used it yet."""
+    if make:
+        return seed_generator.global_seed_generator()
+    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+
+
+def settle_waiting(model: Any) -> None:
+    """Give metrics what was stored, now that they are built."""
+    stored = _waiting.pop(model, {})
+    variables = _metric_variables(model)
+    _assign({k: v for k, v in variables.items() if k in stored}, stored, "the metrics")
+
+
+def is_whole(model: Any) -> bool:
+    """Whether nothing of a compiled model is built only by its first batch."""
+    parts = [model._compile_metrics, model._compile_loss, model.optimizer]
+    return all(part is None or part.built for part in [*parts, *model._flatten_layers()])
+
+
+def _load_layer(value: Any, state: Mapping[str, Any]) -> None:
+    weights = {key: item for key, item in state.items() if "/" in key}
+    if not value.built and weights:
+        _build(value, state.get("build"))
+    _assign(_weights(value), weights, "the model")
+    if not isinstance(value, keras.Model):
+        return
+    optimizer = getattr(value, "optimizer", None)
+    if (optimizer is not None) != ("optimizer" in state):
+        now, then = ("is", "was not") if optimizer is not None else ("is not", "was")
+        raise StateMismatch(
+            f"the model {now} compiled with an optimizer, and {then} when it was stored.\n"
+            "Compile it as before; the checkpoint is left as it was."
+        )
+    if optimizer is not None:
+        _load_optimizer(optimizer, state["optimizer"], value)
+    stored = dict(state.get("metrics", {}))
+    metrics = _metric_variables(value)
+    _assign({k: v for k, v in metrics.items() if k in stored}, stored, "the metrics")
+    later = {key: item for key, item in stored.items() if key not in metrics}
+    if later:
+        _waiting[value] = later
+
+
+def _load_optimizer(optimizer: Any, state: Mapping[str, Any], model: Any | None) -> None:
+    _stop_waiting(optimizer)
+    known = _optimizer_variables(optimizer)
+    later = {key: item for key, item in state.items() if key not in known}
+    if not optimizer.built and later:
+        weights = _replicated_weights(state) if model is None else model.trainable_variables
+        if weights is None:
+            _assign(known, {key: state[key] for key in state if key in known}, "the optimizer")
+            _wait(optimizer, later)
+            return
+        with _scope_of(weights):
+            optimizer.build(weights)
+    _assign(_optimizer_variables(optimizer), state, "the optimizer")
+
+
+def _wait(optimizer: Any, later: dict[str, Any]) -> None:
+    """Keep what was stored until the script builds the optimizer, with its first step.
+
+    Only then it is known which weights it is for, and in which order: names and shapes may be
+    the same for many.
+    """
+    _waiting[optimizer] = later
+    of = weakref.ref(optimizer)
+
+    def build(variables: Any) -> None:
+        live = of()
+        assert live is not None  # whoever calls it has it
+        stored = {**_values(_optimizer_variables(live)), **_stop_waiting(live)}
+        with _outside_of_a_graph():
+            live.build(variables)
+            _assign(_optimizer_variables(live), stored, "the optimizer")
+
+    optimizer.build = build
+
+
+def _stop_waiting(optimizer: Any) -> dict[str, Any]:
+    vars(optimizer).pop("build", None)
+    return _waiting.pop(optimizer, {})
+
+
+def _outside_of_a_graph() -> AbstractContextManager[Any]:
+    """The first step may be made while a tf.function is traced: what is given must stay."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
+        raise StateMismatch(
+            "the optimizer is built only by a step of the strategy's replicas, too late for what "
+            "was stored.\nBefore Run, in the scope: optimizer.build(variables)."
+        )
+    outside: AbstractContextManager[Any] = tf.init_scope()
+    return outside
+
+
+def _scope_of(weights: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Variables for the weights of a strategy's replicas are made in its scope."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    from holdfast.tensorflow import distribute
+
+    return distribute.scope_of(weight.value for weight in weights)
+
+
+def _replicated_weights(state: Mapping[str, Any]) -> list[Any] | None:
+    """The weights on a strategy's replicas that an optimizer, not built yet, is for.
+
+    It can be built in no step of theirs. None if the weights are no such, or cannot be told.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return None
+    from holdfast.tensorflow import distribute
+
+    wanted = {}
+    for key in state:
+        match = re.search(r"([^/]+)/(\d+)/([^/~]+)", key)
+        if match:
+            wanted[int(match[2])] = match[3]
+    names = [wanted[number] for number in sorted(wanted)]
+    fitting = [
+        model.trainable_variables
+        for model in _models
+        if model.built and [v.name for v in model.trainable_variables] == names
+    ]
+    if len(fitting) != 1 or all(len(distribute.copies(v.value)) == 1 for v in fitting[0]):
+        return None
+    return list(fitting[0])
+
+
+def _build(layer: Any, config: Any) -> None:
+    strategy = getattr(layer, "distribute_strategy", None)  # of a model on TensorFlow
+    try:
+        with nullcontext() if strategy is None else strategy.scope():
+            layer.build_from_config(_with_tuples(config))
+    except Exception as error:  # whatever a user's build may raise is one answer: it cannot
+        raise _cannot_build(layer) from error
+    others = [each for each in layer._flatten_layers() if each is not layer]
+    if not layer.variables or not all(each.built for each in others):
+        raise _cannot_build(layer)
+    layer.built = True  # Keras leaves that to the first call, of a model without a build()
+
+
+def _cannot_build(layer: Any) -> StateMismatch:
+    return StateMismatch(
+        f"the model {layer.name!r} has no weights yet, and cannot be built by its shapes.\n"
+        "Before Run, call it once on a batch, or give it an Input."
+    )
+
+
+def _build_config(model: Any) -> Any:
+    try:
+        config = model.get_build_config()
+    except Exception:  # noqa: BLE001  a user's own may fail; then the model is built by hand
+        return None
+    return config if _is_plain(config) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _with_tuples(config: Any) -> Any:
+    """Keras takes a shape as a tuple; a list of shapes stays a list."""
+    if isinstance(config, dict):
+        return {key: _with_tuples(item) for key, item in config.items()}
+    if isinstance(config, list) and not any(isinstance(item, list | tuple) for item in config):
+        return tuple(config)
+    return config
+
+
+def _assign(variables: Mapping[str, Any], state: Mapping[str, Any], whose: str) -> None:
+    missing = [key for key in variables if key not in state]
+    left = [key for key in state if key not in variables and whose != "the metrics"]
+    reshaped = [key for key, v in variables.items() if key in state and _differs(v, state[key])]
+    if missing or left or reshaped:
+        what = [("not stored", missing), ("only stored", left), ("of another shape", reshaped)]
+        said = "; ".join(f"{name}: {', '.join(keys[:4])}" for name, keys in what if keys)
+        raise StateMismatch(
+            f"{whose} of today is another ({said}).\nThe checkpoint is left as it was.",
+            missing=tuple(missing),
+            unexpected=tuple(left),
+            reshaped=tuple(reshaped),
+        )
+    for key, variable in variables.items():
+        _put(variable, state[key])
+
+
+def _put(variable: Any, stored: Any) -> None:
+    """Give a variable its value, or where a strategy has replicas that differ, each its own."""
+    if keras.backend.backend() != "tensorflow":
+        variable.assign(stored)
+        return
+    from holdfast.tensorflow import distribute
+
+    distribute.assign(variable.value, stored)
+
+
+def _differs(variable: Any, value: Any) -> bool:
+    copies = value["replicas"] if isinstance(value, dict) else [value]
+    return any(tuple(variable.shape) != tuple(copy.shape) for copy in copies)
+
+
+def _values(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: variable.value for key, variable in variables.items()}
+
+
+def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """By name; the second of one name has a number."""
+    found: dict[str, Any] = {}
+    for name, variable in pairs:
+        key, count = name, 2
+        while key in found:
+            key, count = f"{name}~{count}", count + 1
+        found[key] = variable
+    return found
+
+
+def _weights(layer: Any) -> dict[str, Any]:
+    owners: dict[int, str] = {}
+    counts: dict[str, int] = {}
+    for each in layer._flatten_layers():
+        name = _own_name(each, counts)
+        seeds = [generator.state for generator in each._seed_generators]
+        for v in [*each._trainable_variables, *each._non_trainable_variables, *seeds]:
+            owners.setdefault(id(v), f"{name}/{v.name}")
+    return _named((owners.get(id(v), f"variable/{v.name}"), v) for v in layer.variables)
+
+
+def _own_name(layer: Any, counts: dict[str, int]) -> str:
+    """A name that the user has given stays; one that Keras has numbered is numbered anew."""
+    kind = to_snake_case(type(layer).__name__)
+    if not re.fullmatch(rf"{re.escape(kind)}(_\d+)?", layer.name):
+        return str(layer.name).replace("/", ".")
+    counts[kind] = counts.get(kind, -1) + 1
+    return kind if counts[kind] == 0 else f"{kind}_{counts[kind]}"
+
+
+def _metric_variables(model: Any) -> dict[str, Any]:
+    pairs = []
+    for metric in model.metrics:
+        for each in getattr(metric, "metrics", None) or [metric]:
+            pairs += [(f"{each.name}/{v.name}", v) for v in each.variables]
+    return _named(pairs)
+
+
+def _optimizer_variables(optimizer: Any) -> dict[str, Any]:
+    references: dict[str, list[tuple[int, str]]] = {}
+    for number, v in enumerate(getattr(optimizer, "_trainable_variables", [])):
+        # A variable of TensorFlow has no path, and many have one name.
+        path = v.path if hasattr(v, "path") else v.name.replace(":", "_")
+        prefix = f"{path.replace('/', '_')}_"  # as the optimizer names its own variables
+        references.setdefault(prefix, []).append((number, re.sub("[/:]", "_", v.name)))
+    inner = getattr(optimizer, "inner_optimizer", None)
+    met: dict[str, int] = {}
+    pairs = [(_slot_name(v.name, references, met), v) for v in optimizer._variables]
+    if inner is not None:
+        pairs += [(f"inner/{key}", v) for key, v in _optimizer_variables(inner).items()]
+    return _named(pairs)
+
+
+def _slot_name(
+    name: str, references: Mapping[str, list[tuple[int, str]]], met: dict[str, int]
+) -> str:
+    found = [prefix for prefix in references if name.startswith(prefix)]
+    if not found:
+        return name
+    prefix = max(found, key=len)
+    count = met[name] = met.get(name, -1) + 1
+    of_one_name = references[prefix]
+    number, reference = of_one_name[min(count, len(of_one_name) - 1)]
+    return f"{name[len(prefix) :]}/{number}/{reference}"

@@ -1,0 +1,275 @@
+"""What tf.data keeps of a position, and what cannot be kept.
+
+An iterator can write down its state: seeds, counts, and the elements in its buffers. Python code
+inside a dataset, and random ops in its functions, keep what they have counted to themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops, iterator_ops
+
+from holdfast.tensorflow import randomness
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_LEAST_BYTES = 4096
+_IGNORE = 1  # of what only a process knows: it is known from the dataset, see Habits
+_PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_UNKNOWN_BYTES = 1 << 40
+_SLOT_BYTES = 160  # of a state, for each place in the buffer of a shuffle, be it empty
+
+CannotWrite = (tf.errors.OpError, NotImplementedError)  # what an iterator without a state raises
+
+
+def is_dataset(value: object) -> bool:
+    return isinstance(value, tf.data.Dataset)
+
+
+def is_distributed_dataset(value: object) -> bool:
+    """Made by a strategy: its iterators cannot write down where they are."""
+    return isinstance(value, tf.distribute.DistributedDataset)
+
+
+def made_of(dataset: Any) -> Any:
+    """What a strategy has made a dataset of, as far as it still knows."""
+    if is_distributed_dataset(dataset):
+        return getattr(dataset, "_original_dataset", None) or tf.data.Dataset.range(0)
+    return dataset
+
+
+def is_iterator(value: object) -> bool:
+    return isinstance(value, iterator_ops.OwnedIterator | dataset_ops.NumpyIterator)
+
+
+def is_distributed_iterator(value: object) -> bool:
+    return isinstance(value, tf.distribute.DistributedIterator)
+
+
+def write_state(iterator: Any) -> bytes:
+    """An iterator's state; an OpError if one of its datasets cannot write its own."""
+    resource = _owned(iterator)._iterator_resource
+    state = tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_IGNORE)
+    written: bytes = tf.io.serialize_tensor(state).numpy()
+    return written
+
+
+def can_write(iterator: Any) -> bool:
+    """Whether an iterator can be had back: one over Python code cannot."""
+    try:
+        write_state(iterator)
+    except CannotWrite:
+        return False
+    return True
+
+
+def read_state(iterator: Any, written: bytes) -> None:
+    """Give an iterator of the same dataset a state back."""
+    state = tf.io.parse_tensor(written, tf.variant)
+    tf.raw_ops.DeserializeIterator(
+        resource_handle=_owned(iterator)._iterator_resource, serialized=state
+    )
+
+
+def counts_in(written: bytes) -> int:
+    """In an iterator's state: the counts that its datasets draw their seeds from.
+
+    A dataset that has come to its end while those behind it have not is no longer in the state.
+    """
+    return written.count(b"epoch_num_random_samples")
+
+
+def _owned(iterator: Any) -> Any:
+    return getattr(iterator, "_iterator", iterator)  # as_numpy_iterator() wraps one
+
+
+class Packed:
+    """Bytes of a length that changes, as an array of one that seldom does.
+
+    The memory for snapshots is laid out anew whenever an array has another size.
+    """
+
+    def __init__(self) -> None:
+        self._capacity = _LEAST_BYTES
+
+    def pack(self, written: bytes) -> dict[str, Any]:
+        while self._capacity < len(written):
+            self._capacity *= 2
+        array: Bytes = np.zeros(self._capacity, np.uint8)
+        array[: len(written)] = np.frombuffer(written, np.uint8)
+        return {"length": len(written), "bytes": array}
+
+
+def unpack(packed: dict[str, Any]) -> bytes:
+    return bytes(packed["bytes"][: packed["length"]])
+
+
+class Habits:
+    """What datasets do that decides on how their position can be found again."""
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.calls_python = False
+        self.generates = False  # from_generator
+        self.draws: list[str] = []  # random ops with a count that nobody can read
+        self.draws_seeded = False
+        self.draws_in_parallel = False
+        self.draws_variables = False  # of a tf.random.Generator
+        self.writes_variables = False  # such as the seeds of Keras layers
+        self.runs_ahead = False  # of the batch that is used
+        self.is_ordered = all(each.options().deterministic is not False for each in roots)
+        self.drawing: list[Any] = []  # seeds, anew for each of their iterators
+        self.joins = False  # a dataset that begins when another has ended
+        self.seeds: list[int] = []  # of the shuffles
+        self.repeats = False  # what draws seeds: more than once in one pass
+        self.slot_bytes = 0  # about, of the state of an iterator that is new
+        self.buffer_bytes = 0  # about, in shuffles and caches
+        self.cache_bytes = 0  # about, in caches in memory
+        self.python_functions: list[Any] = []
+        for each in (part for root in roots for part in _all_of(root)):
+            self._look_at(each)
+
+    @property
+    def shuffles_unseeded(self) -> bool:
+        pairs = zip(self.seeds[::2], self.seeds[1::2], strict=True)
+        return any(pair == (0, 0) for pair in pairs)
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether an iterator's state in mid-pass tells all that there is to its position.
+
+        Random ops begin their count anew in each pass: to be where they were, it is made again.
+        """
+        return not self.generates and (not self.draws_seeded or self.draws_in_parallel)
+
+    def warnings(self) -> list[str]:
+        """What cannot be the same after a restart."""
+        lines = []
+        if self.draws_seeded and self.draws_in_parallel:
+            lines.append(
+                f"the dataset draws random numbers by {', '.join(self.draws)} in parallel calls: "
+                "which element gets which is another in every life.\n"
+                "To be exact, use tf.random.stateless_… with seeds from the data, for example of "
+                "Dataset.random(seed), or no num_parallel_calls."
+            )
+        if self.draws_variables and self.runs_ahead:
+            lines.append(
+                "the dataset draws from a tf.random.Generator ahead of the batch that is used: "
+                "after a restart it is not where it was.\n"
+                "To be exact, use tf.random.stateless_… with seeds from the data, for example of "
+                "Dataset.random(seed)."
+            )
+        if self.writes_variables:
+            lines.append(
+                "the dataset changes variables, as random layers of Keras do, and TensorFlow does "
+                "so ahead of the batch that is used: after a restart they are not where they "
+                "were.\n"
+                "To be exact, call the layer in the training step, or use tf.random.stateless_… "
+                "with seeds from the data, for example of Dataset.random(seed)."
+            )
+        if self.calls_python:
+            lines.append(
+                "the dataset calls Python code, and TensorFlow does so ahead of the batch that is "
+                "used: what that code draws from global generators (random, np.random) is "
+                "something else after a restart.\n"
+                "To be exact, let it draw from a generator of its own, np.random.default_rng(seed),"
+                " and not in parallel calls. Code that draws nothing is exact."
+            )
+        if not self.is_ordered:
+            lines.append(
+                "the dataset's order is not deterministic, as it was told: which batch comes "
+                "next depends on what is ready first, in every life."
+            )
+        return lines
+
+    def _look_at(self, dataset: Any) -> None:
+        kind = type(dataset).__name__
+        is_parallel = kind.startswith("_Parallel")
+        if _draws_seeds(dataset):
+            self.drawing.append(dataset)
+        self.joins |= kind == "_ConcatenateDataset"
+        if kind == "_ShuffleDataset":
+            self.seeds += [int(dataset._seed), int(dataset._seed2)]
+            self.slot_bytes += _buffer_size(dataset) * _SLOT_BYTES
+            self.buffer_bytes += _buffer_size(dataset) * _element_bytes(dataset._input_dataset)
+        if kind == "_RepeatDataset" and int(dataset._count) not in (0, 1):
+            self.repeats |= any(_draws_seeds(each) for each in _all_of(dataset))
+        if kind == "CacheDataset" and not dataset._filename.numpy():
+            size = _pass_bytes(dataset._input_dataset)
+            self.cache_bytes += size
+            self.buffer_bytes += size
+        self.runs_ahead |= is_parallel or kind.startswith("_Prefetch")
+        if is_parallel and getattr(dataset, "_deterministic", None) == "false":
+            self.is_ordered = False
+        functions = dataset._functions()
+        nodes = [node for function in functions for node in _nodes(function)]
+        ops = {node.op for node in nodes}
+        self.generates |= "GeneratorDataset" in ops
+        if ops & _PYTHON_OPS or "GeneratorDataset" in ops:
+            self.calls_python = True
+            self.python_functions += [getattr(each, "_func", None) for each in functions]
+        draws = randomness.hidden_draws(nodes)
+        self.draws += draws
+        self.draws_seeded |= any(
+            randomness.is_hidden_draw(node.op) and (node.attr["seed"].i or node.attr["seed2"].i)
+            for node in nodes
+        )
+        self.draws_in_parallel |= is_parallel and bool(draws)
+        self.draws_variables |= any(
+            op.startswith("Stateful") or op == "RngReadAndSkip" for op in ops
+        )
+        self.writes_variables |= bool(ops & _ASSIGNS)
+
+
+def _all_of(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for each in dataset._inputs():
+        yield from _all_of(each)
+
+
+def _nodes(function: Any) -> Iterator[Any]:
+    """The nodes of a function of a dataset, and of those that it calls."""
+    graph = function.function.graph.as_graph_def()
+    yield from graph.node
+    for inner in graph.library.function:
+        yield from inner.node_def
+
+
+def _draws_seeds(dataset: Any) -> bool:
+    """Whether it does anew for each of its iterators."""
+    return type(dataset).__name__ in ("_ShuffleDataset", "_RandomDataset")
+
+
+def _buffer_size(shuffle: Any) -> int:
+    elements, count = int(shuffle._buffer_size), int(shuffle._input_dataset.cardinality())
+    return min(elements, count) if count >= 0 else elements
+
+
+def _pass_bytes(dataset: Any) -> int:
+    count, size = int(dataset.cardinality()), _element_bytes(dataset)
+    return count * size if count >= 0 and size else _UNKNOWN_BYTES
+
+
+def _element_bytes(dataset: Any) -> int:
+    """About; what has no shape is not counted."""
+    total = 0
+    for spec in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        count = None if shape is None else shape.num_elements()
+        size = getattr(getattr(spec, "dtype", None), "size", 0)
+        total += (count or 0) * size
+    return total
+
+
+def length_of(dataset: Any) -> int | None:
+    """The batches of one pass, if that can be known."""
+    if is_distributed_dataset(dataset) and not hasattr(dataset, "_original_dataset"):
+        return None
+    count = int(made_of(dataset).cardinality())
+    if count == tf.data.INFINITE_CARDINALITY or count < 0:
+        return None
+    return count

@@ -1,0 +1,49 @@
+"""model.fit goes on to the same bits, whatever it was given and wherever it was stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support import environment
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "tensorflow": [
+        *("arrays", "dataset", "repeated", "of-unknown-length"),
+        *("py-dataset", "generator", "callbacks", "twice", "unbuilt", "two-in-one", "scaled"),
+    ],
+    "jax": ["arrays"],
+    "torch": ["loader"],
+}
+
+
+def lives(backend: str, folder: Path, *cases: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.frameworks.keras_lives", str(folder), *cases],
+        cwd=ROOT,
+        env={**environment(), **os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+        | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", CASES)
+def test_fit_goes_on_to_the_same_bits(backend: str, tmp_path: Path) -> None:
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    said = lives(backend, tmp_path, *CASES[backend])
+    for case in [*CASES[backend], "again"]:
+        assert f"{case}: nothing\n" in said, said

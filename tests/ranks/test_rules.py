@@ -1,0 +1,69 @@
+"""What a rule of one rank finds, all ranks do: they end together, or leave what is bad unsaved."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from holdfast._record.layout import RunLayout
+from holdfast._record.void import void_steps
+from tests.support import checkpoint_steps
+
+NOT_FINITE = ["NotFinite", [], {}]
+EACH = {"checkpoint_every": 1}
+BAD = {"loss": math.nan}
+
+
+@pytest.mark.parametrize(("meets", "rank"), [("group", 1), ("files", 1), ("group", 0)])
+def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, meets, rank):
+    plan = {"meets": meets, "total": 20, "stop_when": NOT_FINITE, "settings": EACH}
+    job = jobs.start(**plan, events=[(rank, 11, "log", BAD)])
+    assert job.statuses() == [65, 65], job.outputs
+    jobs.check_nothing_left()
+    assert max(checkpoint_steps(jobs.folder)) == 11
+    assert void_steps(RunLayout(jobs.folder)) == {1: 12}
+    (stop,) = jobs.events("stop")
+    assert stop["status"] == 65
+    assert "NotFinite: loss is nan (step 12)" in stop["reason"]
+    assert "NotFinite: loss is nan (step 12)" in jobs.events("rule")[0]["reason"]
+    again = jobs.start(**plan)
+    assert again.hashes() == undisturbed(meets=meets, total=20)
+    assert again.started_at() == [11, 11]
+
+
+def test_killed_in_the_bad_step_or_right_after_it_nothing_of_it_is_resumed(jobs, undisturbed):
+    """The evaluation of a state that all ranks hold, and have on disk, finds it bad."""
+    plan = {"loop": "eval", "total": 2, "stop_when": NOT_FINITE, "settings": EACH}
+    job = jobs.start(**plan, events=[(1, 12, "eval:log", BAD), (1, 12, "step:die", None)])
+    statuses = job.statuses()
+    assert statuses[0] == 65, job.outputs
+    assert statuses[1] in (65, -9)  # if all were to leave a step later, it has died on the way
+    assert max(checkpoint_steps(jobs.folder)) == 11
+    again = jobs.start(**plan)
+    assert again.hashes() == undisturbed(loop="eval", total=2)
+    assert again.started_at() == [11, 11]
+    jobs.check_nothing_left()
+
+
+@pytest.mark.parametrize("meets", ["group", "files"])
+def test_a_rule_of_one_rank_ends_the_training_of_all_at_one_step(jobs, meets):
+    plan = {"meets": meets, "stop_when": ["Threshold", ["score"], {"above": 0.9}]}
+    job = jobs.start(**plan, events=[(1, 9, "log", {"score": 0.95})])
+    assert len(set(job.hashes())) <= 2
+    (step,) = checkpoint_steps(jobs.folder)
+    assert 10 <= step < 30
+    jobs.check_checkpoint(step, 2)
+    assert "score is 0.95, above 0.9" in jobs.events("rule")[0]["reason"]
+    again = jobs.start(**plan)
+    assert again.hashes() == job.hashes()
+    assert "ended at step" in again.output(0)
+    jobs.check_nothing_left()
+
+
+def test_another_rank_that_has_finished_does_not_keep_the_bad_last_step(jobs):
+    plan = {"meets": "files", "total": 12, "stop_when": NOT_FINITE, "pauses": [0.0, 0.03]}
+    job = jobs.start(**plan, events=[(1, 11, "log", BAD)])
+    assert job.statuses() == [65, 65], job.outputs
+    assert all(step < 12 for step in checkpoint_steps(jobs.folder))
+    jobs.check_nothing_left()
