@@ -13,14 +13,16 @@ import pytest
 from tests.support import environment
 
 ROOT = Path(__file__).parents[2]
-CASES = {
-    "tensorflow": [
-        *("arrays", "dataset", "repeated", "of-unknown-length"),
-        *("py-dataset", "generator", "callbacks", "twice", "unbuilt", "two-in-one", "scaled"),
-    ],
-    "jax": ["arrays"],
-    "torch": ["loader"],
-}
+CASES = [
+    pytest.param("tensorflow", ["arrays", "dataset", "py-dataset", "callbacks", "two-in-one"]),
+    pytest.param(
+        "tensorflow",
+        ["repeated", "of-unknown-length", "generator", "twice", "unbuilt", "scaled"],
+        marks=pytest.mark.soak,
+    ),
+    pytest.param("jax", ["arrays"], marks=pytest.mark.soak),
+    pytest.param("torch", ["loader"], marks=pytest.mark.soak),
+]
 
 
 def lives(backend: str, folder: Path, *cases: str) -> str:
@@ -40,10 +42,10 @@ def lives(backend: str, folder: Path, *cases: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("backend", CASES)
-def test_fit_goes_on_to_the_same_bits(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "cases"), CASES)
+def test_fit_goes_on_to_the_same_bits(backend: str, cases: list[str], tmp_path: Path) -> None:
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    said = lives(backend, tmp_path, *CASES[backend])
-    for case in [*CASES[backend], "again"]:
+    said = lives(backend, tmp_path, *cases)
+    for case in [*cases, "again"]:
         assert f"{case}: nothing\n" in said, said

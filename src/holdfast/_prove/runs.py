@@ -124,6 +124,8 @@ def _parts(loaded: Loaded) -> dict[str, Any]:
     head, tree = loaded.head, loaded.head["tree"]
     extra = _plain(tree.get("extra", {}), loaded)
     position = extra.get("position") or {}
+    if position.get("is_over") or not position.get("batches"):
+        position = {**position, "state": None}  # of the lap before: nobody reads it there
     return {
         **{name: _plain(encoded, loaded) for name, encoded in tree["state"].items()},
         "logged metrics": {**head.get("metrics", {}), **_renamed(head.get("best", {}))},
