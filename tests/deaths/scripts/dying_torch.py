@@ -72,6 +72,8 @@ def _end_worker(how: str) -> None:
     elif how == "worker-raises":
         raise ValueError(f"sample {_LAST} is no picture")
     elif how == "worker-oom":
+        # Two of them fill up side by side, and then the trainer may be the largest of the three.
+        Path("/proc/self/oom_score_adj").write_text("500")
         held = []
         for _ in range(1000):
             held.append(torch.ones(_MEGABYTE))
