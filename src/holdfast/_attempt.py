@@ -250,6 +250,7 @@ class Attempt(Boundaries):
         self._record_exit(status_of(leaving), how, durable_step, asked=asked)
         self._close(leaving)
         self._stopped = None  # else whoever catches it would keep it for ever
+        self._leaves_at = None
         if isinstance(leaving, Stopped):
             die_if_terminated(leaving)
         if leaving is not None and leaving is not error:

@@ -96,6 +96,7 @@ class Boundaries(Hearing):
         self._total: int | None = None
         self._epochs_total: int | None = None
         self._stopped: Stopped | None = None
+        self._leaves_at = None
         self._noted: list[int] = []
         self._announced = False
         self._generators: dict[str, Any] | None = None
@@ -281,6 +282,7 @@ class Boundaries(Hearing):
         if request.status == statuses.FINISHED:
             self._end_well(request.reason)
             return
+        self._leaves_at = self.step
         durable = is_saved or self._saver.save_and_wait(self.step, f"stop: {request.reason}")
         if self._bad is not None:
             self._stop_bad()  # found, here or by another rank, while it was to be saved

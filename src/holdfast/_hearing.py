@@ -33,6 +33,7 @@ class Hearing(Ruled):
     _noted: list[int]
     _announced: bool
     _total: int | None
+    _leaves_at: int | None  # the step that is being saved, as the last one
 
     def _hear_decision(self, decision: Decision) -> None:
         """All ranks will stop: say so, and leave a phase whose boundary it is."""
@@ -110,6 +111,8 @@ class Hearing(Ruled):
 
     def _step_at_hand(self) -> int:
         """The step that is being made: after the last one, still the last."""
+        if self._leaves_at is not None:  # told of the signal when the step it met was over
+            return self._leaves_at
         return self.step + 1 if self._total is None else min(self.step + 1, self._total)
 
     def _durable_step(self) -> int | None:
