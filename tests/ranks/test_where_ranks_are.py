@@ -63,7 +63,8 @@ def test_a_rank_in_a_long_step_is_waited_for_and_the_decision_is_not(
 
 
 def test_one_of_four_ranks_is_in_a_long_step(jobs):
-    job = jobs.start(4, total=_TOTAL, events=[(2, 8, "sleep", 1.0)])
+    # Long enough for a busy machine to decide in, or all would have gone on by a step.
+    job = jobs.start(4, total=_TOTAL, events=[(2, 8, "sleep", 3.0)])
     job.wait_for("holding", 2)
     job.send(signal.SIGTERM, 3)
     assert _check_stop(jobs, job, world=4) == 9
