@@ -268,7 +268,7 @@ def test_hours_are_those_of_all_lives(script, folder):
             print("ready", run.step, flush=True)
             for step in run.steps(10_000):
                 train_one(weights)
-                time.sleep(0.01)
+                time.sleep(0.01)  # hours are what is counted
                 if step == 25 and run.attempt == 1:
                     run.stop()
         print("after", run.over, flush=True)

@@ -65,7 +65,7 @@ def main() -> None:
                 jax.block_until_ready(params)
                 time.sleep(0.01)  # so that the test can reach it in the middle
                 print("step", number + 1, flush=True)
-    except BaseException:
+    except BaseException:  # told to the test, and raised again
         print("left", run.step, flush=True)
         raise
     assert count.weak_type

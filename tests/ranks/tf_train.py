@@ -74,9 +74,9 @@ class Training:
                 for _ in run.epochs(plan["total"]):
                     for inputs, targets in run.batches(self._loader):
                         run.log(loss=self._step(inputs, targets))
-                        time.sleep(plan["pauses"][plan["rank"]])
+                        time.sleep(plan["pauses"][plan["rank"]])  # a rank that is slower
                         print("step", run.step + 1, flush=True)
-        except BaseException:
+        except BaseException:  # told to the test, and raised again
             print("left", run.step, flush=True)
             raise
         print("hash", self._hash(), flush=True)

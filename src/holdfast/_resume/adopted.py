@@ -12,11 +12,10 @@ from typing import Any
 from holdfast._errors import StateMismatch
 from holdfast._record.checksum import digest_all
 from holdfast._record.image import TensorSpec
+from holdfast._resume.fit import name_some
 from holdfast._resume.verify import Loaded
 from holdfast._save.beside import OBJECTS
 from holdfast._save.capture import Captured, adapter_of, capture
-
-_NAMED = 8
 
 
 def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[str]]:
@@ -121,8 +120,7 @@ def _refuse(adopted: dict[str, Any], matched: Any, reshaped: list[str]) -> None:
         ("names that Run does not have", matched.unused),
     ):
         if names:
-            more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            lines.append(f"  {what}: {', '.join(names[:_NAMED])}{more}")
+            lines.append(f"  {what}: {name_some(names)}")
     lines.append(
         "Nothing was changed. Build the objects as they were (a Keras model: call it once before "
         "Run), or adopt into a new folder, with --name NEW=OLD for another name and --fresh NAME "
@@ -145,6 +143,5 @@ def _lines(matched: Any, made_here: list[str]) -> list[str]:
         ("in the adopted checkpoint, and not used by this run", matched.unused),
     ):
         if names:
-            more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            lines.append(f"{what}: {', '.join(names[:_NAMED])}{more}.")
+            lines.append(f"{what}: {name_some(names)}.")
     return lines

@@ -59,6 +59,12 @@ def _lacking(what: str, reason: str) -> StateMismatch:
     )
 
 
+def name_some(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
 class _Fit:
     """Finds what no longer fits, before anything is changed."""
 
@@ -83,8 +89,7 @@ class _Fit:
             ("changed", self.reshaped),
         ):
             if names:
-                more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                lines.append(f"  {what}: {', '.join(names[:_NAMED])}{more}")
+                lines.append(f"  {what}: {name_some(names)}")
         lines.append(
             "The checkpoint is left as it was: go back to the state it was made from, "
             "or use a new folder."

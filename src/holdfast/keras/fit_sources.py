@@ -30,7 +30,7 @@ class Source:
         self._lock = lock
         self._kit = run._feeds._kit
 
-    def open(self, number: int, used: int, seeds: Seeds) -> Any:  # noqa: ARG002
+    def open(self, number: int, used: int, seeds: Seeds) -> Any:  # noqa: ARG002  others draw
         batches = each_apart(self._epochs._get_iterator(), seeds)
         replay(batches, used, self._adapter)
         return batches

@@ -54,23 +54,23 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         self._run._require_open()
         self._fit = _Fit(self._run, self._model, sys._getframe(1))
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         self._fit = None  # the last callback ends it
 
-    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         if self._fit is None:
             raise _belongs_into_fit("evaluate")
         self._fit.begin_validation()
 
-    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         if self._fit is not None:
             self._fit.end_validation()
 
-    def on_predict_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_predict_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         raise _belongs_into_fit("predict")
 
 
-class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+class _Last(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """Stands behind all other callbacks: what they do at a moment is done when it is called."""
 
     async_safe = True
@@ -79,16 +79,16 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._fit = fit
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         self._fit.begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         self._fit.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._fit.end_epoch(epoch, logs or {})
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
         self._fit.end()
 
 

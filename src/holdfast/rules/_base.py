@@ -159,13 +159,14 @@ def check_metric(kind: str, metric: object) -> str:
 
 def check_number(what: str, value: object, *, least: float, is_open: bool = False) -> float:
     """A finite number that is large enough."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least or (is_open and value == least):  # type: ignore[arg-type,operator]  # it is a number by then
-        bound = f", above {least:g}" if is_open else f", {least:g} or more"
-        if math.isinf(least):
-            bound = ", and a finite one"
-        raise SettingsError(f"{what}={value!r}: this is a number{bound}.")
-    return float(value)  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        found = float(value)
+        if found > least or (found == least and not is_open):
+            return found
+    bound = f", above {least:g}" if is_open else f", {least:g} or more"
+    if math.isinf(least):
+        bound = ", and a finite one"
+    raise SettingsError(f"{what}={value!r}: this is a number{bound}.")
 
 
 def plain(value: float | None) -> float | str | None:
