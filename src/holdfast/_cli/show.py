@@ -174,7 +174,7 @@ def _last_exit(run: RunSummary) -> str:
     ended = run.last_exit
     if ended is None:
         return ""
-    what = words.name(ended.how)
+    what = words.name(ended.how.partition("\n")[0])  # the rest of it is for `holdfast why`
     if ended.status is None:
         what = "died without a word (killed, out of memory, or a crash outside Python)"
         if run.deaths and ended.attempt == run.attempt:
