@@ -21,7 +21,7 @@ from holdfast._check.doctor_places import (
 from holdfast._check.doctor_question import Question
 from holdfast._check.doctor_run import Known, read_run, slurm_grace
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
-from holdfast._record.manifest import DataFile, Manifest
+from holdfast._record.manifest import DataFile, Manifest, Part
 
 MB, GB = 1 << 20, 1 << 30
 TEN = Grace(10.0, "SIGTERM")
@@ -231,7 +231,11 @@ def test_a_question_that_is_not_answered_is_left_behind(tmp_path):
 
 def test_the_state_of_many_ranks_is_counted_by_host(tmp_path):
     layout = RunLayout(tmp_path)
-    files = tuple(DataFile(rank_file(rank), 1000 + rank, ()) for rank in range(4))
+    sizes = [1000, 1001, 1002, 1003]
+    files = tuple(
+        DataFile(rank_file(rank), size, (Part("header", 0, size, "0" * 32),))
+        for rank, size in enumerate(sizes)
+    )
     written = Manifest("id", 2, 10, "", 0.0, files)
     for step in (5, 10):
         layout.checkpoint(step, 2).mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import pytest
@@ -11,11 +10,23 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast._record import manifest
-from holdfast._record.manifest import DataFile, Manifest, Part
+from holdfast._record.manifest import DataFile, Linked, Manifest, Part
 
 texts = st.text(max_size=12)
 numbers = st.integers(0, 2**63)
-parts = st.builds(Part, texts, numbers, numbers, st.text("0123456789abcdef", min_size=32))
+checksums = st.text("0123456789abcdef", min_size=32, max_size=32)
+
+
+@st.composite
+def data_files(draw):
+    linked = draw(st.lists(st.builds(Linked, texts.filter(bool), numbers), max_size=2))
+    linked = tuple({item.name: item for item in linked}.values())
+    places = st.sampled_from(["", *(item.name for item in linked)])
+    parts = draw(st.lists(st.builds(Part, texts, numbers, numbers, checksums, places), max_size=3))
+    wrapper = draw(st.none() | st.builds(Part, texts, numbers, numbers, checksums))
+    return DataFile(draw(texts), draw(numbers), tuple(parts), linked, wrapper)
+
+
 manifests = st.builds(
     Manifest,
     run_id=texts,
@@ -23,9 +34,7 @@ manifests = st.builds(
     step=numbers,
     reason=texts,
     saved_at=st.floats(0, 4e9),
-    files=st.lists(
-        st.builds(DataFile, texts, numbers, st.lists(parts, max_size=3).map(tuple)), max_size=2
-    ).map(tuple),
+    files=st.lists(data_files(), max_size=2).map(tuple),
     metrics=st.dictionaries(texts, st.none() | st.floats(allow_nan=False, allow_infinity=False)),
     holdfast=texts,
 )
@@ -38,27 +47,24 @@ def test_what_was_written_is_what_is_read(written):
 
 @settings(max_examples=150)
 @given(manifests, st.data())
-def test_any_flipped_bit_is_found_or_changes_nothing(written, data):
+def test_any_flipped_bit_is_found(written, data):
     damaged = bytearray(written.to_bytes())
     at = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[at // 8] ^= 1 << (at % 8)
-    with contextlib.suppress(holdfast.DamagedCheckpoint):
-        assert manifest.parse(bytes(damaged), "here") == written
+    with pytest.raises(holdfast.DamagedCheckpoint):
+        manifest.parse(bytes(damaged), "here")
 
 
-def test_every_single_flipped_bit_of_one_manifest_is_found_or_changes_nothing():
+def test_every_single_flipped_bit_of_one_manifest_is_found():
     part = Part("model.w", 4096, 64, "ab" * 16)
     written = Manifest("r", 1, 2, "stop", 1.5, (DataFile("f", 8192, (part,)),), {"loss": 0.5})
     whole = written.to_bytes()
-    found = 0
+    assert manifest.parse(whole, "here") == written
     for at in range(len(whole) * 8):
         damaged = bytearray(whole)
         damaged[at // 8] ^= 1 << (at % 8)
-        try:
-            assert manifest.parse(bytes(damaged), "here") == written
-        except holdfast.DamagedCheckpoint:
-            found += 1
-    assert found > len(whole) * 6  # blanks between the values are all that may change
+        with pytest.raises(holdfast.DamagedCheckpoint):
+            manifest.parse(bytes(damaged), "here")
 
 
 @given(manifests, st.data())
@@ -97,27 +103,28 @@ def test_json_that_is_no_manifest_is_damaged_and_nothing_else(data):
 @pytest.mark.parametrize(
     "body",
     [
-        {"format": 1},
-        {"format": 1, "files": 5},
-        {"format": 1, "files": [], "unknown": 1},
-        {"format": 1, "files": [{"name": "x", "size_bytes": 1, "parts": [{"name": 1}]}]},
+        {"format": 2},
+        {"format": 2, "files": 5},
+        {"format": 2, "files": [], "unknown": 1},
+        {"format": 2, "files": [{"name": "x", "size_bytes": 1}]},
+        {"format": 2, "files": [{"name": "x", "size_bytes": 1, "names": ["a"], "offsets": []}]},
         [],
         "text",
     ],
 )
 def test_a_body_with_a_right_checksum_and_a_wrong_shape_is_damaged(body):
-    text = json.dumps({"manifest": body, "xxh3_128": manifest._checksum(body)})
     with pytest.raises(holdfast.DamagedCheckpoint):
-        manifest.parse(text.encode(), "here")
+        manifest.parse(manifest.seal(json.dumps(body).encode()), "here")
 
 
 def test_another_version_is_named_as_such():
     body = {**json.loads(Manifest("r", 1, 2, "x", 0.0, ()).to_bytes())["manifest"], "format": 99}
-    text = json.dumps({"manifest": body, "xxh3_128": manifest._checksum(body)})
     with pytest.raises(holdfast.UnreadableCheckpoint, match="another version"):
-        manifest.parse(text.encode(), "here")
+        manifest.parse(manifest.seal(json.dumps(body).encode()), "here")
 
 
-def test_the_size_is_that_of_all_files():
-    files = (DataFile("a", 5, ()), DataFile("b", 7, ()))
-    assert Manifest("r", 1, 2, "x", 0.0, files).size_bytes == 12
+def test_the_size_is_that_of_the_state_and_not_of_what_was_written():
+    parts = (Part("header", 0, 5, "a" * 32), Part("x", 0, 7, "b" * 32, "before"))
+    files = (DataFile("a", 5, parts, (Linked("before", 100),)), DataFile("b", 7, parts[:1]))
+    found = Manifest("r", 1, 2, "x", 0.0, files)
+    assert (found.size_bytes, found.own_bytes) == (17, 12)

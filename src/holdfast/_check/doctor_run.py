@@ -78,7 +78,7 @@ def _on_one_host(layout: RunLayout, attempt: int, found: manifest.Manifest) -> i
         rank = int(digits) if digits.isdigit() else 0
         keeper = read_json(layout.rank(attempt, rank)).get("keeper")
         host = keeper.get("host") if isinstance(keeper, dict) else None
-        totals[str(host)] = totals.get(str(host), 0) + file.size_bytes
+        totals[str(host)] = totals.get(str(host), 0) + file.image_bytes
     return max(totals.values(), default=found.size_bytes)
 
 

@@ -15,7 +15,7 @@ from holdfast._keeper.persist import begin_checkpoint, explain
 from holdfast._keeper.table import Key, Wish
 from holdfast._keeper.writer import Closing
 from holdfast._record import journal
-from holdfast._record.manifest import DataFile, Part
+from holdfast._record.manifest import DataFile
 
 
 class HubBooks:
@@ -46,10 +46,7 @@ class HubBooks:
         layout = self._policy.layout
         state = State(attempt, mark // 2, reason, files[0]["metrics"], bool(mark % 2))
         final = layout.checkpoint(mark // 2, attempt, bool(mark % 2))
-        parts = [
-            DataFile(f["name"], f["size_bytes"], tuple(Part(**part) for part in f["parts"]))
-            for _, f in sorted(files.items())
-        ]
+        parts = [DataFile.from_json(file) for _, file in sorted(files.items())]
         partial = layout.partial(final, os.getpid())
         closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
         self._keeper._writer.submit(closing)

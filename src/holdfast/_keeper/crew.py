@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import asdict
 from typing import Any
 
 from holdfast._keeper.among import KeeperAmongOthers
@@ -194,7 +193,7 @@ class CrewKeeper(KeeperAmongOthers):
             self._to_hub("written", **told, error=outcome.error or "unknown")
             return
         head = outcome.head
-        file = {**asdict(outcome.file), "metrics": head.get("metrics", {})}
+        file = {**outcome.file.to_json(), "metrics": head.get("metrics", {})}
         file["common"] = head.get("common", "")
         self._to_hub("written", **told, file=file)
 

@@ -1,39 +1,101 @@
 """The manifest: what a checkpoint must contain, written last.
 
-It carries the checksum of every byte range of the data file and one of itself:
-a flipped bit anywhere is told from what was written.
+It carries the checksum of every byte range of the data files and one of itself:
+a flipped bit anywhere is told from what was written. What did not change since the
+checkpoint before is not written again: the part is in a file of that one, which is
+linked into this folder too.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import xxhash
 
 from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
 
-FORMAT = 1
+FORMAT = 2
+_CHECKSUM_CHARACTERS = 32
+_OUTER = re.compile(rb'\{"xxh3_128": "([0-9a-f]{32})",\n"manifest": ')
+_END = b"}\n"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One byte range of the data file: the header, or one tensor."""
+class Part(NamedTuple):
+    """One byte range of an image: the header, a tensor, or the scalars."""
 
     name: str
-    offset: int
+    offset: int  # in its file
     size_bytes: int
     checksum: str
+    file: str = ""  # of the same folder, if it is not the rank's own
+
+
+class Linked(NamedTuple):
+    """A file of an earlier checkpoint, some of whose parts are in this one too."""
+
+    name: str
+    size_bytes: int
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One rank's file and the ranges that cover it."""
+    """One rank's file and the parts of its image, in their order there."""
 
     name: str
     size_bytes: int
     parts: tuple[Part, ...]
+    linked: tuple[Linked, ...] = ()
+    # Where the file holds only some of the image: the header that any reader of it finds first.
+    # The image's own header is then one of the parts.
+    wrapper: Part | None = None
+
+    @property
+    def image_bytes(self) -> int:
+        """The size of the state."""
+        return sum(part.size_bytes for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Column by column: a state may have a hundred thousand parts."""
+        columns = list(zip(*self.parts, strict=True)) or [()] * 5
+        places = {linked.name: number for number, linked in enumerate(self.linked, 1)}
+        found: dict[str, Any] = {
+            "name": self.name,
+            "size_bytes": self.size_bytes,
+            "names": columns[0],
+            "offsets": columns[1],
+            "sizes": columns[2],
+            "checksums": "".join(columns[3]),
+        }
+        if self.linked:
+            found["linked"] = self.linked
+            found["in"] = [places.get(name, 0) for name in columns[4]]
+        if self.wrapper is not None:
+            found["wrapper"] = self.wrapper
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> DataFile:
+        """ValueError, KeyError or TypeError if it is none."""
+        linked = tuple(Linked(*item) for item in found.get("linked", ()))
+        files = ["", *(item.name for item in linked)]
+        names, text = found["names"], found["checksums"]
+        width = _CHECKSUM_CHARACTERS
+        checksums = [text[at : at + width] for at in range(0, len(text), width)]
+        places = [files[number] for number in found["in"]] if linked else [""] * len(names)
+        columns = (names, found["offsets"], found["sizes"], checksums, places)
+        parts = tuple(Part(*row) for row in zip(*columns, strict=True))
+        wrapper = found.get("wrapper")
+        return cls(
+            found["name"],
+            found["size_bytes"],
+            parts,
+            linked,
+            None if wrapper is None else Part(*wrapper),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,35 +114,47 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
+        """The size of the state that it holds."""
+        return sum(file.image_bytes for file in self.files)
+
+    @property
+    def own_bytes(self) -> int:
+        """What was written for it."""
         return sum(file.size_bytes for file in self.files)
 
     def to_bytes(self) -> bytes:
-        body: dict[str, Any] = {"format": FORMAT, **asdict(self)}
-        return json.dumps({"manifest": body, "xxh3_128": _checksum(body)}, indent=1).encode()
+        body = {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "files": [file.to_json() for file in self.files],
+        }
+        return seal(json.dumps(body).encode())
 
 
-def _checksum(body: dict[str, Any]) -> str:
-    return str(xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True).encode()))
+def seal(body: bytes) -> bytes:
+    """The file for a body: with its checksum, and a line for each."""
+    checksum = xxhash.xxh3_128_hexdigest(body).encode()
+    return b'{"xxh3_128": "' + checksum + b'",\n"manifest": ' + body + _END
 
 
 def parse(data: bytes, where: str) -> Manifest:
     """The manifest in `data`; `where` is what the error names if it is damaged."""
     try:
-        outer = json.loads(data)
-        body = outer["manifest"]
-        if outer["xxh3_128"] != _checksum(body):
+        outer = _OUTER.match(data)
+        if outer is None or not data.endswith(_END):
+            raise ValueError("it is none, or cut short")
+        inner = data[outer.end() : -len(_END)]
+        if xxhash.xxh3_128_hexdigest(inner).encode() != outer[1]:
             raise ValueError("its own checksum does not fit")
+        body = json.loads(inner)
         if body.pop("format") != FORMAT:
             raise UnreadableCheckpoint(
                 f"{where}: was written by another version of holdfast "
                 f"({body.get('holdfast') or 'unknown'}).\nUse that version; nothing was changed."
             )
-        files = tuple(
-            DataFile(f["name"], f["size_bytes"], tuple(Part(**part) for part in f["parts"]))
-            for f in body.pop("files")
-        )
+        files = tuple(DataFile.from_json(file) for file in body.pop("files"))
         origin = body.pop("origin", None)
         origin = None if origin is None else (int(origin[0]), int(origin[1]))
         return Manifest(files=files, origin=origin, **body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DamagedCheckpoint(f"{where}: the manifest is damaged ({error}).") from error
