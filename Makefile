@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH := .venv-bench
 STAMP := $(VENV)/.installed
 LOG := $(VENV)/install.log
 PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
@@ -11,26 +12,27 @@ PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
 QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_stop_and_save.py \
 	tests/processes/test_kill.py tests/crash/test_damage.py
 
-# What bears another test beside it on two cores, and what measures time or fills the machine.
-# The jobs of a SLURM of our own mostly wait, and so do hangs: each have a process to themselves beside the first.
+# What bears others beside it on two cores; what measures time or fills the machine has one neighbour at most.
+# Two lots mostly wait, for a SLURM of our own, for ranks, for a hang to be noticed: each has one process beside
+# the first lot, and they are made so that all three end at about the same time.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
-SOME_BESIDE := $(patsubst %,tests/cli/test_%.py,adopt clean completion demo doctor errors export export_for_tensorflow \
-	export_for_torch export_ranks help lint ls stacks submit verify why) $(patsubst %,tests/crash/test_%.py,commit_stages damage full_disk nothing_left \
-	read_only_folder) $(patsubst %,tests/processes/test_%.py,children exit_status idle_keeper last_words ordinary_user \
-	requests rules small_shm supervisor_output twenty_deaths)
-WAITING := tests/hangs $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks notebook notebook_again phase \
-	signal_path supervisor_hangs supervisor_restarts two_processes) \
-	$(patsubst %,tests/ranks/test_%.py,hangs led_hangs two_hosts)
-BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/prove tests/unit $(SOME_BESIDE) \
-	$(filter-out $(WAITING),$(wildcard tests/ranks/test_*.py))
-ALONE := $(filter-out $(SOME_BESIDE) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py)) \
-	tests/processes/progress
+BUSY_RANKS := $(patsubst %,tests/ranks/test_%.py,examples jax tensorflow)
+HANGING := $(patsubst %,tests/ranks/test_%.py,hangs led_hangs two_hosts)
+JOBS := $(filter-out $(BUSY_RANKS) $(HANGING),$(wildcard tests/ranks/test_*.py)) tests/slurm
+WAITING := tests/hangs $(HANGING) $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks notebook \
+	notebook_again phase signal_path supervisor_hangs supervisor_restarts two_processes)
+KILLING := $(patsubst %,tests/crash/test_%.py,random_kills random_signals) $(patsubst %,tests/processes/test_%.py,long_call \
+	memory_watch)
+ALONE := $(patsubst %,tests/cli/test_%.py,status stop_and_save watch) $(patsubst %,tests/processes/test_%.py,handlers keeper \
+	kill leader leader_warnings prompt supervisor_terminal terminal) tests/processes/progress
+BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/prove tests/unit $(BUSY_RANKS) \
+	$(filter-out $(ALONE) $(KILLING) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py))
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: venv
 venv: $(STAMP) ## set up .venv with holdfast and all it takes to work on it
@@ -51,21 +53,22 @@ demo: $(STAMP) ## see a run die and come back
 
 .PHONY: quick
 quick: $(STAMP) ## the tests of the inner loop, under two minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not soak" -n auto --maxprocesses 4 $(QUICK)
+	@tools/in-memory $(BIN)/python -m pytest -q -m "not slow and not soak" -n auto --maxprocesses 4 $(QUICK)
 
 .PHONY: test
 test: $(STAMP) ## all tests but the long ones
 	@tools/system-packages
-	@tools/beside $(VENV)/slurm.log "$(BIN)/python -m pytest -m 'not soak' tests/slurm" \
+	@tools/in-memory tools/beside $(VENV)/jobs.log "$(BIN)/python -m pytest -m 'not soak' $(JOBS)" \
 		$(VENV)/waiting.log "$(BIN)/python -m pytest -m 'not soak' $(WAITING)" \
 		"$(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal $(BESIDE)"
-	@$(BIN)/python -m pytest -m "not soak" $(ALONE)
+	@tools/in-memory tools/beside $(VENV)/killing.log "$(BIN)/python -m pytest -m 'not soak' $(KILLING)" \
+		"$(BIN)/python -m pytest -m 'not soak' $(ALONE)"
 
 .PHONY: soak
 soak: $(STAMP) ## the long tests
 	@tools/system-packages
-	@$(BIN)/python -m pytest -m soak --ignore=tests/slurm
-	@$(BIN)/python -m pytest -m "soak or not soak" tests/slurm
+	@tools/in-memory $(BIN)/python -m pytest -m soak --ignore=tests/slurm
+	@tools/in-memory $(BIN)/python -m pytest -m "soak or not soak" tests/slurm
 
 .PHONY: check
 check: $(STAMP) ## lint, formatting, types, imports, file sizes
@@ -80,16 +83,35 @@ format: $(STAMP) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
+# Peers are installed one by one, so that one that does not install leaves the others; the tables say so.
+$(BENCH)/.installed: pyproject.toml requirements/bench.txt
+	@echo "Setting up $(BENCH) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip install -q -q --disable-pip-version-check -e . >$(BENCH)/install.log 2>&1 || \
+		{ cat $(BENCH)/install.log; exit 1; }
+	@grep -v '^#' requirements/bench.txt | while read -r line; do \
+		$(BENCH)/bin/python -m pip install -q -q --disable-pip-version-check $$line >>$(BENCH)/install.log 2>&1 || \
+		echo "$$line: did not install, see $(BENCH)/install.log"; done
+	@touch $@
+
 .PHONY: bench
-bench: $(STAMP) ## measure what holdfast costs a training step
-	@$(BIN)/python bench/spine.py; spine=$$?; $(BIN)/python bench/loaders.py && \
-		$(BIN)/python bench/ranks.py && $(BIN)/python bench/watch.py && $(BIN)/python bench/pulse.py && exit $$spine
+bench: $(BENCH)/.installed ## measure holdfast beside the limits and its peers, and write docs/benchmarks.md (20 minutes)
+	@$(BENCH)/bin/python -m bench $(TOPICS); met=$$?; $(BENCH)/bin/python -m bench --pages && exit $$met
+
+.PHONY: bench-quick
+bench-quick: $(BENCH)/.installed ## the same with small states and fewer peers (3 minutes), kept apart
+	@$(BENCH)/bin/python -m bench --quick $(TOPICS)
+
+.PHONY: bench-more
+bench-more: $(BENCH)/.installed ## what loaders, rules, and the keeper's watch and pulse cost
+	@$(BENCH)/bin/python -m bench.loaders && $(BENCH)/bin/python -m bench.rules && \
+		$(BENCH)/bin/python -m bench.watch && $(BENCH)/bin/python -m bench.pulse
 
 .PHONY: table
 table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (half an hour)
 	@$(BIN)/python docs/before_and_after/measure.py
 
 .PHONY: clean
-clean: ## remove .venv, caches and built packages
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove the environments, caches and built packages
+	rm -rf $(VENV) $(BENCH) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,15 +1,15 @@
 """What `run.batches` costs, beside the plain loader and torchdata's StatefulDataLoader.
 
-    python bench/loaders.py [--quick] [--rounds 60]
+    python -m bench.loaders [--quick] [--rounds 60]
 
 One interleaved run: in each round the same pass over the same data is made by the plain
 loader, by `run.batches` around it and by the peer, in an order that is drawn. Printed are
 medians of seconds per pass, the spread, and the ratio to the plain loader: the median of
 the ratios within a round, since the machine's speed drifts from round to round, with the range
-in which that median lies with 95% (from the ranks of the ratios). The run takes no
-snapshots here: what they cost is a setting, 1% by default, and bench/spine.py measures them.
-The peer keeps a position in the data; it
-does not make the augmentation in its workers the same after a restart, which ours does.
+in which that median lies with 95% (from the ranks of the ratios). The run takes no snapshots
+here: what they cost is a setting, 1% by default, and `python -m bench saving` measures it. The
+peer keeps a position in the data; it does not make the augmentation in its workers the same after
+a restart, which ours does.
 What this does not show: real image decoding, GPUs, network file systems, other peers.
 """
 
@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from spine import machine
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
+from bench.machine import machine
 
 TARGET = 1.02
 

@@ -1,6 +1,6 @@
 """What the second beat of a trainer costs it.
 
-    python bench/pulse.py [--quick] [--seconds 60] [--torch]
+    python -m bench.pulse [--quick] [--seconds 60] [--torch]
 
 One run: a step is 0.3 ms of plain Python, which needs the GIL that the beat takes for a moment;
 with --torch it is a small model. The beat comes every 0.2 s instead of every second, to have many

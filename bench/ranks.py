@@ -1,6 +1,6 @@
 """What agreement between ranks costs a step, and how long it takes from a request to the decision.
 
-    python bench/ranks.py [--quick] [--rounds 15]
+    python -m bench.ranks [--quick] [--rounds 15]
 
 Per step: real ranks with real keepers, 1, 2 and 4 of them, that nobody asks for anything. In each
 round, all ranks at once, an empty loop, the shared words alone, the boundary of a run, and gloo's
@@ -34,9 +34,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from spine import machine
 
 import holdfast
+from bench.machine import machine
 from holdfast._keeper.hub import Hub
 from holdfast._keeper.member import Member
 from holdfast._keeper.wire import HubPost, MemberPost

@@ -1,6 +1,6 @@
 """What it costs a step to have rules judge its loss.
 
-    python bench/rules.py [--quick]
+    python -m bench.rules [--quick]
 
 Steps of a small model, on a GPU where there is one, in rounds of four kinds that take turns in one
 process: a loss that nobody looks at, one that is logged, one that is logged and judged by rules,

@@ -1,6 +1,6 @@
 """What the watch over memory and processes costs a rank.
 
-    python bench/watch.py [--quick] [--seconds 30] [--keeper PID]
+    python -m bench.watch [--quick] [--seconds 30] [--keeper PID]
 
 The watch alone: the looks that a keeper takes of a process with 8 children, each timed by itself
 in processor time; once as on a kernel with lists of children and once as on one without, and both

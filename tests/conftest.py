@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def folder(tmp_path: Path) -> Path:
     """A run folder that does not exist yet."""
     return tmp_path / "run"
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder on a disk, for what is about one: tmp_path is memory in `make test`."""
+    with tempfile.TemporaryDirectory(
+        prefix="holdfast-", dir="/var/tmp", ignore_cleanup_errors=True
+    ) as place:
+        yield Path(place)
 
 
 @pytest.fixture

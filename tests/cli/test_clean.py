@@ -26,7 +26,7 @@ NO_PID = 4_000_000_000  # more than any system gives out
 def run(folder, start):
     """A finished run with two checkpoints."""
     settings = json.dumps({"checkpoint_every": 5, "keep_last": 2})
-    arguments = ("--total", 10, "--sleep", 0.02, "--settings", settings)
+    arguments = ("--total", 10, "--patience", 2, "--settings", settings)
     assert start(folder, *arguments, script=TRAIN_NUMPY).wait() == 0
     return folder
 

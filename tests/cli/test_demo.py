@@ -34,12 +34,6 @@ def stage(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_numpy_story_ends_equal_and_leaves_nothing(stage, tmp_path):
-    assert_told(succeed("demo", "--framework", "numpy", env=stage))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
 def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
     pytest.importorskip("torch", reason="pip install torch")
     shown = succeed("demo", "--framework", "torch", env=stage)
@@ -48,17 +42,19 @@ def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
     assert list(tmp_path.glob("holdfast*")) == []  # torch makes a cache of its own there
 
 
-def test_a_sabotaged_resume_is_seen(stage):
+def test_a_sabotaged_resume_is_seen_and_leaves_nothing(stage, tmp_path):
     done = holdfast("demo", "--framework", "numpy", "--sabotage", env=stage)
     assert done.returncode == 1
     assert "NOT equal" in done.stdout
     assert "weights.w0" in done.stdout
     assert "Equal to the last bit" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_runs_can_be_kept_and_looked_at(tmp_path):
+def test_the_numpy_story_ends_equal_and_its_runs_can_be_kept_and_looked_at(tmp_path):
     keep = tmp_path / "kept"
     shown = succeed("demo", "--framework", "numpy", "--keep", keep)
+    assert_told(shown)
     assert f"The two runs are in {keep}" in shown
     found = status_of(keep / "killed")
     assert (found["state"], found["step"], found["attempt"]) == ("finished", STEPS, 2)

@@ -22,13 +22,9 @@ def train(start, folder, *arguments):
 
 
 def test_each_checkpoint_says_why_it_is_kept(folder, start):
-    for again in range(5):
-        tried = folder.with_name(f"run{again}")
-        train(start, tried, "--total", 40, "--best-at", 7)
-        # Beside a busy disk no slot may be free in time, and a checkpoint between is not made.
-        if len((found := listed(tried))["checkpoints"]) == 3:
-            break
-    folder = tried
+    # Beside a busy disk no slot is free in time, unless the training waits for it.
+    train(start, folder, "--total", 40, "--best-at", 7, "--patience", 2)
+    found = listed(folder)
     reasons = {c["step"]: c["kept_because"] for c in found["checkpoints"]}
     assert reasons[7] == "best min:val_loss"
     assert reasons[40] == "last 2"

@@ -15,7 +15,7 @@ from tests.cli.command import TRAIN_NUMPY, holdfast
 def run(folder, start):
     settings = json.dumps({"checkpoint_every": 5})
     trainer = start(
-        folder, "--total", 20, "--sleep", 0.01, "--settings", settings, script=TRAIN_NUMPY
+        folder, "--total", 20, "--patience", 2, "--settings", settings, script=TRAIN_NUMPY
     )
     assert trainer.wait() == 0
     return folder

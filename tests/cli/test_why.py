@@ -81,7 +81,7 @@ def test_a_copy_on_another_machine_tells_the_same(folder, tmp_path, start):
         path.write_text(json.dumps(told))
     began = time.monotonic()
     there = verdict_of(copy)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 12  # a live one is watched for 15 s
     for key in ("cause", "sure", "sentence", "step", "durable_step", "evidence"):
         assert there[key] == here[key]
     assert all(str(copy) in path for path in there["files"])

@@ -27,6 +27,7 @@ LIGHT = SCRIPTS / "light.py"
 TOTAL = 120
 KEEP = 2
 SETTINGS = ("--settings", json.dumps({"checkpoint_every": 10, "keep_last": KEEP}))
+PACE = ("--sleep", 0.005, "--patience", 0.4)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def check_the_end(folder, trainer, undisturbed) -> None:
     wait_for_keeper_gone(folder)
     assert arena_files(folder) == []
     before, last = good_steps(folder)
-    # Beside a busy disk no slot may be free in time, and a checkpoint is made a step later.
+    # Beside a busy disk no slot may be free in time, and a checkpoint is made some steps later.
     assert TOTAL - 10 <= before < last == TOTAL
     left = {path.name for path in RunLayout(folder).checkpoints.iterdir()}
     assert {name for name in left if not name.startswith("step-")} == set()
@@ -66,7 +67,7 @@ def test_a_keeper_killed_in_a_commit_is_replaced_and_nothing_is_lost(
 ):
     marker = tmp_path / "killed"
     env = environment(HOLDFAST_FAULT=f"{stage}@{marker}")
-    arguments = (folder, "--total", TOTAL, "--sleep", 0.005, *SETTINGS)
+    arguments = (folder, "--total", TOTAL, *PACE, *SETTINGS)
     trainer = start(*arguments, script=LIGHT, env=env)
     trainer.wait_for("started another")
     assert "was killed by SIGKILL; started another" in trainer.output
@@ -80,7 +81,7 @@ def test_a_keeper_killed_in_a_commit_is_replaced_and_nothing_is_lost(
 def test_keeper_and_trainer_killed_in_a_commit_leave_a_good_checkpoint(
     stage, folder, tmp_path, start, undisturbed
 ):
-    arguments = (folder, "--total", TOTAL, "--sleep", 0.005, *SETTINGS)
+    arguments = (folder, "--total", TOTAL, *PACE, *SETTINGS)
     before = start(*arguments, "--hold-at", 25, "--gate", tmp_path / "never", script=LIGHT)
     before.wait_for("holding")
     wait_until(lambda: good_steps(folder) == [10, 20], 30, "two checkpoints")

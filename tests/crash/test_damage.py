@@ -275,7 +275,7 @@ def cut_data(checkpoint: Path) -> None:
 def killed(folder, start, tmp_path):
     """A run with three checkpoints and nobody in it."""
     settings = json.dumps({"checkpoint_every": 10, "max_overhead": 0})
-    arguments = (folder, "--total", 100, "--settings", settings)
+    arguments = (folder, "--total", 100, "--patience", 2, "--settings", settings)
     trainer = start(*arguments, "--hold-at", 35, "--gate", tmp_path / "never", script=LIGHT)
     trainer.wait_for("holding")
     wait_until(lambda: checkpoint_steps(folder) == [10, 20, 30], what="three checkpoints")

@@ -113,7 +113,8 @@ def test_training_goes_on_when_the_keeper_dies_in_a_read_only_folder(disk, start
     assert trainer.state_hash() == undisturbed
     assert "Traceback" not in trainer.output
     wait_for_keeper_gone(folder)
-    assert checkpoint_steps(folder) == [TOTAL - 10, TOTAL]
+    before, last = checkpoint_steps(folder)
+    assert 20 <= before < last == TOTAL
     assert arena_files(folder) == []
 
 

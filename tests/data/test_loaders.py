@@ -1,4 +1,4 @@
-"""Every kind of loader, interrupted six or ten times by kill -9, and as often by SIGTERM.
+"""Every kind of loader, interrupted four or ten times by SIGTERM, and six or ten by kill -9.
 
 The instants are random: as a life starts or goes on in the middle, between two batches,
 in a phase, between two epochs. Whatever is given again is what was given before, to the
@@ -23,7 +23,8 @@ pytest.importorskip("torchdata", reason="pip install torchdata")
 
 from tests.data.kinds import KINDS
 
-INTERRUPTIONS = [6, pytest.param(10, marks=pytest.mark.soak)]
+STOPS = [4, pytest.param(10, marks=pytest.mark.soak)]
+KILLS = [6, pytest.param(10, marks=pytest.mark.soak)]
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 # Spawned workers import torch in every life: a minute and more. tests/data/test_jobs.py has some.
 # The others differ from a kind that is here by their number of workers, or by little else.
@@ -42,7 +43,7 @@ SOME_KILLED = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", INTERRUPTIONS)
+@pytest.mark.parametrize("count", KILLS)
 @pytest.mark.parametrize("kind", SOME_KILLED)
 def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
     kind: str, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
@@ -55,7 +56,7 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", INTERRUPTIONS)
+@pytest.mark.parametrize("count", STOPS)
 @pytest.mark.parametrize("kind", SOME_STOPPED)
 def test_stopped_at_random_instants_no_batch_is_given_twice(
     kind: str, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path

@@ -12,6 +12,7 @@ import torch
 
 import holdfast
 from holdfast._record.checksum import digest
+from holdfast._record.image import parse_header
 from holdfast._record.manifest import DataFile, Part
 from holdfast._resume.joined import read_checkpoint
 from holdfast._resume.verify import read_manifest
@@ -46,9 +47,21 @@ def sign(checkpoint, data):
     found = read_manifest(checkpoint)
     path = checkpoint / found.files[0].name
     path.write_bytes(data)
-    part = Part("header", 0, len(data), digest(data).hex())
-    forged = replace(found, files=(DataFile(path.name, len(data), (part,)),))
+    parts = [Part(*e, digest(data[e[1] : e[1] + e[2]]).hex()) for e in extents_of(data)]
+    forged = replace(found, files=(DataFile(path.name, len(data), tuple(parts)),))
     (checkpoint / "manifest.json").write_bytes(forged.to_bytes())
+
+
+def extents_of(data):
+    """The parts as the header has them; where it has none, what a header and scalars could be."""
+    length = 8 + int.from_bytes(data[:8], "little")
+    length = length if length <= len(data) else len(data)
+    try:
+        found = parse_header(data[:length]).extents()
+        assert found[-1].offset + found[-1].size_bytes <= len(data)
+    except (ValueError, AssertionError):
+        return [("header", 0, length), ("holdfast.scalars", length, len(data) - length)]
+    return found
 
 
 def header(table):

@@ -290,9 +290,9 @@ def test_what_only_a_graph_holds_is_told_so():
 
 def test_millions_of_objects_are_not_all_looked_at():
     crowd = [[] for _ in range(500_000)]
-    began = time.monotonic()
-    last_words._live_tensors(began + 0.05)
-    assert time.monotonic() - began < 2  # most of it goes into listing them
+    began = time.process_time()  # a machine that is busy takes longer
+    last_words._live_tensors(time.monotonic() + 0.05)
+    assert time.process_time() - began < 2  # most of it goes into listing them
     del crowd
 
 

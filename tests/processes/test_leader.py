@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.crash.stages import has_snapshot
 from tests.processes.conftest import EAGER, LIGHT
 from tests.processes.leading import HEADER, LEAD, send_and_see_it_taken, start_led
 from tests.support import Trainer, checkpoint_steps, environment, keepers, wait_until
@@ -176,6 +177,7 @@ def test_a_trainer_behind_a_shell_that_sigterm_kills_saves_and_is_waited_for(fol
     words = f"{sys.executable} {LIGHT} {folder} --gate {gate} --sleep 0.02 --total 10000; true"
     trainer = start(script=LIGHT, prefix=(*LEAD, "sh", "-c", words))
     trainer.ready()
+    wait_until(lambda: has_snapshot(folder), what="a step to save")
     trainer.send(signal.SIGTERM)
     assert trainer.wait() == 143
     assert not keepers(folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from tests.crash.stages import has_snapshot
 from tests.processes.conftest import EAGER
 from tests.support import (
     arena_files,
@@ -72,6 +73,7 @@ def test_the_lease_of_a_dead_process_of_this_host_is_taken_over_at_once(
 ):
     first = light(folder, *_HELD)
     first.wait_for("holding")
+    wait_until(lambda: has_snapshot(folder, hashed=True), what="a snapshot that can be checked")
     _kill_both(first, folder)
     assert not (folder / "attempts/0001/exit.json").exists()
     second = light(folder, "--total", 40)

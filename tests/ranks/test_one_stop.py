@@ -73,11 +73,12 @@ def test_different_signals_to_two_ranks_are_one_stop_with_one_status(jobs):
 
 
 def test_a_signal_to_a_rank_that_waits_for_the_decision_of_another_changes_nothing(jobs):
-    job = jobs.start(total=_TOTAL, events=[(1, 8, "sleep", 1.0)])
+    job = jobs.start(total=_TOTAL, events=[(1, 8, "gate", str(jobs.gate))])
     job.wait_for("holding", 1)
     job.send(signal.SIGTERM, 0)
     job.wait_for("all ranks finish step 9", 0)
     job.send(signal.SIGTERM, 1, 0)
+    jobs.open_gate()
     assert _check_stop(jobs, job, 143) == 9
 
 
@@ -109,7 +110,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(jobs, undisturbed):
     began = time.monotonic()
     job.send(signal.SIGINT, 0)
     assert job.statuses() == [130, 130], job.outputs
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 15.0
     jobs.check_checkpoint(common, 2)
     jobs.check_nothing_left()
     again = jobs.start(total=_TOTAL, pauses=0.0)

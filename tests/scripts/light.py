@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from patience import wait_for_due
 
 import holdfast
 
@@ -63,6 +64,8 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--total", type=int, default=300)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds added to each step")
+    parser.add_argument("--sleep-until", type=Path, help="and none any more once this file exists")
+    parser.add_argument("--patience", type=float, help="seconds in a step for what is due on disk")
     parser.add_argument("--size", type=int, default=1000, help="number of weights")
     parser.add_argument("--settings", default="{}", help="holdfast.Settings as JSON")
     parser.add_argument("--hold-at", type=int, default=-1, help="step that is held up")
@@ -86,7 +89,11 @@ def main() -> None:
                 if options.stick:
                     stick_in_c(with_gil=options.stick == "with-gil")
                 wait_for(options.gate)
-            time.sleep(options.sleep)
+            if options.patience:
+                every = int(settings.checkpoint_every)
+                wait_for_due(Path(options.folder), step, every, options.patience)
+            if options.sleep_until is None or not options.sleep_until.exists():
+                time.sleep(options.sleep)
     show_hash(weights)
 
 

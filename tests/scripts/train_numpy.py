@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 import numpy as np
+from patience import wait_for_due
 
 import holdfast
 
@@ -19,6 +21,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--total", type=int, default=100_000)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds added to each step")
+    parser.add_argument("--patience", type=float, help="seconds in a step for what is due on disk")
     parser.add_argument("--settings", default="{}", help="holdfast.Settings as JSON")
     parser.add_argument("--best-at", type=int, default=-1, help="step with the lowest val_loss")
     parser.add_argument("--raise-at", type=int, default=-1)
@@ -43,6 +46,9 @@ def main() -> None:
             if step == options.raise_at:
                 raise ValueError("planted")
             run.log(loss=1.0 / (1 + step), val_loss=0.1 if step + 1 == options.best_at else 0.5)
+            if options.patience:
+                every = int(settings.checkpoint_every)
+                wait_for_due(Path(options.folder), step, every, options.patience)
             time.sleep(options.sleep)
 
         if options.bare_loop:

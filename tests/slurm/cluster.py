@@ -79,7 +79,7 @@ class Cluster:
         self.limits_memory = limits_memory()
         self.tracks_by_cgroup = tracks_by_cgroup()
         # Short, since the paths of sockets must be.
-        self.folder = Path(tempfile.mkdtemp(prefix="hfslurm", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix="hfslurm"))
         self.prefix = _unused_prefix()
         self.nodes = [f"{self.prefix}{number}" for number in range(1, self.settings.nodes + 1)]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}

@@ -49,12 +49,16 @@ class Training:
     def log(self) -> str:
         return self.cluster.log(self.job)
 
-    def wait_for_step(self, least: int, attempt: int = 1) -> int:
+    def wait_for_memory(self, least: int) -> int:
+        """Wait until the first rank has a snapshot of this step, or of a later one."""
+        return self.wait_for_step(least, key="memory_step")
+
+    def wait_for_step(self, least: int, attempt: int = 1, key: str = "step") -> int:
         """Wait until this life of the run is so far, by its heartbeat."""
 
         def look() -> int:
             beat = read(self.folder / "attempts" / f"{attempt:04d}" / "heartbeat.json")
-            step = int(beat.get("step") or 0)
+            step = int(beat.get(key) or 0)
             return step if step >= least else 0
 
         try:

@@ -26,7 +26,7 @@ def test_a_second_cluster_starts_in_seconds_and_leaves_nothing(cluster: Cluster)
     second.start()
     print(f"started in {time.monotonic() - began:.1f} s")
     try:
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         job = second.sbatch("setsid sleep 1000 & sleep 1000")
         second.wait(job, "RUNNING")
         wait_until(lambda: len(second.pids(job)) == 3)

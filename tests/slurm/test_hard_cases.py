@@ -35,14 +35,14 @@ def start(cluster: Cluster, place: Path, *options: str, **more) -> Training:
 def test_several_ranks_save_though_slurm_does_not_say_why_they_end(cluster: Cluster, tmp_path):
     """SIGKILL comes 8 s after SIGTERM here, and a question may take longer."""
     silent = f'if [ -e {tmp_path}/silent ] && [ "$1" = show ]; then sleep 60; fi'
-    training = start(cluster, tmp_path, "--ntasks=2", scontrol=silent)
-    training.wait_for_step(30)
-    wait_until(lambda: training.folder.joinpath("attempts/0001/heartbeat.json").exists())
+    training = start(cluster, tmp_path, "--ntasks=2", scontrol=silent, seconds=0.05)
+    held = training.wait_for_memory(20)
+    training.wait_for_memory(held + 1)  # there is a newer one only once all ranks hold that one
     (tmp_path / "silent").touch()
     cluster.scancel(training.job)
     assert cluster.wait(training.job) == "CANCELLED"
     wait_until(lambda: cluster.is_over(training.job), 30)
-    assert training.newest_on_disk >= 30
+    assert training.newest_on_disk >= held
 
 
 def test_a_warning_while_ranks_open_their_run_ends_none_of_them_alone(cluster, tmp_path):

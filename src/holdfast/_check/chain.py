@@ -328,8 +328,6 @@ class Chain:
 
     def _end(self) -> None:
         steps = {each.step for each in self.probes()} - {"", own_step()}
-        with contextlib.suppress(OSError):
-            (self.folder / "stop").touch()
         clients = []
         for _ in range(2):  # whoever was started meanwhile
             for pid in self.family():
@@ -337,6 +335,9 @@ class Chain:
                     clients.append(pid)
                 else:
                     send(pid, signal.SIGSTOP)
+        # For those that no signal of ours reaches. Sooner, and a script goes on behind its probe.
+        with contextlib.suppress(OSError):
+            (self.folder / "stop").touch()
         for step in sorted(steps):
             scancel(step)
         for pid in dict.fromkeys(clients):

@@ -261,11 +261,12 @@ def _measure(told: _Told, errand: dict[str, Any], stay: _Stay) -> None:
 
 
 def _take_over(part: str, errand: dict[str, Any]) -> None:
+    # First of all: a doctor that is gone by then would be taken for one that cannot be seen.
+    stay = _Stay(errand["folder"], 2 * errand["seconds"], errand["doctor"])
     told = _Told(errand["folder"])
     if part == "skip":
         _tell_presence(told, "skipped", errand["script"])
         return
-    stay = _Stay(errand["folder"], 2 * errand["seconds"], errand["doctor"])
     if errand["kind"] == "ranks":
         _measure(told, errand, stay)
     else:

@@ -42,7 +42,7 @@ def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
         loaded,
         plan=replace(loaded.plan, specs=(*loaded.plan.specs, *joiner.specs)),
         head={**loaded.head, "tree": tree},
-        elsewhere=(*loaded.elsewhere, *joiner.views),
+        tensors=(*loaded.tensors, *joiner.views),
     )
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast._keeper.former import newest_former
 from holdfast._keeper.keep import Policy, State, keep_checkpoint, remove_old
-from holdfast._record.checksum import digest_all
+from holdfast._keeper.pieces import Labour
+from holdfast._keeper.source import Ranges, Source
 from holdfast._record.image import encode_scalars, plan_image
 from holdfast._save.capture import Captured, adapter_of
 
@@ -25,5 +27,7 @@ def write_direct(
     views += [adapter_of(s.kind).bytes_of(by_name[s.name]) for s, _ in plan.in_file_order()]
     views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
     state = State(policy.attempt, step, reason, head["metrics"], bool(head.get("at_turn")))
-    keep_checkpoint(policy, state, views, plan.extents(), lambda: digest_all(views))
+    former = newest_former(policy.layout, policy.line, policy.rank)
+    source = Source(views, Ranges.of(plan.extents()))
+    keep_checkpoint(policy, state, source, Labour(is_background=False), former)
     remove_old(policy)

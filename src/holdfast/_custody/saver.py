@@ -13,9 +13,10 @@ from holdfast._errors import SaveFailed
 from holdfast._metrics import Metrics
 from holdfast._save.beside import Beside
 from holdfast._save.cadence import Cadence
-from holdfast._save.capture import Captured, SpecCache, capture, capture_generators
+from holdfast._save.capture import Captured, capture_generators
 from holdfast._save.control import COMMON, SAVES, at_work, mark_of
 from holdfast._save.handed import Standstill
+from holdfast._save.recall import Recall
 from holdfast._save.shares import Shares
 from holdfast._say import say
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _SLOT_SECONDS = 60.0
 _BAD = "a rule has called this step bad"
 _REST_SECONDS = 0.5  # for a slot, before a phase that may take minutes
+_LANDING_SECONDS = 5.0  # for a copy that a device has begun
 
 
 class Saver:
@@ -50,12 +52,14 @@ class Saver:
         self._crew = crew
         self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
         self._wanted: list[Handle] = []
-        self._specs: SpecCache = {}
+        self._recall = Recall()
         self._standstill = Standstill()
         self._beside_tensors = Beside()
         self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
+        self._ordered: dict[int, list[Handle]] = {}  # by sequence: what is to land first
+        self._landing = threading.Lock()
         if custody.has_keeper:
             from holdfast._save.snapshots import Snapshots
 
@@ -67,6 +71,8 @@ class Saver:
                 say=say,
                 rank=policy.rank,
                 common=lambda: int(custody.words[COMMON]) - 1,
+                landed=self._on_landed,
+                attend=custody.look_after_keeper,
             )
             custody.serve(self._snapshots)
 
@@ -123,8 +129,8 @@ class Saver:
 
     def rest_at(self, step: int) -> None:
         """Have this boundary in memory: no other comes for a while, and a stop must find it."""
-        newest = self.newest
-        if newest is not None and newest.step == step:
+        in_air = None if self._snapshots is None else self._snapshots.in_air
+        if any(each is not None and each.step == step for each in (self.newest, in_air)):
             return
         if self._can_snapshot() and self._cadence.affords_rest(time.monotonic()):
             self._take_snapshot(step, _REST_SECONDS)
@@ -144,6 +150,8 @@ class Saver:
 
     def keep_last(self, reason: str) -> bool:
         """Make the last whole snapshot durable: a step that failed never is one."""
+        if self._snapshots is not None:
+            self._snapshots.wait_landed(_LANDING_SECONDS)
         newest = self.newest
         if newest is None or newest.sequence <= self._custody.durable_sequence:
             return True
@@ -218,9 +226,9 @@ class Saver:
         self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
         if self._shares is None:
-            captured = capture(self._state, extra, self._specs)
+            captured = self._recall.capture(self._state, extra)
         else:
-            captured = self._shares.capture(self._state, extra, self._specs)
+            captured = self._shares.capture(self._state, extra)
         is_first = self._crew is None or self._crew.rank == 0
         return self._beside_tensors.add_to(captured, self._state) if is_first else captured
 
@@ -242,6 +250,9 @@ class Saver:
         if self._is_bad():
             return None
         assert self._snapshots is not None
+        if self._snapshots.is_busy and patience_seconds == 0:
+            self._cadence.missed_snapshot(time.monotonic())
+            return None
         began = time.perf_counter()
         with at_work(self._custody.words, SAVES):
             captured, head = self._capture(), self._head()
@@ -249,14 +260,31 @@ class Saver:
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
             taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
-        if taken is not None:
-            self._custody.snapshot_taken(taken)
-            if self._crew is not None:
-                self._crew.taken()
-            self._cadence.took_snapshot(time.monotonic(), capturing + taken.seconds)
-        else:
+        if taken is None:
             self._cadence.missed_snapshot(time.monotonic())
+            return None
+        if taken is self._snapshots.newest:
+            self._custody.snapshot_taken(taken)
+        if self._crew is not None:
+            self._crew.taken()
+        self._cadence.took_snapshot(time.monotonic(), capturing + taken.seconds)
         return taken
+
+    def _on_landed(self, taken: Taken, good: bool) -> None:
+        """In a thread of its own: what a device has copied is whole, or is lost."""
+        with self._landing:
+            handles = self._ordered.pop(taken.sequence, [])
+        if good:
+            self._custody.snapshot_taken(taken)
+            if handles:
+                self._custody.order(taken, handles)
+            return
+        if self._snapshots is not None:
+            self._snapshots.settle(taken.sequence)
+        if self._crew is not None:
+            self._crew.missed(taken.mark, "the copy from the device was lost")
+        for handle in handles:
+            handle.settle("the copy from the device was lost")
 
     def _tell_of_standstill(self, captured: Captured, step: int) -> None:
         told = self._standstill.look(captured, step)
@@ -268,6 +296,10 @@ class Saver:
         self._snapshots.promise(taken)
         for handle in handles:
             handle.step = taken.step
+        with self._landing:
+            if self._snapshots.in_air is taken:
+                self._ordered[taken.sequence] = handles
+                return
         self._custody.order(taken, handles)
 
     def _write_here(self, step: int, handles: list[Handle]) -> None:

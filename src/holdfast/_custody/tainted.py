@@ -7,15 +7,17 @@ between hold it too: resumed, they would only end in the same way again.
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast._errors import CheckpointError
 from holdfast._keeper.keep import Policy
+from holdfast._record import manifest
 from holdfast._record.image import parse_header
-from holdfast._record.layout import rank_file
+from holdfast._record.layout import MANIFEST, rank_file
 from holdfast._record.line import is_on_line
+from holdfast._record.manifest import DataFile, Part
 from holdfast._save.finite import has_not_finite
 from holdfast._say import say
 
@@ -62,23 +64,42 @@ def _in_memory(saver: Saver, step: int) -> Iterator[tuple[int, _Look]]:
 
 def _on_disk(policy: Policy, step: int) -> Iterator[tuple[int, _Look]]:
     for at, attempt, folder in policy.layout.checkpoint_folders():
-        path = folder / rank_file(policy.rank)
         if at < step and is_on_line(policy.line, attempt, at):
-            yield at, _look_into_file(path)
+            yield at, _look_into_checkpoint(folder, rank_file(policy.rank))
 
 
-def _look_into_file(path: Path) -> _Look:
+def _look_into_checkpoint(folder: Path, name: str) -> _Look:
     def look(names: frozenset[str], only_nan: bool) -> frozenset[str]:
-        with (
-            contextlib.suppress(OSError, ValueError),  # damaged, or just removed: no witness
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as image,
-        ):
-            return _look_into(image)(names, only_nan)
+        with contextlib.suppress(OSError, ValueError, CheckpointError):
+            # Damaged, or just removed: no witness.
+            stored = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
+            file = next((each for each in stored.files if each.name == name), None)
+            if file is not None:
+                return _look_at_parts(folder, file, names, only_nan=only_nan)
         return frozenset()
 
     return look
+
+
+def _look_at_parts(
+    folder: Path, file: DataFile, names: frozenset[str], *, only_nan: bool
+) -> frozenset[str]:
+    """Some tensors of one rank, in whichever file each of them is."""
+    header = _read(folder, file, file.parts[0])
+    stored_as = {spec.name: spec.stored_as for spec in parse_header(header).specs}
+    found = set()
+    for part in file.parts:
+        if part.name in names and part.name in stored_as:
+            data = memoryview(_read(folder, file, part))
+            if has_not_finite(data, stored_as[part.name], only_nan=only_nan):
+                found.add(part.name)
+    return frozenset(found)
+
+
+def _read(folder: Path, file: DataFile, part: Part) -> bytes:
+    with (folder / (part.file or file.name)).open("rb", buffering=0) as opened:
+        opened.seek(part.offset)
+        return opened.read(part.size_bytes)
 
 
 def _look_into(image: memoryview) -> _Look:

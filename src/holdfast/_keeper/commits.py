@@ -147,6 +147,7 @@ class Commits(Table):
             if commit.partial and seat.rank not in known and commit.key in seat.held:
                 commit.asked.add(seat.rank)
                 fields = {"partial": commit.partial, "number": commit.number}
+                fields["reason"] = commit.reason
                 self._send(seat.rank, "write", key=list(commit.key), **fields)
 
     def _give_up_hopeless(self) -> None:

@@ -172,7 +172,7 @@ class CrewKeeper(KeeperAmongOthers):
         if found is not None and attempt == self._policy.attempt:
             self._holdings.drop_before(found[0].arena.generation)
 
-    def write_part(self, attempt: int, mark: int, partial: str, number: int) -> None:
+    def write_part(self, attempt: int, mark: int, partial: str, number: int, reason: str) -> None:
         if (attempt, mark, partial) in self._writing:
             return  # asked once more, after a cut
         found = self._holdings.at(attempt, mark)
@@ -181,7 +181,7 @@ class CrewKeeper(KeeperAmongOthers):
             return
         self._writing.add((attempt, mark, partial))
         folder = self._policy.layout.checkpoints / partial
-        self._writer.submit(Job(*found, "part", order=number, partial=folder))
+        self._writer.submit(Job(*found, reason, order=number, partial=folder))
 
     def _outcome(self, outcome: Outcome) -> None:
         self.later(0.0, lambda: self._part_written(outcome))

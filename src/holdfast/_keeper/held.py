@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from pathlib import Path
 
+from holdfast._keeper.hashing import Hashing, Known
+from holdfast._keeper.quiet import QUIET
+from holdfast._keeper.source import Ranges, Source
 from holdfast._record.checksum import digest
+from holdfast._record.image import PAGE, header_bytes, read_extents
 from holdfast._save.arena import Arena, NotAnArena, SlotRecord
 
 
@@ -24,6 +29,8 @@ class HeldArena:
         self._readers: dict[int, int] = {}
         self._guard = threading.Lock()
         self._hashing = threading.Lock()
+        self._hashings: dict[tuple[int, int], Hashing] = {}  # by slot and sequence
+        self._ranges: tuple[bytes, Ranges] | None = None  # by the checksum of the header
         self._retired = False
 
     def pin(self, record: SlotRecord) -> bool:
@@ -48,16 +55,45 @@ class HeldArena:
                 self.arena.unlock(slot)
             self._close_if_idle()
 
+    def ranges(self, record: SlotRecord) -> Ranges:
+        """Where everything stands in a pinned slot; ValueError if its header is damaged."""
+        image = self.arena.image(record.slot)
+        length = header_bytes(image)
+        if not PAGE <= length <= self.arena.slot_bytes:
+            raise ValueError("the header's length is out of range")
+        with self._hashing:
+            # It is the same in all slots; of a large state it is long to read.
+            seen = digest(image[:length])
+            if self._ranges is None or self._ranges[0] != seen:
+                extents = read_extents(bytes(image[:length]))
+                end = extents[-1].offset + extents[-1].size_bytes
+                if end != self.arena.slot_bytes or len(extents) != self.arena.ranges:
+                    raise ValueError("the header does not fit the slot")
+                self._ranges = (seen, Ranges.of(extents))
+            return self._ranges[1]
+
+    def source(self, record: SlotRecord) -> Source:
+        """A pinned slot, with the checksums that are known of it already or are being computed."""
+        ranges = self.ranges(record)
+        with self._hashing:
+            key = (record.slot, record.sequence)
+            hashing = self._hashings.get(key)
+            if hashing is None or hashing.has_failed:
+                source = Source([self.arena.image(record.slot)], ranges)
+                if any(r.sequence == record.sequence and r.is_hashed for r in self.arena.whole()):
+                    source.hashing = Known(self.arena.digests(record.slot))
+                source.hashing.then = functools.partial(self.arena.set_digests, *key)
+                # Of what was in this slot before nobody asks any more.
+                kept = {k: h for k, h in self._hashings.items() if k[0] != record.slot}
+                self._hashings = {**kept, key: source.hashing}
+                return source
+            return Source([self.arena.image(record.slot)], ranges, hashing)
+
     def digests(self, record: SlotRecord) -> list[bytes]:
         """The checksums of a pinned slot, computed once."""
-        with self._hashing:
-            if any(r.sequence == record.sequence and r.is_hashed for r in self.arena.whole()):
-                return self.arena.digests(record.slot)
-            image = self.arena.image(record.slot)
-            extents = self.arena.plan(record.slot).extents()
-            found = [digest(image[e.offset : e.offset + e.size_bytes]) for e in extents]
-            self.arena.set_digests(record.slot, record.sequence, found)
-            return found
+        hashing = self.source(record).hashing
+        hashing.work()
+        return hashing.digests()
 
     def newest(self) -> SlotRecord | None:
         with self._guard:
@@ -86,6 +122,7 @@ class HeldArena:
 
     def _close_if_idle(self) -> None:
         if self._retired and not any(self._readers.values()) and self.arena.descriptor >= 0:
+            self._hashings.clear()  # they hold views of it
             self.arena.close()
 
 
@@ -168,7 +205,8 @@ class Holdings:
         """Without its checksums nobody would trust what is left in memory."""
         found = self.newest()
         if found is not None and found[0].pin(found[1]):
-            found[0].digests(found[1])
+            with QUIET.hurry():
+                found[0].digests(found[1])
             found[0].unpin(found[1].slot)
 
     def slot_bytes(self) -> int:
@@ -207,7 +245,8 @@ class Hasher:
                 self._wanted = None
             if held.pin(record):
                 try:
-                    held.digests(record)
+                    with QUIET.background():
+                        held.digests(record)
                 except (ValueError, OSError) as error:
                     print(f"step {record.step} could not be hashed: {error}", flush=True)
                 finally:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast._errors import SaveFailed
+from holdfast._keeper.former import Former
 from holdfast._keeper.persist import Commit, close_checkpoint, commit_checkpoint, explain
-from holdfast._keeper.retention import remove_others
+from holdfast._keeper.pieces import Labour
+from holdfast._keeper.retention import Kept, remove_others
+from holdfast._keeper.source import Source
 from holdfast._record import journal
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_origins
-from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
 from holdfast._record.manifest import DataFile
 
@@ -36,6 +39,13 @@ class Policy:
     hang_restarts: bool = False  # whether whoever leads it wants it to leave then
 
 
+class Durable(NamedTuple):
+    """A checkpoint that was committed: what the next may share, and how long it took."""
+
+    former: Former
+    seconds: float
+
+
 @dataclass(frozen=True)
 class State:
     """What is to be kept: a state of some attempt, and why."""
@@ -48,21 +58,17 @@ class State:
 
 
 def keep_checkpoint(
-    policy: Policy,
-    state: State,
-    views: Sequence[memoryview],
-    extents: Sequence[Extent],
-    digests: Callable[[], Sequence[bytes]],
-) -> float:
-    """Commit an image and note it in the journal; returns the seconds."""
+    policy: Policy, state: State, source: Source, labour: Labour, former: Former | None = None
+) -> Durable | None:
+    """Commit an image and note it in the journal; None if it is there already."""
     began = time.monotonic()
     commit = commit_of(policy, state)
     if commit.final.exists():
-        return 0.0
-    commit_checkpoint(commit, views, extents, digests)
+        return None
+    written = commit_checkpoint(commit, source, labour, former)
     seconds = time.monotonic() - began
-    note_checkpoint(policy, state, commit, sum(view.nbytes for view in views), seconds)
-    return seconds
+    note_checkpoint(policy, state, commit, source.size_bytes, written.own_bytes, seconds)
+    return Durable(written, seconds)
 
 
 def keep_parts(
@@ -70,14 +76,16 @@ def keep_parts(
 ) -> None:
     """Commit a checkpoint whose parts the ranks have written."""
     commit = commit_of(policy, state)
-    size_bytes = sum(file.size_bytes for file in files)
+    size_bytes = sum(file.image_bytes for file in files)
+    own_bytes = sum(file.size_bytes for file in files)
     try:
         close_checkpoint(commit, partial, files)
     except OSError as error:
         raise SaveFailed(explain(policy.layout, error, size_bytes)) from error
     finally:
         remove_folder(partial)
-    note_checkpoint(policy, state, commit, size_bytes, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
 
 
 def commit_of(policy: Policy, state: State) -> Commit:
@@ -97,9 +105,15 @@ def commit_of(policy: Policy, state: State) -> Commit:
 
 
 def note_checkpoint(
-    policy: Policy, state: State, commit: Commit, size_bytes: int, seconds: float
+    policy: Policy,
+    state: State,
+    commit: Commit,
+    size_bytes: int,
+    own_bytes: int,
+    seconds: float,
 ) -> None:
     """Tell the journal of a checkpoint that is durable."""
+    written = {"written_bytes": own_bytes} if own_bytes < size_bytes else {}
     ranks = {"ranks": policy.size} if policy.size > 1 else {}
     journal.append(
         policy.layout.journal,
@@ -111,10 +125,11 @@ def note_checkpoint(
         seconds=round(seconds, 4),
         name=commit.final.name,
         metrics=state.metrics,
+        **written,
         **ranks,
     )
 
 
-def remove_old(policy: Policy) -> None:
-    """Remove the checkpoints that need not be kept any more."""
-    remove_others(policy.layout, policy.line, policy.keep_last, policy.best)
+def remove_old(policy: Policy, known: dict[Path, Kept] | None = None) -> None:
+    """Remove the checkpoints that need not be kept any more; `known` were looked at before."""
+    remove_others(policy.layout, policy.line, policy.keep_last, policy.best, known)

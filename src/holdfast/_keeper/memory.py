@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._watch.counters import read_counters
+from holdfast._watch.counters import Counted, read_counters
 from holdfast._watch.descend import Descendants
 from holdfast._watch.growth import Forecast, Growth
 from holdfast._watch.history import History
@@ -25,7 +25,6 @@ _CALM_SECONDS = 1.0  # between two looks
 _PRESSED_SECONDS = 0.1
 _ENDED_SECONDS = 60.0  # what ended before has not much to do with a death
 _BUDGET = 0.003  # of one core
-_DYING_SECONDS = 10.0  # of what was killed, and of who depended on it
 _BLIND_SECONDS = 60.0  # after a look that failed in a way which nobody has thought of
 _LEAST_LEAD_SECONDS = 30.0  # before the limit, that an alarm is given
 _LEAVING_SECONDS = 10.0
@@ -99,7 +98,7 @@ class MemoryWatch:
     @property
     def before(self) -> dict[str, Any] | None:
         """What the kernel had counted before whatever has happened in the last seconds."""
-        return None if self._sight is None else self._sight.before
+        return None if self._sight is None else self._sight.counted.before
 
     def look(self, now: float) -> None:
         """Take a sample, and set when the next one is due."""
@@ -150,8 +149,7 @@ class _Sight:
         self._history = History()
         self._growth = Growth()
         self._full_at = 0.0
-        self._start = self._counted = self.before = read_counters(self._sampler.cgroup)
-        self._moved_at = float("-inf")  # when the kernel has killed somebody
+        self.counted = Counted(read_counters(self._sampler.cgroup))
         self.newest: dict[str, Any] | None = None
         self.forecast: Forecast | None = None
 
@@ -162,7 +160,7 @@ class _Sight:
         if is_full:
             self._full_at = now + _CALM_SECONDS
             self._family.look(self._sampler.pids)
-            self._count(now)
+            self.counted.add(read_counters(self._sampler.cgroup), now)
         if not sample.get("rss"):
             return _CALM_SECONDS  # it is dying: what is seen now is no part of its life
         self.newest = sample
@@ -171,19 +169,10 @@ class _Sight:
         self.forecast = self._growth.forecast()
         return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
 
-    def _count(self, now: float) -> None:
-        newest = read_counters(self._sampler.cgroup)
-        if _kills(newest) != _kills(self._counted):
-            # A process that is killed needs time to die. What was counted before is kept for then.
-            self.before, self._moved_at = self._counted, now
-        elif now - self._moved_at > _DYING_SECONDS:
-            self.before = newest
-        self._counted = newest
-
     def counters(self) -> dict[str, Any]:
         """What the kernel has counted at the start, before the death and at it."""
         death = read_counters(self._sampler.cgroup)
-        return {"start": self._start, "before": self.before, "death": death}
+        return {"start": self.counted.start, "before": self.counted.before, "death": death}
 
     def recent(self) -> list[dict[str, Any]]:
         return self._history.recent()
@@ -191,8 +180,3 @@ class _Sight:
     def ended(self) -> list[dict[str, Any]]:
         since = time.time() - _ENDED_SECONDS
         return [each for each in self._family.ended() if each["ended"] >= since]
-
-
-def _kills(counters: dict[str, Any]) -> tuple[Any, Any]:
-    cgroup = counters["cgroup"] or {}
-    return cgroup.get("oom_kill"), counters["vmstat_oom_kill"]

@@ -12,19 +12,23 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import SaveFailed
+from holdfast._keeper.disk import write_file
+from holdfast._keeper.former import Former, Sharing
+from holdfast._keeper.hashing import threads_for
+from holdfast._keeper.pieces import Labour
+from holdfast._keeper.source import Source
 from holdfast._record.atomic import publish_folder, remove_folder, sync_folder
+from holdfast._record.checksum import digest
 from holdfast._record.faults import pass_point
-from holdfast._record.image import PAGE, Extent
+from holdfast._record.image import wrap_header
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._record.manifest import DataFile, Manifest, Part
 from holdfast._record.void import is_void, void_steps
-
-_CHUNK_BYTES = 32 << 20
 
 
 class Fenced(SaveFailed):
@@ -53,23 +57,22 @@ class Commit:
 
 
 def commit_checkpoint(
-    commit: Commit,
-    views: Sequence[memoryview],
-    extents: Sequence[Extent],
-    digests: Callable[[], Sequence[bytes]],
-) -> None:
-    """Make an image durable as a checkpoint; `digests` is asked when the bytes are written."""
+    commit: Commit, source: Source, labour: Labour, former: Former | None = None
+) -> Former:
+    """Make an image durable as a checkpoint; returns what the next one may share with it."""
     layout = commit.layout
     partial = None
     try:
         partial = begin_checkpoint(layout, commit.final)
-        file = write_part(partial, 0, views, extents, digests)
+        file = write_part(partial, 0, source, labour, former)
+        written = Former.written(commit.final, partial, file, source, former)
         close_checkpoint(commit, partial, [file])
     except OSError as error:
-        raise SaveFailed(explain(layout, error, sum(view.nbytes for view in views))) from error
+        raise SaveFailed(explain(layout, error, source.size_bytes)) from error
     finally:
         if partial is not None:
             remove_folder(partial)  # by now it has its final name, or is of no use
+    return written
 
 
 def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
@@ -84,22 +87,52 @@ def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
 
 
 def write_part(
-    partial: Path,
-    rank: int,
-    views: Sequence[memoryview],
-    extents: Sequence[Extent],
-    digests: Callable[[], Sequence[bytes]],
+    partial: Path, rank: int, source: Source, labour: Labour, former: Former | None = None
 ) -> DataFile:
-    """Make the file of one rank durable; returns what the manifest says of it."""
+    """Make the file of one rank durable; returns what the manifest says of it.
+
+    What `former` has is linked and not written, if it is much.
+    """
     data = partial / rank_file(rank)
-    size = _write_data(data, views)
+    hashing = source.hashing
+    labour.put_to(hashing, threads_for(source.ranges.sizes))
+    sharing = None
+    if former is not None and former.resembles(source):
+        hashing.finish()
+        sharing = former.share_with(source)
+    if former is not None and sharing is not None and former.link(sharing, partial):
+        return _write_changed(data, source, labour, sharing)
+    try:
+        size = write_file(data, source.views, labour)
+    finally:
+        hashing.finish()  # also if the disk is full: the memory is let go then
     pass_point("synced")
-    found = digests()
-    parts = tuple(
-        Part(extent.name, extent.offset, extent.size_bytes, checksum.hex())
-        for extent, checksum in zip(extents, found, strict=True)
-    )
+    rows = zip(source.ranges.names, source.ranges.offsets, source.ranges.sizes, strict=True)
+    checksums = _in_hex(hashing.digests())
+    parts = tuple(Part(*row, checksum) for row, checksum in zip(rows, checksums, strict=True))
     return DataFile(data.name, size, parts)
+
+
+def _write_changed(data: Path, source: Source, labour: Labour, sharing: Sharing) -> DataFile:
+    """Write what the linked files have not, as a file that any reader of its kind can open."""
+    ranges = source.ranges
+    own = [index for index, file in enumerate(sharing.files) if not file]
+    wrapper = wrap_header(bytes(source.view(0)), [ranges.names[index] for index in own[1:]])
+    size = write_file(data, [memoryview(wrapper), *map(source.view, own)], labour)
+    pass_point("synced")
+    offsets = list(sharing.offsets)
+    position = len(wrapper)
+    for index in own:
+        offsets[index] = position
+        position += ranges.sizes[index]
+    checksums = _in_hex(source.hashing.digests())
+    rows = zip(ranges.names, offsets, ranges.sizes, checksums, sharing.files, strict=True)
+    top = Part("wrapper", 0, len(wrapper), digest(wrapper).hex())
+    return DataFile(data.name, size, tuple(map(Part._make, rows)), sharing.linked, top)
+
+
+def _in_hex(digests: Sequence[bytes]) -> list[str]:
+    return [each.hex() for each in digests]
 
 
 def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -> None:
@@ -158,61 +191,3 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _write_data(path: Path, views: Sequence[memoryview]) -> int:
-    """Write the views one after another and flush them; returns the number of bytes."""
-    descriptor = _open_data(path, views)
-    try:
-        offset = 0
-        total = sum(view.nbytes for view in views)
-        for view in views:
-            for start in range(0, view.nbytes, _CHUNK_BYTES):
-                chunk = view[start : start + _CHUNK_BYTES]
-                written = 0
-                while written < chunk.nbytes:
-                    try:
-                        count = os.write(descriptor, chunk[written:])
-                    except OSError as error:
-                        if error.errno != errno.EINVAL or not _leave_direct(descriptor):
-                            raise
-                        continue
-                    written += count
-                    if count % PAGE and written < chunk.nbytes:
-                        _leave_direct(descriptor)
-                offset += chunk.nbytes
-                if offset * 2 >= total:
-                    pass_point("half-written")
-        pass_point("written")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return offset
-
-
-def _open_data(path: Path, views: Sequence[memoryview]) -> int:
-    """Open for direct writes, several times faster, where memory and file system allow them."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    direct = getattr(os, "O_DIRECT", 0)
-    if direct and len(views) == 1 and views[0].nbytes % PAGE == 0:
-        try:
-            descriptor = os.open(path, flags | direct, 0o644)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            path.unlink(missing_ok=True)
-        else:
-            return descriptor
-    return os.open(path, flags, 0o644)
-
-
-def _leave_direct(descriptor: int) -> bool:
-    """Go on with plain writes, where direct ones are refused or no longer aligned."""
-    direct = getattr(os, "O_DIRECT", 0)
-    if not direct:
-        return False
-    import fcntl
-
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
-    return bool(flags & direct)

@@ -28,16 +28,22 @@ class Kept:
     reason: str = ""
 
 
-def list_checkpoints(layout: RunLayout) -> list[Kept]:
-    """The committed checkpoints, oldest first; of a damaged one the metrics are unknown."""
+def list_checkpoints(layout: RunLayout, known: dict[Path, Kept] | None = None) -> list[Kept]:
+    """The committed checkpoints, oldest first; of a damaged one the metrics are unknown.
+
+    What is in `known` is not read again, and what is read goes there.
+    """
+    known = {} if known is None else known
     found = []
     for step, attempt, path in layout.checkpoint_folders():
-        metrics: dict[str, float | None] = {}
-        reason = ""
-        with contextlib.suppress(OSError, CheckpointError):
-            read = manifest.parse((path / MANIFEST).read_bytes(), str(path))
-            metrics, reason = read.metrics, read.reason
-        found.append(Kept(step, attempt, path, metrics, reason))
+        if path not in known:
+            metrics: dict[str, float | None] = {}
+            reason = ""
+            with contextlib.suppress(OSError, CheckpointError):
+                read = manifest.parse_head((path / MANIFEST).read_bytes(), str(path))
+                metrics, reason = read.metrics, read.reason
+            known[path] = Kept(step, attempt, path, metrics, reason)
+        found.append(known[path])
     return found
 
 
@@ -49,9 +55,11 @@ def choose_kept(
 ) -> dict[Path, str]:
     """The checkpoints to keep, each with the reason; what is off the run's line is not judged."""
     kept: dict[Path, str] = {}
-    own = [c for c in checkpoints if is_on_line(line, c.attempt, c.step)]
+    own = []
     for checkpoint in checkpoints:
-        if checkpoint not in own:
+        if is_on_line(line, checkpoint.attempt, checkpoint.step):
+            own.append(checkpoint)
+        else:
             kept[checkpoint.path] = "of another line"
     for checkpoint in _without_hasty(own)[-keep_last:]:
         kept[checkpoint.path] = f"last {keep_last}"
@@ -84,14 +92,17 @@ def remove_others(
     line: Mapping[int, int | None],
     keep_last: int,
     best: tuple[str, str] | None,
+    known: dict[Path, Kept] | None = None,
 ) -> list[Path]:
     """Remove what need not be kept; returns what went."""
     for leftover in layout.half_removed_folders():
         remove_folder(leftover)
-    checkpoints = list_checkpoints(layout)
+    checkpoints = list_checkpoints(layout, known)
     kept = choose_kept(checkpoints, line, keep_last, best)
     gone = [c.path for c in checkpoints if c.path not in kept]
     for path in gone:
         with contextlib.suppress(OSError):
             discard_folder(path)
+        if known is not None:
+            known.pop(path, None)
     return gone

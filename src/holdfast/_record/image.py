@@ -2,8 +2,9 @@
 
     8 bytes   length of the header
     header    JSON, padded so that the data starts on a page
-    data      the tensors, largest item first, without gaps (safetensors allows
-              none, and so every tensor stays aligned to its own item)
+    data      the tensors, whole cache lines first, then the largest item first,
+              without gaps (safetensors allows none, and so every tensor stays
+              aligned to its own item)
     scalars   the tree with all that is no tensor, JSON padded with blanks; its
               capacity fills the last page, so that the whole can go to the disk
               in aligned writes
@@ -15,14 +16,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 PAGE = 4096
+_LINE_BYTES = 64
 SCALARS = "holdfast.scalars"
+HEADER = "holdfast.header"  # the image's header in a file that holds only some of its tensors
 _FORMAT = "holdfast-1"
-
+_PART_FORMAT = "holdfast-part-1"
+# A tensor in a header as written here: what comes before its offsets, the name within, the offsets.
+_ENTRY = re.compile(
+    rb'("((?:[^"\\]|\\.)*)":\{"dtype":"\w+","shape":\[[\d,]*\],"data_offsets":\[)(\d+),(\d+)\]\}'
+)
+_END_OF_METADATA = b']"},'  # within a string a quotation mark never follows on a bracket
+_TREE = b',"tree":'
 
 # What safetensors calls the dtypes it has; the frameworks share their names.
 STORED_AS = {
@@ -66,8 +77,7 @@ class TensorSpec:
         return (*self.shape, self.item_bytes) if raw else self.shape
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """A named byte range of the image."""
 
     name: str
@@ -87,17 +97,37 @@ class ImagePlan:
 
     def extents(self) -> list[Extent]:
         """Header, tensors and scalars in the order of the file: they cover it whole."""
-        tensors = (Extent(s.name, o, s.size_bytes) for s, o in self.in_file_order())
-        return [Extent("header", 0, len(self.header)), *tensors, self.scalars]
+        return list(self._extents)
 
     def in_file_order(self) -> list[tuple[TensorSpec, int]]:
+        return list(self._ordered)
+
+    # A state may have a hundred thousand tensors, and is asked more than once.
+
+    @cached_property
+    def _extents(self) -> list[Extent]:
+        tensors = (Extent(s.name, o, s.size_bytes) for s, o in self._ordered)
+        return [Extent("header", 0, len(self.header)), *tensors, self.scalars]
+
+    @cached_property
+    def _ordered(self) -> list[tuple[TensorSpec, int]]:
         pairs = zip(self.specs, self.offsets, strict=True)
         return sorted(pairs, key=lambda pair: (pair[1], pair[0].size_bytes))
 
 
 def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
     """Lay out tensors and at least `scalars_bytes` of scalars, with room for them to grow."""
-    order = sorted(range(len(specs)), key=lambda index: -_alignment(specs[index].item_bytes))
+    # What is a multiple of a cache line comes first, so that all of it stands on cache lines:
+    # small counters between large tensors would shift them. Those of one device stay together,
+    # so that they come home in one piece.
+    order = sorted(
+        range(len(specs)),
+        key=lambda index: (
+            specs[index].size_bytes % _LINE_BYTES != 0,
+            -_alignment(specs[index].item_bytes),
+            specs[index].device,
+        ),
+    )
     relative = [0] * len(specs)
     position = 0
     for index in order:
@@ -154,20 +184,22 @@ def parse_header(header: bytes) -> ImagePlan:
         specs = []
         offsets = []
         for name, kind, dtype, shape, strides, item_bytes, device in json.loads(metadata["specs"]):
-            first, last = table[name]["data_offsets"]
-            specs.append(
-                TensorSpec(
-                    name=name,
-                    kind=kind,
-                    dtype=dtype,
-                    stored_as=table[name]["dtype"],
-                    shape=tuple(shape),
-                    strides=None if strides is None else tuple(strides),
-                    item_bytes=item_bytes,
-                    size_bytes=last - first,
-                    device=str(device),
-                )
+            entry = table[name]
+            first, last = entry["data_offsets"]
+            spec = object.__new__(TensorSpec)
+            # Past the setters of a frozen class, which take longer than all the rest of this.
+            vars(spec).update(
+                name=name,
+                kind=kind,
+                dtype=dtype,
+                stored_as=entry["dtype"],
+                shape=tuple(shape),
+                strides=None if strides is None else tuple(strides),
+                item_bytes=item_bytes,
+                size_bytes=last - first,
+                device=str(device),
             )
+            specs.append(spec)
             offsets.append(len(header) + first)
         first, last = table[SCALARS]["data_offsets"]
         scalars = Extent(SCALARS, len(header) + first, last - first)
@@ -178,23 +210,73 @@ def parse_header(header: bytes) -> ImagePlan:
     return plan
 
 
+def read_extents(header: bytes) -> list[Extent]:
+    """The extents of the stored plan without its specs, which are large and slow to read."""
+    start = len(header)
+    found = [Extent("header", 0, start)]
+    position = 0
+    for entry in _entries(header):
+        first, last = int(entry[3]), int(entry[4])
+        if first != position or last < first:
+            break
+        found.append(Extent(_name_in(entry[2]), start + first, last - first))
+        position = last
+    if found[-1].name != SCALARS or header_bytes(header) != start:
+        return parse_header(header).extents()  # of another writer: it knows, or says what is wrong
+    return found
+
+
+def _entries(header: bytes) -> Iterator[re.Match[bytes]]:
+    at = header.find(_END_OF_METADATA) + len(_END_OF_METADATA)
+    while (entry := _ENTRY.match(header, at)) is not None:
+        yield entry
+        at = entry.end() + 1  # a comma, or the end
+
+
+def _name_in(text: bytes) -> str:
+    return str(json.loads(b'"' + text + b'"')) if b"\\" in text else text.decode()
+
+
+def wrap_header(header: bytes, wanted: Iterable[str]) -> bytes:
+    """The header of a file with an image's header and some of its tensors, in their order.
+
+    The scalars are one of them. ValueError if it does not have them all.
+    """
+    size = len(header)
+    first = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    table = {"__metadata__": {"format": _PART_FORMAT}, HEADER: first}
+    rows = [json.dumps(table, separators=(",", ":")).encode()[:-1]]
+    at = 0
+    for name in wanted:
+        # Not by reading all of it: few tensors of very many may have changed.
+        at = header.find(b"," + json.dumps(name).encode() + b':{"dtype":', at) + 1
+        entry = _ENTRY.match(header, at) if at else None
+        if entry is None:
+            raise ValueError(f"the header does not have {name}")
+        length = int(entry[4]) - int(entry[3])
+        rows.append(b"%s%d,%d]}" % (entry[1], size, size + length))
+        size += length
+    text = b",".join(rows) + b"}"
+    padded = -(-(8 + len(text)) // PAGE) * PAGE - 8
+    return padded.to_bytes(8, "little") + text.ljust(padded)
+
+
 def _check_plan(plan: ImagePlan) -> None:
     """A header from anywhere may claim any size: what it says must add up before it is used."""
     position = 0
-    for extent in plan.extents():
-        if type(extent.size_bytes) is not int or extent.size_bytes < 0:
-            raise ValueError(f"{extent.name} has no size")
-        if extent.offset != position:
-            raise ValueError(f"{extent.name} does not follow on what is before it")
-        position += extent.size_bytes
+    for name, offset, size in plan.extents():
+        if type(size) is not int or size < 0:
+            raise ValueError(f"{name} has no size")
+        if offset != position:
+            raise ValueError(f"{name} does not follow on what is before it")
+        position += size
     for spec in plan.specs:
-        numbers = (*spec.shape, *(spec.strides or ()), spec.item_bytes)
+        sides = (*spec.shape, spec.item_bytes)
         texts = (spec.name, spec.kind, spec.dtype, spec.stored_as)
-        if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
+        numbers = sides if spec.strides is None else (*sides, *spec.strides)
+        if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
             raise ValueError("a tensor is described by something else than numbers and names")
-        if min((*spec.shape, spec.item_bytes)) < 0 or (
-            math.prod(spec.shape) * spec.item_bytes != spec.size_bytes
-        ):
+        if min(sides) < 0 or math.prod(sides) != spec.size_bytes:
             raise ValueError(f"{spec.name} has another size than its shape")
 
 
@@ -211,4 +293,21 @@ def decode_scalars(data: bytes | memoryview) -> dict[str, Any]:
         raise ValueError("the scalars are nested without end") from error
     if not isinstance(value, dict):
         raise ValueError("the scalars are not an object")
+    return value
+
+
+def decode_head(data: bytes | memoryview) -> dict[str, Any]:
+    """The scalars without the tree, which stands last and may be large."""
+    data = bytes(data)
+    cut = data.find(_TREE)
+    if cut >= 0:
+        try:
+            value = json.loads(data[:cut] + b"}")
+        except ValueError:  # a key of that name within something else
+            pass
+        else:
+            if isinstance(value, dict):
+                return value
+    value = decode_scalars(data)
+    value.pop("tree", None)
     return value

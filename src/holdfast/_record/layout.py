@@ -20,6 +20,7 @@ runs/demo/
     mail/                          what keepers could not tell each other by network
   checkpoints/step-000000001240-a0002/
     manifest.json  rank-00000.safetensors  …
+    rank-00000.step-000000000900-a0002.safetensors     linked: what has not changed since then
   checkpoints/step-000000001240-a0002-turn/    the same step, when its epoch was over
   requests/stop-0002.json          asked from another process
   set-aside/                       damaged or unfinished checkpoints; void-…: called bad by a rule
@@ -50,6 +51,12 @@ def writer_of(path: Path) -> int | None:
 def rank_file(rank: int) -> str:
     """The name of one rank's part of a checkpoint."""
     return f"rank-{rank:05d}.safetensors"
+
+
+def linked_file(name: str, checkpoint: Path) -> str:
+    """The name of a file of another checkpoint that holds some tensors of this one too."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{stem}.{checkpoint.name}{dot}{ending}"
 
 
 def _suffix(rank: int) -> str:

@@ -8,9 +8,10 @@ linked into this folder too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ FORMAT = 2
 _CHECKSUM_CHARACTERS = 32
 _OUTER = re.compile(rb'\{"xxh3_128": "([0-9a-f]{32})",\n"manifest": ')
 _END = b"}\n"
+_FILES = b', "files": ['
 
 
 class Part(NamedTuple):
@@ -123,10 +125,11 @@ class Manifest:
         return sum(file.size_bytes for file in self.files)
 
     def to_bytes(self) -> bytes:
+        names = [name for name in self.__dataclass_fields__ if name != "files"]
         body = {
             "format": FORMAT,
-            **{name: getattr(self, name) for name in self.__dataclass_fields__},
-            "files": [file.to_json() for file in self.files],
+            **{name: getattr(self, name) for name in names},
+            "files": [file.to_json() for file in self.files],  # last: most want only the rest
         }
         return seal(json.dumps(body).encode())
 
@@ -139,6 +142,22 @@ def seal(body: bytes) -> bytes:
 
 def parse(data: bytes, where: str) -> Manifest:
     """The manifest in `data`; `where` is what the error names if it is damaged."""
+    return _parse(data, where, json.loads)
+
+
+def parse_head(data: bytes, where: str) -> Manifest:
+    """The same without its files, of which a checkpoint may have very many parts."""
+    return _parse(data, where, _load_head)
+
+
+def _load_head(inner: bytes) -> Any:
+    head, files, _ = inner.partition(_FILES)
+    with contextlib.suppress(ValueError):  # a key of that name within something else
+        return {**json.loads(head + b"}" if files else inner), "files": ()}
+    return {**json.loads(inner), "files": ()}
+
+
+def _parse(data: bytes, where: str, load: Callable[[bytes], Any]) -> Manifest:
     try:
         outer = _OUTER.match(data)
         if outer is None or not data.endswith(_END):
@@ -146,7 +165,7 @@ def parse(data: bytes, where: str) -> Manifest:
         inner = data[outer.end() : -len(_END)]
         if xxhash.xxh3_128_hexdigest(inner).encode() != outer[1]:
             raise ValueError("its own checksum does not fit")
-        body = json.loads(inner)
+        body = load(inner)
         if body.pop("format") != FORMAT:
             raise UnreadableCheckpoint(
                 f"{where}: was written by another version of holdfast "

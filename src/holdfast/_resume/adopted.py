@@ -12,6 +12,7 @@ from typing import Any
 from holdfast._errors import StateMismatch
 from holdfast._record.checksum import digest_all
 from holdfast._record.image import TensorSpec
+from holdfast._resume.devices import SentAhead
 from holdfast._resume.fit import name_some
 from holdfast._resume.verify import Loaded
 from holdfast._save.beside import OBJECTS
@@ -43,10 +44,12 @@ def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[
     extra = {k: v for k, v in loaded.head["tree"]["extra"].items() if k != OBJECTS}
     whole = replace(
         loaded,
-        plan=replace(loaded.plan, specs=tuple(captured.specs), offsets=()),
+        plan=replace(loaded.plan, specs=tuple(captured.specs)),
+        tensors=views,
+        memory=(*loaded.memory, *views),
+        sent=SentAhead(),
         head={**loaded.head, "tree": {"state": tree, "extra": extra}},
         digests=dict(zip(names, digest_all(list(views)), strict=True)),
-        elsewhere=views,
     )
     made_here = [name for name, source in zip(names, sources, strict=True) if source is None]
     return whole, _lines(matched, made_here)

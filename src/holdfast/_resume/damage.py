@@ -6,16 +6,19 @@ names every damaged tensor, and may run beside a training that needs the memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 import xxhash
 
 from holdfast._errors import CheckpointError
-from holdfast._record.image import decode_scalars, header_bytes, parse_header
+from holdfast._record.image import decode_scalars, parse_header
 from holdfast._record.manifest import DataFile, Part
-from holdfast._resume.verify import check_head, name_part, read_manifest
+from holdfast._resume.read import all_files, name_part, place_of
+from holdfast._resume.verify import check_head, read_manifest
 
 _CHUNK_BYTES = 16 << 20
 
@@ -29,9 +32,12 @@ def find_damage(folder: Path) -> list[str]:
     lines: list[str] = []
     for file in found.files:
         try:
-            damage = check_file(folder / file.name, file)
+            damage = check_file(folder, file)
         except OSError as error:
-            damage = [f"{file.name}: {error.strerror}"]
+            missing = Path(error.filename or file.name).name
+            damage = [f"{missing}: {error.strerror}"]
+        except CheckpointError as error:
+            damage = [str(error).removeprefix(f"{folder}: ").rstrip(".")]
         # Of several ranks each has its file, and a tensor's name may be in all of them.
         is_named = len(found.files) == 1
         lines += (
@@ -41,13 +47,24 @@ def find_damage(folder: Path) -> list[str]:
     return lines
 
 
-def check_file(path: Path, file: DataFile) -> list[str]:
-    with path.open("rb", buffering=0) as data:
-        size = os.fstat(data.fileno()).st_size
-        if size != file.size_bytes:
-            return [f"{file.name} has {size} bytes, the manifest says {file.size_bytes}"]
-        lines = [f"{name_part(p.name)} is damaged" for p in file.parts if not _is_whole(data, p)]
-        return lines or _check_contents(data)
+def check_file(folder: Path, file: DataFile) -> list[str]:
+    """What is wrong with a rank's state, in its own file and in those that are linked."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, IO[bytes]] = {}
+        for name, size_bytes in all_files(file):
+            data = stack.enter_context(place_of(folder, name).open("rb", buffering=0))
+            size = os.fstat(data.fileno()).st_size
+            if size != size_bytes:
+                return [f"{name} has {size} bytes, the manifest says {size_bytes}"]
+            opened["" if name == file.name else name] = data
+        parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
+        lines = [_tell(part) for part in parts if not _is_whole(opened[part.file], part)]
+        return lines or _check_contents(opened, file.parts)
+
+
+def _tell(part: Part) -> str:
+    where = f" (in {part.file})" if part.file else ""
+    return f"{name_part(part.name)} is damaged{where}"
 
 
 def _is_whole(data: IO[bytes], part: Part) -> bool:
@@ -63,16 +80,20 @@ def _is_whole(data: IO[bytes], part: Part) -> bool:
     return bool(hasher.hexdigest() == part.checksum)
 
 
-def _check_contents(data: IO[bytes]) -> list[str]:
+def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list[str]:
     """Bytes that are as they were written must also be a state: resuming asks the same."""
     try:
-        data.seek(0)
-        length = header_bytes(data.read(8))
-        data.seek(0)
-        place = parse_header(data.read(length)).scalars
-        data.seek(place.offset)
-        head = decode_scalars(data.read(place.size_bytes))
-        check_head(head)
+        if len(parts) < 2:
+            raise ValueError("it has neither header nor scalars")
+        found = parse_header(_read(opened, parts[0])).extents()
+        if [(e.name, e.size_bytes) for e in found] != [(p.name, p.size_bytes) for p in parts]:
+            raise ValueError("its header tells of other parts than the manifest")
+        check_head(decode_scalars(_read(opened, parts[-1])))
     except (ValueError, KeyError, TypeError) as error:
         return [f"is not a state of holdfast ({error})"]
     return []
+
+
+def _read(opened: dict[str, IO[bytes]], part: Part) -> bytes:
+    opened[part.file].seek(part.offset)
+    return opened[part.file].read(part.size_bytes)

@@ -21,7 +21,7 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line
 from holdfast._record.void import set_aside_void
 from holdfast._resume.joined import join, read_checkpoint
-from holdfast._resume.verify import Loaded, slot_source, verify_image
+from holdfast._resume.verify import Loaded, send_ahead, slot_source, verify_image
 
 if TYPE_CHECKING:
     from holdfast._save.arena import Arena, SlotRecord
@@ -217,7 +217,7 @@ def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
     if candidate.folder is not None:
         loaded = read_checkpoint(candidate.folder, rank)
         _refuse_another_step(candidate, loaded, str(candidate.folder))
-        return Found(candidate.attempt, candidate.step, loaded)
+        return Found(candidate.attempt, candidate.step, send_ahead(loaded))
     assert candidate.leftover is not None
     arena, record = candidate.leftover.arena, candidate.record
     where = f"the snapshot of step {record.step} in memory"
@@ -226,7 +226,7 @@ def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
     except ValueError as error:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
-    loaded = verify_image(image, plan, arena.digests(record.slot), where)
+    loaded = verify_image(image, plan, arena.digests(record.slot), where, sends=True)
     world = loaded.head.get("world", 1)
     if world != max(1, len(candidate.peers)):
         raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")

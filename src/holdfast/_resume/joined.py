@@ -17,16 +17,8 @@ from holdfast._errors import DamagedCheckpoint
 from holdfast._record.checksum import digest
 from holdfast._record.image import ImagePlan, decode_scalars, parse_header
 from holdfast._record.manifest import DataFile
-from holdfast._resume.verify import (
-    Loaded,
-    StoredShard,
-    cannot_read,
-    loaded_from,
-    name_part,
-    read_image,
-    read_manifest,
-    read_range,
-)
+from holdfast._resume.read import all_files, name_part, open_file, place_of, read_range
+from holdfast._resume.verify import Loaded, StoredShard, read_manifest, read_state
 from holdfast._save.capture import tensor_leaves
 
 
@@ -48,8 +40,10 @@ class Source(Protocol):
 class FileSource:
     """One rank's file, of which only what is needed is read; what is read is checked."""
 
-    def __init__(self, path: Path, file: DataFile) -> None:
-        self._path = path
+    def __init__(self, folder: Path, file: DataFile) -> None:
+        self._folder = folder
+        self._path = folder / file.name
+        self._sizes = dict(all_files(file))
         self._parts = {part.name: part for part in file.parts}
         self.digests = {part.name: bytes.fromhex(part.checksum) for part in file.parts}
 
@@ -72,19 +66,15 @@ class FileSource:
 
     def _read(self, name: str) -> memoryview:
         part = self._parts[name]
+        path = place_of(self._folder, part.file or self._path.name)
         view = memoryview(bytearray(part.size_bytes))
+        descriptor = open_file(path, self._sizes[path.name])
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{self._path}: is missing.") from error
-        except OSError as error:
-            raise cannot_read(self._path, error) from error
-        try:
-            read_range(descriptor, view, part.offset, self._path)
+            read_range(descriptor, view, part.offset, path)
         finally:
             os.close(descriptor)
         if digest(view).hex() != part.checksum:
-            raise DamagedCheckpoint(f"{self._path}: {name_part(name)} is damaged.")
+            raise DamagedCheckpoint(f"{path}: {name_part(name)} is damaged.")
         return view
 
 
@@ -97,13 +87,10 @@ def read_checkpoint(folder: Path, rank: int = 0) -> Loaded:
     if not found.files:
         raise DamagedCheckpoint(f"{folder}: the manifest names no file.")
     own = found.files[rank % len(found.files)]
-    path = folder / own.name
-    image = read_image(path, own)
-    digests = {part.name: bytes.fromhex(part.checksum) for part in own.parts}
-    loaded = loaded_from(image, digests, path)
+    loaded = read_state(folder, own)
     if len(found.files) == 1:
-        return join([loaded], 0, [path])
-    sources: list[Source] = [FileSource(folder / file.name, file) for file in found.files]
+        return join([loaded], 0, [folder / own.name])
+    sources: list[Source] = [FileSource(folder, file) for file in found.files]
     sources[rank % len(sources)] = loaded
     return join(sources, rank % len(sources), [folder / file.name for file in found.files])
 
@@ -112,11 +99,12 @@ def join(sources: Sequence[Source], own: int, places: Sequence[Any]) -> Loaded:
     """The state of one rank, with what the other ranks stored for it."""
     loaded = sources[own]
     assert isinstance(loaded, Loaded)
-    wanted: list[str] = []
+    wanted: dict[str, int] = {}
     tree = _numbered(loaded.head["tree"], len(loaded.plan.specs), wanted)
     specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
+    find = _Finder(sources)
     for name in wanted:
-        rank, index = _find(sources, name, places[own])
+        rank, index = find.place_of(name, places[own])
         view = sources[rank].data(index)
         if digest(view) != sources[rank].digests[name]:
             raise DamagedCheckpoint(f"{places[rank]}: {name_part(name)} is damaged.")
@@ -128,13 +116,14 @@ def join(sources: Sequence[Source], own: int, places: Sequence[Any]) -> Loaded:
         plan=replace(loaded.plan, specs=tuple(specs)),
         head={**loaded.head, "tree": tree},
         digests=digests,
-        elsewhere=tuple(views),
+        tensors=(*loaded.tensors, *views),
+        memory=(*loaded.memory, *(view for view in views if view.nbytes)),
         find_shards=_Shards(sources).find,
         world=len(sources),
     )
 
 
-def _numbered(encoded: Any, first: int, wanted: list[str]) -> Any:
+def _numbered(encoded: Any, first: int, wanted: dict[str, int]) -> Any:
     """The tree with a number for each tensor that others hold; their names go to `wanted`."""
     if isinstance(encoded, list):
         return [_numbered(item, first, wanted) for item in encoded]
@@ -143,18 +132,27 @@ def _numbered(encoded: Any, first: int, wanted: list[str]) -> Any:
     name = encoded.get("$r")
     if name is None or len(encoded) != 1:
         return {key: _numbered(item, first, wanted) for key, item in encoded.items()}
-    if name not in wanted:
-        wanted.append(name)
-    return {"$t": first + wanted.index(name)}
+    return {"$t": wanted.setdefault(name, first + len(wanted))}
 
 
-def _find(sources: Sequence[Source], name: str, where: Any) -> tuple[int, int]:
-    """Which rank stored a tensor that is the same on all, and its number there."""
-    for rank, source in enumerate(sources):
-        if name in source.digests:
-            names = [spec.name for spec in source.plan.specs]
-            return rank, names.index(name)
-    raise DamagedCheckpoint(f"{where}: {name} was to be stored by another rank, and is not there.")
+class _Finder:
+    """Finds out which rank stored a tensor that is the same on all."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._numbers: dict[int, dict[str, int]] = {}
+
+    def place_of(self, name: str, where: Any) -> tuple[int, int]:
+        """The rank, and the number of the tensor there."""
+        for rank, source in enumerate(self._sources):
+            if name in source.digests:
+                if rank not in self._numbers:
+                    names = [spec.name for spec in source.plan.specs]
+                    self._numbers[rank] = {each: number for number, each in enumerate(names)}
+                return rank, self._numbers[rank][name]
+        raise DamagedCheckpoint(
+            f"{where}: {name} was to be stored by another rank, and is not there."
+        )
 
 
 class _Shards:

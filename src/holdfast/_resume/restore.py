@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast._errors import HoldfastError, RestoreDiffers, StateMismatch
-from holdfast._record.checksum import digest_all
+from holdfast._errors import HoldfastError, StateMismatch
+from holdfast._resume.ahead import fill_ahead, kept_by_objects
 from holdfast._resume.assemble import Assembler
-from holdfast._resume.fit import check_fit, copies_of
+from holdfast._resume.compare import compare
+from holdfast._resume.fit import check_fit
 from holdfast._resume.verify import Loaded
 from holdfast._save.capture import (
-    Captured,
     adapter_of,
     adapters,
     capture,
@@ -28,17 +28,19 @@ from holdfast._save.capture import (
     parts_of,
 )
 
-_NAMED = 8
-
 
 def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
     """Put the stored values into `state`'s objects; returns the scalars that did not stay."""
     stored = loaded.head["tree"]["state"]
     check_fit(loaded, state)
     loader = _Loader(loaded)
+    loader.make_ahead(kept_by_objects(stored, state))
     for name, encoded in stored.items():
         state[name] = loader.load(encoded, state[name], name)
-    return _compare(state, stored, loaded, loader.sharded)
+    try:
+        return compare(state, stored, loaded, loader.sharded)
+    finally:
+        loaded.sent.clear()
 
 
 def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> None:
@@ -64,6 +66,11 @@ class _Loader:
         self._filled: dict[int, tuple[Any, Any]] = {}
         self.sharded = Assembler(loaded)
 
+    def make_ahead(self, numbers: Iterable[int]) -> None:
+        """Make and fill the tensors that objects will keep, all at once."""
+        wanted = [number for number in numbers if number not in self._loaded.sent.tensors]
+        self._owned = fill_ahead(self._loaded, wanted)
+
     def load(self, encoded: Any, live: Any, path: str) -> Any:
         """Put an encoded value into `live` if that is possible, and return what to use."""
         live = self._unless_filled(live, encoded)
@@ -85,8 +92,10 @@ class _Loader:
             return live
         if tag == "$t":
             spec = self._loaded.plan.specs[encoded[tag]]
-            data = self._loaded.data(encoded[tag])
-            if adapter_of(spec.kind).load_in_place(live, spec, data):
+            adapter, sent = adapter_of(spec.kind), self._loaded.sent.tensors.get(encoded[tag])
+            if sent is not None and adapter.receiving().copy_in(live, sent):
+                return live
+            if adapter.load_in_place(live, spec, self._loaded.data(encoded[tag])):
                 return live
             return self._own(encoded[tag])
         if isinstance(live, dict) and (tag in ("$dict", "$odict") or not tag.startswith("$")):
@@ -180,9 +189,10 @@ class _Loader:
         import ctypes
 
         ranges = []
-        for view in self._loaded.memory():
+        for view in self._loaded.memory:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
             ranges.append((start, start + view.nbytes))
+        ranges += self._loaded.sent.memory
         captured = capture({"object": live}, replicas=True)
         addresses = [v.data_ptr() for v in captured.values if hasattr(v, "data_ptr")]
         return any(first <= at < last for at in addresses for first, last in ranges)
@@ -191,7 +201,12 @@ class _Loader:
         # One tensor under two names stays one tensor.
         if index not in self._owned:
             spec = self._loaded.plan.specs[index]
-            self._owned[index] = adapter_of(spec.kind).own(spec, self._loaded.data(index))
+            adapter, sent = adapter_of(spec.kind), self._loaded.sent.tensors.get(index)
+            self._owned[index] = (
+                adapter.own(spec, self._loaded.data(index))
+                if sent is None
+                else adapter.receiving().own_of(sent, spec)
+            )
         return self._owned[index]
 
     def value(self, encoded: Any, path: str, near: Any = None, *, borrowed: bool) -> Any:
@@ -217,6 +232,8 @@ class _Loader:
         if tag == "$t":
             if not borrowed:
                 return self._own(inner)
+            if inner in self._loaded.sent.tensors:
+                return self._loaded.sent.tensors[inner]
             spec = self._loaded.plan.specs[inner]
             return adapter_of(spec.kind).borrow(spec, self._loaded.data(inner))
         if tag in ("$dict", "$odict"):
@@ -271,96 +288,3 @@ def _decode_plain(tag: str, inner: Any) -> Any:
     if tag.startswith("$jax."):
         return adapter_of("jax").decode_other(tag, inner)
     raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")
-
-
-def _compare(state: dict[str, Any], stored: Any, loaded: Loaded, sharded: Assembler) -> list[str]:
-    """Capture again and compare with what was stored, to the bit; returns what else changed."""
-    captured = capture(state, replicas=True)
-    unsharded = _tensor_numbers(stored) - sharded.numbers
-    unsharded -= _tensors_of_other_replicas(stored, captured.tree["state"])
-    differing = _compare_tensors(unsharded, captured, loaded) + sharded.differing(captured)
-    if differing:
-        raise RestoreDiffers(
-            "after loading, some of the state is not what was stored: "
-            f"{', '.join(differing[:_NAMED])}.\n"
-            "Its load_state_dict changes what it is given, so the run would not go on exactly.",
-            paths=tuple(differing),
-        )
-    changed: list[str] = []
-    _compare_plain(stored, captured.tree["state"], "", changed)
-    return [item.lstrip(".") for item in changed]
-
-
-def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> list[str]:
-    """The stored tensors that are lost, of another kind, or of other values now."""
-    now = {spec.name: index for index, spec in enumerate(captured.specs)}
-    differing: list[str] = []
-    views: list[memoryview] = []
-    expected: list[tuple[str, bytes]] = []
-    for then in sorted(stored):
-        old = loaded.plan.specs[then]
-        if old.name not in now:
-            differing.append(f"{old.name} (lost)")
-            continue
-        new = captured.specs[now[old.name]]
-        if (old.dtype, old.shape) != (new.dtype, new.shape):
-            differing.append(
-                f"{old.name} (stored as {old.dtype} {list(old.shape)}, "
-                f"now {new.dtype} {list(new.shape)})"
-            )
-            continue
-        views.append(adapter_of(new.kind).bytes_of(captured.values[now[old.name]]))
-        expected.append((old.name, loaded.digests[old.name]))
-    for (name, digest), actual in zip(expected, digest_all(views), strict=True):
-        if digest != actual:
-            differing.append(f"{name} (other values)")
-    return differing
-
-
-def _tensors_of_other_replicas(then: Any, now: Any) -> set[int]:
-    """Of variables with copies for more or fewer replicas than today: they were put together."""
-    if len(copies_of(then)) != len(copies_of(now)):
-        return _tensor_numbers(then)
-    pairs: Iterable[tuple[Any, Any]] = ()
-    if isinstance(then, dict) and isinstance(now, dict):
-        pairs = ((item, now[key]) for key, item in then.items() if key in now)
-    elif isinstance(then, list) and isinstance(now, list):
-        pairs = zip(then, now, strict=False)
-    return set().union(*(_tensors_of_other_replicas(a, b) for a, b in pairs))
-
-
-def _tensor_numbers(encoded: Any) -> set[int]:
-    """The numbers of all tensors that an encoded value refers to."""
-    if isinstance(encoded, dict):
-        if "$t" in encoded:
-            return {encoded["$t"]}
-        encoded = encoded.values()
-    elif not isinstance(encoded, list):
-        return set()
-    return set().union(*map(_tensor_numbers, encoded))
-
-
-def _compare_plain(then: Any, now: Any, path: str, changed: list[str]) -> None:
-    """Collect what differs in the rest of the tree: numbers, strings, keys, lengths."""
-    if _is_tensor(then) and _is_tensor(now):
-        return  # compared already, and what was sharded need not be so now
-    if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
-        for key in then:
-            inner = path if key.startswith("$") else f"{path}.{key}"
-            _compare_plain(then[key], now[key], inner, changed)
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        for index, (a, b) in enumerate(zip(then, now, strict=True)):
-            _compare_plain(a, b, f"{path}.{index}", changed)
-    elif then != now:
-        changed.append(f"{path} (stored {_short(then)}, now {_short(now)})")
-
-
-def _is_tensor(encoded: Any) -> bool:
-    if not isinstance(encoded, dict):
-        return False
-    return "$t" in encoded or "$shard" in encoded or bool(copies_of(encoded))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"

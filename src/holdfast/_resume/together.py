@@ -111,6 +111,6 @@ def _check_share(folder: Path, rank: int, size: int) -> None:
     files = read_manifest(folder).files
     for number, file in enumerate(files):
         if number % size == rank and number != rank:
-            lines = check_file(folder / file.name, file)
+            lines = check_file(folder, file)
             if lines:
                 raise DamagedCheckpoint(f"{folder / file.name}: {lines[0]}.")

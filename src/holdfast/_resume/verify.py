@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
+from holdfast._errors import DamagedCheckpoint
 from holdfast._record import manifest
-from holdfast._record.checksum import digest, digest_all, for_each
-from holdfast._record.image import ImagePlan, TensorSpec, decode_scalars, parse_header
+from holdfast._record.checksum import digest_all
+from holdfast._record.image import (
+    ImagePlan,
+    TensorSpec,
+    decode_scalars,
+    header_bytes,
+    parse_header,
+)
 from holdfast._record.layout import MANIFEST
 from holdfast._record.manifest import DataFile, Manifest
-
-_CHUNK_BYTES = 16 << 20
+from holdfast._resume.devices import SentAhead
+from holdfast._resume.read import cannot_read, name_part, read_parts
 
 
 @dataclass(frozen=True)
@@ -39,28 +42,21 @@ class Loaded:
     """A verified state in memory: the image of one rank, and what others hold for it."""
 
     plan: ImagePlan  # its specs go on behind those of the image with what others hold
-    image: memoryview
+    tensors: tuple[memoryview, ...]  # the bytes of each
+    memory: tuple[memoryview, ...]  # all that they may be in
     head: dict[str, Any]  # the scalars: step, tree, metrics, …
     digests: dict[str, bytes]  # of each tensor, by name
-    elsewhere: tuple[memoryview, ...] = ()  # the tensors that the images of others hold
     find_shards: Callable[[str], list[StoredShard]] | None = None
     world: int = 1  # the ranks that stored it
+    sent: SentAhead = field(default_factory=SentAhead)  # what is on its device already
 
     def data(self, index: int) -> memoryview:
         """The bytes of tensor number `index`."""
-        own = len(self.plan.offsets)
-        if index >= own:
-            return self.elsewhere[index - own]
-        start = self.plan.offsets[index]
-        return self.image[start : start + self.plan.specs[index].size_bytes]
+        return self.tensors[index]
 
     def shards(self, path: str) -> list[StoredShard]:
         """The parts of the sharded tensor at a path, of all ranks that stored one."""
         return [] if self.find_shards is None else self.find_shards(path)
-
-    def memory(self) -> list[memoryview]:
-        """All that tensors may borrow from."""
-        return [self.image, *(view for view in self.elsewhere if view.nbytes)]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -74,82 +70,39 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest.parse(data, str(folder))
 
 
-def read_image(path: Path, file: DataFile) -> memoryview:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{path}: is missing.") from error
-    except OSError as error:
-        raise cannot_read(path, error) from error
-    try:
-        size = os.fstat(descriptor).st_size
-        if size != file.size_bytes:
-            raise DamagedCheckpoint(
-                f"{path}: has {size} bytes, the manifest says {file.size_bytes}."
-            )
-        image = memoryview(mmap.mmap(-1, max(size, 1)))
+def verify_image(
+    image: memoryview, plan: ImagePlan, digests: list[bytes], where: str, *, sends: bool = False
+) -> Loaded:
+    """Check an image that is in memory already against its digests.
 
-        def check(index: int) -> None:
-            part = file.parts[index]
-            view = image[part.offset : part.offset + part.size_bytes]
-            read_range(descriptor, view, part.offset, path)
-            actual = digest(view).hex()
-            if actual != part.checksum:
-                raise DamagedCheckpoint(
-                    f"{path}: {name_part(part.name)} has checksum {actual[:8]}…, "
-                    f"the manifest says {part.checksum[:8]}…."
-                )
-
-        for_each(check, [part.size_bytes for part in file.parts])
-    finally:
-        os.close(descriptor)
-    return image
-
-
-def cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableCheckpoint:
-    """A bad block is damage; a mount, a permission or a limit may be right again tomorrow."""
-    if error.errno == errno.EIO:
-        return DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).")
-    return UnreadableCheckpoint(
-        f"{path}: cannot be read ({error.strerror}).\nNothing was changed; make it readable first."
-    )
-
-
-def name_part(name: str) -> str:
-    """What an error calls a byte range."""
-    return "the header" if name == "header" else f"tensor {name}"
-
-
-def read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
-    done = 0
-    while done < view.nbytes:
-        piece = view[done : done + _CHUNK_BYTES]
-        try:
-            if hasattr(os, "preadv"):
-                count = os.preadv(descriptor, [piece], offset + done)
-            else:  # Windows
-                with path.open("rb", buffering=0) as file:
-                    file.seek(offset + done)
-                    count = file.readinto(piece) or 0
-        except OSError as error:
-            raise cannot_read(path, error) from error
-        if count == 0:
-            raise DamagedCheckpoint(f"{path}: ends early.")
-        done += count
-
-
-def verify_image(image: memoryview, plan: ImagePlan, digests: list[bytes], where: str) -> Loaded:
-    """Check an image that is in memory already against its digests."""
+    With `sends`, tensors that were on a device are sent there meanwhile.
+    """
     extents = plan.extents()
     views = [image[e.offset : e.offset + e.size_bytes] for e in extents]
-    for extent, expected, actual in zip(extents, digests, digest_all(views), strict=True):
-        if expected != actual:
+    sent = SentAhead()
+    known: dict[int, bytes] = {}
+    if sends:
+        specs = [spec for spec, _ in plan.in_file_order()]
+        known = sent.send(specs, views[1:-1], hashed=True)
+    rest = [n for n in range(len(views)) if n - 1 not in known]
+    found = dict(zip(rest, digest_all([views[n] for n in rest]), strict=True))
+    found.update((n + 1, digest) for n, digest in known.items())
+    for number, (extent, expected) in enumerate(zip(extents, digests, strict=True)):
+        if expected != found[number]:
             raise DamagedCheckpoint(
-                f"{where}: {name_part(extent.name)} has checksum {actual.hex()[:8]}…, "
+                f"{where}: {name_part(extent.name)} has checksum {found[number].hex()[:8]}…, "
                 f"{expected.hex()[:8]}… was noted."
             )
     names = (extent.name for extent in extents)
-    return loaded_from(image, dict(zip(names, digests, strict=True)), where)
+    loaded = loaded_of(plan, views, (image,), dict(zip(names, digests, strict=True)), where)
+    sent.renumber(file_order(plan))
+    return replace(loaded, sent=sent)
+
+
+def send_ahead(loaded: Loaded) -> Loaded:
+    """A state that is checked, with the tensors that were on a device on their way there."""
+    loaded.sent.send(loaded.plan.specs, loaded.tensors, hashed=False)
+    return loaded
 
 
 def slot_source(arena: Any, record: Any, where: str) -> Loaded:
@@ -170,12 +123,56 @@ def check_head(head: dict[str, Any]) -> None:
 
 
 def loaded_from(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
+    """The state in an image that lies in one piece."""
+    plan = _parsed(image[: header_bytes(image[:8])], where)
+    views = [image[e.offset : e.offset + e.size_bytes] for e in plan.extents()]
+    return loaded_of(plan, views, (image,), digests, where)
+
+
+def loaded_of(
+    plan: ImagePlan,
+    views: Sequence[memoryview],
+    memory: Sequence[memoryview],
+    digests: dict[str, bytes],
+    where: Path | str,
+) -> Loaded:
+    """The state in the parts of an image: header, tensors in their order there, scalars."""
+    tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
     try:
-        length = 8 + int.from_bytes(image[:8], "little")
-        plan = parse_header(bytes(image[:length]))
-        place = plan.scalars
-        head = decode_scalars(image[place.offset : place.offset + place.size_bytes])
+        head = decode_scalars(views[-1])
         check_head(head)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DamagedCheckpoint(f"{where}: is not a state of holdfast ({error}).") from error
-    return Loaded(plan, image, head, digests)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _no_state(where, error) from error
+    by_number = tuple(tensors[number] for number in range(len(plan.specs)))
+    return Loaded(plan, by_number, tuple(memory), head, digests)
+
+
+def read_state(folder: Path, file: DataFile) -> Loaded:
+    """One rank's state from its files, with every checksum verified."""
+    where = folder / file.name
+    views, memory = read_parts(folder, file)
+    if len(views) < 2:
+        raise _no_state(where, "it has neither header nor scalars")
+    plan = _parsed(views[0], where)
+    names = [(extent.name, extent.size_bytes) for extent in plan.extents()]
+    if names != [(part.name, part.size_bytes) for part in file.parts]:
+        raise _no_state(where, "its header tells of other parts than the manifest")
+    digests = {part.name: bytes.fromhex(part.checksum) for part in file.parts}
+    return loaded_of(plan, views, memory, digests, where)
+
+
+def file_order(plan: ImagePlan) -> list[int]:
+    """The numbers of the tensors in the order in which they are stored."""
+    places = [(at, spec.size_bytes) for at, spec in zip(plan.offsets, plan.specs, strict=True)]
+    return sorted(range(len(places)), key=places.__getitem__)
+
+
+def _parsed(header: memoryview, where: Path | str) -> ImagePlan:
+    try:
+        return parse_header(bytes(header))
+    except (ValueError, IndexError) as error:
+        raise _no_state(where, error) from error
+
+
+def _no_state(where: Path | str, why: object) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{where}: is not a state of holdfast ({why}).")

@@ -25,17 +25,24 @@ class Beside:
     def __init__(self) -> None:
         self._specs: list[TensorSpec] = []
         self._data: bytes | None = None
+        # With it: the same objects as long as those of the state are.
+        self._all_specs: list[TensorSpec] = []
+        self._addresses: tuple[list[int] | None, list[int] | None] = (None, None)
 
     def add_to(self, captured: Captured, state: Mapping[str, Any]) -> Captured:
         """Put it beside a captured state."""
-        if captured.specs != self._specs:
-            self._specs = list(captured.specs)
-            self._data = _describe(captured, state)
-        if self._data is not None:
-            captured.tree["extra"][OBJECTS] = {"$t": len(captured.specs)}
-            captured.specs.append(_plain.spec(_NAME, self._data))
-            captured.values.append(self._data)
-        return captured
+        if captured.specs is not self._specs:
+            if captured.specs != self._specs:
+                self._data = _describe(captured, state)
+            self._specs = captured.specs
+            if self._data is not None:
+                self._all_specs = [*captured.specs, _plain.spec(_NAME, self._data)]
+        if self._data is None:
+            return captured
+        if captured.addresses is not self._addresses[0] and captured.addresses is not None:
+            self._addresses = (captured.addresses, [*captured.addresses, 0])
+        addresses = None if captured.addresses is None else self._addresses[1]
+        return captured.and_one_more(OBJECTS, self._data, self._all_specs, addresses)
 
 
 def _describe(captured: Captured, state: Mapping[str, Any]) -> bytes | None:

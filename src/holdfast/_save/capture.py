@@ -19,21 +19,27 @@ have None, as has an empty part.
 
 from __future__ import annotations
 
-import base64
 import functools
 import importlib
-import math
 import struct
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from types import ModuleType
 from typing import Any
 
 from holdfast import _plain
 from holdfast._errors import UnstorableState
 from holdfast._record.image import SCALARS, TensorSpec
+from holdfast._save.captured import Captured as Captured
+from holdfast._save.leaves import tensor_leaves as tensor_leaves
+from holdfast._save.plain_values import (
+    PLAIN_TYPES,
+    encode_plain,
+    encode_uncommon,
+    in_order,
+    is_flat,
+)
 
 # The order counts: a Keras model may be a module of its backend as well.
 _FRAMEWORKS = {
@@ -44,7 +50,6 @@ _FRAMEWORKS = {
     "numpy": "holdfast._numpy",
 }
 _DEPTH = 200
-_INT_BITS = 1024  # Python refuses to make decimal text of a few thousand digits
 # What stands beside the tensors in the header and the manifest.
 _TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
 STORABLE = (
@@ -52,16 +57,6 @@ STORABLE = (
     "pytrees, tensors and arrays, random generators, numbers, strings, bytes, None, and lists, "
     "tuples, dicts and sets of these"
 )
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A state at one moment: its tree, and the live tensors it refers to."""
-
-    tree: Any
-    specs: list[TensorSpec]
-    values: list[Any]
-    left_out: int = 0  # tensors that other ranks store
 
 
 def adapters() -> list[ModuleType]:
@@ -78,6 +73,13 @@ def _is_loaded(kind: str) -> bool:
     return hasattr(sys.modules.get(kind), "__version__")
 
 
+def exact_types(all_adapters: list[ModuleType]) -> dict[type, ModuleType]:
+    """Classes whose objects are tensors and no more, if they are of no class derived from them."""
+    return {
+        kind: adapter for adapter in all_adapters for kind in getattr(adapter, "EXACT_TYPES", ())
+    }
+
+
 @functools.cache  # a worker asks for every batch, and an import statement takes a microsecond
 def adapter_of(kind: str) -> ModuleType:
     """The adapter that stored tensors of this kind, imported if need be."""
@@ -92,17 +94,18 @@ def is_stateful(value: object) -> bool:
     """Whether an object has a state that it takes back: by itself, or by its adapter."""
     if isinstance(value, type):
         return False
-    return _keeps_state(value) or _adapter_for(value) is not None
+    return keeps_state(value) or _adapter_for(value) is not None
 
 
 def parts_of(value: object) -> dict[str, Any] | None:
     """What an object holds, if its state is that of its parts, each loaded by itself."""
-    adapter = None if _keeps_state(value) else _adapter_for(value)
+    adapter = None if keeps_state(value) else _adapter_for(value)
     found: dict[str, Any] | None = getattr(adapter, "object_parts", lambda _: None)(value)
     return found
 
 
-def _keeps_state(value: Any) -> bool:
+def keeps_state(value: Any) -> bool:
+    """Whether an object has a state_dict, and no adapter knows better."""
     if any(getattr(each, "knows_better", _never)(value) for each in adapters()):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(
@@ -120,7 +123,7 @@ def _adapter_for(value: object) -> ModuleType | None:
 
 def state_of(value: Any) -> Any:
     """The state of an object."""
-    if _keeps_state(value):
+    if keeps_state(value):
         return value.state_dict()
     adapter = _adapter_for(value)
     assert adapter is not None
@@ -129,7 +132,7 @@ def state_of(value: Any) -> Any:
 
 def give_state(value: Any, state: Any) -> None:
     """Give an object a state back."""
-    if _keeps_state(value):
+    if keeps_state(value):
         value.load_state_dict(state)
         return
     adapter = _adapter_for(value)
@@ -163,10 +166,8 @@ def capture(
     describing every tensor anew. With `replicas`, parts of sharded tensors that
     another rank stores are there too. Tensors in `elsewhere` are only named.
     """
-    encoder = _Encoder({} if cache is None else cache, elsewhere or {}, replicas=replicas)
-    tree = {"state": {name: encoder.encode(value, name) for name, value in state.items()}}
-    if extra is not None:
-        tree["extra"] = encoder.encode(dict(extra), "holdfast")
+    encoder = Encoder({} if cache is None else cache, elsewhere or {}, replicas=replicas)
+    tree = encoder.tree(state, extra)
     return Captured(tree, encoder.specs, encoder.values, len(encoder.left_out))
 
 
@@ -205,9 +206,15 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
     return lost
 
 
-class _Encoder:
+class Encoder:
+    """Makes the tree of a state, and the list of its tensors."""
+
     def __init__(
-        self, cache: SpecCache, elsewhere: Mapping[Hashable, str], *, replicas: bool
+        self,
+        cache: SpecCache,
+        elsewhere: Mapping[Hashable, str],
+        *,
+        replicas: bool = False,
     ) -> None:
         self._cache = cache
         self._elsewhere = elsewhere
@@ -218,25 +225,38 @@ class _Encoder:
         self._seen: dict[Hashable, int] = {}
         self._names: set[str] = set(_TAKEN_NAMES)
         self._adapters = adapters()
+        self._exact = exact_types(self._adapters)
         self._depth = 0
 
+    def tree(self, state: Mapping[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        tree = {"state": {name: self.encode(value, name) for name, value in state.items()}}
+        if extra is not None:
+            tree["extra"] = self.encode(dict(extra), "holdfast")
+        return tree
+
+    def plain(self, encoded: Any) -> Any:
+        """What has no tensor in it, on its way into the tree."""
+        return encoded
+
+    def state_of(self, value: Any) -> Any:
+        """The state of an object."""
+        return state_of(value)
+
+    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+        return adapter.generator_state(value)
+
     def encode(self, value: Any, path: str) -> Any:
-        kind = type(value)
-        if value is None or kind is bool or kind is str:
-            return value
-        if kind is int:
-            return value if value.bit_length() <= _INT_BITS else {"$int": hex(value)}
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if kind is not dict:
+        if type(value) in PLAIN_TYPES:
+            return self.plain(encode_plain(value))
+        exact = self._exact.get(type(value))
+        if exact is not None:
+            return self._array(exact, value, path)
+        if type(value) is not dict:
             for adapter in self._adapters:
                 if adapter.is_array(value):
                     if getattr(adapter, "is_sharded", _never)(value):
                         return self._shard(adapter, value, path)
-                    name = self._name_elsewhere(adapter, value)
-                    if name is not None:
-                        return {"$r": name}
-                    return {"$t": self._tensor(adapter, value, path)}
+                    return self._array(adapter, value, path)
         self._depth += 1
         if self._depth > _DEPTH:
             raise UnstorableState(
@@ -246,36 +266,39 @@ class _Encoder:
         self._depth -= 1
         return encoded
 
+    def _array(self, adapter: ModuleType, value: Any, path: str) -> dict[str, Any]:
+        name = self._name_elsewhere(adapter, value)
+        return {"$t": self._tensor(adapter, value, path)} if name is None else {"$r": name}
+
     def _encode_compound(self, value: Any, path: str) -> Any:
         if isinstance(value, dict):
             return self._mapping(value, path)
         if isinstance(value, list):
+            if is_flat(value):
+                return self.plain([*value])
             return [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]
         if isinstance(value, tuple):
             return {"$tuple": [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]}
         if is_stateful(value):
-            return {"$state": self.encode(state_of(value), path)}
+            return {"$state": self.encode(self.state_of(value), path)}
         if (adapter := node_adapter(value)) is not None:
             parts = adapter.node_parts(value)
             return {"$node": {k: self.encode(item, f"{path}.{k}") for k, item in parts.items()}}
         for adapter in self._adapters:
             found = adapter.encode_other(value)
             if found is not None:
-                return found
+                return self.plain(found)
             if adapter.is_generator(value):
-                return {"$generator": self.encode(adapter.generator_state(value), path)}
+                state = self.generator_state(adapter, value)
+                return {"$generator": self.encode(state, path)}
         if isinstance(value, set | frozenset):
             tag = "$set" if isinstance(value, set) else "$frozenset"
-            ordered = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-            return {tag: [self.encode(item, f"{path}.{i}") for i, item in enumerate(ordered)]}
-        if isinstance(value, bytes | bytearray):
-            tag = "$bytes" if isinstance(value, bytes) else "$bytearray"
-            return {tag: base64.b64encode(value).decode("ascii")}
-        if isinstance(value, complex):
-            return {"$complex": [repr(value.real), repr(value.imag)]}
-        for plain_type in (bool, int, float, str):  # an IntEnum, a str of a class of its own
-            if isinstance(value, plain_type):
-                return self.encode(plain_type(value), path)
+            return {
+                tag: [self.encode(item, f"{path}.{i}") for i, item in enumerate(in_order(value))]
+            }
+        encoded = encode_uncommon(value)
+        if encoded is not None:
+            return self.plain(encoded)
         raise UnstorableState(
             f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be stored.\n"
             f"State may be {STORABLE}.",
@@ -287,7 +310,7 @@ class _Encoder:
         if not isinstance(value, OrderedDict) and plain_keys:
             return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
         pairs = [
-            [self.encode(key, f"{path} (a key)"), self.encode(item, f"{path}.{key}")]
+            [self.key(key, f"{path} (a key)"), self.encode(item, f"{path}.{key}")]
             for key, item in value.items()
         ]
         if not isinstance(value, OrderedDict):
@@ -296,14 +319,25 @@ class _Encoder:
         # torch keeps the versions of a module's state here, and load_state_dict reads them.
         metadata = getattr(value, "_metadata", None)
         if metadata is not None:
-            encoded["$metadata"] = self.encode(dict(metadata), f"{path} (versions)")
+            encoded["$metadata"] = self.key(dict(metadata), f"{path} (versions)")
         return encoded
 
+    def key(self, value: Any, path: str) -> Any:
+        """What belongs to the form of the tree and not to its values."""
+        return self.encode(value, path)
+
     def _name_elsewhere(self, adapter: ModuleType, value: Any) -> str | None:
-        name = self._elsewhere.get(adapter.alias_key(value)) if self._elsewhere else None
+        if not self._elsewhere:
+            return None
+        key = adapter.alias_key(value)
+        name = self._elsewhere.get(key)
         if name is not None:
             self.left_out.add(name)
+            self.met(adapter, key, None)
         return name
+
+    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
+        """Called for every tensor in turn: for whoever wants to know it again."""
 
     def _shard(self, adapter: ModuleType, value: Any, path: str) -> Any:
         try:
@@ -317,6 +351,7 @@ class _Encoder:
         # The key has everything that the description depends on, and where the memory is.
         key = adapter.alias_key(value)
         if key is not None and key in self._seen:
+            self.met(adapter, key, self._seen[key])
             return self._seen[key]
         name = path if path not in self._names else self._free_name(path)
         known = self._cache.get(name)
@@ -334,6 +369,7 @@ class _Encoder:
         self.values.append(value)
         if key is not None:
             self._seen[key] = index
+        self.met(adapter, key, index)
         return index
 
     def _free_name(self, path: str) -> str:
@@ -345,29 +381,3 @@ class _Encoder:
 
 def _never(_value: object) -> bool:
     return False
-
-
-def tensor_leaves(encoded: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every `$t` and `$shard` of an encoded value, with the path that it was captured under."""
-    if isinstance(encoded, list):
-        for number, item in enumerate(encoded):
-            yield from tensor_leaves(item, f"{path}.{number}")
-    if not isinstance(encoded, dict):
-        return
-    tag = next(iter(encoded), "")
-    if tag in ("$t", "$shard"):
-        yield path, encoded
-    elif tag in ("$dict", "$odict"):
-        for key, item in encoded[tag]:
-            yield from tensor_leaves(item, f"{path}.{_key(key)}")
-    elif tag in ("$state", "$generator", "$tuple", "$set", "$frozenset", "$node"):
-        yield from tensor_leaves(encoded[tag], path)
-    elif not tag.startswith("$"):
-        for key, item in encoded.items():
-            yield from tensor_leaves(item, f"{path}.{key}")
-
-
-def _key(encoded: Any) -> str:
-    if isinstance(encoded, dict) and "$tuple" in encoded:
-        return str(tuple(encoded["$tuple"]))
-    return str(encoded)

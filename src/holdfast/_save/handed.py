@@ -96,6 +96,8 @@ class Standstill:
         if self._is_done:
             return None
         kinds = {adapter.KIND for adapter in _that_know_forms()}
+        if not kinds:
+            return None
         pairs = zip(captured.specs, captured.values, strict=True)
         arrays = [value for spec, value in pairs if spec.kind in kinds]
         if not arrays:

@@ -15,7 +15,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from holdfast._record.image import TensorSpec
-from holdfast._save.capture import Captured, SpecCache, adapter_of, capture
+from holdfast._save.capture import Captured, adapter_of, capture
+from holdfast._save.recall import Recall
 
 
 class Shares:
@@ -25,26 +26,21 @@ class Shares:
         self._rank = rank
         self._size = size
         self._state = state
-        self._elsewhere: dict[Hashable, str] = {}  # what other ranks store, by its memory
+        self._elsewhere = _Living({}, None)  # what other ranks store, by its memory
+        self._recall = Recall()
         self._count = -1  # of tensors, when that was last worked out
         self._replicated: Any = None  # what is the same on all ranks
         self.print = ""  # of the names and sizes of that: equal on all ranks, or nothing fits
 
-    def capture(
-        self, state: Mapping[str, Any], extra: Mapping[str, Any], cache: SpecCache
-    ) -> Captured:
+    def capture(self, state: Mapping[str, Any], extra: Mapping[str, Any]) -> Captured:
         """This rank's own state and its share of the common one."""
         if self._replicated is None or self._replicated.is_current():
-            captured = capture(
-                state, extra, cache, elsewhere=_Living(self._elsewhere, self._replicated)
-            )
+            captured = self._recall.capture(state, extra, self._elsewhere)
             count = len(captured.specs) + captured.left_out
             if count == self._count and captured.left_out == len(self._elsewhere):
                 return captured
         self._share_out(capture(state, extra))
-        captured = capture(
-            state, extra, cache, elsewhere=_Living(self._elsewhere, self._replicated)
-        )
+        captured = self._recall.capture(state, extra, self._elsewhere)
         self._count = len(captured.specs) + captured.left_out
         return captured
 
@@ -53,9 +49,8 @@ class Shares:
         owners = share_out([spec for spec, _ in common], self._size)
         text = json.dumps(sorted((spec.name, spec.size_bytes) for spec, _ in common))
         self.print = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self._elsewhere = {
-            key: spec.name for spec, key in common if owners[spec.name] != self._rank
-        }
+        names = {key: spec.name for spec, key in common if owners[spec.name] != self._rank}
+        self._elsewhere = _Living(names, self._replicated)
 
     def _common_tensors(self, captured: Captured) -> list[tuple[TensorSpec, Hashable]]:
         if "torch.nn.parallel.distributed" not in sys.modules:

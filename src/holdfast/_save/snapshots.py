@@ -1,8 +1,8 @@
 """Snapshots: the state of one boundary, copied into a free slot.
 
-The trainer never waits here unless it is told to: while an arena is being built
-or every free slot is being read, there is simply no snapshot, and the next
-boundary tries again.
+The trainer never waits here unless it is told to: while an arena is being built,
+a device still copies, or every free slot is being read, there is simply no snapshot,
+and the next boundary tries again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._record.image import ImagePlan, encode_scalars, plan_image
+from holdfast._record.image import ImagePlan, plan_image
 from holdfast._save.arena import Arena, arena_bytes
 from holdfast._save.backing import Backing, populate, reserve
-from holdfast._save.capture import Captured, adapter_of
+from holdfast._save.capture import Captured
+from holdfast._save.flight import Landings
+from holdfast._save.generation import Generation
 
 _BUILD_AT_ONCE_BYTES = 32 << 20
+_LOOK_SECONDS = 0.02
+_CLOSING_SECONDS = 5.0  # for a device that may never answer again
 _MOST_IN_VAIN = 3
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A snapshot that is whole."""
+    """A snapshot that is whole, or will be when the device has copied it."""
 
     generation: int
     slot: int
@@ -35,39 +39,6 @@ class Taken:
     @property
     def step(self) -> int:
         return self.mark // 2
-
-
-class _Generation:
-    """An arena for one layout of the state, with the views that snapshots are copied into."""
-
-    def __init__(self, arena: Arena, backing: Backing, plan: ImagePlan) -> None:
-        self.arena = arena
-        self.backing = backing
-        self.plan = plan
-        places: dict[str, list[int]] = {}
-        for index, spec in enumerate(plan.specs):
-            places.setdefault(spec.kind, []).append(index)
-        self._indices = places
-        self._targets = {
-            (slot, kind): adapter_of(kind).destinations(
-                arena.mapped,
-                [(plan.specs[i], plan.offsets[i]) for i in indices],
-                arena.slot_offset(slot),
-            )
-            for slot in range(arena.slots)
-            for kind, indices in places.items()
-        }
-
-    def fill(self, slot: int, values: list[Any], scalars: bytes) -> None:
-        for kind, indices in self._indices.items():
-            adapter_of(kind).copy_all(self._targets[slot, kind], [values[i] for i in indices])
-        start = self.arena.slot_offset(slot) + self.plan.scalars.offset
-        capacity = self.plan.scalars.size_bytes
-        self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
-
-    def close(self) -> None:
-        self._targets.clear()
-        self.arena.close()
 
 
 class Snapshots:
@@ -82,6 +53,8 @@ class Snapshots:
         say: Callable[[str], None],
         rank: int = 0,
         common: Callable[[], int] = lambda: -1,
+        landed: Callable[[Taken, bool], None] = lambda *_: None,
+        attend: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_id = run_id
         self._attempt = attempt
@@ -89,13 +62,18 @@ class Snapshots:
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
         self._say = say
-        self._current: _Generation | None = None
+        self._current: Generation | None = None
         self._building: threading.Thread | None = None
-        self._built: _Generation | None = None
+        self._built: Generation | None = None
         self._number = 0
         self._sequence = 0
         self._in_vain = 0  # arenas in a row whose layout was gone before they were used
         self._promised: dict[int, int] = {}
+        self._attend = attend  # to what must not die while one waits
+        self._landed = landed  # told of what a device has copied, and whether it went well
+        self._landings = Landings(say)
+        self._in_air: Taken | None = None
+        self._whole = threading.Lock()  # for whoever calls a slot whole, or void
         self.impossible = False  # there is no memory for slots: checkpoints only
         self.newest: Taken | None = None
 
@@ -111,10 +89,15 @@ class Snapshots:
     def take(
         self, captured: Captured, head: dict[str, Any], mark: int, *, patience_seconds: float = 0.0
     ) -> Taken | None:
-        """Copy a captured state into a free slot; None if there is none within the patience."""
+        """Copy a captured state into a free slot; None if there is none within the patience.
+
+        What a device copies by itself may be `in_air` when this returns.
+        """
         began = time.perf_counter()
         deadline = time.monotonic() + patience_seconds
-        scalars = encode_scalars({**head, "step": mark // 2, "tree": captured.tree})
+        if not self._landings.wait(deadline):
+            return None
+        scalars = captured.scalars({**head, "step": mark // 2})
         if not self._fits(self._current, captured, len(scalars)):
             if not self._renew(captured, len(scalars), deadline):
                 return None
@@ -122,38 +105,80 @@ class Snapshots:
         generation = self._current
         assert generation is not None
         slot = generation.arena.begin(self._held(), self._common())
+        looked = time.monotonic()
         while slot is None:
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 return None
+            if now - looked >= _LOOK_SECONDS:
+                self._attend()  # whoever reads the slots may have died over it
+                looked = now
             time.sleep(0.001)
             slot = generation.arena.begin(self._held(), self._common())
         try:
-            generation.fill(slot, captured.values, scalars)
+            careful = patience_seconds > 0
+            flight = generation.fill(slot, captured, scalars, careful=careful)
         except BaseException:
             generation.arena.abandon(slot)
             raise
         self._sequence += 1
-        generation.arena.finish(slot, sequence=self._sequence, mark=mark)
-        self.newest = Taken(
+        taken = Taken(
             generation=generation.arena.generation,
             slot=slot,
             sequence=self._sequence,
             mark=mark,
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - began + generation.device_seconds,
         )
-        return self.newest
+        if flight is None:
+            self._finish(generation.arena, taken)
+        else:
+            self._in_air = taken
+            self._landings.expect(flight, lambda good: self._land(generation.arena, taken, good))
+        return taken
+
+    @property
+    def in_air(self) -> Taken | None:
+        """What a device still copies."""
+        return self._in_air
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a device still copies, so that there is no use in asking for another."""
+        return not self._landings.is_free
+
+    def wait_landed(self, seconds: float) -> bool:
+        """Whether nothing is in the air any more."""
+        return self._landings.wait(time.monotonic() + seconds)
+
+    def _finish(self, arena: Arena, taken: Taken) -> None:
+        arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
+        self.newest = taken
+
+    def _land(self, arena: Arena, taken: Taken, good: bool) -> None:
+        """In the landings' thread: the device has copied, or could not."""
+        with self._whole:
+            good = good and self._in_air is taken  # else it is void by now
+            self._in_air = None
+            if good:
+                self._finish(arena, taken)
+            else:
+                arena.abandon(taken.slot)
+        self._landed(taken, good)
 
     def void_from(self, step: int) -> None:
         """Hold nothing any more from this step on: the newest is then one before it."""
-        if self._current is None:
-            return
-        arena = self._current.arena
-        arena.void_from(step)
-        record = arena.newest()
-        self.newest = None
-        if record is not None:
-            place = (arena.generation, record.slot, record.sequence, record.mark)
-            self.newest = Taken(*place, seconds=0.0)
+        with self._whole:
+            if self._in_air is not None and self._in_air.step >= step:
+                self._in_air = None
+            if self._current is None:
+                return
+            arena = self._current.arena
+            arena.void_from(step)
+            record = arena.newest()
+            self.newest = None
+            if record is not None:
+                place = (arena.generation, record.slot, record.sequence, record.mark)
+                self.newest = Taken(*place, seconds=0.0)
 
     def promise(self, taken: Taken) -> None:
         """Leave this slot alone until `settle`: it is to become a checkpoint."""
@@ -166,6 +191,10 @@ class Snapshots:
         """Let go of the memory; whoever removes the files has done so or will."""
         if self._building is not None:
             self._building.join()
+        has_landed = self.wait_landed(_CLOSING_SECONDS)
+        self._landings.close()
+        if not has_landed:  # the device may still write there: all of it goes with the process
+            return
         for generation in (self._current, self._built):
             if generation is not None:
                 generation.close()
@@ -192,12 +221,8 @@ class Snapshots:
         return False
 
     @staticmethod
-    def _fits(generation: _Generation | None, captured: Captured, scalars_bytes: int) -> bool:
-        return (
-            generation is not None
-            and scalars_bytes <= generation.plan.scalars.size_bytes
-            and list(generation.plan.specs) == captured.specs
-        )
+    def _fits(generation: Generation | None, captured: Captured, scalars_bytes: int) -> bool:
+        return generation is not None and generation.fits(captured, scalars_bytes)
 
     def _start_building(self, plan: ImagePlan) -> None:
         if self._built is not None:  # made for a layout that was gone before it was ready
@@ -250,7 +275,7 @@ class Snapshots:
             "training while it is written."
         )
 
-    def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> _Generation:
+    def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> Generation:
         arena = Arena.create(
             backing.descriptor,
             run_id=self._run_id,
@@ -260,7 +285,7 @@ class Snapshots:
             plan=plan,
         )
         populate(arena.mapped)
-        return _Generation(arena, backing, plan)
+        return Generation(arena, backing, plan)
 
     def _adopt(self) -> None:
         former, self._current, self._built = self._current, self._built, None

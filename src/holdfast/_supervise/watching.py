@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast._watch.cgroup import MemoryCgroup
+    from holdfast._watch.counters import Counted
     from holdfast._watch.descend import Descendants
     from holdfast._watch.history import History
     from holdfast._watch.sampler import Sampler
@@ -36,7 +37,7 @@ class Watch:
         self._history: History
         self._descendants: Descendants | None = None
         self._cgroup: MemoryCgroup | None = None
-        self._counters: dict[str, Any] = dict.fromkeys(("start", "before", "death"))
+        self._counted: Counted | None = None
         self._ends_seen = 0
         self._reaped: dict[int, int] = {}
 
@@ -77,14 +78,17 @@ class Watch:
 
     def end(self, status: int) -> dict[str, Any]:
         """The command has ended: all that was seen."""
-        seen: dict[str, Any] = {"counters": self._counters, "memory": [], "processes": []}
+        counters: dict[str, Any] = dict.fromkeys(("start", "before", "death"))
+        seen: dict[str, Any] = {"counters": counters, "memory": [], "processes": []}
         with contextlib.suppress(Exception):  # as above
             if status != 0 or self._is_on:
                 if not self._is_on:
                     self._begin()
                 from holdfast._watch.counters import read_counters
 
-                self._counters["death"] = read_counters(self._cgroup)
+                counters["death"] = read_counters(self._cgroup)
+            if self._counted is not None:
+                counters |= {"start": self._counted.start, "before": self._counted.before}
             if self._descendants is not None:
                 seen["processes"] = self._ends()
                 seen["memory"] = self._history.recent()
@@ -108,18 +112,18 @@ class Watch:
 
     def _look(self) -> None:
         from holdfast._watch.cgroup import MemoryCgroup
-        from holdfast._watch.counters import read_counters
+        from holdfast._watch.counters import Counted, read_counters
 
         assert self._descendants is not None
         found = MemoryCgroup.find(self._child)
         if found is not None and (self._cgroup is None or found.path != self._cgroup.path):
             # It has been moved, by its own first lines or by a scheduler.
             self._cgroup = self._sampler.cgroup = found
-            self._counters["start"] = None
+            self._counted = None
         counters = read_counters(self._cgroup)
-        if self._counters["start"] is None:
-            self._counters["start"] = counters
-        self._counters["before"] = counters
+        if self._counted is None:
+            self._counted = Counted(counters)
+        self._counted.add(counters, time.monotonic())
         self._history.add(self._sampler.take())
         self._descendants.look()
 

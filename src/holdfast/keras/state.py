@@ -20,11 +20,13 @@ from keras.src.utils.module_utils import tensorflow as tf
 from keras.src.utils.naming import to_snake_case
 
 from holdfast._errors import StateMismatch
+from holdfast.keras.names import Names
 
 # Stored values of metrics and optimizers that are not built yet, until they are.
 _waiting: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 # Whoever was asked for its state: an optimizer that is not built yet finds its weights there.
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
+_names = Names()
 
 
 def object_state(value: Any) -> dict[str, Any]:
@@ -295,14 +297,25 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _weights(layer: Any) -> dict[str, Any]:
+    layers, variables = list(layer._flatten_layers()), layer.variables
+    return _names.of(
+        layer,
+        [*layers, *variables],
+        [each.name for each in layers],
+        variables,
+        lambda: _weights_of(layers, variables),
+    )
+
+
+def _weights_of(layers: Iterable[Any], variables: Iterable[Any]) -> dict[str, Any]:
     owners: dict[int, str] = {}
     counts: dict[str, int] = {}
-    for each in layer._flatten_layers():
+    for each in layers:
         name = _own_name(each, counts)
         seeds = [generator.state for generator in each._seed_generators]
         for v in [*each._trainable_variables, *each._non_trainable_variables, *seeds]:
             owners.setdefault(id(v), f"{name}/{v.name}")
-    return _named((owners.get(id(v), f"variable/{v.name}"), v) for v in layer.variables)
+    return _named((owners.get(id(v), f"variable/{v.name}"), v) for v in variables)
 
 
 def _own_name(layer: Any, counts: dict[str, int]) -> str:
@@ -323,27 +336,40 @@ def _metric_variables(model: Any) -> dict[str, Any]:
 
 
 def _optimizer_variables(optimizer: Any) -> dict[str, Any]:
-    references: dict[str, list[tuple[int, str]]] = {}
+    inner = getattr(optimizer, "inner_optimizer", None)
+    own = list(optimizer._variables)
+    found = _names.of(
+        optimizer,
+        [*own, *getattr(optimizer, "_trainable_variables", [])],
+        [],
+        own,
+        lambda: _slots_of(optimizer),
+    )
+    if inner is None:
+        return found
+    more = ((f"inner/{key}", v) for key, v in _optimizer_variables(inner).items())
+    return _named([*found.items(), *more])
+
+
+def _slots_of(optimizer: Any) -> dict[str, Any]:
+    references: dict[str, list[tuple[int, str]]] = {}  # by the beginning of a name
     for number, v in enumerate(getattr(optimizer, "_trainable_variables", [])):
         # A variable of TensorFlow has no path, and many have one name.
         path = v.path if hasattr(v, "path") else v.name.replace(":", "_")
         prefix = f"{path.replace('/', '_')}_"  # as the optimizer names its own variables
         references.setdefault(prefix, []).append((number, re.sub("[/:]", "_", v.name)))
-    inner = getattr(optimizer, "inner_optimizer", None)
     met: dict[str, int] = {}
-    pairs = [(_slot_name(v.name, references, met), v) for v in optimizer._variables]
-    if inner is not None:
-        pairs += [(f"inner/{key}", v) for key, v in _optimizer_variables(inner).items()]
-    return _named(pairs)
+    return _named((_slot_name(v.name, references, met), v) for v in optimizer._variables)
 
 
 def _slot_name(
     name: str, references: Mapping[str, list[tuple[int, str]]], met: dict[str, int]
 ) -> str:
-    found = [prefix for prefix in references if name.startswith(prefix)]
-    if not found:
+    # A prefix ends with an underscore, and a name has few of those.
+    ends = (place + 1 for place in range(len(name) - 1, -1, -1) if name[place] == "_")
+    prefix = next((name[:end] for end in ends if name[:end] in references), None)
+    if prefix is None:
         return name
-    prefix = max(found, key=len)
     count = met[name] = met.get(name, -1) + 1
     of_one_name = references[prefix]
     number, reference = of_one_name[min(count, len(of_one_name) - 1)]

@@ -10,6 +10,7 @@ Nothing here is a collective: with several workers the replicas of the others ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -116,7 +117,8 @@ def refuse(variable: Any) -> str | None:
             "step. Train with MultiWorkerMirroredStrategy, or without holdfast and with "
             "tf.train.CheckpointManager."
         )
-    if any(_is_from(kind, _TPU) for kind in type(variable).__mro__):
+    kind: Any = type(variable)
+    if _is_of_a_tpu(kind):
         return (
             "this variable is on a TPU (TPUStrategy), which holdfast cannot read step by step. "
             "Train with MirroredStrategy or MultiWorkerMirroredStrategy, or with JAX."
@@ -125,10 +127,19 @@ def refuse(variable: Any) -> str | None:
 
 
 def _is_sharded(value: object) -> bool:
-    return any(
-        _is_from(kind, _SHARDED) and kind.__name__ == "ShardedVariableMixin"
-        for kind in type(value).__mro__
-    )
+    kind: Any = type(value)
+    return _is_of_shards(kind)
+
+
+@functools.cache  # asked for each variable of each snapshot, and there are few classes
+def _is_of_shards(kind: Any) -> bool:
+    names = (each.__name__ for each in kind.__mro__ if _is_from(each, _SHARDED))
+    return "ShardedVariableMixin" in names
+
+
+@functools.cache
+def _is_of_a_tpu(kind: Any) -> bool:
+    return any(_is_from(each, _TPU) for each in kind.__mro__)
 
 
 def _is_from(kind: type, module: str) -> bool:

@@ -16,12 +16,21 @@ try:
 except ImportError as error:
     raise missing_framework("torch", "PyTorch") from error
 
+from holdfast.torch.flat import flat_state as flat_state
+from holdfast.torch.scaler import is_object as is_object
+from holdfast.torch.scaler import knows_better as knows_better
+from holdfast.torch.scaler import load_object as load_object
+from holdfast.torch.scaler import object_state as object_state
+from holdfast.torch.still import Still
+
 if TYPE_CHECKING:
     from holdfast.torch.launch import init_process_group as init_process_group
 
 KIND = "torch"
 GENERATOR = "torch"  # the name of its global generator
 _SEED_MASK = (1 << 63) - 1
+# Classes whose objects are tensors and nothing more, if they are of no class derived from them.
+EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def __getattr__(name: str) -> Any:
@@ -82,6 +91,19 @@ def alias_key(value: torch.Tensor) -> Hashable | None:
     if dtype.is_complex:
         return (address, dtype, value.shape, value.stride(), value.is_conj(), value.device)
     return (address, dtype, value.shape, value.stride(), value.is_neg(), value.device)
+
+
+def still(tensors: Sequence[torch.Tensor]) -> Still:
+    """What knows again where tensors are, and of which form."""
+    return Still(tensors)
+
+
+def raw_address(value: torch.Tensor) -> int:
+    """Where the bytes of a tensor are in C order, if they are in this process; else 0."""
+    in_order = value.device.type == "cpu" and value.is_contiguous() and not value.is_neg()
+    if not in_order or value.is_conj():
+        return 0
+    return value.data_ptr()
 
 
 def spec(name: str, value: torch.Tensor) -> TensorSpec:
@@ -157,7 +179,23 @@ def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 def copy_all(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copy live tensors into the mapping; returns when their values are there."""
     if targets:
-        torch._foreach_copy_(list(targets), [value.detach() for value in values])
+        # To detach takes longer than to copy a small one, and only others than these need it.
+        plain = [v if type(v) in EXACT_TYPES else v.detach() for v in values]
+        torch._foreach_copy_(list(targets), plain)
+
+
+def copies_by_itself(spec: TensorSpec) -> bool:
+    """Whether a tensor is on a device that copies while training goes on."""
+    return spec.device.startswith("cuda")
+
+
+def device_copies(
+    buffer: Any, places: Sequence[tuple[TensorSpec, int]], slots: Sequence[int]
+) -> Any:
+    """What copies such tensors into the slots of an arena."""
+    from holdfast.torch.device import Devices
+
+    return Devices(buffer, places, slots)
 
 
 def bytes_of(value: torch.Tensor) -> memoryview:
@@ -345,3 +383,10 @@ def partners(value: object) -> Any:
     """What is now where a stored state will go, if any of it may be sharded; else None."""
     has_state = callable(getattr(value, "state_dict", None))  # those of other frameworks have none
     return sharding().partners(value) if _sharded_types() and has_state else None
+
+
+def receiving() -> ModuleType:
+    """What takes a stored state in by all cores; imported by whoever has one."""
+    from holdfast.torch import receive
+
+    return receive

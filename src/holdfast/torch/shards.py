@@ -16,19 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed.checkpoint.default_planner import (
-    DefaultLoadPlanner,
-    create_default_local_save_plan,
-)
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from holdfast import torch as adapter
 from holdfast._errors import DamagedCheckpoint
@@ -42,6 +32,9 @@ except ImportError:  # 2.4
     from torch.distributed._tensor import DTensor, Replicate
 
     _KNOWS_STRIDES = False
+
+if TYPE_CHECKING:  # its checkpoint planners take long to import, and most runs shard nothing
+    from torch.distributed.checkpoint.metadata import Metadata
 
 _NAME = "tensor"  # each is planned by itself, so any name does
 _MOST_LAYOUTS = 4096
@@ -98,6 +91,8 @@ def layout_of(value: DTensor) -> Layout:
 
 
 def _plan(value: DTensor) -> Layout:
+    from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
+
     mesh, placements = value.device_mesh, value.placements
     if any(placement.is_partial() for placement in placements):
         raise ValueError(
@@ -239,6 +234,8 @@ def _part(stored: Stored, offsets: list[int], like: torch.Tensor, path: str) -> 
 
 def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path: str) -> None:
     """Copy every stored part to where torch's planner says that it belongs."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({_NAME: like}, _metadata(parts, like), is_coordinator=False)
     filled = torch.zeros(target.shape, dtype=torch.bool)
@@ -261,6 +258,13 @@ def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path:
 
 
 def _metadata(parts: Sequence[Part], like: torch.Tensor) -> Metadata:
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
     chunks = [
         ChunkStorageMetadata(
             offsets=torch.Size(part.description["offsets"]),

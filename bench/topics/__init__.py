@@ -1,0 +1,1 @@
+"""One file for each thing that is measured; each has `measure(plan)`, which returns tables."""

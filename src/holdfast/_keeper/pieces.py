@@ -1,0 +1,122 @@
+"""Work in pieces, for as many threads as there are, at the priority that it deserves now.
+
+A niceness cannot be taken back by an ordinary user. So threads in the background do only a
+piece at a time, and when somebody begins to wait, others at full priority take over the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from holdfast._keeper.quiet import QUIET
+
+Piece = TypeVar("Piece")
+
+
+class Pieces(Generic[Piece]):
+    """What is left to do of one work; the first error ends it and is raised by `finish`."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._left = deque(pieces)
+        self._taken = 0
+        self._change = threading.Condition()
+        self._error: BaseException | None = None
+        self.has_failed = False
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left and not self._taken
+
+    def work(self) -> None:
+        """Do pieces until none is left, by this thread among others."""
+        while True:
+            with self._change:
+                while not self._left and self._taken:
+                    self._change.wait()  # another may hand the rest of a large one back
+                if not self._left:
+                    return
+                piece = self._left.popleft()
+                self._taken += 1
+            rest = None
+            try:
+                rest = self.do(piece)
+            except BaseException as error:  # noqa: BLE001  raised again by finish
+                self._fail(error)
+            with self._change:
+                if rest is not None and not self.has_failed:
+                    self._left.appendleft(rest)
+                is_last = not self._left and self._taken == 1
+            if is_last and not self.has_failed:
+                try:
+                    self.end()
+                except BaseException as error:  # noqa: BLE001  likewise
+                    self._fail(error)
+            with self._change:
+                self._taken -= 1
+                self._change.notify_all()
+
+    def do(self, piece: Piece) -> Piece | None:
+        """Do one piece; what is returned is left of it."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Wait for the end, and raise what went wrong."""
+        with self._change:
+            while not self.is_done:
+                self._change.wait()
+            error, self._error = self._error, None  # it holds on to all that its frames hold
+        if error is not None:
+            raise error
+        if self.has_failed:
+            raise RuntimeError("it has failed before")
+
+    def end(self) -> None:
+        """The last piece is done."""
+
+    def _fail(self, error: BaseException) -> None:
+        with self._change:
+            self.has_failed = True
+            self._error = self._error or error
+            self._left.clear()
+
+
+class Labour:
+    """The threads of one checkpoint."""
+
+    def __init__(self, *, is_background: bool) -> None:
+        self._is_background = is_background
+        self._works: list[tuple[Pieces[Any], int]] = []
+        self._guard = threading.Lock()
+
+    def put_to(self, work: Pieces[Any], threads: int) -> None:
+        """Have so many threads do this work."""
+        with self._guard:
+            self._works = [each for each in self._works if not each[0].is_done]
+            self._works.append((work, threads))
+            self._start(work, threads)
+
+    def hurry(self) -> None:
+        """Somebody waits for it now."""
+        with self._guard:
+            if self._is_background:
+                self._is_background = False
+                for work, threads in self._works:
+                    self._start(work, threads)
+
+    def over(self) -> None:
+        """Let go of what was worked on."""
+        with self._guard:
+            self._works.clear()
+
+    def _start(self, work: Pieces[Any], threads: int) -> None:
+        priority = QUIET.background if self._is_background else QUIET.hurry
+
+        def run() -> None:
+            with priority():
+                work.work()
+
+        for _ in range(threads):
+            threading.Thread(target=run, daemon=True).start()

@@ -1,0 +1,75 @@
+"""Work that nobody waits for gives way to the training on the same cores.
+
+A thread's niceness counts only against threads of its own scheduling group, and where the
+kernel groups by session ("autogroup") the keeper, which has a session of its own, would take
+half of each core from the trainer all the same: there the whole group steps back meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_LOWEST = 19
+_GROUP = Path("/proc/self/autogroup")
+_TRIES, _TRY_SECONDS = 4, 0.04  # the kernel takes one change of a group in a tenth of a second
+
+
+class Quiet:
+    """How many threads of this process work in the background, and whether any must hurry."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._quiet = self._loud = 0
+        self._is_low = False
+
+    @contextlib.contextmanager
+    def background(self) -> Iterator[None]:
+        """For a thread of this work alone: it stays at the lowest priority for good."""
+        with contextlib.suppress(OSError, AttributeError):  # no such thing on this system
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        with self._counted(quiet=1):
+            yield
+
+    @contextlib.contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Somebody waits: the group goes back to where it was."""
+        with self._counted(loud=1):
+            yield
+
+    @contextlib.contextmanager
+    def _counted(self, quiet: int = 0, loud: int = 0) -> Iterator[None]:
+        self._count(quiet, loud)
+        try:
+            yield
+        finally:
+            self._count(-quiet, -loud)
+
+    def _count(self, quiet: int, loud: int) -> None:
+        with self._guard:
+            self._quiet += quiet
+            self._loud += loud
+            wanted = self._quiet > 0 and self._loud == 0
+            if wanted != self._is_low and _set_group(_LOWEST if wanted else 0):
+                self._is_low = wanted
+
+
+def _set_group(niceness: int) -> bool:
+    for _ in range(_TRIES):
+        try:
+            _GROUP.write_text(str(niceness), encoding="ascii")
+        except OSError as error:
+            if error.errno != errno.EAGAIN or niceness:
+                return False  # no groups here; or not now: nothing is lost but some quiet
+            time.sleep(_TRY_SECONDS)  # the only thing that helps against the kernel's limit
+        else:
+            return True
+    return False
+
+
+QUIET = Quiet()  # the group is one for the whole process

@@ -1,0 +1,175 @@
+"""Many copies of raw bytes within this process, prepared once and made again and again.
+
+Large ones are moved in pieces by several threads. For small ones a call each would take longer
+than their bytes: the kernel takes a thousand at a time, from a list of places. Where it refuses
+(a sandbox may), they are moved one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterable
+
+_LARGE_BYTES = 128 << 10
+_LEAST_PIECE, _LARGEST_PIECE = 1 << 20, 32 << 20
+_BATCH = 1024  # places that one call of the kernel takes
+_BATCH_BYTES = 8 << 20
+_ALONE_BYTES = 4 << 20  # less is done before another thread has begun
+_MOST_THREADS = 8
+
+Move = tuple[int, int, int]  # to which address, from which, and how many bytes
+
+
+class RawCopies:
+    """Copies from fixed places to fixed places, all of them of memory that is there."""
+
+    def __init__(self, moves: Iterable[Move]) -> None:
+        joined = _join(sorted(moves))
+        self.size_bytes = sum(size for *_, size in joined)
+        self._threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        if self.size_bytes <= _ALONE_BYTES:
+            self._threads = 1
+        share = self.size_bytes // (4 * self._threads)
+        piece = min(max(share, _LEAST_PIECE), _LARGEST_PIECE)
+        self._jobs: list[Callable[[], None]] = []
+        small: list[Move] = []
+        for target, source, size in joined:
+            if size < _LARGE_BYTES:
+                small.append((target, source, size))
+                continue
+            for at in range(0, size, piece):
+                self._jobs.append(_Piece(target + at, source + at, min(piece, size - at)))
+        self._jobs += _batches(small)
+
+    def run(self) -> None:
+        """Make all copies; returns when the last byte is there."""
+        left = iter(self._jobs)
+        lock = threading.Lock()
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not errors:
+                    with lock:
+                        job = next(left, None)
+                    if job is None:
+                        return
+                    job()
+            except BaseException as error:  # noqa: BLE001  for whoever called run
+                errors.append(error)
+
+        others = [
+            threading.Thread(target=work, name="holdfast-copy", daemon=True)
+            for _ in range(min(self._threads, len(self._jobs)) - 1)
+        ]
+        for thread in others:
+            thread.start()
+        work()
+        for thread in others:
+            _join_surely(thread, errors)
+        if errors:
+            raise errors[0]
+
+
+def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
+    """Wait for a thread whatever happens: it writes where the next snapshot may go."""
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:  # noqa: BLE001  raised when the thread has ended
+            errors.append(error)
+
+
+def _join(moves: Iterable[Move]) -> list[Move]:
+    """Neighbours that stay neighbours are one."""
+    joined: list[Move] = []
+    for target, source, size in moves:
+        if joined:
+            before, origin, length = joined[-1]
+            if before + length == target and origin + length == source:
+                joined[-1] = (before, origin, length + size)
+                continue
+        if size:
+            joined.append((target, source, size))
+    return joined
+
+
+class _Piece:
+    def __init__(self, target: int, source: int, size: int) -> None:
+        self._move = (target, source, size)
+
+    def __call__(self) -> None:
+        ctypes.memmove(*self._move)  # without the interpreter's lock
+
+
+def _batches(moves: list[Move]) -> list[Callable[[], None]]:
+    found: list[Callable[[], None]] = []
+    batch: list[Move] = []
+    size_bytes = 0
+    for move in moves:
+        if len(batch) == _BATCH or size_bytes + move[2] > _BATCH_BYTES:
+            found.append(_Batch(batch))
+            batch, size_bytes = [], 0
+        batch.append(move)
+        size_bytes += move[2]
+    if batch:
+        found.append(_Batch(batch))
+    return found
+
+
+class _Batch:
+    """Small copies in one call: the kernel reads this process as it would read another."""
+
+    def __init__(self, moves: list[Move]) -> None:
+        sources: list[int] = []
+        targets: list[int] = []
+        for target, source, size in moves:
+            sources += (source, size)
+            if targets and targets[-2] + targets[-1] == target:
+                targets[-1] += size
+            else:
+                targets += (target, size)
+        self._sources = array("Q", sources)
+        self._targets = array("Q", targets)
+        self._bytes = sum(size for *_, size in moves)
+
+    def __call__(self) -> None:
+        if not self._by_kernel():
+            self._one_by_one()
+
+    def _by_kernel(self) -> bool:
+        if _readv is None:
+            return False
+        targets, sources = self._targets, self._sources
+        read = _readv(
+            os.getpid(),
+            *(targets.buffer_info()[0], len(targets) // 2),
+            *(sources.buffer_info()[0], len(sources) // 2),
+            0,
+        )
+        return bool(read == self._bytes)
+
+    def _one_by_one(self) -> None:
+        place, room = self._targets[0], self._targets[1]
+        spans = iter(zip(self._targets[2::2], self._targets[3::2], strict=True))
+        for source, size in zip(self._sources[::2], self._sources[1::2], strict=True):
+            if room == 0:
+                place, room = next(spans)
+            ctypes.memmove(place, source, size)
+            place, room = place + size, room - size
+
+
+def _find_readv() -> Callable[..., int] | None:
+    function = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if function is None:
+        return None
+    address, count = ctypes.c_void_p, ctypes.c_ulong
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = [ctypes.c_int, address, count, address, count, count]
+    return function  # type: ignore[no-any-return]  # ctypes says nothing of its functions
+
+
+_readv = _find_readv()

@@ -1,0 +1,31 @@
+"""light.py with much that stays as it is: a training of an adapter on frozen weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+from light import make_weights, show_hash, train_one
+
+import holdfast
+
+
+def main() -> None:
+    folder, total, settings = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
+    weights = make_weights(2000)
+    frozen = {f"layer{number}": np.full(20_000, number + 0.5) for number in range(5)}
+    with holdfast.Run(
+        folder, settings=holdfast.Settings(**settings), weights=weights, frozen=frozen
+    ) as run:
+        print("ready", run.step, run.resumed_from, run.attempt, flush=True)
+        for _ in run.steps(total):
+            train_one(weights)
+            time.sleep(pause)
+    show_hash(np.concatenate([weights, *frozen.values()]))
+
+
+if __name__ == "__main__":
+    main()

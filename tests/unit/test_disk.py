@@ -1,0 +1,112 @@
+"""Bytes to a file: whatever lies where in memory, and whatever the file system allows."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast._keeper import disk
+from holdfast._keeper.disk import write_file
+from holdfast._keeper.pieces import Labour, Pieces
+
+SIZES = st.lists(st.sampled_from([0, 1, 100, 4095, 4096, 4097, 8192, 20_000]), min_size=1)
+
+
+@pytest.fixture(params=["/var/tmp", "/dev/shm"], scope="module")
+def place(request):
+    """A folder on a disk, and one on a file system that refuses direct writes."""
+    with tempfile.TemporaryDirectory(dir=request.param) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_pieces():
+    """Many pieces of little data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "_CHUNK_BYTES", 8192)
+        patch.setattr(disk, "_BUFFER_BYTES", 8192)
+        yield
+
+
+@given(SIZES, st.booleans())
+def test_a_file_has_the_views_one_after_another(place, sizes, is_background):
+    path = place / "file"
+    data = [os.urandom(size) for size in sizes]
+    try:
+        size = write_file(path, [*map(memoryview, data)], Labour(is_background=is_background))
+        assert path.read_bytes() == b"".join(data)
+        assert size == sum(sizes)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_whole_pages_go_straight_from_memory(place):
+    image = memoryview(mmap.mmap(-1, 10 * 4096))
+    image[:] = os.urandom(len(image))
+    path = place / "file"
+    write_file(path, [image], Labour(is_background=False))
+    assert path.read_bytes() == bytes(image)
+    path.unlink()
+
+
+def test_a_file_that_is_there_stays(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "file", [memoryview(b"new")], Labour(is_background=False))
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+class _Counting(Pieces[int]):
+    """Pieces that are handed back as often as they say, and fail at a negative one."""
+
+    def __init__(self, pieces):
+        super().__init__(pieces)
+        self.done: list[int] = []
+        self.may_go_on = threading.Event()
+
+    def do(self, piece):
+        self.may_go_on.wait(30)
+        if piece < 0:
+            raise ValueError(f"piece {piece}")
+        self.done.append(piece)
+        return piece - 1 if piece else None
+
+
+def test_what_is_handed_back_is_done_to_its_end():
+    work = _Counting([3, 1, 0])
+    work.may_go_on.set()
+    Labour(is_background=True).put_to(work, 3)
+    work.finish()
+    assert sorted(work.done) == [0, 0, 0, 1, 1, 2, 3]
+
+
+def test_the_first_error_ends_it_and_is_raised_once():
+    work = _Counting([-1, *[0] * 1000])
+    work.may_go_on.set()
+    work.work()
+    with pytest.raises(ValueError, match="piece -1"):
+        work.finish()
+    assert work.is_done
+    assert work.has_failed
+    assert work.done == []
+    with pytest.raises(RuntimeError):
+        work.finish()
+
+
+def test_who_begins_to_wait_gets_threads_of_full_priority():
+    work = _Counting([5])
+    labour = Labour(is_background=True)
+    labour.put_to(work, 1)
+    labour.hurry()
+    names = {thread.native_id for thread in threading.enumerate() if thread.daemon}
+    nice = {os.getpriority(os.PRIO_PROCESS, each) for each in names if each}
+    work.may_go_on.set()
+    work.finish()
+    assert {0, 19} & nice
