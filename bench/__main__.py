@@ -1,6 +1,6 @@
 """Measure what holdfast costs.
 
-    python -m bench [--quick] [--megabytes 1000] [--rounds 7] [topic …]
+    python -m bench [--quick] [--megabytes 1000] [--rounds 5] [topic …]
     python -m bench --pages        write docs/benchmarks.md and its pictures from the results again
 
 In every round the limits of the machine, holdfast and each peer take turns on the same bytes, in
@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("topics", nargs="*", metavar="topic", default=list(TOPICS))
     parser.add_argument("--quick", action="store_true", help="100 MB and 3 rounds; kept apart")
     parser.add_argument("--megabytes", type=int, help="size of the state (1000)")
-    parser.add_argument("--rounds", type=int, help="how often each way has its turn (7)")
+    parser.add_argument("--rounds", type=int, help="how often each way has its turn (5)")
     parser.add_argument("--no-peers", action="store_true", help="only limits and holdfast")
     parser.add_argument("--folder", type=Path, help="where to write (a temporary folder)")
     parser.add_argument("--results", type=Path, help="where figures are kept (bench/results)")
@@ -105,13 +106,14 @@ def measure(topic: str, chosen: argparse.Namespace, results: Path) -> int:
     import torch
 
     torch.set_num_threads(1)  # so that processes forked from here may use threads of their own
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaving cleans up
     folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=chosen.folder))
     plan = Plan(
         folder,
         chosen.quick,
         not chosen.no_peers,
         chosen.megabytes or (100 if chosen.quick else 1000),
-        chosen.rounds or (3 if chosen.quick else 7),
+        chosen.rounds or (3 if chosen.quick else 5),
     )
     began = time.monotonic()
     try:

@@ -128,6 +128,7 @@ def _serve(asked: int, answer: int, log: Path, acts: Callable[[], Any]) -> None:
     status = 0
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(cores())
         written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(written, 1)

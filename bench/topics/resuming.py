@@ -56,7 +56,7 @@ def from_disk(plan: Plan) -> list[Table]:
         for heat in ("cold", "warm"):
             found, how = _load_by_turns(plan, ways, words, folder, heat)
             title = f"Resume from disk, {heat} page cache: until model and optimizer are ready"
-            setting = f"{plan.megabytes} MB of model + AdamW, {plan.rounds} rounds; {where}"
+            setting = f"{plan.megabytes} MB of model + AdamW, {_rounds(plan)} rounds; {where}"
             if how:
                 setting += f"; cold by {how}"
             rows = [
@@ -73,6 +73,11 @@ def from_disk(plan: Plan) -> list[Table]:
             tables.append(Table(f"resume-{heat}", title, "ms", sort(rows), setting, limit))
         forget_memory(folder / "template")
     return tables
+
+
+def _rounds(plan: Plan) -> int:
+    """Not many: most of a turn is the making of a model to load into."""
+    return min(plan.rounds, 4)
 
 
 def _named(ways: list[Way]) -> list[tuple[str, str]]:
@@ -109,7 +114,7 @@ def _load_by_turns(
     loads = [(READ, None), (READ_BUFFERED, None)]
     loads += [(_name(way), way) for way in ways if way.kind != LIMIT]
     drawn = random.Random(1)
-    for _ in range(plan.rounds):
+    for _ in range(_rounds(plan)):
         for name, way in drawn.sample(loads, len(loads)):
             if name in words:
                 continue

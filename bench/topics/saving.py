@@ -23,8 +23,8 @@ def measure(plan: Plan) -> list[Table]:
         direct = allows_direct(folder)
         ways: list[Way] = [Copy(), *([DirectWrite()] if direct else []), BufferedWrite()]
         ways += [Holdfast(), *(peer() for peer in plan.chosen(PEERS))]
-        # Ours holds three copies, most peers one or two, and each needs room while it works.
-        together = plan.fits(plan.megabytes, 3 + len(ways))
+        # Ours holds three copies, limits and most peers one; some need another while they work.
+        together = plan.fits(plan.megabytes, 13 if plan.peers else 8)
         field = Field(ways, state, folder, together=together)
         field.run(plan.rounds)
         where = disk(folder)

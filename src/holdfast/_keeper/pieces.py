@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from holdfast._keeper.quiet import QUIET
 
 Piece = TypeVar("Piece")
+_PATIENCE_SECONDS = 10.0
 
 
 class Pieces(Generic[Piece]):
@@ -90,6 +91,11 @@ class Labour:
         self._is_background = is_background
         self._works: list[tuple[Pieces[Any], int]] = []
         self._guard = threading.Lock()
+        # Where a training never leaves a core alone, it must be durable some time all the same.
+        self._timer = threading.Timer(_PATIENCE_SECONDS, self.hurry)
+        self._timer.daemon = True
+        if is_background:
+            self._timer.start()
 
     def put_to(self, work: Pieces[Any], threads: int) -> None:
         """Have so many threads do this work."""
@@ -108,6 +114,7 @@ class Labour:
 
     def over(self) -> None:
         """Let go of what was worked on."""
+        self._timer.cancel()
         with self._guard:
             self._works.clear()
 

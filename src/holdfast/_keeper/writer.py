@@ -82,7 +82,7 @@ class Writer:
         self._jobs: queue.SimpleQueue[Job | Closing] = queue.SimpleQueue()
         self._open = 0
         self._idle = threading.Condition()
-        self._labour = Labour(is_background=True)
+        self._labour = Labour(is_background=False)
         self._hurries = 0  # who waits until nothing is open
         self._formers: list[Former] = []  # the newest last
         self._has_looked = False  # for one on disk

@@ -193,8 +193,10 @@ class _Loader:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
             ranges.append((start, start + view.nbytes))
         ranges += self._loaded.sent.memory
-        captured = capture({"object": live}, replicas=True)
-        addresses = [v.data_ptr() for v in captured.values if hasattr(v, "data_ptr")]
+        tensors = next(filter(None, (_only_tensors(each, live) for each in adapters())), None)
+        if tensors is None:
+            tensors = capture({"object": live}, replicas=True).values
+        addresses = [v.data_ptr() for v in tensors if hasattr(v, "data_ptr")]
         return any(first <= at < last for at in addresses for first, last in ranges)
 
     def _own(self, index: int) -> Any:
@@ -257,6 +259,12 @@ class _Loader:
         if tag == "$node":  # in an object's own state there is nothing to make it like
             return {key: inner_value(item, key) for key, item in inner.items()}
         return _decode_plain(tag, inner)
+
+
+def _only_tensors(adapter: Any, live: Any) -> list[Any] | None:
+    """The tensors of an object that has nothing else; None if it may."""
+    found: list[Any] | None = getattr(adapter, "only_tensors", lambda _: None)(live)
+    return found
 
 
 def _part_of(near: Any, key: Any) -> Any:

@@ -29,6 +29,7 @@ from holdfast._resume.find import (
 from holdfast._resume.restore import decode_extra, restore_again, restore_state
 from holdfast._resume.together import Party, find_together
 from holdfast._save.capture import adapter_of, capture
+from holdfast._save.collector import without_collector
 from holdfast._say import say
 
 
@@ -150,6 +151,7 @@ def _with_checkpoints(
     return {number: step for number, step in line.items() if number in present}
 
 
+@without_collector()
 def resume(
     start: Start, attempt: int, state: dict[str, Any], party: Party | None = None
 ) -> Resumed:

@@ -32,6 +32,7 @@ from holdfast import _plain
 from holdfast._errors import UnstorableState
 from holdfast._record.image import SCALARS, TensorSpec
 from holdfast._save.captured import Captured as Captured
+from holdfast._save.collector import without_collector
 from holdfast._save.leaves import tensor_leaves as tensor_leaves
 from holdfast._save.plain_values import (
     PLAIN_TYPES,
@@ -59,13 +60,22 @@ STORABLE = (
 )
 
 
+_known: tuple[int, list[ModuleType]] = (-1, [])  # by the number of modules that were loaded
+
+
 def adapters() -> list[ModuleType]:
     """The adapters of the frameworks that the user's script has imported.
 
     An array of a framework exists only where that framework is loaded, so
     nothing is ever imported on a suspicion.
     """
-    return [_plain, *(adapter_of(kind) for kind in _FRAMEWORKS if _is_loaded(kind))]
+    global _known
+    count = len(sys.modules)
+    if _known[0] != count:  # asked for every tensor, and seldom is there anything new
+        found = [_plain, *(adapter_of(kind) for kind in _FRAMEWORKS if _is_loaded(kind))]
+        is_in_import = any(kind in sys.modules and not _is_loaded(kind) for kind in _FRAMEWORKS)
+        _known = (-1 if is_in_import else len(sys.modules), found)
+    return _known[1]
 
 
 def _is_loaded(kind: str) -> bool:
@@ -178,7 +188,8 @@ def refuse_unstorable(state: Mapping[str, Any]) -> None:
             reason = getattr(adapter, "refuse", lambda _: None)(value)
             if reason is not None:
                 raise UnstorableState(f"{name}: {reason}", path=name)
-    capture(state)
+    with without_collector():
+        capture(state)
 
 
 def capture_generators(*, devices: bool = True) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast._record.image import ImagePlan, TensorSpec
 from holdfast._save.arena import Arena
@@ -14,12 +15,12 @@ from holdfast._save.raw_copies import RawCopies
 
 
 @dataclass(frozen=True)
-class _Raw:
-    """The copies into one slot of all tensors that are bytes at a known address."""
+class _Ways:
+    """How the tensors get into one slot."""
 
-    addresses: list[int]
-    copies: RawCopies
-    left: dict[str, list[int]]  # by kind, the places of those that are not
+    addresses: list[int] | None  # as the capture knew them
+    raw: RawCopies  # of all that is bytes at a known address
+    others: list[tuple[str, list[int], list[Any]]]  # kind, which, and where they go
 
 
 class Generation:
@@ -35,18 +36,8 @@ class Generation:
             copies = getattr(adapter_of(spec.kind), "copies_by_itself", lambda _: False)(spec)
             (on_device if copies else places).setdefault(spec.kind, []).append(index)
         self._indices = places
-        self._targets = {
-            (slot, kind): adapter_of(kind).destinations(
-                arena.mapped,
-                [(plan.specs[i], plan.offsets[i]) for i in indices],
-                arena.slot_offset(slot),
-            )
-            for slot in range(arena.slots)
-            for kind, indices in places.items()
-        }
         self.specs_seen: list[TensorSpec] | None = None  # known to be those of the plan
-        self._seen: list[int] | None = None  # the addresses of the snapshot before
-        self._raw: dict[int, _Raw] = {}  # by slot
+        self._ways: dict[int, _Ways] = {}  # by slot
         self._on_device: list[int] = []
         self._copies: DeviceCopies | None = None
         for kind, indices in on_device.items():  # of one framework: no other does it yet
@@ -76,48 +67,39 @@ class Generation:
         if self._copies is not None:
             on_device = [values[i] for i in self._on_device]
             flight = self._copies.begin(slot, on_device, careful=careful)
-        raw = self._raw_for(slot, captured.addresses)
-        if raw is not None:
-            raw.copies.run()
-        for kind, indices in self._indices.items():
-            targets = self._targets[slot, kind]
-            if raw is not None:
-                left = raw.left[kind]
-                targets, indices = [targets[i] for i in left], [indices[i] for i in left]
-            if indices:
-                adapter_of(kind).copy_all(targets, [values[i] for i in indices])
+        ways = self._ways.get(slot)
+        if ways is None or ways.addresses is not captured.addresses:
+            ways = self._ways[slot] = self._prepare(slot, captured.addresses)
+        ways.raw.run()
+        for kind, indices, targets in ways.others:
+            adapter_of(kind).copy_all(targets, [values[i] for i in indices])
         start = self.arena.slot_offset(slot) + self.plan.scalars.offset
         capacity = self.plan.scalars.size_bytes
         self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
         return flight
 
-    def _raw_for(self, slot: int, addresses: list[int] | None) -> _Raw | None:
-        """The copies of what stays where it is, prepared when it was there the second time."""
-        was_there, self._seen = addresses is self._seen, addresses
-        if addresses is None:
-            return None
-        known = self._raw.get(slot)
-        if known is not None and known.addresses is addresses:
-            return known
-        self._raw.pop(slot, None)
-        if was_there:
-            self._raw[slot] = self._prepare(slot, addresses)
-        return self._raw.get(slot)
-
-    def _prepare(self, slot: int, addresses: list[int]) -> _Raw:
+    def _prepare(self, slot: int, addresses: list[int] | None) -> _Ways:
+        """How each tensor gets into a slot, as long as none of them moves."""
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.mapped))
         start += self.arena.slot_offset(slot)
+        plan, known = self.plan, addresses or [0] * len(self.plan.specs)
         moves = [
-            (start + self.plan.offsets[i], addresses[i], self.plan.specs[i].size_bytes)
+            (start + plan.offsets[i], known[i], plan.specs[i].size_bytes)
             for indices in self._indices.values()
             for i in indices
-            if addresses[i]
+            if known[i]
         ]
-        left = {
-            kind: [place for place, i in enumerate(indices) if not addresses[i]]
-            for kind, indices in self._indices.items()
-        }
-        return _Raw(addresses, RawCopies(moves), left)
+        others = []
+        for kind, indices in self._indices.items():
+            left = [i for i in indices if not known[i]]
+            if left:
+                targets = adapter_of(kind).destinations(
+                    self.arena.mapped,
+                    [(plan.specs[i], plan.offsets[i]) for i in left],
+                    self.arena.slot_offset(slot),
+                )
+                others.append((kind, left, targets))
+        return _Ways(addresses, RawCopies(moves), others)
 
     @property
     def device_seconds(self) -> float:
@@ -125,7 +107,7 @@ class Generation:
         return 0.0 if self._copies is None else self._copies.cost_seconds
 
     def close(self) -> None:
-        self._targets.clear()
+        self._ways.clear()
         if self._copies is not None:
             self._copies.close()
         self.arena.close()

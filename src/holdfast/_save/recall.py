@@ -11,17 +11,16 @@ time. So is a state whose form has changed.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import re
 import secrets
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from types import ModuleType
 from typing import Any
 
 from holdfast._save.capture import Encoder, SpecCache, capture
 from holdfast._save.captured import Captured
+from holdfast._save.collector import without_collector
 from holdfast._save.walk import UnknownForm, Walk
 
 _HOLE = f"hole-{secrets.token_hex(8)}-"
@@ -57,7 +56,7 @@ class Recall:
             if self._plan.knows(walk, elsewhere):
                 return self._plan.captured(walk)
             self._moves += self._plan.has_moved
-        with _without_collector():
+        with without_collector():
             return self._record(walk, state, extra, elsewhere)
 
     def _record(
@@ -87,19 +86,6 @@ class Recall:
         plan.learn(walk, restless=self._moves >= _MOST_MOVES)
         self._plan = plan
         return plan.captured(walk)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """So many objects are made that it would look through all there are several times."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class _Recorder(Encoder):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._record.image import ImagePlan, plan_image
+from holdfast._record.image import ImagePlan, TensorSpec, plan_image
 from holdfast._save.arena import Arena, arena_bytes
 from holdfast._save.backing import Backing, populate, reserve
 from holdfast._save.capture import Captured
@@ -21,6 +21,7 @@ from holdfast._save.flight import Landings
 from holdfast._save.generation import Generation
 
 _BUILD_AT_ONCE_BYTES = 32 << 20
+_BUILD_AT_ONCE_TENSORS = 2000
 _LOOK_SECONDS = 0.02
 _CLOSING_SECONDS = 5.0  # for a device that may never answer again
 _MOST_IN_VAIN = 3
@@ -209,7 +210,7 @@ class Snapshots:
         """Go over to a generation for this layout, building one first; False if not yet."""
         while not self.impossible:
             if self._building is None and not self._fits(self._built, captured, scalars_bytes):
-                self._start_building(plan_image(captured.specs, scalars_bytes))
+                self._start_building(captured.specs, scalars_bytes)
             if self._building is not None:
                 self._building.join(max(0.0, deadline - time.monotonic()))
                 if self._building.is_alive():
@@ -224,7 +225,7 @@ class Snapshots:
     def _fits(generation: Generation | None, captured: Captured, scalars_bytes: int) -> bool:
         return generation is not None and generation.fits(captured, scalars_bytes)
 
-    def _start_building(self, plan: ImagePlan) -> None:
+    def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
         if self._built is not None:  # made for a layout that was gone before it was ready
             self._built.close()
             self._built.backing.remove()
@@ -234,15 +235,20 @@ class Snapshots:
                 self._give_up("the state changes its tensors' names or sizes too often")
                 return
         self._number += 1
-        if 3 * plan.size_bytes <= _BUILD_AT_ONCE_BYTES:
-            self._build(plan, self._number)
+        size_bytes = sum(spec.size_bytes for spec in specs) + scalars_bytes
+        if 3 * size_bytes <= _BUILD_AT_ONCE_BYTES and len(specs) <= _BUILD_AT_ONCE_TENSORS:
+            self._build(specs, scalars_bytes, self._number)
             return
         self._building = threading.Thread(
-            target=self._build, args=(plan, self._number), name="holdfast-arena", daemon=True
+            target=self._build,
+            args=(specs, scalars_bytes, self._number),
+            name="holdfast-arena",
+            daemon=True,
         )
         self._building.start()
 
-    def _build(self, plan: ImagePlan, number: int) -> None:
+    def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
+        plan = plan_image(specs, scalars_bytes)
         for slots in (3, 2):
             size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
             backing = reserve(self._run_id, self._attempt, number, size, self._rank)

@@ -356,6 +356,14 @@ def strict_tensors(value: object) -> dict[str, torch.Tensor] | None:
     return {key: item for key, item in tensors.items() if isinstance(item, torch.Tensor)}
 
 
+def only_tensors(value: object) -> list[torch.Tensor] | None:
+    """The tensors of a module whose state is nothing else; None if it is not that."""
+    if not isinstance(value, torch.nn.Module):
+        return None
+    found = list(value.state_dict().values())
+    return found if all(isinstance(each, torch.Tensor) for each in found) else None
+
+
 def copies_what_it_loads(value: object) -> bool:
     """Whether load_state_dict only copies from the tensors it is given."""
     return isinstance(value, torch.nn.Module)
