@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._keeper.persist import Commit, begin_checkpoint, close_checkpoint, write_part
+from holdfast._keeper.pieces import Labour
+from holdfast._keeper.source import Ranges, Source
 from holdfast._record.attempts import claim, note_origin, open_folder
-from holdfast._record.checksum import digest_all
 from holdfast._record.image import encode_scalars, plan_image
 from holdfast._save.capture import Captured, adapter_of, capture, capture_generators
 
@@ -30,8 +31,8 @@ def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int
         views = [memoryview(plan.header)]
         views += [adapter_of(s.kind).bytes_of(values[s.name]) for s, _ in plan.in_file_order()]
         views.append(memoryview(scalars.ljust(plan.scalars.size_bytes)))
-        made = digest_all(views)
-        files.append(write_part(partial, rank, views, plan.extents(), lambda made=made: made))
+        source = Source(views, Ranges.of(plan.extents()))
+        files.append(write_part(partial, rank, source, Labour(is_background=False)))
     close_checkpoint(commit, partial, files)
     layout.exit(attempt).write_text('{"status": 0, "how": "closed"}')
     return folder

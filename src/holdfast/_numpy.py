@@ -24,7 +24,7 @@ def alias_key(value: Any) -> Hashable | None:
     return (
         "numpy",
         value.__array_interface__["data"][0],
-        value.dtype.str,
+        value.dtype,  # and not its code: those of ml_dtypes share one
         value.shape,
         value.strides,
     )

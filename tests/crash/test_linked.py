@@ -61,6 +61,7 @@ QUICK = ("half-written", "synced", "half-removed")
 def test_a_keeper_killed_at_any_stage_leaves_linked_checkpoints_whole(
     stage, folder, tmp_path, start, undisturbed
 ):
+    train_to_the_end(folder, 20, SETTINGS, script=ADAPTER)  # so that it is a linked one
     env = environment(HOLDFAST_FAULT=f"{stage}@{tmp_path / 'killed'}")
     trainer = start(folder, TOTAL, SETTINGS, 0.02, script=ADAPTER, env=env)
     trainer.wait_for("started another")

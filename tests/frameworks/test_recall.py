@@ -17,6 +17,7 @@ from holdfast._errors import UnstorableState
 from holdfast._save.capture import adapter_of, capture, capture_generators
 from holdfast._save.captured import Captured
 from holdfast._save.recall import Recall
+from holdfast._save.shares import _Living
 from holdfast.torch.flat import flat_state
 
 
@@ -315,6 +316,36 @@ def test_an_error_names_the_path_each_time() -> None:
     for _ in range(5):
         with pytest.raises(UnstorableState, match=r"deep\.er\.1"):
             recall.capture(state, {})
+
+
+def test_a_tensor_that_is_replaced_by_a_sparse_one_is_refused_by_its_path() -> None:
+    state, recall = some_state(), Recall()
+    look(recall, state)
+    state["plain"]["a"] = torch.ones(2).to_sparse()
+    with pytest.raises(UnstorableState, match=r"plain\.a: a tensor of layout torch\.sparse_coo"):
+        look(recall, state)
+
+
+def test_types_of_one_code_are_told_apart() -> None:
+    types = pytest.importorskip("ml_dtypes")
+    memory = np.arange(4, dtype=np.uint8)
+    one, other = memory.view(types.float8_e4m3fn), memory.view(types.float8_e4m3fnuz)
+    assert one.dtype.str == other.dtype.str
+    recall = Recall()
+    state = {"one": one, "other": other, "again": other.view(), "items": []}
+    names = [spec.dtype for spec in look(recall, state).specs][:2]
+    assert names == ["float8_e4m3fn", "float8_e4m3fnuz"]
+    state["one"] = other.view()
+    assert look(recall, state).specs[0].dtype == "float8_e4m3fnuz"
+
+
+def test_ranks_of_which_nothing_is_the_same_remember_too() -> None:
+    # Without torch's DDP there is nobody to say what is the same on all ranks.
+    recall, nothing = Recall(), _Living({}, None)
+    state = some_state()
+    for _ in range(3):
+        found = recall.capture(state, {"step": 1}, nothing)
+        assert_same(found, capture(state, {"step": 1}))
 
 
 def test_modules_with_ways_of_their_own_are_asked_for_their_state() -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import signal
+from fnmatch import fnmatch
 
+import numpy as np
 import pytest
 
 import holdfast
+from holdfast._record.layout import RunLayout
+from holdfast._resume.damage import find_damage
+from holdfast._resume.joined import read_checkpoint
+from holdfast._resume.verify import read_manifest
 from tests.support import checkpoint_steps, wait_until
 
 _TOTAL = 30
@@ -96,3 +102,24 @@ def test_a_stop_while_a_checkpoint_is_asked_for(jobs, undisturbed):
     jobs.check_checkpoint(step, 2)
     jobs.check_nothing_left()
     assert jobs.start(total=_TOTAL, pauses=0.0).hashes() == undisturbed(total=_TOTAL)
+
+
+def test_what_has_not_changed_is_linked_by_each_rank_also_after_a_resume(jobs):
+    """With one that is kept: the folder that was linked from is gone each time."""
+    settings = {"checkpoint_every": 8, "keep_last": 1}
+    for total in (16, 24):
+        job = jobs.start(total=total, settings=settings, frozen=50_000)
+        job.hashes()
+        (step, _, folder), *others = RunLayout(jobs.folder).checkpoint_folders()
+        assert step == total
+        assert others == []
+        assert find_damage(folder) == []
+        for rank, file in enumerate(read_manifest(folder).files):
+            if total > 16:  # before, the first one may have been late, and this one the first
+                assert fnmatch(file.linked[0].name, f"rank-{rank:05d}.step-*-a0001.safetensors")
+                assert file.size_bytes < 0.25 * file.image_bytes
+            loaded = read_checkpoint(folder, rank)
+            names = [spec.name for spec in loaded.plan.specs]
+            frozen = np.frombuffer(loaded.data(names.index("frozen")))
+            assert set(frozen) == {rank + 0.5}
+        jobs.check_nothing_left()

@@ -45,6 +45,7 @@ class Rank:
             stop_when=_rule(plan.get("stop_when")),
             own=self.own,
             **({"common": self.common} if self.is_grouped else {}),
+            **({"frozen": np.full(plan["frozen"], self.rank + 0.5)} if "frozen" in plan else {}),
         )
         self.steps = 0
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,60 @@ def test_who_begins_to_wait_gets_threads_of_full_priority():
     work.may_go_on.set()
     work.finish()
     assert {0, 19} & nice
+
+
+class _SlowToLetGo(threading.Condition):
+    """A lock after which others come first."""
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        time.sleep(0.001)  # wide enough for another thread to pass
+
+
+class _Together(Pieces[int]):
+    """Two pieces that are done at the same moment."""
+
+    def __init__(self):
+        super().__init__([1, 2])
+        self._change = _SlowToLetGo()
+        self._both = threading.Barrier(2)
+        self.ends = 0
+
+    def do(self, piece):
+        self._both.wait(30)
+
+    def end(self):
+        self.ends += 1
+
+
+def test_of_two_that_end_together_one_is_the_last():
+    for _ in range(20):
+        work = _Together()
+        threads = [threading.Thread(target=work.work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert work.ends == 1
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_where_the_system_has_no_more_threads_those_that_are_there_do_it(
+    allowed, tmp_path, monkeypatch
+):
+    start, started = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(started) >= allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    data = os.urandom(30_000)
+    if allowed:
+        write_file(tmp_path / "file", [memoryview(data)], Labour(is_background=False))
+        assert (tmp_path / "file").read_bytes() == data
+    else:
+        with pytest.raises(RuntimeError):
+            write_file(tmp_path / "file", [memoryview(data)], Labour(is_background=False))

@@ -15,6 +15,7 @@ from holdfast import _numpy
 from holdfast._save.arena import Arena
 from holdfast._save.backing import Backing
 from holdfast._save.capture import capture
+from holdfast._save.raw_copies import RawCopies
 from holdfast._save.snapshots import Snapshots, Taken
 
 
@@ -22,6 +23,7 @@ class SlowDevice:
     """Copies at once, as a device does into its spare buffer, and lets go when told."""
 
     cost_seconds = 0.25
+    is_ahead = False
 
     def __init__(self, mapped, places, slots) -> None:
         self._mapped, self._places, self._slots = mapped, places, slots
@@ -103,7 +105,8 @@ def test_a_slot_is_whole_only_when_the_last_byte_has_come(snapshots, device, are
     taken = take(snapshots, 1.0, 1)
     arena = arena_of[0][0]
     assert (snapshots.in_air, snapshots.newest, arena.newest()) == (taken, None, None)
-    assert taken.seconds >= SlowDevice.cost_seconds  # what the device is known to lose counts
+    assert taken.device_seconds == SlowDevice.cost_seconds  # what it is known to lose counts
+    assert not taken.is_hidden
     device[0].may_land.set()
     assert landed(snapshots)
     assert (snapshots.in_air, snapshots.newest) == (None, taken)
@@ -180,3 +183,27 @@ def test_whoever_waits_for_a_slot_looks_after_those_who_read_them(snapshots, dev
     snapshots._attend = attend
     assert take(snapshots, 2.0, 4, patience=20).slot == 0
     assert len(looks) == 1
+
+
+def test_an_interrupt_beside_the_device_keeps_the_slot_until_it_has_landed(
+    snapshots, device, arena_of, monkeypatch
+):
+    def interrupt(_: RawCopies) -> None:
+        raise KeyboardInterrupt
+
+    take(snapshots, 1.0, 1)
+    device[0].may_land.set()
+    assert landed(snapshots)
+    device[0].may_land.clear()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(RawCopies, "run", interrupt)
+        take(snapshots, 2.0, 2)
+    assert take(snapshots, 3.0, 3) is None  # the device would write over it
+    assert snapshots.in_air is None
+    device[0].may_land.set()
+    assert landed(snapshots)
+    assert [record.step for record in arena_of[0][0].whole()] == [1]
+    assert snapshots.told == [(1, True)]
+    fourth = take(snapshots, 4.0, 4)
+    assert landed(snapshots)
+    assert snapshots.newest == fourth

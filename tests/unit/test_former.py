@@ -27,6 +27,7 @@ from holdfast._record.image import (
     read_extents,
 )
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
+from holdfast._resume.damage import find_damage
 from holdfast._resume.joined import read_checkpoint
 from holdfast._save.capture import capture
 
@@ -234,6 +235,44 @@ def test_the_head_is_all_but_the_tree(head, tree):
     if "tree" not in head:  # it is always the last
         assert found == expected
     assert json.dumps(found)
+
+
+def test_tensors_that_are_empty_are_told_apart(training):
+    for number, dtype in enumerate((np.int8, np.float64, np.int16, np.float32)):
+        training.state[f"empty{number}"] = np.zeros(0, dtype)
+    for changed in ("w0", "w1"):
+        folder = training.save(changed)
+        assert find_damage(folder) == []
+        training.check(folder)
+    assert file_of(folder).linked
+
+
+def test_what_has_the_same_bytes_in_another_shape_is_shared_and_keeps_its_shape(training):
+    training.save()
+    training.state["w0"] = training.state["w0"].reshape(50, 100)
+    training.state["w1"] = training.state["w1"].view(np.int64)
+    w2, w3 = training.state["w2"], training.state["w3"]
+    training.state["w2"], training.state["w3"] = w3, w2
+    folder = training.save()
+    training.check(folder)
+    specs = {spec.name: (spec.dtype, spec.shape) for spec in read_checkpoint(folder).plan.specs}
+    assert specs["state.w0"] == ("<f8", (50, 100))
+    assert specs["state.w1"] == ("<i8", (5000,))
+    shared = {part.name for part in file_of(folder).parts if part.file}
+    assert shared == {f"state.w{number}" for number in (0, 1, 4, 5, 6, 7)}
+
+
+def test_what_changes_back_is_right_at_each_step(training):
+    first = training.save()
+    before = training.state["w0"].copy()
+    second = training.save("w0")
+    assert find_damage(second) == []
+    training.state["w0"] = before
+    third = training.save()
+    training.check(third)
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    training.check(third)
 
 
 def test_a_manifest_is_read_without_its_parts(training):

@@ -20,6 +20,7 @@ from holdfast._record.image import (
     encode_scalars,
     parse_header,
     plan_image,
+    read_extents,
 )
 
 DTYPES = (
@@ -91,6 +92,7 @@ def test_extents_cover_the_file_without_a_gap(found, scalars_bytes):
         assert extent.offset == position
         position += extent.size_bytes
     assert position == plan.size_bytes
+    assert read_extents(plan.header) == plan.extents()  # also of several that are empty
     assert plan.size_bytes % PAGE == 0
     assert len(plan.header) % PAGE == 0
     assert plan.scalars.size_bytes >= scalars_bytes

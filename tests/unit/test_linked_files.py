@@ -148,13 +148,14 @@ def test_a_linked_file_that_is_not_there_is_damage(linked, how):
         read_checkpoint(newer)
 
 
-def test_no_manifest_leads_out_of_its_folder(linked):
+@pytest.mark.parametrize("other", ["../{}", "/{}", "..", "a\\u0000b"])
+def test_no_manifest_leads_out_of_its_folder(linked, other):
     newer = linked[1]
     data = (newer / MANIFEST).read_bytes()
     inner = data[data.index(b'"manifest": ') + 12 : -2]
     name = read_manifest(newer).files[0].linked[0].name
     (newer / MANIFEST).write_bytes(
-        manifest.seal(inner.replace(name.encode(), b"../" + name.encode()))
+        manifest.seal(inner.replace(name.encode(), other.format(name).encode()))
     )
     with pytest.raises(DamagedCheckpoint, match="a file that is none"):
         read_checkpoint(newer)

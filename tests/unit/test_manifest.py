@@ -23,8 +23,10 @@ def data_files(draw):
     linked = tuple({item.name: item for item in linked}.values())
     places = st.sampled_from(["", *(item.name for item in linked)])
     parts = draw(st.lists(st.builds(Part, texts, numbers, numbers, checksums, places), max_size=3))
-    wrapper = draw(st.none() | st.builds(Part, texts, numbers, numbers, checksums))
-    return DataFile(draw(texts), draw(numbers), tuple(parts), linked, wrapper)
+    wrapper = draw(st.none() | st.builds(Part, texts, numbers, numbers, checksums, st.just("")))
+    names = {"", *(item.name for item in linked)}
+    name = draw(texts.filter(lambda name: name not in names))
+    return DataFile(name, draw(numbers), tuple(parts), linked, wrapper)
 
 
 manifests = st.builds(
@@ -100,6 +102,43 @@ def test_json_that_is_no_manifest_is_damaged_and_nothing_else(data):
         manifest.parse(data, "here")
 
 
+FILE = {
+    "name": "own",
+    "size_bytes": 10,
+    "names": ["header", "w"],
+    "offsets": [0, 4],
+    "sizes": [4, 6],
+    "checksums": "0" * 64,
+    "linked": [["other", 5]],
+    "in": [0, 1],
+}
+WRONG: list[dict[str, object]] = [
+    {"name": 5},
+    {"size_bytes": "10"},
+    {"size_bytes": -1},
+    {"names": ["header", 5]},
+    {"offsets": [0, -4]},
+    {"offsets": [0, "4"]},
+    {"sizes": [4, 6.0]},
+    {"sizes": [True, 6]},
+    {"checksums": "0" * 96},
+    {"linked": [["own", 5]]},
+    {"linked": [["other", 5], ["other", 6]]},
+    {"linked": [[7, 5]]},
+    {"linked": [["other", -5]]},
+    {"in": [0, 2]},
+    {"wrapper": ["wrapper", 0, 4, "0" * 32, "elsewhere"]},
+    {"wrapper": ["wrapper", None, 4, "0" * 32]},
+]
+
+
+def test_what_the_wrong_shapes_differ_from_is_right():
+    body = Manifest("r", 1, 2, "x", 0.0, ()).to_bytes()
+    whole = {**json.loads(body)["manifest"], "files": [FILE]}
+    found = manifest.parse(manifest.seal(json.dumps(whole).encode()), "here")
+    assert [part.file for part in found.files[0].parts] == ["", "other"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -108,6 +147,7 @@ def test_json_that_is_no_manifest_is_damaged_and_nothing_else(data):
         {"format": 2, "files": [], "unknown": 1},
         {"format": 2, "files": [{"name": "x", "size_bytes": 1}]},
         {"format": 2, "files": [{"name": "x", "size_bytes": 1, "names": ["a"], "offsets": []}]},
+        *({"format": 2, "files": [{**FILE, **wrong}]} for wrong in WRONG),
         [],
         "text",
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
+import time
 
 import pytest
 
@@ -62,3 +64,50 @@ def test_an_error_in_any_thread_reaches_the_caller(
     moves = [(target.address + at, source.address + at + 1, 100) for at in range(0, 29 << 20, 200)]
     with pytest.raises(OSError, match="no such memory"):
         RawCopies(moves).run()
+
+
+def many_moves(source: Memory, target: Memory, total: int) -> list[tuple[int, int, int]]:
+    # Each a little apart in its source: they cannot become one.
+    return [
+        (target.address + at, source.address + at + at // 100_000, 100_000)
+        for at in range(0, total - 100_000, 100_000)
+    ]
+
+
+def test_without_another_thread_it_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    source, target = Memory(12 << 20), Memory(12 << 20, fill=0)
+    moves = many_moves(source, target, 11 << 20)
+    RawCopies(moves).run()
+    for there, here, size in moves:
+        assert ctypes.string_at(there, size) == ctypes.string_at(here, size)
+
+
+def test_an_interrupt_while_threads_start_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_one_and_stop(thread: threading.Thread) -> None:
+        if begun:
+            raise KeyboardInterrupt
+        begun.append(thread)
+        start(thread)
+
+    def copy_slowly(*_: int) -> int:
+        time.sleep(0.2)
+        return -1
+
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(threading.Thread, "start", start_one_and_stop)
+    monkeypatch.setattr(raw_copies, "_readv", copy_slowly)
+    source, target = Memory(20 << 20), Memory(20 << 20, fill=0)
+    with pytest.raises(KeyboardInterrupt):
+        RawCopies(many_moves(source, target, 19 << 20)).run()
+    assert begun
+    assert not begun[0].is_alive()  # else it would write into the next snapshot

@@ -267,7 +267,8 @@ class Saver:
             self._custody.snapshot_taken(taken)
         if self._crew is not None:
             self._crew.taken()
-        self._cadence.took_snapshot(time.monotonic(), capturing + taken.seconds)
+        here = 0.0 if taken.is_hidden else capturing + taken.seconds
+        self._cadence.took_snapshot(time.monotonic(), here + taken.device_seconds)
         return taken
 
     def _on_landed(self, taken: Taken, good: bool) -> None:

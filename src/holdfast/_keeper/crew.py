@@ -15,7 +15,7 @@ from holdfast._keeper.among import KeeperAmongOthers
 from holdfast._keeper.ending import Cause, looks_like_a_lost_peer
 from holdfast._keeper.memory import Alarm
 from holdfast._keeper.postmortem import PostMortem
-from holdfast._keeper.writer import Closing, Job, Outcome
+from holdfast._keeper.writer import CADENCE, Closing, Job, Outcome
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.atomic import remove_folder
@@ -67,6 +67,8 @@ class CrewKeeper(KeeperAmongOthers):
             return
         key = (held.arena.attempt, record.mark)
         self._orders.setdefault(key, []).append(message["order"])
+        if message["reason"] != CADENCE:
+            self._writer.hurry()  # one at a time: it comes after the part that is under way
         self._member.report()
         self._member.order(*key, message["reason"])
 
@@ -148,6 +150,8 @@ class CrewKeeper(KeeperAmongOthers):
         self._hub.hear(0, {"kind": "wish", "wish": wish})
 
     def tell(self, kind: str, **fields: Any) -> None:
+        if kind == "decide":
+            self._writer.hurry()
         if kind == "decide" and self._ends.control.words[control.REST] == control.RESTS:
             self._has_nudged = True  # it will wake its main thread by a signal of its own
         if kind == "decide" and fields.get("wish_kind") == "stop":

@@ -6,6 +6,7 @@ piece at a time, and when somebody begins to wait, others at full priority take 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -50,14 +51,20 @@ class Pieces(Generic[Piece]):
                 if rest is not None and not self.has_failed:
                     self._left.appendleft(rest)
                 is_last = not self._left and self._taken == 1
-            if is_last and not self.has_failed:
-                try:
-                    self.end()
-                except BaseException as error:  # noqa: BLE001  likewise
-                    self._fail(error)
-            with self._change:
-                self._taken -= 1
-                self._change.notify_all()
+                if not is_last:  # at once: else of two that end together none is the last
+                    self._give_back()
+            if is_last:
+                if not self.has_failed:
+                    try:
+                        self.end()
+                    except BaseException as error:  # noqa: BLE001  likewise
+                        self._fail(error)
+                with self._change:
+                    self._give_back()
+
+    def _give_back(self) -> None:
+        self._taken -= 1
+        self._change.notify_all()
 
     def do(self, piece: Piece) -> Piece | None:
         """Do one piece; what is returned is left of it."""
@@ -110,7 +117,8 @@ class Labour:
             if self._is_background:
                 self._is_background = False
                 for work, threads in self._works:
-                    self._start(work, threads)
+                    with contextlib.suppress(RuntimeError):  # no more threads: those there go on
+                        self._start(work, threads)
 
     def over(self) -> None:
         """Let go of what was worked on."""
@@ -125,5 +133,10 @@ class Labour:
             with priority():
                 work.work()
 
-        for _ in range(threads):
-            threading.Thread(target=run, daemon=True).start()
+        for number in range(threads):
+            try:
+                threading.Thread(target=run, daemon=True).start()
+            except RuntimeError:  # the system has no more of them
+                if not number:
+                    raise
+                return  # what was started does it all; to fail now would pull its file away

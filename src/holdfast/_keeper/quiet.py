@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,8 +32,9 @@ class Quiet:
     @contextlib.contextmanager
     def background(self) -> Iterator[None]:
         """For a thread of this work alone: it stays at the lowest priority for good."""
-        with contextlib.suppress(OSError, AttributeError):  # no such thing on this system
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        if sys.platform == "linux":  # elsewhere it takes a process, and this number may be one
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
         with self._counted(quiet=1):
             yield
 

@@ -83,7 +83,7 @@ class Writer:
         self._open = 0
         self._idle = threading.Condition()
         self._labour = Labour(is_background=False)
-        self._hurries = 0  # who waits until nothing is open
+        self._hurries = 0  # jobs, and others, that wait for what is open
         self._formers: list[Former] = []  # the newest last
         self._has_looked = False  # for one on disk
         self._known: dict[Path, Kept] = {}
@@ -95,12 +95,17 @@ class Writer:
         return self._open == 0
 
     def submit(self, job: Job | Closing) -> None:
-        is_waited_for = isinstance(job, Closing) or not job.is_background
         with self._idle:
             self._open += 1
-            if is_waited_for:
+            if _is_waited_for(job):
+                self._hurries += 1
                 self._labour.hurry()  # what is before it is waited for as well
         self._jobs.put(job)
+
+    def hurry(self) -> None:
+        """Somebody begins to wait for what is under way."""
+        with self._idle:
+            self._labour.hurry()
 
     def wait_idle(self) -> None:
         with self._idle:
@@ -126,6 +131,7 @@ class Writer:
                     print(f"old checkpoints could not be removed: {failed}", flush=True)
             with self._idle:
                 self._open -= 1
+                self._hurries -= _is_waited_for(job)
                 self._idle.notify_all()
 
     def _write(self, job: Job) -> str | None:
@@ -186,8 +192,9 @@ class Writer:
 
     def _note_speed(self, job: Job, written: int, source: Source, seconds: float) -> None:
         """How fast a whole one is written: what a deadline is reckoned with."""
-        is_typical = 2 * written >= source.size_bytes and not job.is_background
-        if is_typical or self.bytes_per_second is None:
+        if 2 * written < source.size_bytes:
+            return  # most was linked: the time went into hashing
+        if self.bytes_per_second is None or not job.is_background:
             self.bytes_per_second = written / max(1e-6, seconds)
 
     def _write_part(self, partial: Path, source: Source, former: Former | None) -> DataFile:
@@ -201,3 +208,7 @@ class Writer:
 
     def _close(self, job: Closing) -> None:
         keep_parts(self._policy, job.state, job.partial, job.files, job.began)
+
+
+def _is_waited_for(job: Job | Closing) -> bool:
+    return isinstance(job, Closing) or not job.is_background

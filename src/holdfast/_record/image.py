@@ -122,11 +122,7 @@ def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
     # so that they come home in one piece.
     order = sorted(
         range(len(specs)),
-        key=lambda index: (
-            specs[index].size_bytes % _LINE_BYTES != 0,
-            -_alignment(specs[index].item_bytes),
-            specs[index].device,
-        ),
+        key=lambda index: _place_of(specs[index]),
     )
     relative = [0] * len(specs)
     position = 0
@@ -144,6 +140,16 @@ def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
         header=header,
         scalars=Extent(SCALARS, start + position, capacity),
         size_bytes=start + data_bytes,
+    )
+
+
+def _place_of(spec: TensorSpec) -> tuple[bool, int, str]:
+    if not spec.size_bytes:
+        return (False, 0, "")  # all at one offset: only the order of the specs tells them apart
+    return (
+        spec.size_bytes % _LINE_BYTES != 0,
+        -_alignment(spec.item_bytes),
+        spec.device,
     )
 
 

@@ -91,13 +91,23 @@ class DataFile:
         columns = (names, found["offsets"], found["sizes"], checksums, places)
         parts = tuple(Part(*row) for row in zip(*columns, strict=True))
         wrapper = found.get("wrapper")
-        return cls(
-            found["name"],
-            found["size_bytes"],
-            parts,
-            linked,
-            None if wrapper is None else Part(*wrapper),
-        )
+        top = None if wrapper is None else Part(*wrapper)
+        file = cls(found["name"], found["size_bytes"], parts, linked, top)
+        file._check()
+        return file
+
+    def _check(self) -> None:
+        """ValueError where readers would stumble: what is none is damage, and not a traceback."""
+        parts = self.parts if self.wrapper is None else (*self.parts, self.wrapper)
+        names, offsets, sizes, checksums, places = zip(*parts, strict=True) if parts else [()] * 5
+        files = [(self.name, self.size_bytes), *self.linked]
+        numbers = [*offsets, *sizes, *(size for _, size in files)]
+        texts = [*names, *checksums, *places, *(name for name, _ in files)]
+        if set(map(type, numbers)) != {int} or min(numbers) < 0 or set(map(type, texts)) != {str}:
+            raise ValueError("it has something else than numbers and names")
+        known = {name for name, _ in files}
+        if "" in known or len(known) < len(files) or not {"", *known} - {self.name} >= {*places}:
+            raise ValueError("its files are not told apart")
 
 
 @dataclass(frozen=True)

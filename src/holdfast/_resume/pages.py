@@ -27,7 +27,11 @@ def resident_pages(descriptor: int, size_bytes: int) -> bytes:
         return bytes(count)
     found = (ctypes.c_ubyte * count)()
     libc = ctypes.CDLL(None, use_errno=True)
-    with mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as m:
+    try:
+        m = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError:
+        return bytes(count)  # not on this file system, or no address space for it
+    with m:
         view = (ctypes.c_char * size_bytes).from_buffer(m)
         at, size = ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(size_bytes)
         is_known = libc.mincore(at, size, found) == 0

@@ -63,7 +63,7 @@ def all_files(file: DataFile) -> list[tuple[str, int]]:
 
 def place_of(folder: Path, name: str) -> Path:
     """A file of a checkpoint; a manifest names none outside of its folder."""
-    if Path(name).name != name:
+    if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise DamagedCheckpoint(f"{folder}: the manifest names a file that is none ({name!r}).")
     return folder / name
 

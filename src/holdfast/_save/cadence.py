@@ -22,7 +22,8 @@ class Cadence:
     seconds pass, so that they cost no more than that share of the run's time. One
     that took longer (a cold start, another process's turn) is paid off over the next
     ones: a pause of seconds after it would be lost by a kill. So a life is never more
-    than half a second of stall ahead of its share.
+    than half a second of stall ahead of its share. The first snapshot of a life is not paid
+    off: it finds its tensors and their devices for the first time, and that comes once.
     """
 
     def __init__(self, settings: Settings, now: float, step: int) -> None:
@@ -92,7 +93,8 @@ class Cadence:
         if pause is None:
             return
         if len(self._costs) == 1:
-            pause = min(pause, _FIRST_PAUSE_SECONDS)
+            self._next_snapshot = now + min(pause, _FIRST_PAUSE_SECONDS)
+            return
         self._paid_until = max(self._paid_until, now) + seconds / self._max_overhead
         credit = _CREDIT_SECONDS / self._max_overhead
         self._next_snapshot = max(now + pause, self._paid_until - credit)

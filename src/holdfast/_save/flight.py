@@ -25,6 +25,7 @@ class DeviceCopies(Protocol):
     """Copies tensors of devices into the slots of one arena."""
 
     cost_seconds: float  # what a copy is known to keep the device from its work
+    is_ahead: bool  # the device had work to do while the processor began the last copy
 
     def begin(self, slot: int, values: list[Any], *, careful: bool) -> Flight | None:
         """Begin a copy; None if it is over already. A careful one cannot fail to be right."""

@@ -58,15 +58,16 @@ class Generation:
             self.specs_seen = captured.specs
         return True
 
-    def fill(
-        self, slot: int, captured: Captured, scalars: bytes, *, careful: bool
-    ) -> Flight | None:
-        """Copy everything, or begin to; what a device still has to copy is returned."""
+    def begin(self, slot: int, captured: Captured, *, careful: bool) -> Flight | None:
+        """Begin to copy what is on a device; what it still has to copy is returned."""
+        if self._copies is None:
+            return None
+        on_device = [captured.values[i] for i in self._on_device]
+        return self._copies.begin(slot, on_device, careful=careful)
+
+    def fill(self, slot: int, captured: Captured, scalars: bytes) -> None:
+        """Copy everything else."""
         values = captured.values
-        flight = None
-        if self._copies is not None:
-            on_device = [values[i] for i in self._on_device]
-            flight = self._copies.begin(slot, on_device, careful=careful)
         ways = self._ways.get(slot)
         if ways is None or ways.addresses is not captured.addresses:
             ways = self._ways[slot] = self._prepare(slot, captured.addresses)
@@ -76,7 +77,6 @@ class Generation:
         start = self.arena.slot_offset(slot) + self.plan.scalars.offset
         capacity = self.plan.scalars.size_bytes
         self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
-        return flight
 
     def _prepare(self, slot: int, addresses: list[int] | None) -> _Ways:
         """How each tensor gets into a slot, as long as none of them moves."""
@@ -105,6 +105,11 @@ class Generation:
     def device_seconds(self) -> float:
         """What a snapshot is known to keep the device from its work."""
         return 0.0 if self._copies is None else self._copies.cost_seconds
+
+    @property
+    def hides_the_processor(self) -> bool:
+        """Whether what the processor did for the last snapshot cost training nothing."""
+        return self._copies is not None and self._copies.is_ahead
 
     def close(self) -> None:
         self._ways.clear()

@@ -7,6 +7,7 @@ than their bytes: the kernel takes a thousand at a time, from a list of places. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -65,20 +66,31 @@ class RawCopies:
             threading.Thread(target=work, name="holdfast-copy", daemon=True)
             for _ in range(min(self._threads, len(self._jobs)) - 1)
         ]
-        for thread in others:
-            thread.start()
-        work()
+        try:
+            _start(others)
+            work()
+        except BaseException as error:  # noqa: BLE001  raised when the threads have ended
+            errors.append(error)
         for thread in others:
             _join_surely(thread, errors)
         if errors:
             raise errors[0]
 
 
+def _start(threads: list[threading.Thread]) -> None:
+    with contextlib.suppress(RuntimeError):  # there may be no more threads: whoever is here copies
+        for thread in threads:
+            thread.start()
+
+
 def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
     """Wait for a thread whatever happens: it writes where the next snapshot may go."""
-    while thread.is_alive():
+    is_over = False
+    while not is_over:
         try:
-            thread.join()
+            if thread.is_alive():  # else it has not begun, and will find the error if it does
+                thread.join()
+            is_over = True
         except BaseException as error:  # noqa: BLE001  raised when the thread has ended
             errors.append(error)
 

@@ -75,7 +75,9 @@ class _Living(dict[Hashable, str]):
         self._replicated = replicated
 
     def get(self, key: Hashable, default: Any = None) -> Any:
-        return super().get(key, default) if key in self._replicated else default
+        if self._replicated is None or key not in self._replicated:
+            return default
+        return super().get(key, default)
 
 
 def share_out(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:

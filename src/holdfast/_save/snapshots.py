@@ -35,7 +35,9 @@ class Taken:
     slot: int
     sequence: int
     mark: int
-    seconds: float
+    seconds: float  # that the processor took for the copy
+    device_seconds: float = 0.0  # for which it keeps a device from its work
+    is_hidden: bool = False  # the device had work meanwhile, so that the processor's cost nothing
 
     @property
     def step(self) -> int:
@@ -116,11 +118,15 @@ class Snapshots:
                 looked = now
             time.sleep(0.001)
             slot = generation.arena.begin(self._held(), self._common())
+        flight = None
         try:
-            careful = patience_seconds > 0
-            flight = generation.fill(slot, captured, scalars, careful=careful)
+            flight = generation.begin(slot, captured, careful=patience_seconds > 0)
+            generation.fill(slot, captured, scalars)
         except BaseException:
-            generation.arena.abandon(slot)
+            if flight is None:
+                generation.arena.abandon(slot)
+            else:  # the device still writes there
+                self._landings.expect(flight, lambda _: generation.arena.abandon(slot))
             raise
         self._sequence += 1
         taken = Taken(
@@ -128,7 +134,9 @@ class Snapshots:
             slot=slot,
             sequence=self._sequence,
             mark=mark,
-            seconds=time.perf_counter() - began + generation.device_seconds,
+            seconds=time.perf_counter() - began,
+            device_seconds=generation.device_seconds,
+            is_hidden=generation.hides_the_processor,
         )
         if flight is None:
             self._finish(generation.arena, taken)

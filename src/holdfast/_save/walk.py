@@ -160,7 +160,7 @@ class Walk:
             self.form.append(int)  # 1 is equal to True, and to 1.0
         elif kinds and kinds != {str}:
             raise UnknownForm
-        self.form += value
+        self.form.extend(value)  # += would ask TensorFlow's wrapped dicts to add
 
     def _rows(self, rows: list[dict[Any, Any]]) -> bool:
         """Many dicts with the same keys and only tensors: what an optimizer has for parameters."""

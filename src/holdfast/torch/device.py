@@ -71,6 +71,7 @@ class Devices:
         self._costs: deque[float] = deque([2 * size_bytes / _BYTES_PER_SECOND], _REMEMBERED)
         self._is_measured = False
         self.stall_seconds = 0.0  # for which the last copy kept training waiting
+        self.is_ahead = False  # the processor, of devices that still had work at the last copy
         with torch.cuda.device(next(iter(by_device))):
             self._is_registered = _register(mapped)
         self._parts = [
@@ -83,6 +84,7 @@ class Devices:
         return statistics.median(self._costs)
 
     def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _Flight:
+        self.is_ahead = any(not part.is_idle() for part in self._parts)
         home = self._host[self._slots[slot] :]
         flights = [
             part.begin(home, [values[i] for i in indices], careful=careful)
@@ -149,7 +151,12 @@ class _OneDevice:
         if self._held_back is None:
             self._held_back = HeldBack(self.device, self._stream, self._places)
         careful = careful or not self._is_registered
-        return self._held_back.begin(home, values, self._busy_streams(), careful=careful)
+        busy = self._busy_streams()
+        return self._held_back.begin(home, values, busy, [busy[0], *self._others], careful=careful)
+
+    def is_idle(self) -> bool:
+        """Whether the device has done all that training has asked of it."""
+        return torch.cuda.current_stream(self.device).query()
 
     def close(self) -> None:
         self._stage, self._views = None, []
@@ -159,15 +166,16 @@ class _OneDevice:
     def _by_stage(self, home: torch.Tensor, values: list[torch.Tensor]) -> _StagedFlight:
         assert self._stage is not None
         timing = Timing.new()
-        streams = self._busy_streams()
-        for stream in streams:
+        busy = self._busy_streams()
+        for stream in busy:
             self._stream.wait_stream(stream)
         with torch.no_grad(), torch.cuda.stream(self._stream):
             timing.began.record()
             for group in self._groups:
                 torch._foreach_copy_([self._views[i] for i in group], [values[i] for i in group])
             timing.freed.record()
-        for stream in streams:  # what they do next may change what is being copied
+        # What any of them does next may change what is being copied: also one that is idle now.
+        for stream in (busy[0], *self._others):
             stream.wait_event(timing.freed)
         pieces = [
             (

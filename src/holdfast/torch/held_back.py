@@ -77,17 +77,21 @@ class HeldBack:
         self,
         home: torch.Tensor,
         values: list[torch.Tensor],
-        streams: Sequence[torch.cuda.Stream],
+        busy: Sequence[torch.cuda.Stream],
+        everyone: Sequence[torch.cuda.Stream],
         *,
         careful: bool,
     ) -> _Flight:
-        """Begin to copy; a careful copy holds back everything that training does next."""
+        """Begin to copy when the busy streams are done with what they have; all wait for it.
+
+        A careful copy holds back everything that training does next.
+        """
         has_stepped, self._steps = _watch.steps > self._steps, _watch.steps
         holds_back = self._may_hold_back and has_stepped and not _watch.in_graph and not careful
         later = _of_optimizers(values) if holds_back else []
         at_once = sorted(set(range(len(values))) - set(later))
         targets = [_home(home, at, spec) for spec, at in self._places]
-        for stream in streams:
+        for stream in busy:
             self._stream.wait_stream(stream)
         flight = _Flight(self, [targets[i] for i in later])
         with torch.no_grad(), torch.cuda.stream(self._stream):
@@ -96,7 +100,7 @@ class HeldBack:
                 flight.expect(torch.stack([_sum(values[i]) for i in later]))
             self._copy([targets[i] for i in at_once], [values[i] for i in at_once])
             flight.freed.record()
-            for stream in streams:
+            for stream in everyone:
                 stream.wait_event(flight.freed)
             self._copy([targets[i] for i in later], [values[i] for i in later])
             flight.landed.record()

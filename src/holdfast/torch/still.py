@@ -30,7 +30,10 @@ class Still:
 
         Where some have moved, nothing is said of the forms.
         """
-        addresses = list(map(_Tensor.data_ptr, tensors))
+        try:
+            addresses = list(map(_Tensor.data_ptr, tensors))
+        except RuntimeError:  # one has no memory of its own any more, as a sparse one
+            return None
         if addresses != self._addresses:
             if len(addresses) != len(self._addresses):
                 return None
