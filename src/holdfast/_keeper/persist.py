@@ -28,7 +28,7 @@ from holdfast._record.faults import pass_point
 from holdfast._record.image import wrap_header
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._record.manifest import DataFile, Manifest, Part
-from holdfast._record.void import is_void, void_steps
+from holdfast._record.void import is_void, set_aside_void, void_steps
 
 
 class Fenced(SaveFailed):
@@ -156,6 +156,12 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
     _refuse_if_void(commit)
     publish_folder(partial, commit.final)  # who was faster has written the same
     pass_point("published")
+    try:
+        _refuse_if_void(commit)
+    except SaveFailed:
+        # Called bad since the last look: whoever did so may have looked for it before it was there.
+        set_aside_void(commit.layout)
+        raise
 
 
 def _refuse_if_fenced(commit: Commit) -> None:
