@@ -136,7 +136,7 @@ def measure(size: str, blocks: int, steps: int) -> dict[str, object]:
         found["runs"] = len(devices._parts[0]._runs)
         found["steps"] = in_turns(training, run, blocks, steps)
         found["stall"] = stalls(training, run)
-    if size != "large":  # for want of time on a machine that is lent
+    if size != "large":  # minutes more, and nothing new
         found["cadence"] = by_cadence(training, folder, steps)
         found["dcp"] = dcp(training, folder)
     shutil.rmtree(folder)

@@ -140,7 +140,7 @@ def test_held_by_gdb(stage):
     quick = ("-nx", "-iex", "set auto-solib-add off", "-iex", "set confirm off")
     with _attached("gdb", *quick, "-p", str(trainer.pid)):
         wait_until(lambda: _is_traced(trainer.pid), 30, "gdb")
-        wait_until(lambda: stage.beat.get("paused"), 20, "a heartbeat that says so")
+        wait_until(lambda: stage.beat.get("paused"), 60, "a heartbeat that says so")
         _check_no_alarm(stage, stage.why(), Cause.DEBUGGER, "gdb")
     _check_goes_on(stage)
 

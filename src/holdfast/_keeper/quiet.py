@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LOWEST = 19
+_GROUP_LEVEL = (
+    14  # a twentieth of a core beside a training: the loop, which hears signals, lives on it
+)
 _GROUP = Path("/proc/self/autogroup")
 _TRIES, _TRY_SECONDS = 4, 0.04  # the kernel takes one change of a group in a tenth of a second
 
@@ -57,7 +60,7 @@ class Quiet:
             self._quiet += quiet
             self._loud += loud
             wanted = self._quiet > 0 and self._loud == 0
-            if wanted != self._is_low and _set_group(_LOWEST if wanted else 0):
+            if wanted != self._is_low and _set_group(_GROUP_LEVEL if wanted else 0):
                 self._is_low = wanted
 
 
