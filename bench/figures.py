@@ -63,6 +63,8 @@ class Table:
         if row.at_most_value is not None:
             met = row.median <= row.at_most_value
             wanted = self.written(row.at_most_value)
+            if min(row.values) < 0 and max(row.values) > row.at_most_value:
+                return f"≤ {wanted}: not shown, the spread is wider"
         else:
             ratio = self.ratio(row)
             assert ratio is not None
