@@ -9,8 +9,9 @@ LOG := $(VENV)/install.log
 PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
 
 # What one looks at all the time; the rest of processes and crashes is for `make test`.
-QUICK := tests/unit tests/frameworks tests/cli/test_status.py tests/cli/test_stop_and_save.py \
-	tests/processes/test_kill.py tests/crash/test_damage.py
+OTHER_FRAMEWORKS := $(wildcard $(patsubst %,tests/frameworks/test_%*.py,tensorflow tf_ keras jax sharded torch_ddp torch_shards))
+QUICK := tests/unit $(filter-out $(OTHER_FRAMEWORKS),$(wildcard tests/frameworks/test_*.py)) tests/cli/test_status.py tests/cli/test_stop_and_save.py \
+	tests/processes/test_kill.py
 
 # What bears others beside it on two cores; what measures time or fills the machine has one neighbour at most.
 # Two lots mostly wait, for a SLURM of our own, for ranks, for a hang to be noticed: each has one process beside
