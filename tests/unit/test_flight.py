@@ -207,3 +207,18 @@ def test_an_interrupt_beside_the_device_keeps_the_slot_until_it_has_landed(
     fourth = take(snapshots, 4.0, 4)
     assert landed(snapshots)
     assert snapshots.newest == fourth
+
+
+def test_where_no_thread_is_to_be_had_the_trainer_waits_for_the_device(
+    snapshots, device, monkeypatch
+):
+    def refuse(_thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    take(snapshots, 1.0, 1)  # there is an arena, and a device, from here on
+    device[0].may_land.set()
+    assert landed(snapshots)
+    snapshots._landings._thread = None
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert take(snapshots, 2.0, 2).step == 2
+    assert (snapshots.newest.step, snapshots.is_busy) == (2, False)

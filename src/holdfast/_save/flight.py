@@ -56,10 +56,15 @@ class Landings:
 
     def expect(self, flight: Flight, then: Callable[[bool], None]) -> None:
         """Call `then` in the thread when a flight is over: with whether it went well."""
-        self._is_free.clear()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="holdfast-landing", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="holdfast-landing", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread is to be had: the trainer waits for it
+                self._land(flight, then)
+                return
+            self._thread = thread
+        self._is_free.clear()
         self._queue.put((flight, then))
 
     def close(self) -> None:
@@ -68,13 +73,15 @@ class Landings:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            flight, then = item
             try:
-                good = flight.wait()
-            except Exception as error:  # noqa: BLE001  the device's: training itself will say more
-                self._say(f"a snapshot was lost on its way from the device: {error}")
-                good = False
-            try:
-                then(good)
+                self._land(*item)
             finally:
                 self._is_free.set()
+
+    def _land(self, flight: Flight, then: Callable[[bool], None]) -> None:
+        try:
+            good = flight.wait()
+        except Exception as error:  # noqa: BLE001  the device's: training itself will say more
+            self._say(f"a snapshot was lost on its way from the device: {error}")
+            good = False
+        then(good)
