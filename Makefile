@@ -29,6 +29,9 @@ ALONE := $(patsubst %,tests/cli/test_%.py,status stop_and_save watch) $(patsubst
 BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/prove tests/unit $(BUSY_RANKS) \
 	$(filter-out $(ALONE) $(KILLING) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py))
 
+LOTS := jobs waiting beside killing alone
+LOT = $(BIN)/python -m pytest -m 'not soak' --failures-to $(VENV)/$(1).failed
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -59,11 +62,12 @@ quick: $(STAMP) ## the tests of the inner loop, under two minutes
 .PHONY: test
 test: $(STAMP) ## all tests but the long ones
 	@tools/system-packages
-	@tools/in-memory tools/beside $(VENV)/jobs.log "$(BIN)/python -m pytest -m 'not soak' $(JOBS)" \
-		$(VENV)/waiting.log "$(BIN)/python -m pytest -m 'not soak' $(WAITING)" \
-		"$(BIN)/python -m pytest -m 'not soak' -n 2 --dist worksteal $(BESIDE)"
-	@tools/in-memory tools/beside $(VENV)/killing.log "$(BIN)/python -m pytest -m 'not soak' $(KILLING)" \
-		"$(BIN)/python -m pytest -m 'not soak' $(ALONE)"
+	@rm -f $(addprefix $(VENV)/,$(LOTS:=.failed))
+	@-tools/in-memory tools/beside $(VENV)/jobs.log "$(call LOT,jobs) $(JOBS)" \
+		$(VENV)/waiting.log "$(call LOT,waiting) $(WAITING)" \
+		"$(call LOT,beside) -n 2 --dist worksteal $(BESIDE)"
+	@-tools/in-memory tools/beside $(VENV)/killing.log "$(call LOT,killing) $(KILLING)" "$(call LOT,alone) $(ALONE)"
+	@tools/in-memory tools/once-more $(addprefix $(VENV)/,$(LOTS:=.failed)) -- $(BIN)/python -m pytest -m "not soak"
 
 .PHONY: soak
 soak: $(STAMP) ## the long tests

@@ -12,6 +12,8 @@ import pytest
 from tests.everywhere.lives import Frameworks
 from tests.support import Trainer, train_to_the_end
 
+pytest_plugins = ["tests.failures"]
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

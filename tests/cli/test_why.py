@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -156,7 +157,10 @@ def test_a_log_a_process_and_the_newest_run(folder, tmp_path, start):
     # An attempt is one of a run: what `holdfast run` has led meanwhile does not count.
     found = verdict_of("--attempt", 1, cwd=folder.parent)
     assert (found["kind"], found["cause"]) == ("run", "finished")
-    found = verdict_of(1)
+    idle = subprocess.Popen(["sleep", "600"])
+    found = verdict_of(idle.pid)
+    idle.kill()
+    idle.wait()
     assert (found["kind"], found["cause"]) == ("pid", "running")
 
 

@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from tests.support import arena_files, checkpoint_steps, keepers, wait_until
 
-_TOTAL = 60
+_TOTAL = 400  # with pauses it is still at it when a keeper has been replaced, however slow that is
 
 
 def _kill_keeper(job, rank) -> None:
@@ -56,8 +56,8 @@ def test_after_a_keeper_was_replaced_all_hold_snapshots_in_common_again(jobs, un
     job = jobs.start(total=_TOTAL, pauses=0.05)
     job.wait_for_step(4)
     _kill_keeper(job, rank)
-    before = wait_until(job.common_step)
-    wait_until(lambda: (job.common_step() or 0) > before, 10, "a newer snapshot that all hold")
+    before = wait_until(job.common_step, what="a snapshot that all hold")
+    wait_until(lambda: (job.common_step() or 0) > before, what="a newer snapshot that all hold")
     job.send(signal.SIGKILL, 1)
     assert job.statuses() == [75, -9], job.outputs
     assert checkpoint_steps(jobs.folder)[-1] > before
@@ -70,7 +70,7 @@ def test_kill_9_of_the_hub_after_an_agreement(jobs, undisturbed):
     job = jobs.start(total=_TOTAL, pauses=0.05)
     job.wait_for_step(2)
     holdfast.save(jobs.folder)
-    wait_until(lambda: checkpoint_steps(jobs.folder), 10, "the checkpoint")
+    wait_until(lambda: checkpoint_steps(jobs.folder), what="the checkpoint")
     _kill_keeper(job, 0)
     job.send(signal.SIGTERM, 1)
     _check(jobs, job, undisturbed)
@@ -113,7 +113,7 @@ def test_a_late_keeper_of_an_older_attempt_neither_commits_nor_deletes(jobs, und
     job = jobs.start(total=_TOTAL, pauses=0.02)
     job.wait_for_step(10)
     holdfast.save(jobs.folder)
-    (saved,) = wait_until(lambda: checkpoint_steps(jobs.folder), 10, "the checkpoint")
+    (saved,) = wait_until(lambda: checkpoint_steps(jobs.folder), what="the checkpoint")
     job.wait_for_step(saved + 6)
     old = [job.keeper(rank) for rank in range(2)]
     for keeper in old:

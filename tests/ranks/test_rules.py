@@ -8,7 +8,7 @@ import pytest
 
 from holdfast._record.layout import RunLayout
 from holdfast._record.void import void_steps
-from tests.support import checkpoint_steps
+from tests.support import checkpoint_steps, wait_until
 
 NOT_FINITE = ["NotFinite", [], {}]
 EACH = {"checkpoint_every": 1}
@@ -18,7 +18,12 @@ BAD = {"loss": math.nan}
 @pytest.mark.parametrize(("meets", "rank"), [("group", 1), ("files", 1), ("group", 0)])
 def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, meets, rank):
     plan = {"meets": meets, "total": 20, "stop_when": NOT_FINITE, "settings": EACH}
-    job = jobs.start(**plan, events=[(rank, 11, "log", BAD)])
+    # Without a group nothing holds the other rank back: it must hear before it is through.
+    gate = [(1 - rank, 12, "gate", str(jobs.gate))] if meets == "files" else []
+    job = jobs.start(**plan, events=[(rank, 11, "log", BAD), *gate])
+    if gate:
+        wait_until(lambda: void_steps(RunLayout(jobs.folder)), what="the word that it is bad")
+        jobs.open_gate()
     assert job.statuses() == [65, 65], job.outputs
     jobs.check_nothing_left()
     assert max(checkpoint_steps(jobs.folder)) == 11

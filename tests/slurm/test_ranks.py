@@ -144,20 +144,22 @@ def test_when_a_rank_is_killed_its_keeper_saves_its_part(cluster, tmp_path):
 def test_a_memory_limit_that_kills_a_rank_leaves_its_state(cluster, tmp_path):
     if not cluster.limits_memory:
         pytest.skip("memory is not limited here: no writable cgroup of memory")
-    script = tmp_path / "train.py"
+    script, may_grow = tmp_path / "train.py", tmp_path / "may-grow"
     grow = (
-        "        if os.environ['RANK'] == '1' and run.step > 60:\n"
+        f"        if os.environ['RANK'] == '1' and os.path.exists({str(may_grow)!r}):\n"
         "            hoard.append(bytearray(8 << 20))\n"
     )
     grown = TRAIN.read_text().replace("        weights *=", f"{grow}        weights *=")
     script.write_text(grown.replace("import sys\n", "import os\nimport sys\nhoard = []\n", 1))
     training = Training.submit(
-        cluster, tmp_path, "--ntasks=2", "--mem=600M", script=script, steps=1000
+        cluster, tmp_path, "--ntasks=2", "--mem=600M", script=script, steps=4000
     )
+    held = training.wait_for_memory(30)
+    may_grow.touch()
     left = training.wait_for_exit()
     assert "rank 1" in left["how"], left
     assert "was killed by SIGKILL" in left["how"]
-    assert 30 <= training.newest_on_disk == left["durable_step"]
+    assert held <= training.newest_on_disk == left["durable_step"]
     assert cluster.wait(training.job) in ("FAILED", "OUT_OF_MEMORY")
     assert holdfast(cluster, tmp_path, "verify", "run").count("whole") >= 1
 
