@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import checkpoint_steps, wait_until
 
-_TOTAL = 40
+_TOTAL = 400  # so many that it is still at it when a test acts, however slow the machine is
 _SOON_SECONDS = 5.0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import checkpoint_steps, wait_until
 
-_TOTAL = 60
+_TOTAL = 400  # so many that it is still at it when a test acts, however slow the machine is
 
 
 def _check_goes_on(jobs, undisturbed, step) -> None:
