@@ -29,7 +29,7 @@ from tests.slurm.settings import (
     slurm_conf,
     tracks_by_cgroup,
 )
-from tests.support import wait_until
+from tests.support import SLACK, wait_until
 
 ENDED = frozenset(
     {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
@@ -187,7 +187,7 @@ class Cluster:
     def wait(self, job: str, states: str | Collection[str] = ENDED, seconds: float = 30.0) -> str:
         """Wait until the job is in one of these states, and return it."""
         wanted = {states} if isinstance(states, str) else set(states)
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * SLACK
         while (state := self.state(job)) not in wanted:
             if time.monotonic() > deadline or (state in ENDED and self.is_over(job)):
                 raise AssertionError(
