@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast._save.arena import Arena
 from tests.ordinary_user import UID, as_user, home_of_user, why_no_user
 from tests.processes.conftest import EAGER
 from tests.support import (
@@ -21,6 +22,7 @@ from tests.support import (
     keepers,
     run_id,
     wait_for_keeper_gone,
+    wait_until,
 )
 
 _ODD = ("symlink", "readable by all")
@@ -119,6 +121,15 @@ def test_what_a_stranger_has_put_at_the_arenas_path_is_neither_used_nor_followed
         planted.unlink()
 
 
+def _is_copied(path, copy):
+    """With the checksums of its newest slot: without them it is not resumed from."""
+    shutil.copyfile(path, copy)
+    copy.chmod(0o600)
+    with Arena(os.open(copy, os.O_RDWR)) as arena:
+        newest = arena.newest()
+        return newest is not None and newest.is_hashed
+
+
 @pytest.mark.parametrize(
     "how",
     ["its own", "file of a stranger", *(pytest.param(how, marks=pytest.mark.soak) for how in _ODD)],
@@ -131,7 +142,7 @@ def test_only_a_private_plain_file_of_its_own_is_resumed_from(
     in_memory = int(first.wait_for("holding").split()[1])
     (true,) = arena_files(folder)
     copy = home / "copy"
-    shutil.copyfile(true, copy)
+    wait_until(lambda: _is_copied(true, copy), what="the checksums of the newest slot")
     first.kill()
     first.wait()
     wait_for_keeper_gone(folder)

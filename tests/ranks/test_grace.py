@@ -64,5 +64,7 @@ def test_when_all_get_there_in_time_the_step_of_the_stop_is_durable(jobs):
     job.wait_for("holding", 1)
     job.send(signal.SIGTERM, 0)
     assert job.statuses() == [143, 143], job.outputs
-    assert checkpoint_steps(jobs.folder) == [13]
+    (step,) = set(job.steps_at_the_end())
+    assert step in (13, 14)  # the other rank may have passed that boundary, and waits in the next
+    assert checkpoint_steps(jobs.folder) == [step]
     jobs.check_nothing_left()

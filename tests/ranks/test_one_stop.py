@@ -79,7 +79,8 @@ def test_a_signal_to_a_rank_that_waits_for_the_decision_of_another_changes_nothi
     job.wait_for("all ranks finish step 9", 0)
     job.send(signal.SIGTERM, 1, 0)
     jobs.open_gate()
-    assert _check_stop(jobs, job, 143) == 9
+    # The other may have passed that boundary before, and waits in the next step.
+    assert _check_stop(jobs, job, 143) in (9, 10)
 
 
 @pytest.mark.parametrize("meets", ["group", "files"])

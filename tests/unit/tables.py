@@ -44,6 +44,9 @@ class Shelf:
     def note(self, event: str, **fields: Any) -> None:
         self.notes.append((event, fields))
 
+    def set_aside_void(self) -> None:
+        self.note("set-aside-void")
+
     def write_seconds(self) -> float:
         return self.seconds
 

@@ -279,6 +279,25 @@ def test_a_commit_whose_slot_is_gone_on_one_rank_fails(is_writing):
     assert table.all_told("failed") == [0, 1]
 
 
+def test_a_plan_that_came_too_late_does_not_fail_what_a_rank_may_still_save():
+    """At the last step of a training all save; the plan for it may come when one stands there."""
+    table = Table()
+    table.hold(4, ranks=range(1))
+    table.order(0, 4)
+    table.say(1, "missed", mark=4, why="it was past that step", at=4, is_past=True)
+    assert table.all_told("failed") == []
+    table.hold(4, ranks=range(1, 2))
+    table.order(1, 4)
+    assert table.shelf.begun == [(ATTEMPT, 4)]
+
+
+def test_what_is_called_bad_is_set_aside_before_anybody_leaves():
+    table = Table()
+    table.hold(4)
+    table.say(1, "void", step=2, reason="NotFinite: loss is nan (step 2)")
+    assert table.shelf.noted("set-aside-void") == [{}]
+
+
 # -- the deadline -----------------------------------------------------------------------
 
 

@@ -138,6 +138,7 @@ def test_a_plan_for_a_boundary_that_is_passed_is_missed_and_says_where_the_train
     keeper.hear("plan", mark=12)
     assert keeper.said[-1][0] == "missed"
     assert (keeper.said[-1][1]["mark"], keeper.said[-1][1]["at"]) == (12, 40)
+    assert keeper.said[-1][1]["is_past"]
     assert keeper.words[control.PLANNED] == 0
 
 

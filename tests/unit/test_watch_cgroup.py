@@ -212,3 +212,22 @@ def test_the_real_one_of_this_process_is_read() -> None:
     counters = read_counters(found)
     assert counters["cgroup"]["path"].startswith("/")
     assert counters["cgroup"]["oom_kill"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("stat", "is_found"),
+    [
+        ("7 (a) b) S 1 7 7 0 -1 4194304 1 2\n", True),
+        ("7 (a) b) R 1 7 7 0 -1 4194308 1 2\n", False),  # on its way out, and no zombie yet
+        ("7 (a) b) Z 1 7 7 0 -1 4227084 1 2\n", False),
+        ("7 (a) b) X 1 7\n", False),
+    ],
+)
+def test_one_that_is_leaving_is_not_believed_to_have_moved(
+    tmp_path: Path, stat: str, is_found: bool
+) -> None:
+    """The kernel shows it at the top of the tree from then on."""
+    machine = Machine(tmp_path, "4:memory:/\n", V1.format(mounted="/"))
+    machine.v1("", 9, NONE, "")
+    machine._write(f"proc/{PID}/stat", stat)
+    assert (MemoryCgroup.find(PID, str(machine.root)) is not None) == is_found

@@ -149,7 +149,7 @@ class Crew:
         """Whether all ranks take a snapshot at this boundary."""
         planned = int(self._words[PLANNED])
         if planned and mark > planned:
-            self.missed(planned, "it was past that step")
+            self.missed(planned, "it was past that step", is_past=True)
         return planned == mark and planned > 0
 
     def propose(self, mark: int, reason: str | None) -> None:
@@ -163,8 +163,8 @@ class Crew:
         """A snapshot is taken: the next one may be proposed."""
         self._next_due = 0.0
 
-    def missed(self, mark: int, why: str) -> None:
-        self._custody.send("missed", mark=mark, why=why)
+    def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
+        self._custody.send("missed", mark=mark, why=why, is_past=is_past)
 
     # -- what others may compare ----------------------------------------------------------
 

@@ -16,6 +16,7 @@ from holdfast._keeper.table import Key, Wish
 from holdfast._keeper.writer import Closing
 from holdfast._record import journal
 from holdfast._record.manifest import DataFile
+from holdfast._record.void import set_aside_void
 
 
 class HubBooks:
@@ -53,6 +54,11 @@ class HubBooks:
 
     def note(self, event: str, **fields: Any) -> None:
         journal.append(self._policy.layout.journal, event, **fields)
+
+    def set_aside_void(self) -> None:
+        """What a rule has called bad is out of the way before anybody leaves for it."""
+        for before, _ in set_aside_void(self._policy.layout):
+            self.note("set-aside", name=before.name, why="called bad")
 
     def write_seconds(self) -> float:
         return float(self._keeper._write_seconds())

@@ -33,7 +33,7 @@ class Commits(Table):
             if self._due_reason is not None:
                 self._plan_ahead()
         commit = self._commits.get((self._attempt, mark))
-        if commit is not None:
+        if commit is not None and not message.get("is_past"):  # else see _give_up_hopeless
             self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
 
     def _on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
@@ -65,6 +65,8 @@ class Commits(Table):
         self.common = self.durable = None
         for each in self.seats:  # first: whoever waits for a checkpoint is to know why it fails
             self._send(each, "void", step=step, reason=reason, by=rank)
+        # A trainer that is told may be sent away before it could do it.
+        self._books.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:
             del self._commits[key]
             self._refuse_void(key)
@@ -174,7 +176,7 @@ class Commits(Table):
             return
         self._commits.pop(key, None)
         if self._is_void(key):
-            return  # called bad in this very moment: the next start sets it aside
+            return  # called bad in this very moment: whoever wrote it has set it aside
         self.durable = key if self.durable is None else max(self.durable, key)
         self._tell_durable(key)
         self._after_commit()

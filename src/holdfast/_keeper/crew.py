@@ -40,7 +40,8 @@ class CrewKeeper(KeeperAmongOthers):
         elif kind == "due":
             self._to_hub("due", mark=message["mark"], reason=message["reason"])
         elif kind == "missed":
-            self._member.missed(message["mark"], message["why"])
+            is_past = bool(message.get("is_past"))
+            self._member.missed(message["mark"], message["why"], is_past=is_past)
         elif kind in ("waits", "print"):
             self._to_hub(kind, **{k: v for k, v in message.items() if k != "kind"})
         elif kind == "farewell":

@@ -64,12 +64,17 @@ class Member:
         self._set_due()
         self._send("held", held=held)
 
-    def missed(self, mark: int, why: str) -> None:
-        """The trainer went past a boundary at which a snapshot was to be taken."""
+    def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
+        """There is no snapshot of a boundary at which one was to be taken.
+
+        `is_past`: of a plan that came too late. A trainer that stands at that very boundary, as
+        after its last step, may save it all the same.
+        """
         if self._planned == mark:
             self._planned = None
             self._set_due()
-        self._send("missed", mark=mark, why=why, at=int(self._words[control.MARK]))
+        at = int(self._words[control.MARK])
+        self._send("missed", mark=mark, why=why, at=at, is_past=is_past)
 
     def order(self, attempt: int, mark: int, reason: str) -> None:
         """The trainer wants a boundary on disk; with it a decision to save is carried out."""
@@ -124,7 +129,7 @@ class Member:
     def _on_plan(self, message: dict[str, Any]) -> None:
         mark = message["mark"]
         if self._words[control.MARK] >= mark or self._is_held:
-            self.missed(mark, "it was past that step")
+            self.missed(mark, "it was past that step", is_past=True)
             return
         self._planned = mark
         self._set_due()
