@@ -16,7 +16,7 @@ from tests.support import journal_events, wait_until
 
 TRAIN = Path(__file__).with_name("train.py")
 TRAIN_RANKS = Path(__file__).with_name("train_ranks.py")
-STEPS = 300  # ten seconds, so that it still trains when a test acts on a slow machine
+STEPS = 450  # nine seconds, so that it still trains when a test acts on a slow machine
 SECONDS = 0.02  # a step
 START_SECONDS = 90.0  # ranks import torch, with other tests beside them
 
