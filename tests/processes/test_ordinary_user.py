@@ -19,6 +19,7 @@ from tests.support import (
     Trainer,
     arena_files,
     checkpoint_steps,
+    environment,
     keepers,
     run_id,
     wait_for_keeper_gone,
@@ -46,10 +47,10 @@ def folder(home: Path) -> Path:
 @pytest.fixture
 def user(home: Path, light: Callable[..., Trainer]) -> Callable[..., Trainer]:
     """Start the light training as the ordinary user."""
-    environment = {**os.environ, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    of_user = environment(HOME=str(home), PYTHONDONTWRITEBYTECODE="1")
 
     def begin(*arguments: object) -> Trainer:
-        return light(*arguments, prefix=as_user(), env=environment, cwd=home)
+        return light(*arguments, prefix=as_user(), env=of_user, cwd=home)
 
     return begin
 
