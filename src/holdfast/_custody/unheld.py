@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 def never_held(thread: threading.Thread) -> threading.Thread:
     """The same thread, which goes on while others are stopped; before it is started."""
+    # As debugpy marks its own: a plain thread has neither attribute.
     thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
     thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
     return thread

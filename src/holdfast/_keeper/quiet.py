@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LOWEST = 19
-_GROUP_LEVEL = (
-    14  # a twentieth of a core beside a training: the loop, which hears signals, lives on it
-)
+# A twentieth of a core beside a training: the keeper's loop, which hears signals, lives on it.
+_GROUP_LEVEL = 14
 _GROUP = Path("/proc/self/autogroup")
 _TRIES, _TRY_SECONDS = 4, 0.04  # the kernel takes one change of a group in a tenth of a second
 

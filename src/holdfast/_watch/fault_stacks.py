@@ -49,7 +49,7 @@ class FaultStacks:
         if self.number is None or not catches(pid, self.number):
             return False
         with contextlib.suppress(OSError):
-            # Under the same number, since it was inherited by all.
+            # Under the same number, since it was inherited by all. A Path would be slower.
             theirs = os.stat(f"/proc/{pid}/fd/{self._descriptor}")  # noqa: PTH116
             return os.path.samestat(theirs, os.fstat(self._descriptor))
         return False
@@ -95,6 +95,6 @@ def parse_stacks(text: str, pid: int) -> list[PythonThread]:
 
 def _signal_of(descriptor: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
-        name = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+        name = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  quicker than a Path
         return int(name.partition(STACKS_FILE)[2].split()[0])
     return None

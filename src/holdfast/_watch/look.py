@@ -194,6 +194,7 @@ class _Look:
             if _is_over(sample):
                 continue
             theirs = program_of(pid)
+            # Quicker than a Path.
             name = os.path.basename(theirs or sample.name).lower()  # noqa: PTH119
             if pid == self._pid or theirs == program is not None or name.startswith(_PYTHONS):
                 found.append(pid)

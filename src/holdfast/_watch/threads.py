@@ -92,6 +92,7 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
     """By their numbers, the main one first."""
     tids: list[int] = []
     with contextlib.suppress(OSError):
+        # Quicker than a Path, and done at each look.
         tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
     if pid in tids:
         tids.remove(pid)
@@ -135,6 +136,7 @@ def name_of(pid: int) -> str | None:
 def program_of(pid: int) -> str | None:
     """The file that it runs."""
     with contextlib.suppress(OSError):
+        # Quicker than a Path.
         return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")  # noqa: PTH115
     return None
 

@@ -127,6 +127,7 @@ def _writers(path: Path) -> list[tuple[int, str]]:
         return found
     try:
         wanted = path.stat()
+        # Quicker than Paths: there may be thousands.
         processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     except OSError:
         return found
