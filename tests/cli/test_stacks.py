@@ -105,7 +105,7 @@ def test_a_run_that_has_ended_says_where_to_look_instead(stage):
 
 
 def test_a_run_on_another_machine_whose_keeper_does_not_answer(stage, monkeypatch):
-    from holdfast._cli import asking_look
+    from holdfast._status import asking_look
 
     trainer = stage.start("lock")
     trainer.wait_for("hanging")

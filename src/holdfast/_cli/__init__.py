@@ -42,10 +42,10 @@ def _run() -> int:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # some have none
     import click
 
-    from holdfast._cli import words
     from holdfast._cli.commands import cli
     from holdfast._cli.group import NobodyReads
     from holdfast._errors import FolderError, HoldfastError, SettingsError
+    from holdfast._status import words
 
     try:
         result = cli.main(standalone_mode=False, prog_name="holdfast")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.group import FOLDER
+from holdfast._status import words
 
 _NAMED = 8
 _COUNT = click.IntRange(0, 2**53)  # more than any run makes, and what its records can hold

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._cli.gather import History, read_history
 from holdfast._errors import CheckpointError
 from holdfast._keeper.retention import choose_kept, list_checkpoints
 from holdfast._record.attempts import find_run, known_origins
@@ -15,6 +14,7 @@ from holdfast._record.layout import RunLayout, is_turn
 from holdfast._record.line import trace_line
 from holdfast._resume.damage import find_damage
 from holdfast._resume.verify import read_manifest
+from holdfast._status.gather import History, read_history
 
 NOT_KEPT = "goes with the next one"
 

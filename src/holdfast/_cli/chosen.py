@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._cli import words
-from holdfast._cli.in_memory import states_in_memory
 from holdfast._errors import DamagedCheckpoint, HoldfastError, NoGoodCheckpoint, SettingsError
 from holdfast._record.attempts import known_origins
 from holdfast._record.layout import RunLayout
@@ -18,6 +16,8 @@ from holdfast._resume.damage import find_damage
 from holdfast._resume.find import attempts_in_memory
 from holdfast._resume.joined import read_checkpoint
 from holdfast._resume.verify import Loaded
+from holdfast._status import words
+from holdfast._status.in_memory import states_in_memory
 
 _LOOKS = 10  # a live run removes old checkpoints, also the one that we read
 _NAMED = 12

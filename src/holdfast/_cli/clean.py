@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._cli.gather import find_runs
 from holdfast._cli.litter import Litter, find_in_folder, runs_at_rest
 from holdfast._cli.litter_in_memory import find_of_run, find_of_unknown_runs
 from holdfast._errors import NotARun
 from holdfast._record.attempts import find_run
+from holdfast._status.gather import find_runs
 
 
 @dataclass(slots=True)

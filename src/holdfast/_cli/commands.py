@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.adopt import adopt
 from holdfast._cli.doctor import doctor
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
@@ -18,6 +17,7 @@ from holdfast._cli.stacks import stacks
 from holdfast._cli.submit import submit
 from holdfast._cli.using import clean, completion, export
 from holdfast._cli.why import why
+from holdfast._status import words
 
 __all__ = ["cli"]
 
@@ -80,7 +80,7 @@ def status(path: Path, watch: float | None, as_json: bool) -> None:
 
         keep_watching(path, watch, as_json=as_json)
         return
-    from holdfast._cli.gather import find_runs, summarize_all
+    from holdfast._status.gather import find_runs, summarize_all
 
     runs = summarize_all(find_runs(path))
     if as_json:
@@ -160,7 +160,7 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
     Example:
       holdfast stop runs/a --reason "the node is needed" --wait
     """
-    from holdfast._cli.asking import ask_run, wait_until_gone
+    from holdfast._status.asking import ask_run, wait_until_gone
 
     asked = ask_run(run, "stop", reason=reason or "holdfast stop", now=now)
     what = (
@@ -191,7 +191,7 @@ def save(run: Path, wait: bool) -> int:
     Example:
       holdfast save runs/a --wait
     """
-    from holdfast._cli.asking import ask_run, wait_until_saved
+    from holdfast._status.asking import ask_run, wait_until_saved
 
     asked = ask_run(run, "save")
     click.echo(

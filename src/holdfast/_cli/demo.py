@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from holdfast._cli import words
 from holdfast._cli.show import Screen
 from holdfast._demo import story
+from holdfast._status import words
 
 _NAMED = 6
 _DRAW_SECONDS = 0.1

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, complete_runs, print_json
 from holdfast._errors import SettingsError
+from holdfast._status import words
 
 if TYPE_CHECKING:
     from holdfast._check.doctor_finding import Check

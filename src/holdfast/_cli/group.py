@@ -110,7 +110,7 @@ def complete_runs(_: click.Context, __: click.Parameter, incomplete: str) -> lis
 
 
 def _runs_below(base: Path) -> Iterator[str]:
-    from holdfast._cli.gather import runs_below
+    from holdfast._status.gather import runs_below
 
     # A person waits with a finger on the key, and the folder may be a whole home.
     deadline = time.monotonic() + _COMPLETION_SECONDS

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast._check.finding import ERROR, HINT, WARNING, Finding
-from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, FOLDER, complete_runs, print_json
 from holdfast._errors import FolderError, SettingsError
+from holdfast._status import words
 
 if TYPE_CHECKING:
     from holdfast._check.lint import Surroundings

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from holdfast._cli import words
 from holdfast._cli.chosen import own_line
-from holdfast._cli.ranks import keepers_of
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import find_run, is_live, lease_holder
 from holdfast._record.identity import of_process
 from holdfast._record.layout import RunLayout, writer_of
 from holdfast._record.line import is_on_line
 from holdfast._resume.damage import find_damage
+from holdfast._status import words
+from holdfast._status.ranks import keepers_of
 
 _QUIET_SECONDS = 60.0  # a claim or a small file is written in a moment
 _THREADS = 16

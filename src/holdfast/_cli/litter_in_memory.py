@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast._cli import words
 from holdfast._cli.chosen import own_line
-from holdfast._cli.in_memory import on_this_line, world_of
 from holdfast._cli.litter import Litter, RunAtRest, size_of
+from holdfast._status import words
+from holdfast._status.in_memory import on_this_line, world_of
 
 if TYPE_CHECKING:
     from holdfast._save.arena import Arena

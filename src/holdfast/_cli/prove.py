@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, FOLDER, complete_runs, print_json
 from holdfast._prove.proof import EQUAL, SIGNALS, Proof, Watcher, Wishes
+from holdfast._status import words
 
 _LEAST_SECONDS = 1.0  # of a budget that others have used up: enough to be told so
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast._cli import words
 from holdfast._cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
-from holdfast._cli.gather import RunSummary
-from holdfast._cli.held import describe_disturbed, describe_paused, describe_stuck
-from holdfast._cli.job import describe_job
-from holdfast._cli.ranks import describe_death, describe_ranks, describe_straggler
+from holdfast._status import words
+from holdfast._status.gather import RunSummary
+from holdfast._status.held import describe_disturbed, describe_paused, describe_stuck
+from holdfast._status.job import describe_job
+from holdfast._status.ranks import describe_death, describe_ranks, describe_straggler
 
 _STYLES = {
     "training": "green",

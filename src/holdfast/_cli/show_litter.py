@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from holdfast._cli import words
 from holdfast._cli.clean import Found
 from holdfast._cli.litter import Litter, total
 from holdfast._cli.show import Screen
+from holdfast._status import words
 
 
 def show_litter(found: Found, yes: bool, command: str) -> None:

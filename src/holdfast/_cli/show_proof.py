@@ -17,7 +17,6 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from holdfast._cli import words
 from holdfast._cli.show import Screen
 from holdfast._prove import report
 from holdfast._prove.proof import (
@@ -29,6 +28,7 @@ from holdfast._prove.proof import (
     Proof,
     Watcher,
 )
+from holdfast._status import words
 
 _STYLES = {EQUAL: "bold green", DIFFERS: "bold red", UNREPEATABLE: "bold yellow"}
 _DRAW_SECONDS = 0.1

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, complete_runs, print_json
 from holdfast._errors import FolderError, HoldfastError, SettingsError
+from holdfast._status import words
 
 if TYPE_CHECKING:
     from holdfast._cli.show import Screen
@@ -77,10 +77,10 @@ def stacks(what: str, wants_all: bool, as_json: bool) -> None:
 
 
 def _of_run(path: Path) -> Record:
-    from holdfast._cli.asking_look import LOOK_SECONDS, ask_look
-    from holdfast._cli.gather import find_runs
     from holdfast._record.attempts import is_live
     from holdfast._record.layout import RunLayout
+    from holdfast._status.asking_look import LOOK_SECONDS, ask_look
+    from holdfast._status.gather import find_runs
 
     runs = find_runs(path)
     if len(runs) > 1:
@@ -117,8 +117,8 @@ def _silent(folder: Path, lease: Path, seconds: float) -> str:
 
 
 def _of_number(what: str) -> Record:
-    from holdfast._cli.asking_look import look_at_process
     from holdfast._record.identity import host_name, of_process
+    from holdfast._status.asking_look import look_at_process
 
     if not (what.isascii() and what.isdigit() and len(what) < 10):
         raise SettingsError(f"{what}: there is no such folder, nor is it a number.\n{_KINDS}")

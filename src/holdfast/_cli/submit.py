@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from holdfast import _env
-from holdfast._cli import words
 from holdfast._cli.group import FOLDER
 from holdfast._errors import FolderError, SettingsError
 from holdfast._slurm.script import LEAD_SECONDS, MARK, Script, write_script
+from holdfast._status import words
 
 _COMMAND = "holdfast submit: command"  # where the words behind -- are kept
 

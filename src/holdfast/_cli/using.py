@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
+from holdfast._status import words
 
 _NAMED = 8
 _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}

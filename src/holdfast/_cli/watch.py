@@ -21,13 +21,13 @@ import click
 from rich.cells import cell_len
 from rich.text import Text
 
-from holdfast._cli import words
-from holdfast._cli.gather import RunSummary, find_runs, summarize
 from holdfast._cli.show import Screen, show_run, show_runs
 from holdfast._errors import HoldfastError, NotARun
 from holdfast._record.attempts import lease_holder
 from holdfast._record.identity import of_process
 from holdfast._record.layout import RunLayout
+from holdfast._status import words
+from holdfast._status.gather import RunSummary, find_runs, summarize
 
 _MOST_OF_A_CORE = 0.02
 _LONGEST_SECONDS = 5.0  # between two looks, however much they cost

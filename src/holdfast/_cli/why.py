@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast._cli import words
 from holdfast._cli.group import AS_JSON, print_json
 from holdfast._errors import NotARun, SettingsError
+from holdfast._status import words
 
 if TYPE_CHECKING:
     from holdfast._why.evidence import Evidence
@@ -90,8 +90,8 @@ def why(
 
 def _look_at(evidence: Evidence) -> None:
     """See what its processes do just now, where that can be had in a moment."""
-    from holdfast._cli.asking_look import ask_look, look_at_process
     from holdfast._errors import HoldfastError
+    from holdfast._status.asking_look import ask_look, look_at_process
 
     try:
         if evidence.kind == "run":
@@ -127,9 +127,9 @@ _KINDS = "Name a run folder, a log file, a process or a job: holdfast why --help
 
 def _of_newest(attempt: int | None, wants_all: bool) -> list[Evidence]:
     """What ended last: of the runs here, and of all that `holdfast run` has led."""
-    from holdfast._cli.gather import runs_below
     from holdfast._record.layout import RunLayout
     from holdfast._record.led import led_record, lives, supervisions
+    from holdfast._status.gather import runs_below
 
     here = Path()
     runs = [here] if _is_run(here) else list(runs_below(here))
@@ -181,8 +181,8 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
 
 def _of_folder(path: Path, wants_all: bool) -> list[Evidence]:
     """A folder that is no run: records of `holdfast run`, or one with a run in it."""
-    from holdfast._cli.gather import runs_below
     from holdfast._record.led import led_record, lives
+    from holdfast._status.gather import runs_below
     from holdfast._why.gather import gather_led
 
     if led_record(path).exists():

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._cli import words
 from holdfast._record.attempts import keeper_of, read_json
 from holdfast._record.identity import ProcessIdentity
 from holdfast._record.layout import RunLayout
+from holdfast._status import words
 
 _MOST_LINES = 8
 _ENDED_LINES = _SLOW_LINES = 4  # of many ranks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._cli import words
+from holdfast._status import words
 
 _SLOWER = 1.5  # times as long as usual, to be worth a line
 

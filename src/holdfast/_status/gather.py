@@ -11,24 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._cli.held import (
-    Disturbed,
-    Paused,
-    Stuck,
-    read_disturbed,
-    read_paused,
-    read_stuck,
-)
-from holdfast._cli.in_memory import states_in_memory
-from holdfast._cli.job import JobSummary, read_job
-from holdfast._cli.ranks import (
-    RankDeath,
-    RankSummary,
-    Straggler,
-    read_death,
-    read_ranks,
-    read_straggler,
-)
 from holdfast._errors import CheckpointError, NotARun
 from holdfast._leave import statuses
 from holdfast._record import journal
@@ -44,6 +26,24 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
 from holdfast._resume.find import attempts_in_memory
 from holdfast._resume.verify import read_manifest
+from holdfast._status.held import (
+    Disturbed,
+    Paused,
+    Stuck,
+    read_disturbed,
+    read_paused,
+    read_stuck,
+)
+from holdfast._status.in_memory import states_in_memory
+from holdfast._status.job import JobSummary, read_job
+from holdfast._status.ranks import (
+    RankDeath,
+    RankSummary,
+    Straggler,
+    read_death,
+    read_ranks,
+    read_straggler,
+)
 
 _DEPTH = 3
 _THREADS = 16

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._cli import words
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
+from holdfast._status import words
 
 
 @dataclass(frozen=True, slots=True)

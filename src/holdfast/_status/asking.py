@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._cli.gather import RunSummary, summarize
-from holdfast._cli.ranks import keepers_of
 from holdfast._record import journal
 from holdfast._record.attempts import find_run, is_live, lease_holder
 from holdfast._record.layout import RunLayout
+from holdfast._status.gather import RunSummary, summarize
+from holdfast._status.ranks import keepers_of
 from holdfast._stop.request import ask
 
 _LOOK_SECONDS = 0.1

@@ -1,0 +1,1 @@
+"""How often to save: the model, its closed forms and its simulation."""

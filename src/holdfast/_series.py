@@ -1,0 +1,1 @@
+"""What `run.log` was given, on its way to the keeper."""

@@ -1,0 +1,1 @@
+"""What is known of runs at this moment, for the command line and the page."""

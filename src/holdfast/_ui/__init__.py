@@ -1,0 +1,1 @@
+"""The local page over all runs below a folder."""

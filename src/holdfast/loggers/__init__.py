@@ -1,0 +1,1 @@
+"""Loggers that follow a run back when it resumes."""
