@@ -26,10 +26,13 @@ KILLING := $(patsubst %,tests/crash/test_%.py,random_kills random_signals) $(pat
 	memory_watch)
 ALONE := $(patsubst %,tests/cli/test_%.py,status stop_and_save watch) $(patsubst %,tests/processes/test_%.py,handlers keeper \
 	kill leader leader_warnings prompt supervisor_terminal terminal) tests/processes/progress
+# Time to the first view is measured in the browser, so what is beside it is short.
+BROWSER := tests/browser
+WRITTEN := tests/docs tests/ui
 BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/prove tests/unit $(BUSY_RANKS) \
 	$(filter-out $(ALONE) $(KILLING) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py))
 
-LOTS := jobs waiting beside killing alone
+LOTS := jobs waiting beside killing alone written browser
 LOT = $(BIN)/python -m pytest -m 'not soak' --failures-to $(VENV)/$(1).failed
 
 .DEFAULT_GOAL := help
@@ -67,6 +70,7 @@ test: $(STAMP) ## all tests but the long ones
 		$(VENV)/waiting.log "$(call LOT,waiting) $(WAITING)" \
 		"$(call LOT,beside) -n 2 --dist worksteal $(BESIDE)"
 	@-tools/in-memory tools/beside $(VENV)/killing.log "$(call LOT,killing) $(KILLING)" "$(call LOT,alone) $(ALONE)"
+	@-tools/in-memory tools/beside $(VENV)/written.log "$(call LOT,written) $(WRITTEN)" "$(call LOT,browser) $(BROWSER)"
 	@tools/in-memory tools/once-more $(addprefix $(VENV)/,$(LOTS:=.failed)) -- $(BIN)/python -m pytest -m "not soak"
 
 .PHONY: soak
@@ -116,7 +120,15 @@ bench-more: $(BENCH)/.installed ## what loaders, rules, and the keeper's watch a
 table: $(STAMP) ## prove the scripts of docs/before_and_after and write their table (half an hour)
 	@$(BIN)/python docs/before_and_after/measure.py
 
+.PHONY: docs
+docs: $(STAMP) ## build the documentation to site/
+	@$(BIN)/mkdocs build --quiet --strict && echo "site/index.html: built"
+
+.PHONY: pictures
+pictures: $(STAMP) ## make the pictures of the README: a terminal, what a save costs, a report (2 minutes)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tools.pictures $(PICTURES)
+
 .PHONY: clean
 clean: ## remove the environments, caches and built packages
-	rm -rf $(VENV) $(BENCH) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests bench examples tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

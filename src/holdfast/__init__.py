@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # On first use: the keeper imports this package too, and needs none of it.
-    if name in ("rules", "torch", "tensorflow", "keras", "jax"):
+    if name in ("loggers", "rules", "torch", "tensorflow", "keras", "jax"):
         import importlib
 
         return importlib.import_module(f"holdfast.{name}")

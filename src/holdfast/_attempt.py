@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from types import TracebackType
 from typing import Any, Self
 
 from holdfast import _env
 from holdfast._boundary import Boundaries
-from holdfast._custody.job import JobSide
+from holdfast._custody.job import JobSide, start_facts
 from holdfast._custody.joining import join_crew, prepare_ranks
 from holdfast._custody.orders import Custody
+from holdfast._custody.pacing import begin_cadence
 from holdfast._custody.saver import Saver
 from holdfast._custody.watching import hang_policy
 from holdfast._data.course import Course
@@ -28,6 +28,7 @@ from holdfast._interactive import is_interactive
 from holdfast._keeper.keep import Policy
 from holdfast._leave import statuses
 from holdfast._leave.bounded import bound_leaving, die_if_terminated, goes_on
+from holdfast._leave.followers import end_followers
 from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
 from holdfast._leave.last_words import Scene, is_failure, leave_words
 from holdfast._leave.late import answer_late, say_leaving
@@ -40,7 +41,6 @@ from holdfast._ranks.world import World, find_launcher, find_world
 from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._record.opened import tell_leader
 from holdfast._resume.start import Start, resume
-from holdfast._save.cadence import Cadence
 from holdfast._save.control import DONE, MARK, STAYS, STEP, WORK, mark_of, private_words
 from holdfast._say import say, speak_as
 from holdfast._slurm.job import is_lonely_task
@@ -141,11 +141,11 @@ class Attempt(Boundaries):
         self._job = None
         if party is None and self._custody.has_keeper and self._in_job and not is_interactive():
             self._job = JobSide(self._custody)  # a kernel and its server go on: no requeue
-        self._words = self._custody.words
+        self._words, self._logged = self._custody.words, self._custody.logged
         self._words[STEP] = self.step
         self._words[MARK] = mark_of(self.step, bool(found.at_turn))
         self._words[STAYS] = is_interactive()
-        self._cadence = Cadence(settings, time.monotonic(), self.step)
+        self._cadence = begin_cadence(settings, policy, self.step, self._note)
         self._saver = Saver(
             *(self._state, self._metrics, self._custody, self._cadence, self._where, self._crew),
             is_bad=self._is_bad,
@@ -180,6 +180,7 @@ class Attempt(Boundaries):
             pid=self._pid,
             keep_last=settings.keep_last,
             keep_best=settings.keep_best,
+            **start_facts(settings),
             **({} if party is None else {"ranks": party.size}),
         )
         if party is not None and self._crew is not None:
@@ -248,6 +249,7 @@ class Attempt(Boundaries):
         if leaving is None and self._over is not None:
             how = f"finished: {self._over}"
         self._record_exit(status_of(leaving), how, durable_step, asked=asked)
+        end_followers(self._followers, status_of(leaving))
         self._close(leaving)
         self._stopped = None  # else whoever catches it would keep it for ever
         self._leaves_at = None
@@ -326,6 +328,7 @@ class Attempt(Boundaries):
         self._progress.close()
         self._saver.keep_last("closed")
         self._record_exit(statuses.FINISHED, "left open", self._custody.durable_step)
+        end_followers(self._followers, statuses.FINISHED)
         self._close(None)
 
     def _answer_late(self, error: BaseException | None, durable: bool) -> Stopped | None:
@@ -356,6 +359,7 @@ class Attempt(Boundaries):
             self._guard.heed_no_more(signal.SIGTERM)  # SLURM ends what is left; we are leaving
         self._guard.remove()
         self._words, self._next_look = private_words(), 0.0  # for a loop that is still alive
+        self._logged = None
         self._custody.release()
         self._found.release()
         if self._custody.durable_step is not None:

@@ -36,7 +36,15 @@ from holdfast._resume.start import Resumed
 from holdfast._save import control
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import refuse_unstorable, restore_generators
-from holdfast._save.control import BOUNDARY_NS, DONE, DUE, IN_LOOP, MARK, STEP, mark_of
+from holdfast._save.control import (
+    BOUNDARY_NS,
+    DONE,
+    DUE,
+    IN_LOOP,
+    MARK,
+    STEP,
+    mark_of,
+)
 from holdfast._say import say, speak_plainly
 from holdfast._settings import Settings, checked
 from holdfast._slurm.job import find_job
@@ -86,6 +94,7 @@ class Boundaries(Hearing):
         self.attempt = 0
         self.resumed_from: int | None = None
         self._metrics = Metrics(self._settings.best_metric)
+        self._listeners = []
         self._asked: StopRequest | None = None
         self._asked_late: StopRequest | None = None  # in the last step of a loop
         self._trouble: HoldfastError | None = None
@@ -120,15 +129,17 @@ class Boundaries(Hearing):
     def _pass_boundary(self) -> bool:
         self.step = step = self.step + 1
         self._at_turn = False
-        now = time.monotonic()
+        now_ns = time.monotonic_ns()
+        now = now_ns / 1e9
         words = self._words
+        words[256 | step & 255] = now_ns  # the ring of _save/control.py; first: _keeper/series.py
         words[STEP] = step
-        words[BOUNDARY_NS] = int(now * 1e9)
+        words[BOUNDARY_NS] = now_ns
         words[MARK] = mark = 2 * step  # before the next word is read: see _keeper/member.py
         if (
             now < self._next_look
             and step < self._next_due_step
-            and mark < words[DUE]
+            and (self._crew is None or mark < words[DUE])
             and not self._noted
             and not (self._judge.is_there and self._judge.look(step))
         ):
@@ -362,6 +373,7 @@ class Boundaries(Hearing):
 
     def _note(self, event: str, **fields: Any) -> None:
         if self._crew is None or self._crew.rank == 0:  # one journal, with one hand
+            fields.setdefault("attempt", self.attempt)
             journal.append(self._layout.journal, event, **fields)
 
     def _require_open(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 # What tells a process that it is a rank, and of what.
@@ -18,6 +19,7 @@ _OF_RANKS = (
 _OF_JOB = (
     *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"),
     *("SLURM_TASK_PID", "TORCHELASTIC_RUN_ID", "HOLDFAST_LEADER", "HOLDFAST_MARKER"),
+    "SLURM_JOB_START_TIME",
 )
 # What sbatch would hand on to another job, which then takes itself for this one.
 _OF_THIS_JOB_ALONE = (
@@ -96,6 +98,15 @@ def progress_wish() -> str:
 def terminal_is_dumb() -> bool:
     """Whether the terminal can only append."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def has_screen() -> bool:
+    """Whether a browser that is opened here would be seen by whoever has called us."""
+    if os.environ.get("SSH_CONNECTION"):
+        return False
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def errand_text() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,21 @@ class Metrics:
         self._latest: dict[str, Any] = {}
         self._mode, self._watched = best or ("", "")
         self._best: float | None = None
+        self.are_numbers = True  # what was last noted, and no tensors or arrays
         self._read: dict[str, float | None] = {}  # as they were last waited for
+        self._late: dict[str, float] = {}  # read from a device since somebody asked
 
-    def note(self, metrics: Mapping[str, Any]) -> bool:
-        """Keep the values; True if the watched metric is better than ever before."""
+    def note(self, metrics: dict[str, Any]) -> bool:
+        """Keep the values; True if the watched metric is better than ever before.
+
+        What stands in `metrics` afterwards may be held: it has no graph, and does not change.
+        """
+        self.are_numbers = True
         for name, value in metrics.items():
-            self._latest[name] = value if isinstance(value, int | float) else _held(name, value)
+            if type(value) is not float and not isinstance(value, int | float):
+                metrics[name] = held = _held(name, value)
+                self.are_numbers = self.are_numbers and isinstance(held, int | float)
+        self._latest.update(metrics)
         if self._watched not in metrics:
             return False
         value = float(self._latest[self._watched])
@@ -46,15 +56,25 @@ class Metrics:
         """The latest values that can be had without waiting for a device."""
         found = dict(self._read)
         for name, value in list(self._latest.items()):
-            is_ready = getattr(value, "is_ready", None)  # of JAX: its CPU works on its own too
-            if is_on_host(value) and (is_ready is None or is_ready()):
-                found[name] = _finite(float(value))
+            number = ready(value)
+            if number is not None:
+                found[name] = _finite(number)
         return found
 
     def values(self) -> dict[str, float | None]:
         """The latest value of each metric; None for what is no finite number."""
+        for name, value in list(self._latest.items()):
+            if not isinstance(value, int | float):
+                self._latest[name] = number = float(value)
+                if not is_on_host(value):
+                    self._late[name] = number
         self._read = {name: _finite(float(value)) for name, value in self._latest.items()}
         return dict(self._read)
+
+    def take_late(self) -> dict[str, float]:
+        """What was read from a device since the last call: whoever does not wait lacks that."""
+        late, self._late = self._late, {}
+        return late
 
     def restore(
         self, metrics: Mapping[str, float | None], best: Mapping[str, float] | None = None
@@ -74,12 +94,45 @@ def is_on_host(value: Any) -> bool:
     return "cpu" in named.lower()
 
 
+def without_devices(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be held for long: one number on a device may hold the whole tensor it is part of."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) or is_on_host(value)
+    }
+
+
+def ready(value: Any) -> float | None:
+    """The number that is held, if it can be had without waiting for a device."""
+    if isinstance(value, int | float):
+        return float(value)
+    is_ready = getattr(value, "is_ready", None)  # of JAX: its CPU works on its own too
+    return float(value) if is_on_host(value) and (is_ready is None or is_ready()) else None
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _plain(value: Any) -> Any:
+    """The number of torch or NumPy that is simply there in memory; None for any other thing."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return float(value) if value.dtype.kind in "biuf" else None
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return value.item() if value.size == 1 and value.dtype.kind in "biuf" else None
+    # Not of its subclasses: one may be a shard, whose number all ranks have to ask for.
+    if type(value).__name__ == "Tensor" and getattr(value, "is_cpu", False):
+        return value.item() if value.numel() == 1 else None
+    return None
+
+
 def _held(name: str, value: Any) -> Any:
     """The value without its graph, to be read later."""
+    number = _plain(value)  # now: what is added up in place would be another one later
+    if isinstance(number, int | float):
+        return number
     size = getattr(value, "numel", None)
     count = size() if callable(size) else getattr(value, "size", None)
     if count is None and hasattr(value, "shape"):

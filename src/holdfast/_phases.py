@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast._custody.orders import Custody
 from holdfast._errors import HoldfastError, Stopped
-from holdfast._save.control import HEARD, IN_LOOP, REST, RESTS
+from holdfast._save.control import HEARD, IN_LOOP, REST, RESTS, begin_rest, end_rest
 from holdfast._stop.guard import Guard
 from holdfast._witness.run_eye import RunEye
 
@@ -74,6 +74,8 @@ class Phases:
             self._has_rested |= not is_amid_steps
             self._words[REST] = RESTS
             self._guard.rest(self._hear)
+        if not trains and not self._resting:
+            begin_rest(self._words)
         self._names.append(name)
         self._resting += not trains
         self._custody.tell_phase(name)
@@ -90,6 +92,8 @@ class Phases:
         if not self._resting:
             self._guard.rest(None)
             self._words[REST] = 0
+            if not trains:
+                end_rest(self._words)
 
     def was_left_by(self, error: BaseException) -> str | None:
         """The innermost phase that an exception came from."""

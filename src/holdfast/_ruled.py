@@ -8,6 +8,7 @@ at any instant finds no bad state that anybody would resume.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from holdfast._custody.saver import Saver
 from holdfast._custody.tainted import first_tainted
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
-from holdfast._metrics import Metrics
+from holdfast._leave.followers import Follower
+from holdfast._metrics import Metrics, without_devices
 from holdfast._ranks.party import Party
 from holdfast._record.layout import RunLayout
 from holdfast._record.void import note_void, set_aside_void
@@ -25,6 +27,7 @@ from holdfast._resume.start import Resumed
 from holdfast._save.control import mark_of
 from holdfast._save.finite import not_finite, trained
 from holdfast._say import say
+from holdfast._series import Logged
 from holdfast.rules import Rule
 from holdfast.rules._base import FAILURE
 from holdfast.rules._judge import Judge, Verdict
@@ -54,6 +57,9 @@ class Ruled:
     _stopped: Stopped | None
     _next_look: float
     _at_turn: bool
+    _logged: Logged | None = None  # while somebody sends it on
+    _listeners: list[Callable[[int, dict[str, Any]], None]]  # to what is logged: append and return
+    _followers: tuple[Follower, ...] = ()  # loggers, each with a process of its own
 
     @property
     def over(self) -> str | None:
@@ -66,6 +72,11 @@ class Ruled:
         >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
         """
         is_best = self._metrics.note(metrics)
+        if self._logged is not None:
+            numbers = metrics if self._metrics.are_numbers else without_devices(metrics)
+            self._logged.append((self.step, numbers))
+        for listen in self._listeners:
+            listen(self.step, metrics)
         if self._judge.is_there:
             for name in metrics:
                 self._judge.note(name, self._metrics.held(name))
@@ -114,6 +125,8 @@ class Ruled:
 
     def _is_bad(self) -> bool:
         """Before anything is saved: whether this state was called bad. Waits for its values."""
+        for follower in self._followers:
+            follower.hand_over()  # the life that resumes from here does not log it again
         if self._bad is None and self._judge.is_there and self._judge.settle():
             self._take_verdict()
         return self._bad is not None

@@ -19,7 +19,7 @@ from holdfast._data.laps import LoopMark, begin_fresh, begin_in_the_middle
 from holdfast._errors import HoldfastError, SaveFailed, name_place
 from holdfast._leave import statuses
 from holdfast._save.capture import capture_generators, restore_generators
-from holdfast._save.control import BOUNDARY_NS, DONE, EPOCH, EPOCHS, MARK, mark_of
+from holdfast._save.control import DONE, EPOCH, EPOCHS, MARK, mark_of, pass_turn
 from holdfast._save.handed import Asked, hand_over
 from holdfast._say import say
 from holdfast._settings import check_count
@@ -169,7 +169,7 @@ class Run(Attempt):
             return self._pass_boundary()
         self._at_turn = True
         now = time.monotonic()
-        self._words[BOUNDARY_NS] = int(now * 1e9)
+        pass_turn(self._words, int(now * 1e9))
         self._words[MARK] = mark_of(self.step, True)
         return self._work(now)
 

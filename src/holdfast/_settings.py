@@ -90,13 +90,13 @@ class Settings:
     def _check_checkpoint_every(self) -> None:
         every = self.checkpoint_every
         if isinstance(every, str):
-            if parse_seconds(every, "checkpoint_every") > 0:
+            if self.is_auto or parse_seconds(every, "checkpoint_every") > 0:
                 return
         elif isinstance(every, int) and not isinstance(every, bool) and every >= 1:
             return
         raise SettingsError(
             f"checkpoint_every={every!r} is neither a time nor a number of steps.\n"
-            "Valid: a duration such as '5min', or a number of steps, 1 or more."
+            "Valid: 'auto', a duration such as '5min', or a number of steps, 1 or more."
         )
 
     def _check_hang_timeout(self) -> None:
@@ -127,9 +127,15 @@ class Settings:
         object.__setattr__(self, "signals", tidy)
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the run finds the time between checkpoints by itself."""
+        every = self.checkpoint_every
+        return isinstance(every, str) and every.strip().lower() == "auto"
+
+    @property
     def checkpoint_seconds(self) -> float | None:
-        """The time between checkpoints, or None when they are counted in steps."""
-        if isinstance(self.checkpoint_every, int):
+        """The time between checkpoints, or None when they are counted in steps or found."""
+        if isinstance(self.checkpoint_every, int) or self.is_auto:
             return None
         return parse_seconds(self.checkpoint_every, "checkpoint_every")
 

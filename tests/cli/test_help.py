@@ -7,10 +7,10 @@ import pytest
 from tests.cli.command import environment, holdfast, succeed
 
 GROUPS = {
-    "Look": ["status", "ls", "verify", "why", "stacks", "doctor"],
+    "Look": ["status", "ui", "report", "ls", "verify", "why", "stacks", "doctor", "metrics"],
     "Ask": ["stop", "save"],
     "Use": ["export", "adopt", "clean"],
-    "Cluster": ["submit", "run", "lint"],
+    "Cluster": ["plan", "submit", "run", "lint"],
     "Try": ["demo", "prove", "completion"],
 }
 COMMANDS = [name for names in GROUPS.values() for name in names]

@@ -31,6 +31,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+import holdfast
 from holdfast.torch import alias_key
 from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
 from tests.data.zygote import run_and_leave, serve
@@ -344,6 +345,18 @@ def train_and_wait(folder: Path, late: int, where: str) -> None:
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps([waits, step_seconds]))
 
 
+def train_in_a_run(folder: Path, late: int) -> None:
+    """Sixty steps of a run, of which one rank sleeps through 50 ms each."""
+    model = DistributedDataParallel(norms())
+    with holdfast.Run(folder / "run", model=model) as run:
+        for step in run.steps(60):
+            if dist.get_rank() == late:
+                time.sleep(0.05)
+            loss = model(batch(step)).square().mean()
+            loss.backward()
+            run.log(loss=loss, rank=dist.get_rank())
+
+
 def main(act: str, folder: str, meeting: str, number: str, world: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     warnings.simplefilter("ignore")  # torch warns of its own hooks and optimizers
@@ -355,7 +368,9 @@ def main(act: str, folder: str, meeting: str, number: str, world: str) -> None:
         timeout=datetime.timedelta(seconds=40),
     )
     name, _, detail = act.partition(":")
-    if name == "late":
+    if name == "run":
+        train_in_a_run(Path(folder), int(detail))
+    elif name == "late":
         late, where = detail.split(" in ")
         train_and_wait(Path(folder), int(late), where)
     else:

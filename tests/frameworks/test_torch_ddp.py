@@ -13,6 +13,7 @@ if not torch.distributed.is_available():
     pytest.skip("needs a torch that is built with torch.distributed", allow_module_level=True)
 
 from holdfast._keeper.stragglers import name_straggler
+from holdfast._record import series
 from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
 from tests.data.lives import Zygote
 from tests.support import wait_until
@@ -68,6 +69,19 @@ def test_a_rank_that_sleeps_is_named_within_fifty_steps(
             named.add(verdict[0])
             assert verdict[1] == pytest.approx(0.05, rel=0.5)
     assert named == {late}, found
+
+
+def test_one_series_tells_how_long_each_rank_waits(act: Act) -> None:
+    folder = act("run:1", 2) / "run"
+    (path,) = folder.glob("attempts/*/series*")
+    rows = list(series.read(path))
+    assert (rows[-1]["s"], sum(row["n"] for row in rows)) == (60, 60)
+    waits = [row["waits"] for row in rows if "waits" in row][-1]
+    assert waits["0"] - waits["1"] == pytest.approx(0.05, rel=0.5)
+    folds = [dict(series.metrics_of(row)) for row in rows]
+    # What other ranks log is their own.
+    assert {fold["rank"].high for fold in folds if "rank" in fold} == {0.0}
+    assert sum(fold["loss"].count for fold in folds if "loss" in fold) == 60
 
 
 def test_without_a_process_group_there_is_nothing_to_know() -> None:

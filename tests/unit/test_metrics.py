@@ -54,7 +54,7 @@ def test_numbers_of_every_framework_are_taken():
     with_graph = (torch.ones(1, requires_grad=True) * 0.5).sum()
     assert metrics.note({"t": with_graph, "n": np.float32(0.25), "a": np.array([2])})
     assert metrics.values() == {"t": 0.5, "n": 0.25, "a": 2.0}
-    assert not metrics._latest["t"].requires_grad
+    assert not getattr(metrics.held("t"), "requires_grad", False)
 
 
 @pytest.mark.parametrize("value", ["0.5", None, torch.zeros(2), np.zeros(3), [1.0], torch.zeros(0)])

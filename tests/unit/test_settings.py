@@ -80,6 +80,7 @@ def test_a_settings_error_is_a_value_error_too():
         {"keep_best": "max:eval/acc-1.top5"},
         {"checkpoint_every": 1},
         {"checkpoint_every": "10ms"},
+        {"checkpoint_every": "auto"},
         {"max_overhead": 0},
         {"max_overhead": 1},
         {"grace_seconds": 0.5},
@@ -104,6 +105,16 @@ def test_checkpoints_are_counted_in_time_or_in_steps_but_never_in_both():
     timed, counted = Settings(checkpoint_every="1.5h"), Settings(checkpoint_every=100)
     assert (timed.checkpoint_seconds, timed.checkpoint_steps) == (5400.0, None)
     assert (counted.checkpoint_seconds, counted.checkpoint_steps) == (None, 100)
+    assert not timed.is_auto
+    assert not counted.is_auto
+
+
+def test_or_the_run_finds_the_time_by_itself():
+    found = Settings(checkpoint_every="Auto")
+    assert found.is_auto
+    assert (found.checkpoint_seconds, found.checkpoint_steps) == (None, None)
+    with pytest.raises(holdfast.SettingsError, match="'automatic' is not a duration"):
+        Settings(checkpoint_every="automatic")
 
 
 def test_the_best_metric_is_split_into_mode_and_name():

@@ -11,17 +11,36 @@ from holdfast._cli.adopt import adopt
 from holdfast._cli.doctor import doctor
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
 from holdfast._cli.lint import lint
+from holdfast._cli.plan import plan
 from holdfast._cli.prove import prove
+from holdfast._cli.report import metrics, report
 from holdfast._cli.run import run
 from holdfast._cli.stacks import stacks
 from holdfast._cli.submit import submit
+from holdfast._cli.ui import ui
 from holdfast._cli.using import clean, completion, export
 from holdfast._cli.why import why
 from holdfast._status import words
 
 __all__ = ["cli"]
 
-for command in (adopt, clean, completion, doctor, export, lint, prove, run, stacks, submit, why):
+for command in (
+    adopt,
+    clean,
+    completion,
+    doctor,
+    export,
+    lint,
+    metrics,
+    plan,
+    prove,
+    report,
+    run,
+    stacks,
+    submit,
+    ui,
+    why,
+):
     cli.add_command(command)
 
 _WATCH_SECONDS = 1

@@ -20,11 +20,14 @@ _COMPLETION_SECONDS = 0.5
 _GROUPS = {
     "Look": {
         "status": "holdfast status runs",
+        "ui": "holdfast ui runs",
+        "report": "holdfast report runs/a",
         "ls": "holdfast ls runs/a",
         "verify": "holdfast verify runs/a",
         "why": "holdfast why runs/a",
         "stacks": "holdfast stacks runs/a",
         "doctor": "holdfast doctor runs/a -- python train.py",
+        "metrics": "holdfast metrics runs -o holdfast.prom",
     },
     "Ask": {
         "stop": "holdfast stop runs/a --wait",
@@ -36,6 +39,7 @@ _GROUPS = {
         "clean": "holdfast clean runs",
     },
     "Cluster": {
+        "plan": "holdfast plan --state-size 20GB --gpus 64",
         "submit": "holdfast submit --time=8:00:00 -- python train.py",
         "run": "srun holdfast run -- python train.py",
         "lint": "holdfast lint job.sbatch",

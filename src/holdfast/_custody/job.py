@@ -5,16 +5,30 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
+from holdfast import _env
 from holdfast._custody.orders import Custody
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
+from holdfast._record.identity import host_name
 from holdfast._say import say
+from holdfast._settings import Settings
+from holdfast._slurm.job import find_job
 
 _ANSWER_SECONDS = 50.0  # several questions to SLURM, each with its bound; most take none
 _LOOK_SECONDS = 0.05
 _OF_SCHEDULERS = (statuses.TERMINATED, statuses.REQUEUE)
+
+
+def start_facts(settings: Settings) -> dict[str, Any]:
+    """What the journal says of a life that begins: where, in which job, and by which settings."""
+    facts = {"host": host_name(), "settings": asdict(settings)}
+    job = find_job(_env.of_job())
+    if job is None:
+        return facts
+    return {**facts, "job": job.id, "job_started": job.started, "restarts": job.restarts}
 
 
 class JobSide:

@@ -21,11 +21,13 @@ from holdfast._custody.pulse import Pulse
 from holdfast._custody.sacrifice import Sacrifice
 from holdfast._errors import HoldfastError, SaveFailed
 from holdfast._keeper.keep import Policy
+from holdfast._metrics import ready
 from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import of_process
 from holdfast._save.control import OPENS, SAVES, WORK, at_work, private_words
 from holdfast._say import say
+from holdfast._series import Logged
 from holdfast._slurm.job import find_job
 from holdfast._stop.request import stop_from_file, take_requests
 
@@ -134,6 +136,7 @@ class Custody:
         self.durable_step: int | None = None
         self.words: Any = private_words()
         self._pulse: Pulse | None = None
+        self.logged: Logged | None = None  # what `run.log` gets, where a keeper takes it
         self.wakeup = -1
         self._plan: Any = None
         if sys.platform == "linux":
@@ -144,7 +147,9 @@ class Custody:
             self.words[WORK] = OPENS
             self.wakeup = self._plan.signals_write
             self._start()
-            self._pulse = Pulse(self.words)
+            if policy.rank == 0:
+                self.logged = Logged(ready)
+            self._pulse = Pulse(self.words, self._send_logged)
         else:
             say(
                 "the keeper and snapshots in memory need Linux: here the trainer writes "
@@ -204,6 +209,15 @@ class Custody:
         """Let the keeper know what the run does just now, for those who look."""
         if self._link is not None:
             self._link.send("phase", may_drop=True, name=name)
+
+    def _send_logged(self) -> None:
+        """Send what was logged; from the pulse's thread, and once more at the end."""
+        if self.logged is not None:
+            self.logged.send(self._post_metrics)
+
+    def _post_metrics(self, metrics: dict[str, Any]) -> bool:
+        link = self._link
+        return link is not None and link.send("metrics", may_drop=True, m=metrics)
 
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable what an earlier attempt left in memory."""
@@ -281,6 +295,7 @@ class Custody:
     def close(self, *, leaving: tuple[int, float] | None = None) -> None:
         """Let the keeper finish and go; with `leaving` it stays until this process is gone."""
         self._quit.set()
+        self._send_logged()
         link, self._link = self._link, None
         if link is not None:
             if leaving is None and self._is_one_of_many:
@@ -365,7 +380,8 @@ class Custody:
                     write_json(layout.heartbeat(attempt), record, durable=False)
             self._hear_run({"kind": "tick"})
             for kind, details in take_requests(layout, attempt):
-                journal.append(layout.journal, "request", kind=kind, **details)
+                told = {"kind": kind, **details}
+                journal.append(layout.journal, "request", attempt=attempt, **told)
                 if kind == "stacks":
                     continue  # whoever asks looks by himself where there is no keeper
                 message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}

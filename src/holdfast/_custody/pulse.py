@@ -32,8 +32,9 @@ _END_SECONDS = 1.0
 class Pulse:
     """Beats into the control page from its making until `stop`, for the thread that made it."""
 
-    def __init__(self, words: Any) -> None:
+    def __init__(self, words: Any, at_each: Callable[[], None] | None = None) -> None:
         self._words = words
+        self._at_each = at_each  # what else is to be done about once a second
         self._pid = os.getpid()
         self._holds = Holds()
         self._disturbances = Disturbances()
@@ -83,6 +84,9 @@ class Pulse:
         with contextlib.suppress(Exception):
             words[PAUSED] = self._holds.look(stands=seen == self._seen)
             words[DISTURBED], words[COMPILES] = self._disturbances.look()
+        with contextlib.suppress(Exception):
+            if self._at_each is not None:
+                self._at_each()
         return True
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._custody.direct import write_direct
 from holdfast._custody.orders import Custody, Handle
+from holdfast._custody.timed import TimedHandle
 from holdfast._errors import SaveFailed
 from holdfast._metrics import Metrics
 from holdfast._save.beside import Beside
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import Captured, capture_generators
-from holdfast._save.control import COMMON, SAVES, at_work, mark_of
+from holdfast._save.control import COMMON, SAVES, SNAPSHOTS, at_work, mark_of
 from holdfast._save.handed import Standstill
 from holdfast._save.recall import Recall
 from holdfast._save.shares import Shares
@@ -52,6 +53,7 @@ class Saver:
         self._crew = crew
         self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
         self._wanted: list[Handle] = []
+        self._timed: TimedHandle | None = None  # the last that the cadence asked for
         self._recall = Recall()
         self._standstill = Standstill()
         self._beside_tensors = Beside()
@@ -101,7 +103,7 @@ class Saver:
                     self._wanted.remove(handle)
                     handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
         elif self._cadence.checkpoint_due(now, step):
-            self._begin_checkpoint(step, [Handle("cadence")], 0.0)
+            self._begin_in_time(now, step)
         elif self._cadence.snapshot_due(now):
             self._take_snapshot(step, 0.0)
 
@@ -189,8 +191,27 @@ class Saver:
         if self._snapshots is not None:
             self._snapshots.close()
 
+    def _begin_in_time(self, now: float, step: int) -> None:
+        """The clock says that a checkpoint is due; the one before shows how it went."""
+        if self._timed is not None and self._timed.done:
+            self._note_writing(self._timed, now, step)
+            self._timed = None
+        timed = TimedHandle(self._custody.words, step)
+        self._begin_checkpoint(step, [timed], 0.0)
+        if timed.step is None:
+            return  # no slot: the next boundary tries again
+        if self._timed is not None:  # still on its way, and so slower than its turn
+            self._note_writing(self._timed, now, step)
+        self._timed = timed
+        timed.ordered()
+
+    def _note_writing(self, timed: TimedHandle, now: float, step: int) -> None:
+        writing = timed.writing(now, step)
+        if writing is not None:
+            self._cadence.wrote_checkpoint(writing, now, step)
+
     def _begin_checkpoint(self, step: int, handles: list[Handle], patience_seconds: float) -> None:
-        handles = list(handles)
+        handles, waited = list(handles), None
         if self._is_bad():
             for handle in handles:
                 handle.step = step
@@ -203,8 +224,10 @@ class Saver:
             elif self._can_snapshot():
                 return  # no free slot yet: the next boundary tries again
         if not self._can_snapshot() and self._crew is None:
+            began = time.monotonic()
             with at_work(self._custody.words, SAVES):
                 self._write_here(step, handles)
+            waited = time.monotonic() - began
         elif not self._can_snapshot():
             for handle in handles:
                 handle.step = step
@@ -212,7 +235,7 @@ class Saver:
         for handle in handles:
             if handle in self._wanted:
                 self._wanted.remove(handle)
-        self._cadence.took_checkpoint(time.monotonic(), step)
+        self._cadence.took_checkpoint(time.monotonic(), step, waited)
 
     def _can_snapshot(self) -> bool:
         return (
@@ -260,9 +283,12 @@ class Saver:
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
             taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
+        if self._custody.logged is not None and (late := self._metrics.take_late()):
+            self._custody.logged.append((step - 1, late))
         if taken is None:
             self._cadence.missed_snapshot(time.monotonic())
             return None
+        self._custody.words[SNAPSHOTS] += 1
         if taken is self._snapshots.newest:
             self._custody.snapshot_taken(taken)
         if self._crew is not None:

@@ -125,7 +125,7 @@ class Asked:
         name = signal.Signals(number).name
         if number == signal.SIGINT and self._interrupted_at is not None:
             if now - self._interrupted_at > SAME_PRESS_SECONDS:
-                journal.append(self._policy.layout.journal, "signal", name=name, count=2)
+                self._journal("signal", name=name, count=2)
                 if self._ends.control.words[control.STAYS]:
                     self._persist_newest("second Ctrl-C")  # the trainer ends its step by itself
                 else:
@@ -133,7 +133,7 @@ class Asked:
             return
         if number == signal.SIGINT:
             self._interrupted_at = now
-        journal.append(self._policy.layout.journal, "signal", name=name)
+        self._journal("signal", name=name)
         grace, status = self._grace_of(number), statuses.of_signal(number)
         self._stop = self._stop or (name, status, number)
         if self._job is not None:
@@ -185,7 +185,7 @@ class Asked:
 
     def _look_for_requests(self) -> None:
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
-            journal.append(self._policy.layout.journal, "request", kind=kind, **details)
+            self._journal("request", kind=kind, **details)
             if kind == "stacks":
                 self._hangs.ask_stacks(details)
                 continue
@@ -272,7 +272,7 @@ class Asked:
         is_over = self._stop is None and self._job.is_at_its_end(self._needed_seconds())
         if left is not None and is_over:
             self._stop = (Cause.TIME_LIMIT.value, statuses.REQUEUE, 0)
-            journal.append(self._policy.layout.journal, "job-ends", seconds_left=round(left, 1))
+            self._journal("job-ends", seconds_left=round(left, 1))
             self._stop_for_time(left)
         elif left is not None and self._stop is not None and self._insure_at is not None:
             grace = self._job.preemption_seconds()
@@ -329,6 +329,10 @@ class Asked:
 
     def _closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
         """The manifest of a checkpoint of several ranks is written, or could not be."""
+
+    def _journal(self, event: str, /, **fields: Any) -> None:
+        layout, attempt = self._policy.layout, self._policy.attempt
+        journal.append(layout.journal, event, attempt=attempt, **fields)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         messages.send(self._ends.link, kind, **fields)

@@ -53,6 +53,7 @@ class HubBooks:
         self._keeper._writer.submit(closing)
 
     def note(self, event: str, **fields: Any) -> None:
+        fields.setdefault("attempt", self._policy.attempt)
         journal.append(self._policy.layout.journal, event, **fields)
 
     def set_aside_void(self) -> None:

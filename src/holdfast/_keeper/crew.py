@@ -17,7 +17,6 @@ from holdfast._keeper.memory import Alarm
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.writer import CADENCE, Closing, Job, Outcome
 from holdfast._leave import statuses
-from holdfast._record import journal
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_json
 from holdfast._record.identity import host_name
@@ -49,6 +48,7 @@ class CrewKeeper(KeeperAmongOthers):
         elif kind == "goodbye":
             self._trainer_gone, self._gone_at = True, time.monotonic()
             self._memory.stop()
+            self._end_series()
             self._trainer_leaves()
         else:
             super()._take_in(message, descriptors)
@@ -259,6 +259,7 @@ class CrewKeeper(KeeperAmongOthers):
         self._kill_at = None
         self._memory.stop()
         self._hear_the_rest()  # also of one that was told to leave: it may have made an arena
+        self._end_series()
         if self._is_released or self._farewell or self._leave_status is not None:
             if self._farewell is None:
                 self._examine()
@@ -296,7 +297,7 @@ class CrewKeeper(KeeperAmongOthers):
         cause = Cause(0, "cannot be reached any more", kind="died", host=host)
         speaks = self._rank == 1  # the ranks do not say it all at once
         if speaks:
-            journal.append(layout.journal, "rank-died", rank=0, how=cause.how, host=host)
+            self._journal("rank-died", rank=0, how=cause.how, host=host)
         self._tell_to_leave(cause.sentence(), statuses.REQUEUE, asked=False, speaks=speaks)
 
     def _leave_if_free(self, now: float) -> None:
@@ -343,6 +344,14 @@ class CrewKeeper(KeeperAmongOthers):
         if self._rank == 0:
             known = None if self._death is None else self._death.how
             super()._record_death(how or known)
+
+    def _row_facts(self) -> dict[str, Any]:
+        facts = super()._row_facts()
+        if self._hub is not None:
+            common = self._hub.common
+            facts["mem_step"] = None if common is None else common[1] // 2
+            facts["waits"] = {rank: list(each) for rank, each in self._hub.waits.items()}
+        return facts
 
     def _publish_beat(self, beat: dict[str, Any]) -> None:
         mine = {k: beat[k] for k in ("step", "memory_step", "boundary_age_seconds", "phase")}

@@ -153,7 +153,8 @@ class Hangs:
 
     def note(self, event: str, **fields: Any) -> None:
         step = int(self._words[control.STEP])
-        journal.append(self._policy.layout.journal, event, step=step, **fields)
+        fields = {"step": step, "attempt": self._policy.attempt, **fields}
+        journal.append(self._policy.layout.journal, event, **fields)
 
     def tell_of_survivor(self, pid: int, state: str) -> None:
         """The trainer was killed and is still there: only its disk can let it go."""

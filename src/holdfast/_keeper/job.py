@@ -186,7 +186,8 @@ class JobWatch:
         with self._lock:
             if self._cause in (None, Cause.UNKNOWN):
                 self._cause = self._cause_of(self._show())
-                journal.append(self._layout.journal, "job-ends", cause=self._cause.value)
+                told = {"attempt": self._attempt, "cause": self._cause.value}
+                journal.append(self._layout.journal, "job-ends", **told)
                 if self._cause is Cause.UNKNOWN:
                     self._leave_marker("ask")
             assert self._cause is not None

@@ -45,14 +45,15 @@ class Outbox:
 
     def post(
         self, kind: str, descriptors: Sequence[int] = (), *, may_drop: bool = False, **fields: Any
-    ) -> None:
-        """Send, or keep for later; what `may_drop` is left out while others wait."""
+    ) -> bool:
+        """Send, or keep for later; what `may_drop` is left out while others wait: False then."""
         with self._lock:
             if may_drop and self._waiting:
-                return
+                return False
             # Copies, since the sender may close its own before they are sent.
             self._waiting.append((encode(kind, **fields), [os.dup(d) for d in descriptors]))
         self.flush()
+        return True
 
     def flush(self) -> None:
         """Send what waits, as far as the other side takes it."""

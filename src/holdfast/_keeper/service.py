@@ -24,8 +24,8 @@ from holdfast._keeper.held import HeldArena
 from holdfast._keeper.memory import Alarm, MemoryWatch
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.retention import MEMORY
+from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.writer import Job, Outcome
-from holdfast._record import journal
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._save import control
 
@@ -48,6 +48,8 @@ class Keeper(Asked):
         self._memory = MemoryWatch(self._ends.trainer_pid)
         self._hangs = Hangs(self)
         self._change = Change()
+        path = self._policy.layout.series(self._policy.attempt)
+        self._series = SeriesWriter(path, self._ends.control.words)
         self._begin()
         next_beat = next_look = 0.0
         while not self._done:
@@ -63,6 +65,8 @@ class Keeper(Asked):
                 self._look_for_requests()
                 self._watch_clock(now)
                 self._hangs.look(now)
+                if self._policy.rank == 0 and not self._is_gone():
+                    self._series.look(now, self._row_facts)
                 next_look = now + _REQUEST_SECONDS
             if self._insure_at is not None and now >= self._insure_at:
                 self._insure_at = None
@@ -125,6 +129,9 @@ class Keeper(Asked):
             self._salvage(descriptors[0], message)
         elif kind == "phase":
             self._phase = message["name"]
+            self._series.see_phase(self._phase)
+        elif kind == "metrics":
+            self._series.take(message["m"])
         elif kind == "void":
             self._take_void(message)
         elif kind == "leaving":
@@ -141,6 +148,7 @@ class Keeper(Asked):
 
     def _let_go_when_idle(self) -> None:
         self._writer.wait_idle()
+        self._end_series()
         self._let_go()
 
     def _snapshot_taken(self, generation: int, sequence: int) -> None:
@@ -200,7 +208,7 @@ class Keeper(Asked):
         is_writing = self._persist_newest(MEMORY)
         if alarm.is_first:
             step = newest[1].step if newest is not None and is_writing else None
-            journal.append(self._policy.layout.journal, "memory", step=step, **alarm.figures())
+            self._journal("memory", step=step, **alarm.figures())
             self._tell("memory", step=step, **alarm.figures())
         # That one is of some time ago: the next boundary is worth more.
         self._tell("request", request="save", reason=MEMORY)
@@ -219,9 +227,7 @@ class Keeper(Asked):
         else:
             # Else nobody will ever need the slot.
             self._failed = not outcome.is_fenced and record.step < self._void_step
-            journal.append(
-                self._policy.layout.journal, "save-failed", step=record.step, error=outcome.error
-            )
+            self._journal("save-failed", step=record.step, error=outcome.error)
             kind = "fenced" if outcome.is_fenced else "failed"
             self._tell(kind, order=job.order, step=record.step, error=outcome.error)
         if job.leave_status is not None:
@@ -231,8 +237,10 @@ class Keeper(Asked):
 
     def _bury(self) -> None:
         """The trainer is dead without a goodbye: save what it left, and say so."""
+        self._end_series()
         death = self._examine()
         self._hear_the_rest()
+        self._end_series()  # with what had been sent and not been heard yet
         self._writer.wait_idle()
         self._persist_newest("death")
         self._writer.wait_idle()
@@ -275,6 +283,8 @@ class Keeper(Asked):
                 self._holdings.hold(descriptors[0], message.get("path"))
             elif message["kind"] == "void":
                 self._take_void(message)
+            elif message["kind"] == "metrics":
+                self._series.take(message["m"])
 
     def _record_death(self, how: str | None = None) -> None:
         layout, attempt = self._policy.layout, self._policy.attempt
@@ -286,7 +296,7 @@ class Keeper(Asked):
             "durable_step": self._durable_step,
         }
         if not layout.exit(attempt).exists():
-            journal.append(layout.journal, "death", attempt=attempt, **record)
+            self._journal("death", **record)
             with contextlib.suppress(OSError):
                 write_json(layout.exit(attempt), record)
 
@@ -305,7 +315,7 @@ class Keeper(Asked):
         if is_looked_at(self._ends.trainer_pid) or self._hangs.is_paused:
             return  # a debugger has it: never kill what a person looks at
         self._has_killed = True
-        journal.append(self._policy.layout.journal, "killed-by-keeper", status=self._leave_status)
+        self._journal("killed-by-keeper", status=self._leave_status)
         if self._ends.pidfd is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
@@ -343,6 +353,18 @@ class Keeper(Asked):
             numbers = self._policy.layout.attempt_numbers()
         if numbers and numbers[-1] > self._policy.attempt and not self._is_leaving:
             self._tell("fenced", order=None, step=None, error=f"attempt {numbers[-1]} took over")
+
+    def _row_facts(self) -> dict[str, Any]:
+        """What a row of the series tells that is not in the shared words."""
+        return {
+            "mem_step": held_of(self._holdings.newest())["memory_step"],
+            "disk_step": self._durable_step,
+            "memory": self._memory.newest,
+        }
+
+    def _end_series(self) -> None:
+        if self._policy.rank == 0:  # one series, with one hand
+            self._series.end(self._row_facts)
 
     def _publish_beat(self, beat: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ runs/demo/
   attempts/0002/                   one life of the process
     lease.json  heartbeat.json     who has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
+    series.jsonl                   how it went: steps, metrics, memory, a row about every second
     exit.json                      how it ended
     requeue.json                   what SLURM was asked then, and how many lives made no step
     stacks.txt  keeper.log  trouble.txt
@@ -22,6 +23,7 @@ runs/demo/
     manifest.json  rank-00000.safetensors  …
     rank-00000.step-000000000900-a0002.safetensors     linked: what has not changed since then
   checkpoints/step-000000001240-a0002-turn/    the same step, when its epoch was over
+  loggers/tensorboard.json  .log   what was logged elsewhere, and how that went
   requests/stop-0002.json          asked from another process
   set-aside/                       damaged or unfinished checkpoints; void-…: called bad by a rule
 """
@@ -99,6 +101,19 @@ class RunLayout:
         return self.folder / "requests"
 
     @property
+    def loggers(self) -> Path:
+        return self.folder / "loggers"
+
+    def logger_state(self, name: str) -> Path:
+        return self.loggers / f"{name}.json"
+
+    def logger_log(self, name: str) -> Path:
+        return self.loggers / f"{name}.log"
+
+    def logger_lock(self, name: str) -> Path:
+        return self.loggers / f"{name}.lock"
+
+    @property
     def set_aside(self) -> Path:
         return self.folder / "set-aside"
 
@@ -113,6 +128,9 @@ class RunLayout:
 
     def origin(self, attempt: int) -> Path:
         return self.attempt(attempt) / "origin.json"
+
+    def series(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "series.jsonl"
 
     def exit(self, attempt: int) -> Path:
         return self.attempt(attempt) / "exit.json"
@@ -233,7 +251,8 @@ class RunLayout:
 
     def temporary_files(self) -> list[Path]:
         """Small files that were begun and never got their name."""
-        folders = [self.folder, self.requests, *map(self.attempt, self.attempt_numbers())]
+        attempts = map(self.attempt, self.attempt_numbers())
+        folders = [self.folder, self.requests, self.loggers, *attempts]
         found: list[Path] = []
         for folder in folders:
             if folder.is_dir():

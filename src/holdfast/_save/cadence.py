@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 
+from holdfast._plan.rate import Lives
+from holdfast._save.tempo import Tempo, Writing
 from holdfast._settings import Settings
 
 _SHORTEST_SECONDS = 0.05
@@ -26,10 +28,16 @@ class Cadence:
     off: it finds its tensors and their devices for the first time, and that comes once.
     """
 
-    def __init__(self, settings: Settings, now: float, step: int) -> None:
+    def __init__(
+        self, settings: Settings, now: float, step: int, tempo: Tempo | None = None
+    ) -> None:
         self._max_overhead = max_overhead = settings.max_overhead
         self._checkpoint_seconds = settings.checkpoint_seconds
         self._checkpoint_steps = settings.checkpoint_steps
+        self._tempo = None
+        if settings.is_auto:
+            self._tempo = tempo or Tempo(Lives(), now)
+            self._checkpoint_seconds = self._tempo.seconds
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
         self._paid_until = now
@@ -107,9 +115,19 @@ class Cadence:
         """There is no memory for them."""
         self._next_snapshot = float("inf")
 
-    def took_checkpoint(self, now: float, step: int) -> None:
+    def took_checkpoint(self, now: float, step: int, seconds: float | None = None) -> None:
+        """One was begun; `seconds` is how long training has waited, if it wrote by itself."""
         self._last_checkpoint = now
         self._last_checkpoint_step = step
+        if seconds is None and self._costs:
+            seconds = self._expected_cost()
+        if self._tempo is not None and seconds is not None:
+            self._checkpoint_seconds = self._tempo.settle(now, seconds)
+
+    def wrote_checkpoint(self, writing: Writing, now: float, step: int) -> None:
+        """The one before was durable a while ago."""
+        if self._tempo is not None:
+            self._tempo.note_written(writing, now, step)
 
     def _expected_cost(self) -> float:
         return sorted(self._costs)[(len(self._costs) - 1) // 2]

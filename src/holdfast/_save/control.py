@@ -41,6 +41,18 @@ COMPILES = 18  # how many pieces of code torch.compile has made so far
 LOOP_NS = 19  # monotonic time at which the user's loop began
 LOOP_STEP = 20  # and the step at which it did
 
+# For the series, which tells afterwards how a run went. The times only grow:
+SAVED_NS = 21  # in which saving has held the main thread
+AGREED_NS = 22  # in which waiting for other ranks has
+RESTED_NS = 23  # in phases that pass no boundary
+WORK_NS = 24  # monotonic time since which it is at WORK; 0: it is not
+REST_NS = 25  # monotonic time since which it is in such a phase; 0: it is not
+SNAPSHOTS = 26  # how many were taken
+ASIDE = 32  # 16 pairs: 1 + a step, and the time after its boundary that made no step
+_ASIDES = 15
+RING = 256  # monotonic time of the boundary of each of the last 256 steps
+RING_MASK = 255
+
 OPENS = 1  # opens the run, or finds the other ranks
 SAVES = 2  # copies a snapshot, or waits until a checkpoint is durable
 AGREES = 3  # waits for the other ranks
@@ -66,7 +78,7 @@ SLOWING = (1 << len(DISTURBANCES)) - 1 - (1 << DISTURBANCES.index("a TensorBoard
 RESTS = 1
 HEARD = 2
 NEVER = (1 << 63) - 1
-WORDS = 32
+WORDS = PAGE // 8
 
 
 class ControlPage:
@@ -102,17 +114,57 @@ def private_words() -> list[int]:
 def at_work(words: Any, what: int) -> Iterator[None]:
     """Let it be seen what holdfast itself does in the main thread meanwhile."""
     before, words[WORK] = words[WORK], what
+    is_outermost = before not in (SAVES, AGREES)
+    began = time.monotonic_ns()
+    if is_outermost:
+        words[WORK_NS] = began
     try:
         yield
     finally:
         words[WORK] = before
+        if is_outermost:
+            words[WORK_NS] = 0
+            words[AGREED_NS if what == AGREES else SAVED_NS] += time.monotonic_ns() - began
 
 
 def begin_loop(words: Any) -> None:
     """The user's loop begins."""
-    words[LOOP_STEP] = words[STEP]
+    words[LOOP_STEP] = step = words[STEP]
+    words[ASIDE + 2 * (step & _ASIDES)] = 0  # what came before the loop is known by its beginning
     words[LOOP_NS] = time.monotonic_ns()
     words[IN_LOOP] = 1
+
+
+def begin_rest(words: Any) -> None:
+    """A phase begins that passes no boundary."""
+    words[REST_NS] = time.monotonic_ns()
+
+
+def end_rest(words: Any) -> None:
+    """Such a phase is over: its time is none of the step that is being made."""
+    seconds_ns = time.monotonic_ns() - words[REST_NS]
+    words[REST_NS] = 0
+    words[RESTED_NS] += seconds_ns
+    step = words[STEP]
+    pair = ASIDE + 2 * (step & _ASIDES)
+    if words[pair] != step + 1:
+        words[pair], words[pair + 1] = step + 1, 0
+    words[pair + 1] += seconds_ns
+
+
+def pass_turn(words: Any, now_ns: int) -> None:
+    """A boundary that completes no step: what came since the last one is none of the next."""
+    words[BOUNDARY_NS] = now_ns
+    step = words[STEP]
+    pair = ASIDE + 2 * (step & _ASIDES)
+    last = words[RING + (step & RING_MASK)]
+    words[pair], words[pair + 1] = step + 1, max(0, now_ns - last) if last else 0
+
+
+def aside_ns(words: Any, step: int) -> int:
+    """What was no part of the step after this one, of the time since its boundary."""
+    pair = ASIDE + 2 * (step & _ASIDES)
+    return int(words[pair + 1]) if words[pair] == step + 1 else 0
 
 
 def mark_of(step: int, at_turn: bool) -> int:

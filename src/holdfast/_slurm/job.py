@@ -14,6 +14,7 @@ class Job:
     number: str
     restarts: int
     marker: str = ""  # a file by which the batch script's last lines are asked to requeue it
+    started: int | None = None  # when this life began, by SLURM's clock
 
 
 def find_job(environment: Mapping[str, str]) -> Job | None:
@@ -24,6 +25,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     restarts = environment.get("SLURM_RESTART_COUNT", "")
     marker = environment.get("HOLDFAST_MARKER", "")
+    began = environment.get("SLURM_JOB_START_TIME", "")
     return Job(
         # The number of an array's last task is the array's own: by that name scontrol
         # would requeue all of them.
@@ -31,6 +33,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
         number=number,
         restarts=int(restarts) if restarts.isdigit() else 0,
         # A job that is submitted from within another one has the other one's variables.
+        started=int(began) if began.isdigit() else None,
         marker=marker if marker.endswith(f"-{number}") else "",
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,7 @@ from holdfast._status.ranks import (
 _DEPTH = 3
 _THREADS = 16
 _ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
+HISTORY_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
 _STOPPED = (statuses.PERSON, statuses.TERMINATED, statuses.REQUEUE, statuses.NOT_DURABLE)
 
 
@@ -111,24 +113,31 @@ class History:
     asked_to_stop: bool = False
     deaths: list[RankDeath] = field(default_factory=list)
 
+    def take(self, event: dict[str, Any]) -> None:
+        """The next event of the journal."""
+        kind = event.get("event")
+        if kind == "start":
+            # Somebody may have put anything there.
+            self.attempt, self.start_step = _whole(event.get("attempt")), _whole(event.get("step"))
+            self.keep_last = _whole(event.get("keep_last"))
+            self.keep_best = _text(event.get("keep_best"))
+            self.asked_to_stop, self.deaths = False, []
+        elif kind == "loop":
+            self.total = _whole(event.get("total"))
+        elif kind == "finished":
+            self.finished_step = _whole(event.get("step"))
+            self.total = _whole(event.get("total"))
+        elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
+            self.asked_to_stop = True
+        elif kind == "rank-died":
+            self.deaths.append(read_death(event))
+
 
 def read_history(layout: RunLayout) -> History:
     """Read the journal once."""
     found = History()
     for event in journal.read(layout.journal):
-        kind = event.get("event")
-        if kind == "start":
-            found.attempt, found.start_step = event.get("attempt"), event.get("step")
-            found.keep_last, found.keep_best = event.get("keep_last"), event.get("keep_best")
-            found.asked_to_stop, found.deaths = False, []
-        elif kind == "loop":
-            found.total = event.get("total")
-        elif kind == "finished":
-            found.finished_step, found.total = event.get("step"), event.get("total")
-        elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
-            found.asked_to_stop = True
-        elif kind == "rank-died":
-            found.deaths.append(read_death(event))
+        found.take(event)
     return found
 
 
@@ -173,13 +182,21 @@ def summarize_all(folders: list[Path]) -> list[RunSummary]:
         return list(pool.map(summarize, folders))
 
 
-def summarize(folder: Path) -> RunSummary:
-    """Everything that `holdfast status` tells about a run."""
+def summarize(
+    folder: Path,
+    *,
+    look: Callable[[RunLayout, int], bool] = is_live,
+    history: History | None = None,
+) -> RunSummary:
+    """Everything that `holdfast status` tells about a run.
+
+    Whoever follows a run has his own `look` at whether it lives, and has read its `history`.
+    """
     layout, run_id = find_run(folder)
     numbers = layout.attempt_numbers()
     attempt = numbers[-1] if numbers else 0
-    live = bool(attempt) and is_live(layout, attempt)
-    history = read_history(layout)
+    live = bool(attempt) and look(layout, attempt)
+    history = read_history(layout) if history is None else history
     beat = read_json(layout.heartbeat(attempt)) if attempt else {}
     ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
     if attempt and not live and (ended is None or ended.attempt < attempt):
@@ -298,11 +315,18 @@ def _newest_on_disk(
     for step, attempt, path in reversed(layout.checkpoint_folders()):
         if is_on_line(line, attempt, step):
             try:
-                found = read_manifest(path)
-            except CheckpointError:
+                saved_at, size_bytes = _committed(path, path.stat().st_mtime_ns)
+            except (CheckpointError, OSError):
                 continue
-            return step, _age(found.saved_at), found.size_bytes
+            return step, _age(saved_at), size_bytes
     return None, None, None
+
+
+@functools.lru_cache(4096)
+def _committed(path: Path, _: int) -> tuple[float, int]:
+    """When it was saved, and its size: read once, since a committed one never changes."""
+    found = read_manifest(path)
+    return found.saved_at, found.size_bytes
 
 
 def _newest_in_memory(

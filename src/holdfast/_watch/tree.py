@@ -16,6 +16,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _FORGET_AFTER_LOOKS = 60
 # In the words of every keeper: see `_program` in _custody/launch.py, which starts them.
 _KEEPER = b"holdfast._keeper"
+_LOGGER = b"holdfast.loggers._child"
 _KEEPER_WORDS = 4  # the interpreter, its options, the program: what comes behind is data
 
 
@@ -65,9 +66,18 @@ def swap(pid: int) -> int | None:
 
 
 def is_keeper(pid: int) -> bool:
-    """Whether a process is one of ours, and no part of the training."""
+    """Whether a process is a keeper."""
+    return any(_KEEPER in word for word in _first_words(pid))
+
+
+def is_ours(pid: int) -> bool:
+    """Whether a process is a keeper or a logger, and no part of the training."""
+    return any(_KEEPER in word or _LOGGER in word for word in _first_words(pid))
+
+
+def _first_words(pid: int) -> list[bytes]:
     words = (read_bytes(f"/proc/{pid}/cmdline") or b"").split(b"\0", _KEEPER_WORDS)
-    return any(_KEEPER in word for word in words[:_KEEPER_WORDS])
+    return words[:_KEEPER_WORDS]
 
 
 class Tree:
@@ -103,7 +113,7 @@ class Tree:
         readings = self._readings.get(pid, 0)
         if pid not in self._keepers and readings < 2:
             self._readings[pid] = readings + 1
-            if is_keeper(pid):
+            if is_ours(pid):
                 self._keepers.add(pid)
         return pid in self._keepers
 

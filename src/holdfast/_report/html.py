@@ -1,0 +1,95 @@
+"""One file of HTML with everything in it: the page, its scripts, and the view as JSON.
+
+Every string of a run may be hostile. Only its name enters HTML, escaped; all else is JSON in
+which nothing can end a script, and the page shows it as text. The policy in the page allows its
+own scripts by their hashes, and nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast._report.view import View
+
+_PAGE = Path(__file__).with_name("page")
+_FILE = re.compile(r"\{\{file ([\w./-]+)\}\}")
+_PLACE = re.compile(r"\{\{(title|view|attributes|csp)\}\}")
+_ESCAPED = {
+    ord(each): f"\\u{ord(each):04x}" for each in ("<", ">", "&", "\u2028", "\u2029", "\x7f")
+}
+
+
+def render(view: View, attributes: Mapping[str, str] | None = None) -> str:
+    """The report of a run."""
+    return _fill(view["run"]["name"], to_json(view), attributes or {}, live=False)
+
+
+def page(title: str, attributes: Mapping[str, str], view: View | None = None) -> str:
+    """The live page: it asks the addresses in `attributes` for what it shows."""
+    told = "null" if view is None else to_json(view)
+    return _fill(title, told, attributes, live=True)
+
+
+@functools.cache
+def policy(*, live: bool) -> str:
+    """The Content-Security-Policy of a page."""
+    text = _template()
+    rules = ["default-src 'none'"]
+    rules += [f"script-src {_hashes('script', text)}", f"style-src {_hashes('style', text)}"]
+    rules += ["img-src data:", "base-uri 'none'", "form-action 'none'"]
+    rules += ["connect-src 'self'"] if live else []
+    return "; ".join(rules)
+
+
+def to_json(view: Any) -> str:
+    """JSON that can stand between two tags; what is no finite number is null."""
+    try:
+        text = json.dumps(view, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    except ValueError:
+        text = json.dumps(finite(view), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    # A name of undecodable bytes has halves of characters in it, which UTF-8 cannot write.
+    text = text.encode("utf-8", errors="replace").decode()
+    return text.translate(_ESCAPED)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list) else value
+
+
+@functools.cache
+def _template() -> str:
+    page = (_PAGE / "page.html").read_text(encoding="utf-8")
+    return _FILE.sub(lambda found: (_PAGE / found[1]).read_text(encoding="utf-8"), page)
+
+
+def _hashes(tag: str, text: str) -> str:
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    sums = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in found]
+    return " ".join(f"'sha256-{each}'" for each in sums) or "'none'"
+
+
+def _fill(title: str, view: str, attributes: Mapping[str, str], *, live: bool) -> str:
+    told = " ".join(f'{name}="{html.escape(text)}"' for name, text in attributes.items())
+    shown = title.encode("utf-8", errors="replace").decode()
+    values = {
+        "title": html.escape(shown),
+        "view": view,
+        "attributes": told,
+        "csp": html.escape(policy(live=live), quote=True),
+    }
+    # In one pass: what is filled in is not looked at again.
+    return _PLACE.sub(lambda found: values[found[1]], _template())

@@ -1,0 +1,119 @@
+"""The state of runs as metrics, for Prometheus and whatever else reads its text.
+
+Only what both formats allow is used: OpenMetrics, which a server asks for, and the older text
+that the node exporter reads from files. So there are gauges only, and times are moments, which
+stay true in a file that is read later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from holdfast._status.gather import RunSummary
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_STATES = (
+    *("new", "starting", "training", "stuck", "paused", "stopping"),
+    *("finished", "closed", "stopped", "failed", "died", "could not start"),
+)
+
+Value = float | int | None
+_Figure = tuple[str, str, Callable[[RunSummary, float], Value]]
+_FIGURES: tuple[_Figure, ...] = (
+    ("is_live", "Whether a process trains there now.", lambda run, _: run.is_live),
+    ("step", "Steps that are complete.", lambda run, _: run.step),
+    ("steps_wanted", "Steps that it is to make.", lambda run, _: run.total),
+    ("epoch", "The epoch that it is in, from 1 on.", lambda run, _: run.epoch),
+    ("attempt", "How often it was started.", lambda run, _: run.attempt),
+    ("ranks", "Its processes.", lambda run, _: max(1, len(run.ranks))),
+    ("memory_step", "The newest step in memory.", lambda run, _: run.memory_step),
+    ("disk_step", "The newest step that is durable.", lambda run, _: run.disk_step),
+    (
+        "memory_timestamp_seconds",
+        "When the newest snapshot was taken.",
+        lambda run, now: _moment(run.memory_age_seconds, now),
+    ),
+    (
+        "disk_timestamp_seconds",
+        "When the newest checkpoint was made.",
+        lambda run, now: _moment(run.disk_age_seconds, now),
+    ),
+    (
+        "boundary_timestamp_seconds",
+        "When its last step was complete.",
+        lambda run, now: _moment(run.boundary_age_seconds, now),
+    ),
+    ("disk_size_bytes", "The size of the newest checkpoint.", lambda run, _: run.disk_size_bytes),
+    (
+        "straggler_wait_seconds",
+        "How long the ranks wait for the slowest in each step.",
+        lambda run, _: None if run.straggler is None else run.straggler.seconds,
+    ),
+    (
+        "job_end_timestamp_seconds",
+        "When SLURM ends its job.",
+        lambda run, now: (
+            None if run.job is None or run.job.seconds_left is None else now + run.job.seconds_left
+        ),
+    ),
+    (
+        "job_restarts",
+        "How often SLURM has started its job again.",
+        lambda run, _: None if run.job is None else run.job.restarts,
+    ),
+    (
+        "exit_status",
+        "What its last attempt left with; nothing if it died without one.",
+        lambda run, _: None if run.last_exit is None else run.last_exit.status,
+    ),
+)
+
+
+def render(runs: Sequence[RunSummary]) -> str:
+    """All runs, as text."""
+    now = time.time()
+    lines = list(_family("info", "What the run is.", _infos(runs)))
+    states = ((run, {"state": each}, run.state == each) for run in runs for each in _STATES)
+    lines += _family("state", "1 for the state that it is in, 0 for the others.", states)
+    for name, told, read in _FIGURES:
+        lines += _family(name, told, ((run, {}, read(run, now)) for run in runs))
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _infos(runs: Iterable[RunSummary]) -> Iterator[tuple[RunSummary, dict[str, str], Value]]:
+    for run in runs:
+        job = "" if run.job is None else run.job.id
+        yield run, {"id": run.run_id, "host": run.host or "", "job": job}, 1
+
+
+def _family(
+    name: str, told: str, samples: Iterable[tuple[RunSummary, dict[str, str], Value]]
+) -> Iterator[str]:
+    """One metric; nothing where no run has it."""
+    found = [each for each in samples if each[2] is not None and math.isfinite(each[2])]
+    if not found:
+        return
+    yield f"# HELP holdfast_run_{name} {told}"
+    yield f"# TYPE holdfast_run_{name} gauge"
+    for run, labels, value in found:
+        shown = {"run": run.folder, **labels}
+        text = ",".join(f'{key}="{_escape(each)}"' for key, each in shown.items())
+        yield f"holdfast_run_{name}{{{text}}} {_number(value)}"
+
+
+def _number(value: Value) -> str:
+    assert value is not None
+    return repr(round(value, 3)) if isinstance(value, float) else str(int(value))
+
+
+def _moment(age: float | None, now: float) -> float | None:
+    return None if age is None else now - age
+
+
+def _escape(text: str) -> str:
+    text = text.encode("utf-8", errors="replace").decode()
+    # A file that ends its lines in another way would be read wrongly.
+    text = text.replace("\r", " ")
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,344 @@
+/* uPlot with our ink: one function makes a chart with its title, its reading, and its table. */
+(function (hf) {
+    "use strict";
+    const { el } = hf;
+    const charts = new Set();
+
+    const scaleOf = () => window.devicePixelRatio || 1;
+
+    /** Labels of an axis of numbers take the room they need, no less than three digits. */
+    function room(chart, values) {
+        const longest = (values || []).reduce(
+            (most, text) => Math.max(most, (text || "").length),
+            3,
+        );
+        return 16 + longest * 6.6;
+    }
+
+    function axisOf(values, extra) {
+        return {
+            stroke: () => hf.colour("ink-2"),
+            font: `11px ${hf.sans()}`,
+            grid: { stroke: () => hf.colour("line"), width: 1 },
+            ticks: { show: false },
+            gap: 6,
+            values,
+            ...extra,
+        };
+    }
+
+    /** Round numbers that are steps, with thousands apart; never half a step. */
+    const STEP_SIZES = [1, 2, 5]
+        .flatMap((digit) => Array.from({ length: 13 }, (_, power) => digit * 10 ** power))
+        .sort((a, b) => a - b);
+
+    function timeAxis() {
+        return axisOf(
+            (chart, splits) =>
+                splits.map((place) => {
+                    const tick = (chart.ticksOfTime || []).find((each) => each.place === place);
+                    if (!tick) return "";
+                    if (!tick.clock) return tick.day;
+                    return tick.day ? `${tick.clock}\n${tick.day}` : tick.clock;
+                }),
+            {
+                size: 38,
+                splits: (chart, index, low, high) => {
+                    const count = chart.bbox.width / scaleOf() / 74;
+                    chart.ticksOfTime = hf.ticks(hf.span.axis, low, high, count);
+                    return chart.ticksOfTime.map((tick) => tick.place);
+                },
+            },
+        );
+    }
+
+    const looks = (series) => (series.dash ? "is-dashed" : series.points ? "is-dots" : "");
+
+    /** A chart.
+
+      spec: {title, note, x: "step" | "time", log, format, series: [{colour, width, dash, points,
+      name}], data(log) -> columns, paint(chart, context), table() -> element, summary() -> text} */
+    hf.makeChart = function (spec) {
+        const reading = el("p", { className: "reading" });
+        const stage = el("div", { className: "stage", tabIndex: 0, role: "group" });
+        const summary = el("p", { className: "sr-only" });
+        const log = el(
+            "button",
+            {
+                className: "button is-small is-quiet",
+                type: "button",
+                aria: { pressed: "false" },
+            },
+            "log",
+        );
+        const reset = el(
+            "button",
+            {
+                className: "button is-small is-quiet",
+                type: "button",
+                hidden: true,
+            },
+            "whole",
+        );
+        const title = el("h3", { title: spec.title }, spec.title);
+        const named = spec.series.filter((series) => series.name);
+        const key =
+            named.length < 1
+                ? null
+                : el(
+                      "ul",
+                      { className: "legend key" },
+                      named.map((series) =>
+                          el(
+                              "li",
+                              {},
+                              el("span", {
+                                  className: `line c-${series.colour} ${looks(series)}`,
+                                  aria: { hidden: "true" },
+                              }),
+                              series.name,
+                          ),
+                      ),
+                  );
+        const box = el(
+            "figure",
+            { className: "chart" },
+            el("div", { className: "chart-head" }, title, reading, reset, spec.canLog ? log : null),
+            key,
+            stage,
+            summary,
+        );
+        const table = hf.folded("As a table", spec.table);
+        box.append(table);
+        stage.setAttribute(
+            "aria-label",
+            `Chart of ${spec.title}. Left and right keys read values.`,
+        );
+
+        const chart = { box, plot: null, isLog: Boolean(spec.log) };
+        let data = null;
+        let axis = null;
+
+        /** The data again: places on the axis of time change with each fold and each second. */
+        function take() {
+            axis = hf.span.axis;
+            data = spec.data(chart.isLog);
+            if (chart.plot) chart.plot.setData(data, true);
+        }
+
+        function read(index) {
+            hf.say(reading, spec.reading(data, index));
+        }
+
+        function make() {
+            if (chart.plot) chart.plot.destroy();
+            chart.plot = null;
+            take();
+            const isTime = spec.x === "time";
+            const steps = axisOf((plot, splits) => splits.map((value) => hf.whole(value)), {
+                size: 26,
+                incrs: STEP_SIZES,
+                space: 80,
+            });
+            // Half of the last label reaches beyond the last step.
+            const half = () => 6 + hf.whole(data[0][data[0].length - 1] || 0).length * 3.2;
+            const options = {
+                width: Math.max(120, stage.clientWidth),
+                height: spec.height || 190,
+                legend: { show: false },
+                padding: [8, isTime ? 22 : half, 0, 0],
+                cursor: {
+                    points: { size: 7 },
+                    drag: { x: true, y: false, setScale: !isTime },
+                    sync: isTime ? { key: "time" } : { key: "steps" },
+                    y: false,
+                },
+                scales: {
+                    x: {
+                        time: false,
+                        range: (plot, low, high) =>
+                            isTime
+                                ? [hf.span.from, hf.span.to]
+                                : low === null
+                                  ? [0, 1]
+                                  : low === high
+                                    ? [low - 1, high + 1]
+                                    : [low, high],
+                    },
+                    y: {
+                        distr: chart.isLog ? 3 : 1,
+                        range: spec.range && !chart.isLog ? spec.range : undefined,
+                    },
+                },
+                axes: [
+                    isTime ? timeAxis() : steps,
+                    axisOf(
+                        (plot, splits) =>
+                            splits.map((value) => (value === null ? "" : spec.format(value))),
+                        {
+                            size: (plot, values) => room(plot, values),
+                            incrs: spec.incrs,
+                            space: 28,
+                        },
+                    ),
+                ],
+                series: [
+                    {},
+                    ...spec.series.map((series) => ({
+                        stroke: () => hf.colour(series.colour),
+                        width: series.width === undefined ? 1.6 : series.width,
+                        dash: series.dash,
+                        points: series.points
+                            ? {
+                                  show: true,
+                                  size: series.points,
+                                  fill: () => hf.colour(series.colour),
+                                  width: 0,
+                              }
+                            : { show: false },
+                        paths: series.points ? () => null : undefined,
+                        spanGaps: false,
+                    })),
+                ],
+                hooks: {
+                    drawAxes: [
+                        (plot) =>
+                            inside(plot, () => spec.under && spec.under(plot, plot.ctx, chart)),
+                    ],
+                    draw: [
+                        (plot) => inside(plot, () => spec.over && spec.over(plot, plot.ctx, chart)),
+                    ],
+                    setCursor: [(plot) => read(plot.cursor.idx)],
+                    setScale: [
+                        (plot, name) => {
+                            if (name !== "x" || isTime || !data[0].length) return;
+                            const { min, max } = plot.scales.x;
+                            reset.hidden = !(min > data[0][0] || max < data[0][data[0].length - 1]);
+                        },
+                    ],
+                    setSelect: [
+                        (plot) => {
+                            if (!isTime || plot.select.width < 4) return;
+                            const from = plot.posToVal(plot.select.left, "x");
+                            const to = plot.posToVal(plot.select.left + plot.select.width, "x");
+                            plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+                            hf.lookAt(from, to);
+                        },
+                    ],
+                },
+            };
+            chart.plot = new uPlot(options, data, stage);
+            read(null);
+        }
+
+        function inside(plot, paint) {
+            const { left, top, width, height } = plot.bbox;
+            plot.ctx.save();
+            plot.ctx.beginPath();
+            plot.ctx.rect(left, top, width, height);
+            plot.ctx.clip();
+            paint();
+            plot.ctx.restore();
+        }
+
+        chart.update = function () {
+            hf.say(summary, spec.summary());
+            table.refresh();
+            if (!chart.plot) return;
+            const { min, max } = chart.plot.scales.x;
+            const zoomed = !reset.hidden;
+            take();
+            // A poll must not throw somebody out of the part that they look at.
+            if (zoomed && spec.x !== "time") chart.plot.setScale("x", { min, max });
+            read(chart.plot.cursor.idx);
+        };
+        chart.follow = () => {
+            if (!chart.plot || spec.x !== "time") return;
+            if (axis !== hf.span.axis) take();
+            chart.plot.setScale("x", { min: hf.span.from, max: hf.span.to });
+        };
+        chart.draw = () => {
+            if (!chart.plot) make();
+        };
+        chart.remake = () => {
+            if (chart.plot) make();
+        };
+        chart.repaint = () => chart.plot && chart.plot.redraw(false, true);
+
+        log.addEventListener("click", () => {
+            chart.isLog = !chart.isLog;
+            log.setAttribute("aria-pressed", String(chart.isLog));
+            make();
+        });
+        log.setAttribute("aria-pressed", String(chart.isLog));
+        log.setAttribute("aria-label", `log scale for ${spec.title}`);
+        reset.setAttribute("aria-label", `whole range of ${spec.title}`);
+        reset.addEventListener("click", () => {
+            chart.plot.setScale("x", { min: data[0][0], max: data[0][data[0].length - 1] });
+        });
+        stage.addEventListener("keydown", (event) => {
+            const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+            if (!by || !chart.plot || event.ctrlKey || event.metaKey || event.altKey) return;
+            event.preventDefault();
+            const xs = data[0];
+            const now = chart.plot.cursor.idx;
+            const stride = event.shiftKey ? Math.max(1, Math.round(xs.length / 20)) : 1;
+            const start = by > 0 ? 0 : xs.length - 1;
+            const next = hf.isNumber(now)
+                ? Math.min(xs.length - 1, Math.max(0, now + by * stride))
+                : start;
+            const left = chart.plot.valToPos(xs[next], "x");
+            chart.plot.setCursor({ left, top: chart.plot.bbox.height / scaleOf() / 2 });
+        });
+        // A reading is announced only to whoever is in the chart: else each poll would be spoken.
+        stage.addEventListener("focus", () => reading.setAttribute("aria-live", "polite"));
+        stage.addEventListener("blur", () => reading.removeAttribute("aria-live"));
+
+        chart.size = () => {
+            if (!chart.plot) return;
+            const width = Math.max(120, stage.clientWidth);
+            if (width !== chart.plot.width)
+                chart.plot.setSize({ width, height: spec.height || 190 });
+        };
+        chart.discard = () => {
+            if (chart.plot) chart.plot.destroy();
+            sizes.unobserve(box);
+            soon.unobserve(box);
+            charts.delete(chart);
+            box.remove();
+        };
+        box.chart = chart;
+        charts.add(chart);
+        sizes.observe(box);
+        soon.observe(box);
+        hf.say(summary, spec.summary());
+        return chart;
+    };
+
+    const sizes = new ResizeObserver((entries) => {
+        for (const entry of entries) entry.target.chart.size();
+    });
+    // 200 metrics are not drawn before somebody scrolls to them.
+    const soon = new IntersectionObserver(
+        (entries) => {
+            for (const entry of entries) if (entry.isIntersecting) entry.target.chart.draw();
+        },
+        { rootMargin: "300px" },
+    );
+
+    document.addEventListener("holdfast-theme", () => {
+        for (const chart of charts) chart.repaint();
+    });
+    window.addEventListener("beforeprint", () => {
+        for (const chart of charts) chart.draw();
+    });
+    let asked = false;
+    hf.span.watchers.push(() => {
+        if (asked) return;
+        asked = true;
+        requestAnimationFrame(() => {
+            asked = false;
+            for (const chart of charts) chart.follow();
+        });
+    });
+})(holdfast);

@@ -1,0 +1,235 @@
+/* A live run: polls its view, says when there is no connection, and asks for stop, save, stacks. */
+(function (hf) {
+    "use strict";
+    const { el, id, say } = hf;
+    const root = document.documentElement;
+    const PERIOD = 2000;
+    const READING_PERIOD = 500;
+    const LONGEST = 30000;
+    const ANSWER_LIMIT = 60000;
+
+    let etag = null;
+    let failures = 0;
+    let timer = null;
+    let isAsking = false;
+    let period = PERIOD;
+
+    function connection(tone, text, why) {
+        const chip = id("connection");
+        chip.hidden = false;
+        chip.dataset.tone = tone;
+        chip.title = why || "";
+        say(chip, text);
+        root.classList.toggle("is-cut-off", tone === "bad");
+    }
+
+    async function fetchWithin(address, options, limit) {
+        const stop = new AbortController();
+        const clock = setTimeout(() => stop.abort(), limit);
+        try {
+            return await fetch(address, {
+                ...options,
+                signal: stop.signal,
+                credentials: "same-origin",
+                cache: "no-store",
+            });
+        } finally {
+            clearTimeout(clock);
+        }
+    }
+
+    const GONE = {
+        401: "This page's key is no longer valid. Open the address that holdfast ui printed.",
+        403: "This page's key is no longer valid. Open the address that holdfast ui printed.",
+        404: "This run is gone.",
+    };
+
+    async function poll() {
+        timer = null;
+        if (isAsking) return;
+        isAsking = true;
+        try {
+            const headers = etag ? { "If-None-Match": etag } : {};
+            const answer = await fetchWithin(root.dataset.live, { headers }, 15000);
+            if (GONE[answer.status]) throw new Error(GONE[answer.status]);
+            if (answer.status !== 304) {
+                if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
+                const view = await answer.json();
+                etag = answer.headers.get("ETag");
+                period = hf.reading(view) === null ? PERIOD : READING_PERIOD;
+                hf.show(view);
+            }
+            failures = 0;
+            connection("good", "live", "Read again every two seconds");
+            buttons();
+        } catch (problem) {
+            failures += 1;
+            const known = Object.values(GONE).includes(problem.message);
+            connection("bad", "no connection", problem.message);
+            if (known || failures === 2)
+                notice(
+                    known
+                        ? problem.message
+                        : "No connection to holdfast ui. This is the last that was heard; trying again.",
+                    "bad",
+                    true,
+                );
+            buttons();
+        }
+        isAsking = false;
+        if (!failures && cutOff) {
+            cutOff = false;
+            id("answer").replaceChildren();
+        }
+        plan();
+    }
+
+    function plan() {
+        if (timer !== null) clearTimeout(timer);
+        // A page that nobody sees asks seldom; one that cannot reach the server, ever more so.
+        const wait = document.hidden
+            ? LONGEST
+            : Math.min(LONGEST, period * 2 ** Math.min(failures, 5));
+        timer = setTimeout(poll, wait);
+    }
+    function now() {
+        if (timer !== null) clearTimeout(timer);
+        poll();
+    }
+
+    let cutOff = false;
+    function notice(text, tone, isAboutConnection) {
+        cutOff = Boolean(isAboutConnection);
+        const old = id("answer").firstChild;
+        if (old && old.firstChild.textContent === text) return;
+        const close = el(
+            "button",
+            {
+                className: "button is-small is-quiet",
+                type: "button",
+                aria: { label: "Close this message" },
+                on: { click: () => id("answer").replaceChildren() },
+            },
+            "×",
+        );
+        id("answer").replaceChildren(
+            el("div", { className: `notice is-${tone}` }, el("span", {}, text), close),
+        );
+    }
+
+    let inFlight = "";
+    function buttons() {
+        const live = hf.view && hf.view.run.is_live;
+        for (const name of ["save", "stacks", "stop"]) {
+            const button = id(name);
+            button.hidden = !root.dataset[name] || !live;
+            button.disabled = Boolean(inFlight) || failures > 1;
+            button.setAttribute("aria-busy", String(inFlight === name));
+        }
+    }
+
+    const ASKING = {
+        stop: "Asking it to stop…",
+        save: "Asking it to save…",
+        stacks: "Asking for the stacks…",
+    };
+    async function ask(name) {
+        if (inFlight) return;
+        inFlight = name;
+        notice(ASKING[name], "info");
+        buttons();
+        try {
+            const answer = await fetchWithin(
+                root.dataset[name],
+                {
+                    method: "POST",
+                    headers: {
+                        "Content-Type": "application/json",
+                        "X-Holdfast-Token": root.dataset.token || "",
+                    },
+                    body: "{}",
+                },
+                ANSWER_LIMIT,
+            );
+            let told = {};
+            try {
+                told = await answer.json();
+            } catch {
+                told = { ok: false, sentence: `The server answered ${answer.status}.` };
+            }
+            const isGood = answer.ok && told.ok !== false;
+            notice(
+                String(
+                    told.sentence || (isGood ? "Done." : `The server answered ${answer.status}.`),
+                ),
+                isGood ? "good" : "bad",
+            );
+            if (name === "stacks" && told.stacks) showStacks(String(told.stacks));
+        } catch (problem) {
+            notice(
+                problem.name === "AbortError"
+                    ? "No answer within a minute; it may still come to pass."
+                    : "The server could not be reached.",
+                "bad",
+            );
+        }
+        inFlight = "";
+        buttons();
+        // The button had the focus, and lost it when it was disabled.
+        if (document.activeElement === document.body && !id(name).hidden) id(name).focus();
+        now();
+    }
+
+    function showStacks(text) {
+        say(id("stacks-text"), text);
+        id("stacks-panel").hidden = false;
+        id("stacks-title").focus();
+    }
+
+    function stopDialog() {
+        const dialog = id("ask-stop");
+        const run = hf.view.run;
+        say(
+            id("ask-stop-words"),
+            `${run.name} is asked to save its state at the next step and to leave. ` +
+                (hf.isNumber(run.step) ? `It is at step ${hf.whole(run.step)}. ` : "") +
+                "It can be resumed from there.",
+        );
+        dialog.showModal();
+        id("ask-stop-no").focus();
+    }
+
+    hf.goLive = function () {
+        if (root.dataset.index) {
+            const brand = el(
+                "a",
+                { className: "brand", id: "brand", href: root.dataset.index },
+                "All runs",
+            );
+            id("brand").replaceWith(brand);
+        }
+        id("save").addEventListener("click", () => ask("save"));
+        id("stacks").addEventListener("click", () => ask("stacks"));
+        id("stop").addEventListener("click", stopDialog);
+        id("ask-stop-no").addEventListener("click", () => id("ask-stop").close());
+        id("ask-stop-yes").addEventListener("click", () => {
+            id("ask-stop").close();
+            ask("stop");
+        });
+        // The browser gives the focus back to the button that opened it; a click beside it closes.
+        id("ask-stop").addEventListener("click", (event) => {
+            if (event.target === id("ask-stop")) id("ask-stop").close();
+        });
+        id("stacks-close").addEventListener("click", () => {
+            id("stacks-panel").hidden = true;
+            if (!id("stacks").hidden) id("stacks").focus();
+        });
+        document.addEventListener("visibilitychange", () => {
+            if (!document.hidden) now();
+        });
+        window.addEventListener("online", now);
+        connection("busy", "connecting", "");
+        buttons();
+        now();
+    };
+})(holdfast);

@@ -1,0 +1,369 @@
+/* The timeline: what it is made of, what it shows now, and how it follows a live run. */
+(function (hf) {
+    "use strict";
+    const { el, id } = hf;
+
+    // The stretch of time that is looked at; the charts over time show the same one.
+    hf.span = { axis: null, from: 0, to: 1, watchers: [] };
+
+    const state = {
+        view: null,
+        axis: null,
+        from: 0,
+        to: 1,
+        lanes: [],
+        shown: [],
+        marks: [],
+        ticks: [],
+        hidden: new Set(),
+        chosen: null,
+        lane: null,
+        folded: null,
+        width: 0,
+        gutter: 34,
+        height: 0,
+        rowHeight: 0,
+    };
+
+    function measure() {
+        state.width = state.box.clientWidth;
+        state.gutter = state.width < 520 ? 26 : 34;
+        const count = Math.max(1, state.lanes.length);
+        const each = count <= 6 ? 34 : count <= 14 ? 28 : count <= 24 ? 22 : count <= 48 ? 16 : 9;
+        // A canvas has a largest height; 1,500 rows are below it on any screen.
+        state.height = Math.min(count * each, 13500 / (window.devicePixelRatio || 1)) + 4;
+        const length = state.axis.length;
+        const within = (lane) =>
+            state.axis.to(lane.to) >= state.from && state.axis.to(lane.from) <= state.to;
+        state.shown =
+            state.from <= 0 && state.to >= length ? state.lanes : state.lanes.filter(within);
+        state.rowHeight = Math.min(34, (state.height - 4) / Math.max(1, state.shown.length));
+        const room = (state.width - state.gutter) / 74;
+        state.ticks = hf.ticks(state.axis, state.from, state.to, room);
+    }
+
+    let asked = false;
+    function draw() {
+        asked = false;
+        if (!state.view || !state.lanes.length) return;
+        measure();
+        if (state.width < 50) return;
+        hf.paintTop(state);
+        hf.paintRows(state);
+        state.whole.disabled = state.from <= 0 && state.to >= state.axis.length;
+    }
+    function drawSoon() {
+        if (asked) return;
+        asked = true;
+        requestAnimationFrame(draw);
+    }
+
+    function place(node, x, y) {
+        const room = state.box.clientWidth;
+        node.hidden = false;
+        const width = node.offsetWidth;
+        const left = Math.min(room - width - 4, Math.max(4, x + 14));
+        node.style.left =
+            (x + 14 + width > room && x - width - 14 > 0 ? x - width - 14 : left) + "px";
+        const base = state.rows.offsetTop - state.rows.scrollTop;
+        node.style.top = base + y + 18 + "px";
+    }
+
+    const act = {
+        show(lines, x, y) {
+            state.tip.replaceChildren(
+                ...lines.map(([title, text, where]) =>
+                    el(
+                        "div",
+                        {},
+                        title ? el("strong", {}, title) : null,
+                        text ? el("p", {}, text) : null,
+                        el("p", { className: "muted" }, where),
+                    ),
+                ),
+            );
+            place(state.tip, x, y);
+        },
+        hide() {
+            state.tip.hidden = true;
+        },
+        zoom(from, to) {
+            const length = state.axis.length;
+            const least = Math.min(length, Math.max(length / 50000, 2));
+            const middle = (from + to) / 2;
+            const size = Math.min(length, Math.max(least, to - from));
+            state.from = Math.min(
+                length - size,
+                Math.max(0, to - from < least ? middle - size / 2 : from),
+            );
+            state.to = state.from + size;
+            Object.assign(hf.span, { axis: state.axis, from: state.from, to: state.to });
+            drawSoon();
+            for (const watcher of hf.span.watchers) watcher();
+        },
+        scale(factor, share) {
+            const size = state.to - state.from;
+            let fix = share;
+            if (fix === null) {
+                const at = state.chosen ? state.axis.to(state.chosen.event.t) : NaN;
+                fix = at >= state.from && at <= state.to ? (at - state.from) / size : 0.5;
+            }
+            const next = Math.min(state.axis.length, size * factor);
+            act.zoom(state.from + fix * (size - next), state.from + fix * (size - next) + next);
+        },
+        pan(share) {
+            const size = state.to - state.from;
+            const from = Math.min(state.axis.length - size, Math.max(0, state.from + share * size));
+            act.zoom(from, from + size);
+        },
+        choose(mark, lane) {
+            state.chosen = mark;
+            state.lane = lane;
+            drawSoon();
+        },
+        reveal(lines) {
+            const mark = state.chosen;
+            const at = state.axis.to(mark ? mark.event.t : state.lane.attempt.start);
+            const size = state.to - state.from;
+            if (at < state.from || at > state.to) act.zoom(at - size / 2, at + size / 2);
+            measure();
+            const wide = state.width - state.gutter - hf.TOP.right;
+            const x = state.gutter + ((at - state.from) / size) * wide;
+            const y = (state.shown.indexOf(state.lane) + 0.5) * state.rowHeight;
+            if (y < state.rows.scrollTop || y > state.rows.scrollTop + state.rows.clientHeight) {
+                state.rows.scrollTop = y - state.rows.clientHeight / 2;
+            }
+            act.show([lines], x, y);
+            hf.say(state.spoken, lines.filter(Boolean).join(". "));
+        },
+        step(by) {
+            const marks = hf.inOrder(state.lanes, state.hidden);
+            if (!marks.length) return;
+            const now = state.chosen ? marks.indexOf(state.chosen) : -1;
+            // The first key press takes what is in sight, not what lies far outside it.
+            const sight = marks.findIndex((mark) => state.axis.to(mark.event.t) >= state.from);
+            const wish = now < 0 && Math.abs(by) === 1 ? Math.max(0, sight) : now + by;
+            const next = Math.min(marks.length - 1, Math.max(0, wish));
+            act.choose(marks[next], marks[next].lane);
+            act.reveal(hf.eventLines(marks[next].event));
+        },
+        stepLane(by) {
+            const now = state.lanes.indexOf(state.lane);
+            const next = state.lanes[Math.min(state.lanes.length - 1, Math.max(0, now + by))];
+            act.choose(null, next);
+            act.reveal(hf.attemptLines(next.attempt));
+        },
+        zoomLane() {
+            const lane = state.lane;
+            if (!lane) return;
+            const from = state.axis.to(lane.attempt.start);
+            const to = state.axis.to(lane.to);
+            act.zoom(from - (to - from) * 0.04, to + (to - from) * 0.04);
+        },
+    };
+
+    function setAxis(keep) {
+        const old = state.axis;
+        const full = !old || (state.from <= 0 && state.to >= old.length - 1e-6);
+        const atEnd = old && state.to >= old.length - 1e-6;
+        const times = old ? [old.from(state.from), old.from(state.to)] : null;
+        const size = state.to - state.from;
+        state.axis = hf.makeAxis(state.view, state.folded);
+        if (full || !keep) act.zoom(0, state.axis.length);
+        else if (atEnd) act.zoom(state.axis.length - size, state.axis.length);
+        else act.zoom(state.axis.to(times[0]), state.axis.to(times[1]));
+    }
+
+    function legend() {
+        const seconds = {};
+        for (const { kind, start, end } of state.view.segments) {
+            seconds[kind] = (seconds[kind] || 0) + end - start;
+        }
+        const counts = {};
+        for (const { group, event, isQuiet } of state.marks) {
+            if (!isQuiet) counts[group] = (counts[group] || 0) + (event.count || 1);
+        }
+        const kinds = Object.keys(hf.KINDS).filter((kind) => seconds[kind] > 0);
+        const groups = Object.keys(hf.GROUPS).filter((group) => counts[group]);
+        if (hf.changed("legend", [kinds, groups])) {
+            state.kinds.replaceChildren(
+                ...kinds.map((kind) =>
+                    el(
+                        "li",
+                        {},
+                        el("span", {
+                            className: "swatch " + hf.kindClass(kind),
+                            aria: { hidden: "true" },
+                        }),
+                        hf.kindName(kind),
+                    ),
+                ),
+            );
+            state.groups.replaceChildren(
+                ...groups.map((group) => {
+                    const canvas = el("canvas", {
+                        className: "mark",
+                        data: { group },
+                        aria: { hidden: "true" },
+                    });
+                    const button = el(
+                        "button",
+                        {
+                            className: "toggle",
+                            type: "button",
+                            aria: { pressed: String(!state.hidden.has(group)) },
+                            on: {
+                                click: () => {
+                                    if (!state.hidden.delete(group)) state.hidden.add(group);
+                                    button.setAttribute(
+                                        "aria-pressed",
+                                        String(!state.hidden.has(group)),
+                                    );
+                                    drawSoon();
+                                },
+                            },
+                        },
+                        canvas,
+                        hf.GROUPS[group][0],
+                        el("span", { className: "muted count" }),
+                    );
+                    return el("li", {}, button);
+                }),
+            );
+            paintLegend();
+        }
+        groups.forEach((group, index) => {
+            hf.say(state.groups.children[index].querySelector(".count"), hf.whole(counts[group]));
+        });
+    }
+    function paintLegend() {
+        for (const canvas of state.groups.querySelectorAll("canvas")) {
+            hf.paintMark(hf.ready(canvas, 14, 14), canvas.dataset.group, 7, 7, 4);
+        }
+    }
+
+    function eventsTable() {
+        const LIMIT = 1000;
+        const marks = hf.inOrder(state.lanes, state.hidden, true).reverse();
+        const table = hf.table(
+            "Events, newest first",
+            [
+                ["When", "", (mark) => hf.moment(mark.event.t)],
+                ["Event", "", (mark) => hf.eventLines(mark.event)[0]],
+                ["Details", "", (mark) => mark.event.text || ""],
+                ["Step", "num", (mark) => hf.whole(mark.event.step)],
+                ["Attempt", "num", (mark) => hf.whole(mark.event.attempt)],
+            ],
+            marks.slice(0, LIMIT),
+        );
+        if (marks.length <= LIMIT) return table;
+        return el(
+            "div",
+            {},
+            table,
+            el(
+                "p",
+                { className: "muted small" },
+                `The newest ${hf.whole(LIMIT)} of ${hf.whole(marks.length)}; hide kinds above to see older ones.`,
+            ),
+        );
+    }
+
+    function build() {
+        const button = (text, label, act) =>
+            el(
+                "button",
+                {
+                    className: "button is-small",
+                    type: "button",
+                    aria: label ? { label } : {},
+                    on: { click: act },
+                },
+                text,
+            );
+        state.fold = button("Fold waits", "", () => {
+            state.folded = !state.folded;
+            state.fold.setAttribute("aria-pressed", String(state.folded));
+            setAxis(false);
+        });
+        state.whole = button("Whole run", "", () => act.zoom(0, state.axis.length));
+        const tools = el(
+            "div",
+            { className: "tools" },
+            state.fold,
+            state.whole,
+            button("−", "Zoom out", () => act.scale(1 / 0.6, null)),
+            button("+", "Zoom in", () => act.scale(0.6, null)),
+        );
+        id("timeline-title").parentElement.append(tools);
+        state.top = el("canvas", { className: "timeline-top", aria: { hidden: "true" } });
+        state.canvas = el("canvas", { className: "timeline-canvas", aria: { hidden: "true" } });
+        state.rubber = el("div", { className: "rubber", hidden: true });
+        state.rows = el(
+            "div",
+            {
+                className: "timeline-rows",
+                tabIndex: 0,
+                role: "application",
+                aria: { label: "Timeline of attempts", describedby: "timeline-keys" },
+            },
+            el("div", { className: "timeline-sheet" }, state.canvas, state.rubber),
+        );
+        state.tip = el("div", { className: "tip", hidden: true });
+        state.spoken = el("p", { className: "sr-only", aria: { live: "polite" } });
+        state.box = el("div", { className: "timeline-box" }, state.top, state.rows, state.tip);
+        state.kinds = el("ul", { className: "legend", aria: { label: "Kinds of time" } });
+        state.groups = el("ul", { className: "legend", aria: { label: "Events shown" } });
+        state.table = hf.folded("All events as a table", eventsTable);
+        id("timeline-body").append(
+            el("div", { className: "legends" }, state.kinds, state.groups),
+            state.box,
+            state.spoken,
+            el(
+                "p",
+                { className: "small muted hint", id: "timeline-keys" },
+                "Drag to zoom, or Ctrl and the wheel. Keys: ← → events, ↑ ↓ attempts, + − zoom, " +
+                    "Shift ← → along, Enter one attempt, 0 the whole run.",
+            ),
+            state.table,
+        );
+        hf.takeHands(state, act);
+        window.addEventListener("beforeprint", draw);
+        new ResizeObserver(drawSoon).observe(state.box);
+        document.addEventListener("holdfast-theme", () => {
+            paintLegend();
+            drawSoon();
+        });
+    }
+
+    const key = (mark) => mark && [mark.event.t, mark.event.kind, mark.event.title].join();
+    hf.timeline = function (view) {
+        id("timeline").hidden = !view.attempts.length;
+        if (!view.attempts.length) return;
+        if (!state.box) build();
+        if (state.folded === null) state.folded = hf.worthFolding(view);
+        const chosen = key(state.chosen);
+        const number = state.lane && state.lane.attempt.number;
+        state.view = view;
+        state.lanes = hf.makeLanes(view);
+        state.marks = state.lanes.flatMap((lane) => lane.events);
+        state.chosen = chosen ? state.marks.find((mark) => key(mark) === chosen) || null : null;
+        state.lane = state.lanes.find((lane) => lane.attempt.number === number) || null;
+        state.fold.hidden = !hf.canFold(view);
+        state.fold.setAttribute("aria-pressed", String(state.folded));
+        hf.say(
+            id("timeline-words"),
+            `${hf.plural(view.attempts.length, "attempt")}, ` +
+                `${hf.plural(
+                    view.events.reduce((sum, each) => sum + (each.count || 1), 0),
+                    "event",
+                )}, ` +
+                `${hf.moment(view.time.start)} to ${hf.moment(view.time.end)}.`,
+        );
+        legend();
+        setAxis(true);
+        draw();
+        if (hf.changed("events", [view.events.length, view.time.start])) state.table.refresh();
+    };
+    hf.lookAt = (from, to) => act.zoom(from, to);
+})(holdfast);

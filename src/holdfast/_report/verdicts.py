@@ -1,0 +1,150 @@
+"""Post-mortems: what `holdfast why` says of each attempt that did not end well, judged once."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast._record.attempts import read_json
+from holdfast._record.layout import RunLayout
+from holdfast._report.lives import Life
+from holdfast._report.reading import real, text, whole
+from holdfast._report.view import Death, Hang
+
+if TYPE_CHECKING:
+    from holdfast._why.verdict import Verdict
+
+MOST = 100  # the newest: a run that died a thousand times has told its reason before
+_MOST_CHARACTERS = 30_000
+_MOST_LINES = 40
+_STACKS_BYTES = 1 << 16
+
+
+class Verdicts:
+    """Of one run; a verdict is kept until the records of its attempt change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._layout = RunLayout(folder.absolute())
+        self._known: dict[int, tuple[object, Verdict]] = {}
+        self._hangs: dict[int, tuple[object, Hang | None]] = {}
+        self._texts: dict[int, tuple[object, str]] = {}
+
+    def known(self, attempt: int) -> Verdict | None:
+        """Why it ended, if it was judged before."""
+        found = self._known.get(attempt)
+        return None if found is None else found[1]
+
+    def judge(self, life: Life, *, is_newest: bool) -> Verdict:
+        """Why it ended."""
+        known = self._known.get(life.number)
+        if known is not None and not is_newest:
+            return known[1]
+        print_ = self._print(life.number)
+        if known is None or known[0] != print_:
+            from holdfast._why.gather import gather_run  # only for what has ended badly
+            from holdfast._why.judge import judge
+
+            found = judge(gather_run(self._folder, life.number, list(life.events)))
+            known = self._known[life.number] = (print_, found)
+        return known[1]
+
+    def death(self, life: Life, verdict: Verdict, *, is_newest: bool) -> Death:
+        """The same for the page, with its stacks."""
+        return Death(
+            t=verdict.time or life.died_at or life.ended or life.last_seen or 0.0,
+            attempt=life.number,
+            rank=verdict.rank,
+            cause=verdict.cause.value,
+            sentence=verdict.sentence,
+            evidence=[*verdict.evidence, *verdict.others][:_MOST_LINES],
+            advice=list(verdict.advice)[:_MOST_LINES],
+            stacks=self._stacks(life.number, is_newest),
+        )
+
+    def hang(self, attempt: int) -> Hang | None:
+        """What was found when it stood still, if it did."""
+        path = self._layout.hang(attempt)
+        print_ = _stamp(path)
+        if print_ is None:
+            return None
+        known = self._hangs.get(attempt)
+        if known is None or known[0] != print_:
+            known = self._hangs[attempt] = (print_, self._explain(attempt, read_json(path)))
+        return known[1]
+
+    def _explain(self, attempt: int, record: dict[str, Any]) -> Hang | None:
+        from holdfast._why.hang import explain
+
+        if not record:
+            return None
+        found = explain(record)
+        began, ended = real(record.get("began")), real(record.get("ended"))
+        until = ended if ended is not None else real(record.get("found"))
+        return Hang(
+            t=began or real(record.get("found")) or 0.0,
+            attempt=attempt,
+            rank=found.rank,
+            cause=text(record.get("cause"), 60) or found.cause.value,
+            sentence=text(record.get("sentence")) or found.sentence,
+            evidence=[*found.evidence, *found.others][:_MOST_LINES],
+            advice=list(found.advice)[:_MOST_LINES],
+            stacks=_end_of(self._layout.hang_text(attempt)),
+            seconds=None if began is None or until is None else until - began,
+        )
+
+    def _stacks(self, attempt: int, is_newest: bool) -> str:
+        """The traceback that it left, and what faulthandler wrote."""
+        known = self._texts.get(attempt)
+        if known is not None and not is_newest:
+            return known[1]
+        print_ = self._print(attempt)
+        if known is None or known[0] != print_:
+            folder = self._layout.attempt(attempt)
+            found = [_traceback(path) for path in _sorted(folder, "error*.json")]
+            found += [_end_of(path) for path in _sorted(folder, "stacks*.txt")]
+            known = self._texts[attempt] = (
+                print_,
+                "\n\n".join(each.strip("\n") for each in found if each.strip())[:_MOST_CHARACTERS],
+            )
+        return known[1]
+
+    def _print(self, attempt: int) -> object:
+        paths = (self._layout.exit(attempt), self._layout.death(attempt), self._layout.led(attempt))
+        return tuple(map(_stamp, paths))
+
+
+def _sorted(folder: Path, pattern: str) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(folder.glob(pattern))[:8]
+    return []
+
+
+def _traceback(path: Path) -> str:
+    record = read_json(path)
+    found = record.get("traceback")
+    if isinstance(found, list):
+        found = "".join(map(str, found))
+    rank = whole(record.get("rank"))
+    head = f"rank {rank}:\n" if rank else ""
+    return head + text(found, _MOST_CHARACTERS) if isinstance(found, str) else ""
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _STACKS_BYTES))
+            found = file.read(_STACKS_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return found if len(found) <= _MOST_CHARACTERS else "…\n" + found[-_MOST_CHARACTERS:]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,234 @@
+/* The list of runs: what has changed is asked for, and fifty rows at a time are drawn. */
+(function () {
+  "use strict";
+  const root = document.documentElement;
+  const $ = (id) => document.getElementById(id);
+  const PER_PAGE = 50;
+  const OFTEN = 1500;
+  const HIDDEN = 15000;
+  const OLD = 3 * 86400;
+  const rows = new Map(); // by key
+  const drawn = new Map(); // by key, what stands in the table
+  const table = document.querySelector("table.runs");
+  const body = table.tBodies[0];
+  const wish = { q: "", show: "all", order: "attention", page: 0 };
+  let revision = 0;
+  let wait = OFTEN;
+  let status = { found: 0, read: 0, done: false };
+  let timer = 0;
+
+  // -- which rows, in which order ------------------------------------------------------
+
+  function rank(row) {
+    if (row.live) return row.troubled ? 0 : 1;
+    return row.troubled && (!row.at || holdfastRows.now() - row.at < OLD) ? 2 : 3;
+  }
+
+  const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
+  const orders = {
+    // Live ones by name: all of them have just changed, and rows must not dance.
+    attention: (a, b) => rank(a) - rank(b) || (a.live ? 0 : b.at - a.at) || byName(a, b),
+    recent: (a, b) => Number(b.live) - Number(a.live) || (a.live ? 0 : b.at - a.at) || byName(a, b),
+    name: byName,
+  };
+  const kinds = {
+    all: () => true,
+    live: (row) => row.live,
+    trouble: (row) => row.troubled,
+    ended: (row) => !row.live,
+  };
+
+  function chosen() {
+    const wanted = wish.q.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = [];
+    for (const row of rows.values()) {
+      if (!kinds[wish.show](row)) continue;
+      if (wanted.length) {
+        const job = row.job ? row.job.id : "";
+        const text = `${row.name} ${row.state} ${row.host || ""} ${job} ${(row.warnings || []).join(" ")}`.toLowerCase();
+        if (!wanted.every((word) => text.includes(word))) continue;
+      }
+      found.push(row);
+    }
+    return found.sort(orders[wish.order]);
+  }
+
+  // -- drawing -------------------------------------------------------------------------
+
+  function draw() {
+    const found = chosen();
+    const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
+    wish.page = Math.min(wish.page, pages - 1);
+    const from = wish.page * PER_PAGE;
+    const shown = found.slice(from, from + PER_PAGE);
+    drawRows(shown);
+    table.hidden = shown.length === 0;
+    $("empty").hidden = shown.length > 0;
+    $("empty").textContent = emptyWords();
+    document.querySelector(".pager").hidden = pages === 1;
+    $("before").disabled = wish.page === 0;
+    $("after").disabled = wish.page === pages - 1;
+    const number = holdfastRows.number;
+    setText($("where"), shown.length ? `${number(from + 1)} to ${number(from + shown.length)} of ${number(found.length)}` : "");
+    drawCounts();
+    return found.length;
+  }
+
+  function drawRows(shown) {
+    const keep = new Set(shown.map((row) => row.key));
+    for (const [key, made] of drawn) {
+      if (!keep.has(key)) {
+        made.tr.remove();
+        drawn.delete(key);
+      }
+    }
+    let before = null;
+    for (const row of shown) {
+      let made = drawn.get(row.key);
+      if (!made) {
+        made = holdfastRows.make(root.dataset.run + encodeURIComponent(row.key));
+        drawn.set(row.key, made);
+      }
+      holdfastRows.fill(made, row);
+      const due = before ? before.nextSibling : body.firstChild;
+      if (due !== made.tr) body.insertBefore(made.tr, due); // else it would lose the focus
+      before = made.tr;
+    }
+  }
+
+  function emptyWords() {
+    if (rows.size) return "No run is like that.";
+    if (!status.done) return "Looking for runs…";
+    return `There is no run in ${root.dataset.folder} yet. One appears here as soon as it begins.`;
+  }
+
+  function drawCounts() {
+    const counts = { all: 0, live: 0, trouble: 0, ended: 0 };
+    for (const row of rows.values()) {
+      for (const kind of Object.keys(counts)) counts[kind] += kinds[kind](row) ? 1 : 0;
+    }
+    for (const kind of Object.keys(counts)) setText($(`count-${kind}`), holdfastRows.number(counts[kind]));
+    const reading = status.done ? "" : `, ${holdfastRows.number(status.read)} of ${holdfastRows.number(status.found)} read so far`;
+    setText($("state"), `${root.dataset.folder}${reading}. holdfast ${root.dataset.version}`);
+  }
+
+  function setText(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function tellNotes(notes) {
+    const told = JSON.stringify(notes);
+    if ($("notes").dataset.told === told) return;
+    $("notes").dataset.told = told;
+    $("notes").replaceChildren(...notes.map((text) => holdfastRows.element("p", "notice is-warn", text)));
+  }
+
+  function tellTrouble(text) {
+    $("trouble").hidden = !text;
+    setText($("trouble"), text);
+  }
+
+  // -- asking --------------------------------------------------------------------------
+
+  async function ask() {
+    clearTimeout(timer);
+    try {
+      const answer = await fetch(`${root.dataset.runs}?since=${revision}`, { cache: "no-store" });
+      if (answer.status === 401 || answer.status === 403) {
+        tellTrouble("This page’s key is no longer valid. Open the address that holdfast ui printed.");
+        wait = 30000;
+      } else if (!answer.ok) {
+        throw new Error(String(answer.status));
+      } else {
+        take(await answer.json());
+      }
+    } catch {
+      tellTrouble("holdfast ui does not answer. What you see is how things were when it last did.");
+      wait = Math.min(30000, wait * 2);
+    }
+    timer = setTimeout(ask, document.hidden ? Math.max(wait, HIDDEN) : wait);
+  }
+
+  function take(found) {
+    holdfastRows.setClock(found.now);
+    if (found.anew) rows.clear();
+    for (const row of found.rows) {
+      if (row.gone) rows.delete(row.key);
+      else rows.set(row.key, row);
+    }
+    revision = found.revision;
+    status = found;
+    wait = found.more ? 0 : found.done ? OFTEN : 300;
+    tellTrouble("");
+    tellNotes(found.notes);
+    if (!found.more || drawn.size < PER_PAGE) draw();
+  }
+
+  // -- wishes --------------------------------------------------------------------------
+
+  function remember() {
+    const kept = new URLSearchParams();
+    for (const [name, value] of Object.entries(wish)) {
+      if (value && value !== "all" && value !== "attention") kept.set(name, value);
+    }
+    const text = kept.toString();
+    history.replaceState(null, "", text ? `#${text}` : location.pathname);
+  }
+
+  function recall() {
+    const kept = new URLSearchParams(location.hash.slice(1));
+    wish.q = kept.get("q") || "";
+    wish.show = kinds[kept.get("show")] ? kept.get("show") : "all";
+    wish.order = orders[kept.get("order")] ? kept.get("order") : "attention";
+    wish.page = Math.max(0, parseInt(kept.get("page"), 10) || 0);
+    $("search").value = wish.q;
+    $("order").value = wish.order;
+    press();
+  }
+
+  function press() {
+    for (const button of document.querySelectorAll("[data-show]")) {
+      button.setAttribute("aria-pressed", String(button.dataset.show === wish.show));
+    }
+  }
+
+  function want(change) {
+    Object.assign(wish, { page: 0 }, change);
+    press();
+    remember();
+    const count = draw();
+    setText($("said"), count === 1 ? "1 run" : `${holdfastRows.number(count)} runs`);
+  }
+
+  for (const button of document.querySelectorAll("[data-show]")) {
+    button.addEventListener("click", () => want({ show: button.dataset.show }));
+  }
+  $("search").addEventListener("input", () => want({ q: $("search").value }));
+  $("order").addEventListener("change", () => want({ order: $("order").value }));
+  $("before").addEventListener("click", () => turn(-1));
+  $("after").addEventListener("click", () => turn(1));
+  document.querySelector("form.tools").addEventListener("submit", (event) => event.preventDefault());
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) ask();
+  });
+  document.addEventListener("keydown", (event) => {
+    const inField = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    if (event.key === "/" && !inField && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      $("search").focus();
+    }
+  });
+
+  function turn(by) {
+    want({ page: wish.page + by });
+    $("runs").focus({ preventScroll: true });
+    $("runs").scrollIntoView({ block: "start" });
+  }
+
+  for (const row of JSON.parse($("holdfast-rows").textContent)) rows.set(row.key, row);
+  recall();
+  draw();
+  performance.mark("holdfast-first-view");
+  setInterval(draw, 10000); // ages grow
+  ask();
+})();

@@ -1,0 +1,1 @@
+"""The pictures of the README, each made from something that really happened."""
