@@ -37,7 +37,9 @@
             .filter((index) => (t.length - 1 - index) % stride === 0)
             .reverse();
     }
-    const POWERS = Array.from({ length: 56 }, (_, power) => 2 ** power);
+    const BYTE_SIZES = [1, 2, 5]
+        .flatMap((digit) => Array.from({ length: 17 }, (_, power) => digit * 10 ** power))
+        .sort((a, b) => a - b);
 
     function once(name, body, make) {
         if (!made[name]) {
@@ -230,7 +232,7 @@
             x: "time",
             height: 190,
             format: hf.size,
-            incrs: POWERS,
+            incrs: BYTE_SIZES,
             range: () => [
                 0,
                 Math.max(1, isNear() ? limit() : 0, top(), largest(column("gpu"))) * 1.08,
@@ -338,7 +340,7 @@
             });
         once("sizes", made.pair, () =>
             dots("size_bytes", "Size", hf.size, {
-                incrs: POWERS,
+                incrs: BYTE_SIZES,
                 least: 1,
                 keys: ["size_bytes", "written_bytes"],
                 series: [

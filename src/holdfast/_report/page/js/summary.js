@@ -20,7 +20,9 @@
         bar.setAttribute("aria-valuemax", String(run.total));
         bar.setAttribute("aria-valuenow", String(run.step));
         const words = id("progress-words");
-        const left = `${hf.percent(run.step / run.total)} of ${hf.whole(run.total)} steps`;
+        // Down, as in the sentence above: 100 % only at the end.
+        const done = Math.min(100, Math.floor((100 * run.step) / run.total));
+        const left = `${done} % of ${hf.whole(run.total)} steps`;
         const right =
             hf.isNumber(run.disk_step) && run.disk_step < run.total
                 ? `mark: on disk to step ${hf.whole(run.disk_step)}`

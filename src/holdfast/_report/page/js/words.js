@@ -90,11 +90,12 @@ const holdfast = {};
 
     hf.size = function (bytes) {
         if (!hf.isNumber(bytes)) return "–";
-        const names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+        // As the command line and the sentences have them.
+        const names = ["B", "kB", "MB", "GB", "TB", "PB"];
         let value = bytes;
         let at = 0;
-        while (Math.abs(value) >= 1024 && at < names.length - 1) {
-            value /= 1024;
+        while (Math.abs(value) >= 1000 && at < names.length - 1) {
+            value /= 1000;
             at += 1;
         }
         return `${at === 0 ? value : Number(value.toPrecision(3))} ${names[at]}`;
