@@ -9,6 +9,8 @@ from typing import Any
 
 from holdfast._errors import HoldfastError
 
+_LARGEST = sys.float_info.max
+
 
 class Metrics:
     """What `run.log` was given; a tensor on a device is not waited for until it is wanted."""
@@ -28,7 +30,7 @@ class Metrics:
         """
         self.are_numbers = True
         for name, value in metrics.items():
-            if type(value) is not float and not isinstance(value, int | float):
+            if type(value) is not float and not _is_number(value):
                 metrics[name] = held = _held(name, value)
                 self.are_numbers = self.are_numbers and isinstance(held, int | float)
         self._latest.update(metrics)
@@ -115,6 +117,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is one of Python that can be had as a float."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
+
+
 def _plain(value: Any) -> Any:
     """The number of torch or NumPy that is simply there in memory; None for any other thing."""
     numpy = sys.modules.get("numpy")
@@ -130,6 +137,8 @@ def _plain(value: Any) -> Any:
 
 def _held(name: str, value: Any) -> Any:
     """The value without its graph, to be read later."""
+    if isinstance(value, int):  # so large that no float can hold it
+        return math.inf if value > 0 else -math.inf
     number = _plain(value)  # now: what is added up in place would be another one later
     if isinstance(number, int | float):
         return number

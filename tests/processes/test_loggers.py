@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.crash.small_disk import mount_small_disk
 from tests.support import SCRIPTS, environment, wait_for_keeper_gone, wait_until
 
 TRAINING = SCRIPTS / "logged_training.py"
@@ -229,3 +230,33 @@ def test_a_logger_that_stands_still_holds_nothing_up(folder, train):
     found = steps_of(logged_by("tensorboard", folder)["at"])
     assert found == sorted(set(found))
     assert found[:11] == list(range(11))
+
+
+@pytest.fixture
+def disk(tmp_path):
+    yield from mount_small_disk(tmp_path / "disk", "3m")
+
+
+@pytest.mark.slow
+@needs("tensorboard")
+def test_a_logger_outlives_a_full_disk(start, disk):
+    folder = disk.place / "run"
+    state = folder / "loggers" / "tensorboard.json"
+
+    def marks():
+        return [mark for mark, _ in json.loads(state.read_text())["last"].values()]
+
+    options = ("--total", 10**6, "--sleep", 0.005)
+    trainer = start(folder, "tensorboard", *options, script=TRAINING)
+    wait_until(lambda: state.exists() and marks(), 60, "the first values")
+    disk.fill()
+    trainer.wait_for("It is tried again")
+    disk.make_room()
+    trainer.wait_for("can be written to again")
+    trainer.send(signal.SIGTERM)
+    trainer.wait()
+    wait_for_loggers_gone(folder)
+    wait_for_keeper_gone(folder)
+    steps = steps_of(logged_by("tensorboard", folder)["at"])
+    assert steps == list(range(len(steps)))
+    assert "The training goes on without it" not in trainer.output

@@ -155,6 +155,16 @@ def test_an_empty_folder_says_so_and_fills_up(tmp_path, serve):
     wait_until(lambda: "a" in ui.rows(), what="the first run")
 
 
+def test_a_folder_that_is_gone_is_said_to_be_so(tmp_path, serve):
+    folder = tmp_path / "runs"
+    make_run(folder / "a")
+    ui = serve(folder)
+    ui.rows()
+    folder.rename(tmp_path / "elsewhere")
+    said = ["This folder is gone."]
+    wait_until(lambda: ui.see("runs?since=0").json()["notes"] == said, what="the word for it")
+
+
 def test_a_run_folder_itself_is_a_list_of_one(tmp_path, serve):
     make_run(tmp_path / "only")
     assert set(serve(tmp_path / "only").rows()) == {"only"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import _series
+from holdfast._custody.orders import Custody
 from holdfast._metrics import Metrics, ready, without_devices
 from holdfast._series import Logged, add_fold
 
@@ -184,3 +187,16 @@ def test_what_is_on_a_device_is_not_held_for_long():
     metrics.note(given)
     assert not metrics.are_numbers
     assert without_devices(given) == {"x": 1.0, "z": True}
+
+
+def test_what_is_logged_may_wait_until_the_end_and_no_longer():
+    sent = []
+    custody = object.__new__(Custody)
+    custody._quit = threading.Event()
+    custody._link = SimpleNamespace(send=lambda kind, may_drop, m: sent.append(may_drop) or True)
+    custody.logged = Logged(ready)
+    for _ in range(2):
+        custody.logged.append((1, {"loss": 0.5}))
+        custody._send_logged()
+        custody._quit.set()  # as `close` does
+    assert sent == [True, False]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -229,10 +231,37 @@ def test_what_is_tried_again_is_not_there_twice(open_mlflow, tmp_path, monkeypat
 
 
 def test_a_name_that_mlflow_does_not_allow_is_changed_and_said_once(open_mlflow, told, tmp_path):
-    begin, client = open_mlflow
-    begin(known(tmp_path)).write([row(1, **{"acc@1": 1.0, "ok/a b": 1.0}), row(2, **{"<x>": 1.0})])
-    assert [name for name, *_ in client.values] == ["acc_1", "ok/a b", "_x_"]
+    sink = open_mlflow[0](known(tmp_path))
+    names = [sink.name(each) for each in ("acc@1", "ok/a b", "<x>", "acc@1")]
+    assert names == ["acc_1", "ok/a b", "_x_", "acc_1"]
     assert told() == ["allows no metric 'acc@1': it is called 'acc_1' there."]
+
+
+ODD = [
+    "",
+    "/",
+    "..",
+    "a//b",
+    "/a",
+    "a/",
+    "a/../b",
+    "./a",
+    "x" * 300,
+    "y/" * 200,
+    "a\nb",
+    "\udc80",
+    "é",
+]
+
+
+@pytest.mark.parametrize("given", ODD)
+def test_whatever_a_metric_is_called_mlflow_takes_it(open_mlflow, tmp_path, given):
+    name = open_mlflow[0](known(tmp_path)).name(given)
+    # As they check it themselves.
+    assert re.fullmatch(r"[/\w.\- :]{1,250}", name)
+    assert posixpath.normpath(name) == name
+    assert name[0] != "/"
+    assert not name.startswith(".")
 
 
 @pytest.mark.parametrize(

@@ -69,3 +69,10 @@ def test_restored_metrics_come_back_as_they_were():
     assert metrics.values() == {"loss": 0.5, "bad": None}
     assert not metrics.note({"loss": 0.6})
     assert metrics.note({"loss": 0.4})
+
+
+def test_a_number_that_no_float_can_hold_is_taken_for_an_infinite_one():
+    metrics = Metrics(("max", "a"))
+    assert not metrics.note({"a": 10**400, "b": -(10**400), "c": 10**300})
+    assert [metrics.held(name) for name in "ab"] == [math.inf, -math.inf]
+    assert metrics.values() == {"a": None, "b": None, "c": 1e300}

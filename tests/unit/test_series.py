@@ -317,3 +317,53 @@ def test_of_very_many_ranks_those_at_both_ends_are_told():
     assert {"0", "127", "4999"} <= set(found)
     assert "2500" not in found
     assert waits_of({0: [], 1: [0.5]}) == {"1": 0.5}
+
+
+class Leaving:
+    """Words of a trainer that is done with what it did between two looks."""
+
+    def __init__(self, words: Any, *fleeting: int) -> None:
+        self._words = words
+        self._fleeting = set(fleeting)
+
+    def __getitem__(self, index: int) -> int:
+        value = int(self._words[index])
+        if index in self._fleeting:
+            self._words[index] = 0
+        return value
+
+
+def test_a_save_that_ends_while_it_is_looked_at_is_not_as_old_as_the_machine(page, path):
+    now = time.monotonic_ns()
+    page.words[control.WORK] = control.SAVES
+    page.words[control.WORK_NS] = page.words[control.REST_NS] = now
+    words = Leaving(page.words, control.WORK_NS, control.REST_NS)
+    totals = SeriesWriter(path, words)._totals()
+    assert totals["save"] < 60e9
+    assert totals["rest"] < 60e9
+
+
+def test_a_new_keeper_goes_on_behind_a_first_row_that_is_half_a_one(page, path):
+    path.write_bytes(b'{"t":1.0,"s":1\n{"t":2.0,"s":90,"n":90}\n')
+    begin(page.words, 100.0)
+    page.words[control.STEP] = 100
+    writer = SeriesWriter(path, page.words)
+    write(writer, 1.0)
+    assert [row["n"] for row in rows(path)] == [90, 10]
+
+
+def test_phases_after_many_short_steps_are_none_of_them(page):
+    words = page.words
+    begin(words, now := 100.0)
+    for _ in range(60):  # between two looks
+        now += 0.010
+        pass_boundary(words, now)
+        control.begin_rest(words)
+        control.end_rest(words)
+        pair = control.ASIDE + 2 * (words[control.STEP] & 63)
+        words[pair + 1] = 50_000_000
+        now += 0.050
+    steps = Steps(words)
+    steps.step = 0
+    steps.look()
+    assert steps.histogram == {series.bucket_of(0.010): 60}

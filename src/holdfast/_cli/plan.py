@@ -74,7 +74,7 @@ _share = _said(units.parse_share)
     "--mtbf-per-gpu",
     metavar="TIME",
     callback=_duration,
-    help="Mean time between failures of one GPU and its part of the host (5y).",
+    help="Mean time between failures of one GPU and its part of the host (5.8y).",
 )
 @click.option(
     "--interruptions",
@@ -82,7 +82,7 @@ _share = _said(units.parse_share)
     callback=_number,
     help="Or as counted: so many of the whole job …",
 )
-@click.option("--over", metavar="TIME", callback=_duration, help="… in so much time (54d).")
+@click.option("--over", metavar="TIME", callback=_duration, help="… in so much time.")
 @click.option(
     "--write-bandwidth",
     metavar="SIZE/s",

@@ -169,7 +169,8 @@ def _tell(folder: Path, found: View, path: Path, size: int) -> None:
         )
     click.echo(f"Written to {words.name(path)} ({words.size(size)}); it needs no network.")
     if found["run"]["is_live"]:
-        click.echo(f"It trains on. To see it live: {words.command('ui', folder)}")
+        does = "It trains on." if found["run"]["state"] == "training" else "Its process lives."
+        click.echo(f"{does} To see it live: {words.command('ui', folder)}")
 
 
 def _open(path: Path) -> None:

@@ -145,6 +145,8 @@ def _show_rest(screen: Screen, plan: Plan) -> None:
 
 
 def _days(seconds: float) -> str:
+    if seconds < 2 * 3600:
+        return shown(seconds)
     return f"{seconds / 86_400:.1f} d" if seconds >= 2 * 86_400 else f"{seconds / 3600:.1f} h"
 
 

@@ -216,8 +216,8 @@ class Custody:
             self.logged.send(self._post_metrics)
 
     def _post_metrics(self, metrics: dict[str, Any]) -> bool:
-        link = self._link
-        return link is not None and link.send("metrics", may_drop=True, m=metrics)
+        link, is_last = self._link, self._quit.is_set()  # then there is no next time
+        return link is not None and link.send("metrics", may_drop=not is_last, m=metrics)
 
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
         """Have the keeper make durable what an earlier attempt left in memory."""

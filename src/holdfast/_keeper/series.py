@@ -183,11 +183,13 @@ class SeriesWriter:
             "rest": int(words[control.RESTED_NS]),
             "snaps": int(words[control.SNAPSHOTS]),
         }
-        if words[control.REST_NS]:
-            totals["rest"] += now - int(words[control.REST_NS])
+        # Each is read once: the trainer may be done with it before a second look.
+        rests, works = int(words[control.REST_NS]), int(words[control.WORK_NS])
+        if rests:
+            totals["rest"] += max(0, now - rests)
         name = {control.SAVES: "save", control.AGREES: "agree"}.get(words[control.WORK])
-        if name is not None and words[control.WORK_NS]:
-            totals[name] += now - int(words[control.WORK_NS])
+        if name is not None and works:
+            totals[name] += max(0, now - works)
         return totals
 
     def _go_on_with(self, path: Path) -> None:

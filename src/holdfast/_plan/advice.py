@@ -130,7 +130,7 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
     if model.has_snapshots:
         share = f"{100 * model.max_overhead:g}%"
         ways.append(_try_way(f"and {share} of the time for snapshots in memory", model, seed))
-    better = _better(model, seed) if given.max_overhead is None else None
+    better = None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed)
     young = young_interval(model.extra_cost, model.losing_mtbf)
     daly = daly_interval(model.extra_cost, model.losing_mtbf)
     best, as_good = ways[-1].best, _as_good(ways[-1])
@@ -196,8 +196,8 @@ def _rows(
     if math.isclose(young, daly, rel_tol=0.02):
         young = daly  # one row says it
     for interval, mark in ((choice, "best"), (young, "Young"), (daly, "Daly")):
-        if math.isfinite(interval):
-            marks.setdefault(max(interval, model.least_interval), []).append(mark)
+        if model.least_interval <= interval < math.inf:
+            marks.setdefault(interval, []).append(mark)
     longest = max(run_seconds, choice)
     common = [float(each) for each in COMMON_SECONDS if model.least_interval <= each <= longest]
     tried = sorted({*common, *marks})
@@ -236,7 +236,7 @@ def _setting(interval: float, overhead: float) -> str:
     return f'Settings(checkpoint_every="{as_setting(interval)}"{share})'
 
 
-def _better(model: Model, seed: int) -> Better | None:
+def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
     """Fewer snapshots or more, if that would gain something.
 
     As Young has it: what snapshots cost against half the interval that a process's death loses.
@@ -257,6 +257,8 @@ def _better(model: Model, seed: int) -> Better | None:
     way = _try_way("", other, seed)
     interval = _choose(other, way.best, _as_good(way)[1])
     goodput = float(simulate(other, [interval], seed=seed).goodput[0])
+    if goodput - goodput_now <= _WORTH_SAYING:
+        return None  # the run's time goes elsewhere, into a queue or into restarts
     return Better(best, interval, goodput, min(other.snapshot_interval, interval))
 
 

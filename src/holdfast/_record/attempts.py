@@ -269,7 +269,7 @@ def read_origins(layout: RunLayout, numbers: Iterable[int] | None = None) -> dic
         try:
             attempt = found["attempt"]
             origins[number] = None if attempt is None else (int(attempt), int(found["step"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue  # it never began, or the file is damaged
     return origins
 

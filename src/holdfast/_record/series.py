@@ -164,7 +164,7 @@ def first_and_last(path: Path) -> tuple[Row, Row] | None:
     except OSError:
         return None
     last = next(rows, None)
-    return None if first is None or last is None else (first, last)
+    return None if last is None else (first or last, last)  # the first line may be half a one
 
 
 def _parse(line: bytes) -> Row | None:

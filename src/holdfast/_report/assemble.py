@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast._why.verdict import Verdict
 
 _MOST_RANKS = 256
+_LEFT_TOGETHER = ("finished", "closed", "stopped")
 
 Line = Mapping[int, int | None]
 
@@ -121,11 +122,12 @@ def _ends(known: Known, live: int | None) -> list[End]:
     found = []
     for life in known.lives:
         outcome = outcomes.by_record(life, is_live=life.number == live)
-        how = outcomes.sentence(life, outcome)
+        how = outcomes.sentence(life, outcome, known.summary.state)
         verdict = known.verdicts.known(life.number) if life.number in judged else None
         if verdict is not None:
             outcome = outcomes.by_verdict(verdict.cause.value, outcome)
-            how = how if verdict.cause.value == "unknown" else verdict.sentence
+            # Of a rule the records know which one, and what it saw.
+            how = how if verdict.cause.value in ("unknown", "bad-training") else verdict.sentence
         found.append(End(life, outcome, how, verdict))
     return found
 
@@ -173,7 +175,8 @@ def _attempt(known: Known, end: End, live: int | None) -> view.Attempt:
     origin: view.Origin | None = None
     if life.first_step is not None and life.source not in ("", "new"):
         before = known.origins.get(life.number)
-        number = life.number - 1 if before is None else before[0]
+        number = None if before is None else whole(before[0])
+        number = life.number - 1 if number is None else number
         origin = view.Origin(attempt=number, step=life.first_step, source=life.source)
     return view.Attempt(
         number=life.number,
@@ -202,14 +205,27 @@ def _cuts(known: Known, live: int | None) -> dict[int, int | None]:
         kept = [found[life.number], life.bad_step]
         if life.number != live and found[life.number] is None:
             safe = [known.summary.memory_step, known.summary.disk_step, life.durable_step]
-            kept.append(max((each for each in safe if each is not None), default=None))
+            newest = max((each for each in safe if each is not None), default=0)
+            # What was logged after the last step, as by an evaluation, is not lost with it safe.
+            kept.append(newest if newest < (life.last_step or 0) else None)
         found[life.number] = min((each for each in kept if each is not None), default=None)
     return found
 
 
 def _hangs(known: Known) -> list[view.Hang]:
     stuck = [life for life in known.lives if life.stuck][-verdicts.MOST :]
-    return [each for life in stuck if (each := known.verdicts.hang(life.number)) is not None]
+    return [each for life in stuck if (each := _hang(known, life)) is not None]
+
+
+def _hang(known: Known, life: Life) -> view.Hang | None:
+    found = known.verdicts.hang(life.number)
+    if found is None or life.stuck[-1].end != float("inf"):
+        return found
+    # Its record is of the moment in which it was found, and it has stood on since.
+    is_live = known.summary.is_live and life.number == known.summary.attempt
+    until = known.now if is_live else life.ended or life.last_seen
+    stood = None if until is None else max(found["seconds"] or 0.0, until - found["t"])
+    return {**found, "seconds": found["seconds"] if stood is None else stood}
 
 
 # -- the run -----------------------------------------------------------------------------------
@@ -290,7 +306,7 @@ def _metric(name: str, curve: Curve, cuts: Line) -> view.Metric:
         value=value,
         low=low,
         high=high,
-        bad=[each for number, each in curve.bad if _counts(cuts, number, each)],
+        bad=sorted({each for _, each in curve.bad}),  # lost ones too: a rule has seen to that
         lost=lost,
     )
 
@@ -344,13 +360,15 @@ def _ranks(known: Known) -> list[view.Rank]:
     late = known.late_ranks | ({straggler.rank} if straggler is not None else set())
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None
     usual = series.quantile(histogram, 0.5) if histogram else None
+    # They left together, some time after the last heartbeat.
+    together = known.summary.step if known.summary.state in _LEFT_TOGETHER else None
     found = []
     for each in known.summary.ranks:
         wait = waits.get(each.rank)
         rank = view.Rank(
             rank=each.rank,
             host=each.host,
-            step=each.step,
+            step=each.step if together is None else together,
             wait_seconds=wait,
             is_straggler=each.rank in late,
         )

@@ -196,7 +196,12 @@ def _counts(pairs: Iterable[Any]) -> dict[int, int]:
     for pair in pairs:
         if isinstance(pair, list) and len(pair) == 2:
             bucket, count = pair
-            if type(bucket) is int and type(count) is int and 0 <= bucket < 1000 and count > 0:
+            if (
+                type(bucket) is int
+                and type(count) is int
+                and 0 <= bucket < 1000
+                and 0 < count < _HUGE
+            ):
                 found[bucket] = found.get(bucket, 0) + count
     return found
 

@@ -44,6 +44,7 @@ class Life:
     number: int
     began: float | None = None  # took the folder
     started: float | None = None  # had opened, with its state loaded
+    looped: float | None = None  # came to its first loop
     first_step: int | None = None
     source: str = ""
     pid: int | None = None
@@ -88,6 +89,7 @@ class Life:
             self.first_step = whole(event.get("step"))
         elif kind == "loop":  # a script may have several, one after the other
             self.left_loop, self.is_finished = None, False
+            self.looped = self.looped or t
         elif kind in ("finished", "stop"):
             self.left_loop = self.left_loop or t
             self.is_finished = self.is_finished or kind == "finished"

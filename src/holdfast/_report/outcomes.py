@@ -29,6 +29,12 @@ _BY_CAUSE: dict[str, Outcome] = {
     "finished": "finished",
     "bad-training": "bad",
 }
+_NOW = {
+    "starting": "It starts.",
+    "stuck": "It stands still.",
+    "paused": "It is held.",
+    "stopping": "It was asked to stop, and is about to.",
+}
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 
 
@@ -63,12 +69,12 @@ def by_verdict(cause: str, otherwise: Outcome) -> Outcome:
     return _BY_CAUSE.get(cause, "failed" if otherwise in ("lost", "closed") else otherwise)
 
 
-def sentence(life: Life, outcome: Outcome) -> str:
+def sentence(life: Life, outcome: Outcome, state: str = "training") -> str:
     """How it ended, where there is no verdict."""
     how = life.how.partition("\n")[0]
     why = "" if how in ("", "closed", "died", "left") else f": {how}"
     if outcome == "running":
-        return "It trains."
+        return _NOW.get(state, "It trains.")
     if outcome == "finished":
         return "It trained to its end."
     if outcome == "closed":
@@ -77,6 +83,8 @@ def sentence(life: Life, outcome: Outcome) -> str:
         return f"It was asked to stop{_stop(why)}"
     if outcome == "interrupted":
         return f"It was interrupted, to be started again{_stop(why)}"
+    if outcome == "bad":
+        return f"A rule called the training bad{_stop(why)}"
     if life.status is not None:
         return f"It left with status {life.status}{_stop(why)}"
     if why:

@@ -7,8 +7,11 @@ was, starts over.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,17 @@ Record = dict[str, Any]
 _PIECE_BYTES = 4 << 20
 _LONGEST_LINE_BYTES = 64 << 20  # beyond it a file is no journal
 _HEAD_BYTES = 64
+_MOST = 1 << 53  # that a page can count to, and nobody else has reached
+
+
+def open_plain(path: Path, *, follow: bool = True) -> io.FileIO:
+    """Open a file for reading; OSError if it is none: a FIFO would hold whoever opens it."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return io.FileIO(descriptor)
 
 
 class Lines:
@@ -40,7 +54,7 @@ class Lines:
         """What has come since, in pieces of whole lines."""
         self.has_started_over = False
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open_plain(self.path) as file:
                 self._find_place(file.fileno())
                 yield from self._pieces(file.fileno())
         except OSError:
@@ -99,8 +113,10 @@ def _parse_one(line: bytes) -> Any:
 
 
 def whole(value: object) -> int | None:
-    """A whole number; a record may hold anything."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number of a size that can be reckoned with; a record may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -_MOST < value < _MOST else None
 
 
 def real(value: object) -> float | None:

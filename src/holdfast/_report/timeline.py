@@ -134,8 +134,8 @@ def _layers(life: Life, start: float, cut: Point | None, *, is_live: bool) -> li
     layers += (Layer("paused", each.start, each.end, each.what) for each in life.paused)
     if opened is None or not life.has_stepped:
         layers.append(Layer("starting", start, over))
-    elif opened > start:
-        layers.append(Layer("starting", start, opened))
+    elif (begins := max(opened, life.looped or opened)) > start:
+        layers.append(Layer("starting", start, begins))
     leaves = None if opened is None else life.left_loop if is_live else _leaves_at(life)
     if leaves is not None:
         layers.append(Layer("leaving", leaves, over))

@@ -48,8 +48,8 @@ RESTED_NS = 23  # in phases that pass no boundary
 WORK_NS = 24  # monotonic time since which it is at WORK; 0: it is not
 REST_NS = 25  # monotonic time since which it is in such a phase; 0: it is not
 SNAPSHOTS = 26  # how many were taken
-ASIDE = 32  # 16 pairs: 1 + a step, and the time after its boundary that made no step
-_ASIDES = 15
+ASIDE = 128  # 64 pairs: 1 + a step, and the time after its boundary that made no step
+_ASIDES = 63
 RING = 256  # monotonic time of the boundary of each of the last 256 steps
 RING_MASK = 255
 

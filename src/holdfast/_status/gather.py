@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -27,6 +28,7 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
 from holdfast._resume.find import attempts_in_memory
 from holdfast._resume.verify import read_manifest
+from holdfast._status import told
 from holdfast._status.held import (
     Disturbed,
     Paused,
@@ -118,15 +120,16 @@ class History:
         kind = event.get("event")
         if kind == "start":
             # Somebody may have put anything there.
-            self.attempt, self.start_step = _whole(event.get("attempt")), _whole(event.get("step"))
-            self.keep_last = _whole(event.get("keep_last"))
-            self.keep_best = _text(event.get("keep_best"))
+            self.attempt = told.whole(event.get("attempt"))
+            self.start_step = told.whole(event.get("step"))
+            self.keep_last = told.whole(event.get("keep_last"))
+            self.keep_best = told.text(event.get("keep_best"))
             self.asked_to_stop, self.deaths = False, []
         elif kind == "loop":
-            self.total = _whole(event.get("total"))
+            self.total = told.whole(event.get("total"))
         elif kind == "finished":
-            self.finished_step = _whole(event.get("step"))
-            self.total = _whole(event.get("total"))
+            self.finished_step = told.whole(event.get("step"))
+            self.total = told.whole(event.get("total"))
         elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
             self.asked_to_stop = True
         elif kind == "rank-died":
@@ -200,7 +203,7 @@ def summarize(
     beat = read_json(layout.heartbeat(attempt)) if attempt else {}
     ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
     if attempt and not live and (ended is None or ended.attempt < attempt):
-        ended = Exit(attempt, None, "died", _whole(beat.get("step")), None, None)
+        ended = Exit(attempt, None, "died", told.whole(beat.get("step")), None, None)
     step = _newest_step(live, attempt, beat, ended, history)
     in_memory = {attempt} if live else attempts_in_memory(run_id)
     line = trace_line(known_origins(layout, in_memory), attempt)
@@ -209,7 +212,7 @@ def summarize(
     holder = lease_holder(layout, attempt) if attempt else None
     keeper = keeper_of(layout, attempt) if attempt else None
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
-    slots = _whole(beat.get("slots")) if live else None
+    slots = told.whole(beat.get("slots")) if live else None
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
@@ -217,9 +220,9 @@ def summarize(
         is_live=live,
         step=step,
         total=history.total,
-        epoch=_whole(beat.get("epoch")) if live else None,
-        epochs=_whole(beat.get("epochs")) if live else None,
-        phase=_text(beat.get("phase")) if live else None,
+        epoch=told.whole(beat.get("epoch")) if live else None,
+        epochs=told.whole(beat.get("epochs")) if live else None,
+        phase=told.text(beat.get("phase")) if live else None,
         attempt=attempt or None,
         memory_step=memory_step,
         memory_age_seconds=_age(memory_time),
@@ -229,8 +232,8 @@ def summarize(
         slots=slots,
         in_shm=None if slots is None else bool(beat.get("in_shm")),
         boundary_age_seconds=_boundary_age(beat) if live else None,
-        pid=holder.pid if holder else None,
-        host=holder.host if holder else None,
+        pid=told.whole(holder.pid) if holder else None,
+        host=told.text(holder.host) if holder else None,
         keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
         last_exit=ended,
         ranks=read_ranks(beat),
@@ -279,16 +282,16 @@ def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
     record = read_json(path)
     if not record:
         return None
-    try:
-        ended_at = float(record.get("time") or path.stat().st_mtime)
-    except (OSError, ValueError, TypeError):
-        ended_at = None
+    ended_at = told.real(record.get("time"))
+    if not ended_at:
+        with contextlib.suppress(OSError):
+            ended_at = path.stat().st_mtime
     return Exit(
         attempt=attempt,
-        status=_whole(record.get("status")),
+        status=told.whole(record.get("status")),
         how=str(record.get("how", "")),
-        step=_whole(record.get("step")),
-        durable_step=_whole(record.get("durable_step")),
+        step=told.whole(record.get("step")),
+        durable_step=told.whole(record.get("durable_step")),
         age_seconds=_age(ended_at),
     )
 
@@ -305,7 +308,7 @@ def _newest_step(
             return ended.step
     # The keeper's first beat can come before the trainer has told it where it begins.
     start = history.start_step if history.attempt == attempt else None
-    known = [step for step in (_whole(beat.get("step")), start) if step is not None]
+    known = [step for step in (told.whole(beat.get("step")), start) if step is not None]
     return max(known, default=None)
 
 
@@ -334,23 +337,16 @@ def _newest_in_memory(
 ) -> tuple[int | None, float | None]:
     """As the keeper says; of a dead run, what trainer and keeper have left behind."""
     if live:
-        return _whole(beat.get("memory_step")), beat.get("memory_time")
+        return told.whole(beat.get("memory_step")), beat.get("memory_time")
     found = states_in_memory(run_id, line)
     return (found[-1].step, found[-1].captured_at) if found else (None, None)
 
 
 def _boundary_age(beat: dict[str, Any]) -> float | None:
-    then, at = beat.get("boundary_age_seconds"), _age(beat.get("time"))
-    return None if then is None or at is None else float(then) + at
+    then, at = told.real(beat.get("boundary_age_seconds")), _age(beat.get("time"))
+    return None if then is None or at is None else then + at
 
 
-def _age(moment: float | None) -> float | None:
-    return None if moment is None else max(0.0, time.time() - float(moment))
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _age(moment: object) -> float | None:
+    found = told.real(moment)
+    return None if found is None else max(0.0, time.time() - found)

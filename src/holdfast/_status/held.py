@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._status import words
+from holdfast._status import told, words
 
 _SLOWER = 1.5  # times as long as usual, to be worth a line
 
@@ -44,7 +44,7 @@ def read_stuck(beat: dict[str, Any]) -> Stuck | None:
     if not isinstance(found, dict):
         return None
     return Stuck(
-        _number(found.get("since")), _text(found.get("cause")), _text(found.get("sentence"))
+        told.real(found.get("since")), _text(found.get("cause")), _text(found.get("sentence"))
     )
 
 
@@ -54,7 +54,7 @@ def read_paused(beat: dict[str, Any]) -> Paused | None:
         return None
     rank = found.get("rank")
     by = _text(found.get("by")) or "a debugger"
-    return Paused(_number(found.get("since")), by, rank if isinstance(rank, int) else None)
+    return Paused(told.real(found.get("since")), by, rank if isinstance(rank, int) else None)
 
 
 def read_disturbed(beat: dict[str, Any]) -> Disturbed | None:
@@ -62,7 +62,7 @@ def read_disturbed(beat: dict[str, Any]) -> Disturbed | None:
     by = found.get("disturbed") if isinstance(found, dict) else None
     if not isinstance(found, dict) or not isinstance(by, list) or not by:
         return None
-    return Disturbed(list(map(str, by)), _number(found.get("usual")), _number(found.get("now")))
+    return Disturbed(list(map(str, by)), told.real(found.get("usual")), told.real(found.get("now")))
 
 
 def describe_stuck(found: Stuck | None, folder: Path) -> str:
@@ -100,10 +100,6 @@ def _since(moment: float | None) -> str:
     if moment is None:
         return ""
     return f"since {words.duration(max(0.0, time.time() - moment))}: "
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
-from holdfast._status import words
+from holdfast._status import told, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ def read_job(
     layout: RunLayout, attempt: int, beat: dict[str, Any], live: bool
 ) -> JobSummary | None:
     """From the keeper's heartbeat, and from what it noted at the end."""
-    told = beat.get("slurm")
-    if not isinstance(told, dict) or not isinstance(told.get("job"), str):
+    found = beat.get("slurm")
+    if not isinstance(found, dict) or not isinstance(found.get("job"), str):
         return None
-    end = _number(told.get("end"))
+    end = told.real(found.get("end"))
     said = read_json(layout.requeue(attempt)).get("said")
     return JobSummary(
-        id=told["job"],
-        restarts=int(_number(told.get("restarts")) or 0),
+        id=found["job"],
+        restarts=int(told.real(found.get("restarts")) or 0),
         seconds_left=max(0.0, end - time.time()) if live and end is not None else None,
-        warning_seconds=_number(told.get("warning_seconds")),
-        step_seconds=_number(beat.get("step_seconds")),
-        save_seconds=_number(beat.get("save_seconds")),
+        warning_seconds=told.real(found.get("warning_seconds")),
+        step_seconds=told.real(beat.get("step_seconds")),
+        save_seconds=told.real(beat.get("save_seconds")),
         requeue=said if isinstance(said, str) and not live else None,
     )
 
@@ -69,7 +69,3 @@ def _describe_warning(job: JobSummary) -> str:
     if job.save_seconds is not None and needed > job.warning_seconds:
         return f"{text}: ask for --signal=USR2@{2 * needed + 30:.0f}"
     return text
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

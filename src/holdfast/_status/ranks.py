@@ -11,7 +11,7 @@ from typing import Any
 from holdfast._record.attempts import keeper_of, read_json
 from holdfast._record.identity import ProcessIdentity
 from holdfast._record.layout import RunLayout
-from holdfast._status import words
+from holdfast._status import told, words
 
 _MOST_LINES = 8
 _ENDED_LINES = _SLOW_LINES = 4  # of many ranks
@@ -52,29 +52,29 @@ class RankDeath:
 
 def read_death(event: dict[str, Any]) -> RankDeath:
     """What a `rank-died` of the journal says."""
-    rank, how = _whole(event.get("rank")), _text(event.get("how"))
-    host, step = _text(event.get("host")), _whole(event.get("step"))
+    rank, how = told.whole(event.get("rank")), told.text(event.get("how"))
+    host, step = told.text(event.get("host")), told.whole(event.get("step"))
     return RankDeath(-1 if rank is None else rank, host or None, how or "died", step)
 
 
 def read_ranks(beat: dict[str, Any]) -> list[RankSummary]:
     """The ranks in a heartbeat; none of a run that is one process."""
     found = beat.get("ranks")
-    since = max(0.0, time.time() - float(beat.get("time") or time.time()))
+    since = max(0.0, time.time() - (told.real(beat.get("time")) or time.time()))
     return [
         RankSummary(
             rank=number,
-            host=_text(each.get("host")),
-            pid=_whole(each.get("pid")),
-            step=_whole(each.get("step")),
-            memory_step=_whole(each.get("memory_step")),
-            phase=_text(each.get("phase")),
+            host=told.text(each.get("host")),
+            pid=told.whole(each.get("pid")),
+            step=told.whole(each.get("step")),
+            memory_step=told.whole(each.get("memory_step")),
+            phase=told.text(each.get("phase")),
             # Told by each rank's keeper at a moment of its own, some time before this heartbeat.
             boundary_age_seconds=_later(
                 each.get("boundary_age_seconds"),
                 since + (_later(each.get("heard_seconds"), 0.0) or 0.0),
             ),
-            ended=_text(each.get("ended")),
+            ended=told.text(each.get("ended")),
         )
         for number, each in enumerate(found if isinstance(found, list) else [])
         if isinstance(each, dict)
@@ -86,9 +86,8 @@ def read_straggler(beat: dict[str, Any]) -> Straggler | None:
     found = beat.get("straggler")
     if not isinstance(found, dict) or not isinstance(found.get("rank"), int):
         return None
-    seconds = found.get("seconds")
-    waited = float(seconds) if isinstance(seconds, int | float) else 0.0
-    return Straggler(found["rank"], _text(found.get("host")), waited)
+    waited = told.real(found.get("seconds")) or 0.0
+    return Straggler(found["rank"], told.text(found.get("host")), waited)
 
 
 def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
@@ -183,12 +182,5 @@ def _span(ranks: Sequence[RankSummary]) -> str:
 
 
 def _later(age: object, seconds: float) -> float | None:
-    return float(age) + seconds if isinstance(age, int | float) else None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    known = told.real(age)
+    return None if known is None else known + seconds

@@ -30,10 +30,11 @@ class Found:
     links: int = 0  # that lead out of the folder
     folders: int = 0
     is_cut: bool = False  # there is more than is looked at
+    is_gone: bool = False  # the folder itself
 
     def notes(self) -> list[str]:
         """What a person should know about what is not shown."""
-        said = []
+        said = ["This folder is gone."] if self.is_gone else []
         if self.links:
             what = "1 link leads" if self.links == 1 else f"{self.links} links lead"
             verb = "is" if self.links == 1 else "are"
@@ -67,6 +68,7 @@ class Finder:
             found.runs.append(self._root)
         else:
             self._walk(self._root, _DEPTH, found, tell)
+        found.is_gone = not found.runs and not self._root.is_dir()
         self._runs = set(found.runs)
         return found
 

@@ -32,6 +32,10 @@ class Sink(Protocol):
 
     rewinds: bool  # whether the other side can forget steps, so that they are logged again
 
+    def name(self, given: str) -> str:
+        """What a metric is called there: a name that it refuses would hold up all the others."""
+        ...
+
     def open(self, replayed: list[Row]) -> None:
         """Before the first row; `replayed` are to be logged once more if it has rewound."""
         ...
@@ -45,7 +49,8 @@ class Sink(Protocol):
 
 def tell(plan: dict[str, Any], text: str) -> None:
     """Let the trainer say a line; it may be gone."""
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the disk may be full
+        print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         os.write(plan["told"], json.dumps({"say": text}).encode() + b"\n")
 
@@ -53,6 +58,16 @@ def tell(plan: dict[str, Any], text: str) -> None:
 def first_line(error: BaseException) -> str:
     """What a person needs of an error; the rest is in the log."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def encodable(name: str) -> str:
+    """The name without what no file can hold, such as a part of a path that is no text."""
+    return name.encode("utf-8", "replace").decode()
+
+
+def _log_error() -> None:
+    with contextlib.suppress(OSError):  # its log may be on the very disk that is full
+        traceback.print_exc()
 
 
 def main(text: str) -> None:
@@ -66,7 +81,7 @@ def main(text: str) -> None:
         with _alone(plan["lock"]):
             _serve(plan)
     except Exception as error:  # noqa: BLE001  whatever a package raises, the person is told of it
-        traceback.print_exc()
+        _log_error()
         tell(plan, f"{first_line(error)}. The training goes on without it.")
         sys.exit(0)
 
@@ -98,35 +113,43 @@ def _serve(plan: dict[str, Any]) -> None:
     feed = Feed(plan)
     saved, is_new = time.monotonic(), False
     for rows in feed:
-        fresh = [row for row in map(memory.without_known, rows) if row["v"]]
+        named = [{**row, "v": {sink.name(k): v for k, v in row["v"].items()}} for row in rows]
+        fresh = [row for row in map(memory.without_known, named) if row["v"]]
         if fresh and _deliver(plan, sink, fresh, feed):
             memory.note(fresh)
             is_new = True
         if is_new and time.monotonic() - saved > _SAVE_SECONDS:
-            sink.flush()
-            memory.save()
-            saved, is_new = time.monotonic(), False
+            saved, is_new = time.monotonic(), not _is_saved(sink, memory)
     sink.flush()
     memory.save()
     sink.finish(feed.status)
     memory.save(whole=True)
 
 
+def _is_saved(sink: Sink, memory: Memory) -> bool:
+    """Make durable what was logged; on a full disk later, when there is room again."""
+    try:
+        sink.flush()
+        memory.save()
+    except OSError:
+        _log_error()
+        return False
+    return True
+
+
 def _deliver(plan: dict[str, Any], sink: Sink, rows: list[Row], feed: Feed) -> bool:
     """Write rows, again and again if it must be; meanwhile they queue up in the trainer."""
-    is_told, ended = False, None
+    is_told = False
     while True:
         try:
             sink.write(rows)
         except Exception as error:  # noqa: BLE001  a full disk, a server that is down: may pass
-            traceback.print_exc()
+            _log_error()
             if not is_told:
                 tell(plan, f"cannot be written to now ({first_line(error)}). It is tried again.")
                 is_told = True
-            if feed.is_over():
-                ended = ended or time.monotonic()
-                if time.monotonic() - ended > _GIVE_UP_SECONDS:
-                    return False
+            if feed.seconds_over() > _GIVE_UP_SECONDS:
+                return False
             time.sleep(_AGAIN_SECONDS)
         else:
             if is_told:
@@ -142,6 +165,7 @@ class Feed:
         self._pipe = plan["pipe"]
         self._rest = b""
         self._is_at_end = False
+        self._over_since: float | None = None
         self.status = KILLED
 
     def is_over(self) -> bool:
@@ -149,6 +173,14 @@ class Feed:
         # A worker that was forked from the trainer holds the pipe open: its end is not the only
         # sign. Whose parent has died gets another one.
         return self._is_at_end or os.getppid() != self._parent
+
+    def seconds_over(self) -> float:
+        """For how long it is: all rows that cannot be written share one patience."""
+        if not self.is_over():
+            return 0.0
+        if self._over_since is None:
+            self._over_since = time.monotonic()
+        return time.monotonic() - self._over_since
 
     def __iter__(self) -> Iterator[list[Row]]:
         while not self._is_at_end:

@@ -17,6 +17,7 @@ from holdfast.loggers._memory import Memory, Row
 
 _MOST_AT_ONCE = 1000  # values, that their servers take in one request
 _FORBIDDEN = re.compile(r"[^\w.\- :/]")
+_LONGEST_NAME = 250
 
 
 class MLflowRun:
@@ -34,6 +35,7 @@ class MLflowRun:
         self._entities: Any = importlib.import_module("mlflow.entities")
         tracking: Any = importlib.import_module("mlflow.tracking")
         self._client: Any = tracking.MlflowClient(tracking_uri=uri)
+        self._names: dict[str, str] = {}  # as they are called there
         self._is_renamed = False
         self._rows: list[Row] = []  # that are being written, and how many values of them are there
         self._at = 0
@@ -76,7 +78,7 @@ class MLflowRun:
             self._rows, self._at = rows, 0
         metric = self._entities.Metric
         values = [
-            metric(self._name(name), value, int(row["t"] * 1000), row["s"])
+            metric(name, value, int(row["t"] * 1000), row["s"])
             for row in rows
             for name, value in row["v"].items()
         ]
@@ -85,11 +87,13 @@ class MLflowRun:
             self._client.log_batch(self._memory.id, metrics=some)
             self._at += len(some)
 
-    def _name(self, name: str) -> str:
-        allowed = _FORBIDDEN.sub("_", name)
-        if allowed != name and not self._is_renamed:
+    def name(self, given: str) -> str:
+        if given in self._names:
+            return self._names[given]
+        allowed = self._names[given] = _allowed(given)
+        if allowed != given and not self._is_renamed:
             self._is_renamed = True
-            tell(self._plan, f"allows no metric {name!r}: it is called {allowed!r} there.")
+            tell(self._plan, f"allows no metric {given!r}: it is called {allowed!r} there.")
         return allowed
 
     def flush(self) -> None:
@@ -100,6 +104,14 @@ class MLflowRun:
         if status in (75, 77, 130, 143, KILLED):
             how = "KILLED"  # it goes on some day
         self._client.set_terminated(self._memory.id, how)
+
+
+def _allowed(name: str) -> str:
+    """The nearest name that is a plain path below a folder, as it is in some of their stores."""
+    parts = _FORBIDDEN.sub("_", name[:_LONGEST_NAME]).split("/")
+    return (
+        "/".join("_" * len(part) if part in (".", "..") else part for part in parts if part) or "_"
+    )
 
 
 def open_sink(plan: dict[str, Any], memory: Memory) -> MLflowRun:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast.loggers._child import encodable
 from holdfast.loggers._memory import Memory, Row
 
 
@@ -31,6 +32,9 @@ class EventFiles:
         self._proto: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
+
+    def name(self, given: str) -> str:
+        return encodable(given)
 
     def open(self, replayed: list[Row]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

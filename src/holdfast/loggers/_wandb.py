@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.loggers._child import KILLED, first_line, tell
+from holdfast.loggers._child import KILLED, encodable, first_line, tell
 from holdfast.loggers._memory import Memory, Row
 
 _STOPPED = (75, 77, 130, 143)  # it was asked to leave, and will go on
@@ -48,6 +48,9 @@ class WandBRun:
             )
             return False
         return True
+
+    def name(self, given: str) -> str:
+        return encodable(given)
 
     def open(self, replayed: list[Row]) -> None:
         if self._run is None:

@@ -97,7 +97,7 @@
 
     function over(metric, plot, context) {
         const scale = window.devicePixelRatio || 1;
-        const { top, height } = plot.bbox;
+        const { left, top, width, height } = plot.bbox;
         const marks = interruptions();
         context.lineWidth = scale;
         for (const [step, tone] of marks) {
@@ -118,9 +118,12 @@
         context.strokeStyle = hf.colour("bad");
         context.lineWidth = 1.6 * scale;
         for (const step of metric.bad) {
-            const x = plot.valToPos(step, "x", true);
             const y = top + 6 * scale;
             const r = 3.5 * scale;
+            // The value that ended a run stands at the very edge, and is to be seen whole.
+            const at = plot.valToPos(step, "x", true);
+            if (at < left - 1 || at > left + width + 1) continue;
+            const x = Math.min(left + width - r, Math.max(left + r, at));
             context.beginPath();
             context.moveTo(x - r, y - r);
             context.lineTo(x + r, y + r);
