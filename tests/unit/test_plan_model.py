@@ -185,3 +185,14 @@ def test_where_processes_die_often_and_the_disk_is_slow_snapshots_pay():
     still, beside, ours = (way.goodput for way in plan.ways)
     assert ours > beside + 0.03
     assert beside > still + 0.03
+
+
+def test_other_snapshots_are_proposed_only_where_the_whole_run_gains():
+    assert make_plan(Inputs(gpus=1)).better is not None
+    assert make_plan(Inputs(gpus=1, queue_wait=365 * 86_400.0)).better is None
+
+
+def test_a_formula_that_the_disk_cannot_follow_marks_no_row():
+    plan = make_plan(Inputs(gpus=1, state_size=100e12))
+    assert plan.daly < plan.model.least_interval
+    assert [row.marks for row in plan.rows if row.marks] == [("best",)]
