@@ -29,7 +29,7 @@ ALONE := $(patsubst %,tests/cli/test_%.py,status stop_and_save watch) $(patsubst
 # Time to the first view is measured in the browser, so what is beside it is short.
 BROWSER := tests/browser
 WRITTEN := tests/docs tests/ui
-BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/prove tests/unit $(BUSY_RANKS) \
+BESIDE := tests/data tests/deaths tests/everywhere tests/examples tests/frameworks tests/mirror tests/prove tests/unit $(BUSY_RANKS) \
 	$(filter-out $(ALONE) $(KILLING) $(WAITING),$(wildcard tests/cli/test_*.py tests/crash/test_*.py tests/processes/test_*.py))
 
 LOTS := jobs waiting beside killing alone written browser

@@ -19,6 +19,7 @@ __all__ = [
     "DamagedCheckpoint",
     "FolderError",
     "HoldfastError",
+    "MirrorError",
     "NoGoodCheckpoint",
     "NotARun",
     "ProofError",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         DamagedCheckpoint,
         FolderError,
         HoldfastError,
+        MirrorError,
         NoGoodCheckpoint,
         NotARun,
         ProofError,
@@ -66,7 +68,17 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     # On first use: the keeper imports this package too, and needs none of it.
-    if name in ("loggers", "rules", "torch", "tensorflow", "keras", "jax"):
+    modules = (
+        "jax",
+        "keras",
+        "lightning",
+        "loggers",
+        "rules",
+        "tensorflow",
+        "torch",
+        "transformers",
+    )
+    if name in modules:
         import importlib
 
         return importlib.import_module(f"holdfast.{name}")

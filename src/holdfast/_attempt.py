@@ -20,7 +20,7 @@ from holdfast._custody.joining import join_crew, prepare_ranks
 from holdfast._custody.orders import Custody
 from holdfast._custody.pacing import begin_cadence
 from holdfast._custody.saver import Saver
-from holdfast._custody.watching import hang_policy
+from holdfast._custody.watching import grace_of, hang_policy
 from holdfast._data.course import Course
 from holdfast._data.feeds import Feeds
 from holdfast._errors import HoldfastError, Stopped
@@ -35,6 +35,7 @@ from holdfast._leave.late import answer_late, say_leaving
 from holdfast._leave.parting import say_verdict
 from holdfast._leave.record import reason_of, status_of
 from holdfast._leave.suspects import look_for_graphs
+from holdfast._mirror.opening import MirrorSide
 from holdfast._phases import Phases
 from holdfast._ranks.party import Party, come_together, leave_again, stopped_before
 from holdfast._ranks.world import World, find_launcher, find_world
@@ -56,6 +57,7 @@ class Attempt(Boundaries):
     """Opens and closes a run; `Run` adds the loops."""
 
     _party: Party | None = None  # the ranks that opened it together
+    _grace_seconds: float | None = None  # after a SIGTERM
 
     def __enter__(self) -> Self:
         if self._is_open and not is_interactive():
@@ -64,6 +66,7 @@ class Attempt(Boundaries):
         goes_on()
         world = find_world()
         speak_as(world.rank)
+        self._mirror = MirrorSide(self._folder, self._settings, world.rank)
         self._layout, run_id = open_folder(self._folder)
         start = Start(self._layout, run_id, self._folder)
         self.attempt, self._party = 0, None
@@ -100,6 +103,7 @@ class Attempt(Boundaries):
         if led is not None:
             tell_leader(led, self._folder, self.attempt, 0 if party is None else party.rank)
         with beating(self._layout, self.attempt, is_needed=party is None or party.rank == 0):
+            self._mirror.bring(start, party)
             found = resume(start, self.attempt, self._state, party)
         self._found = found
         self._generators = found.generators
@@ -128,16 +132,16 @@ class Attempt(Boundaries):
             size=1 if party is None else party.size,
             requeue_limit=settings.requeue_limit,
             **hang_policy(settings),
+            **self._mirror.policy(),
+            notices=_env.notices() if settings.notices == "auto" else settings.notices,
         )
         self._crew = None
+        self._grace_seconds = grace_of(settings)
+        terms = (policy, self._grace_seconds, settings.signal_numbers, self._hear)
         if party is None:
-            self._custody = Custody(
-                policy, settings.grace_seconds, settings.signal_numbers, self._hear
-            )
+            self._custody = Custody(*terms)
         else:
-            self._custody, self._crew = join_crew(
-                party, policy, settings.grace_seconds, settings.signal_numbers, self._hear
-            )
+            self._custody, self._crew = join_crew(party, *terms)
         self._job = None
         if party is None and self._custody.has_keeper and self._in_job and not is_interactive():
             self._job = JobSide(self._custody)  # a kernel and its server go on: no requeue
@@ -250,6 +254,7 @@ class Attempt(Boundaries):
             how = f"finished: {self._over}"
         self._record_exit(status_of(leaving), how, durable_step, asked=asked)
         end_followers(self._followers, status_of(leaving))
+        self._mirror.part(self._layout, durable_step, lambda: len(self._noted) > answered)
         self._close(leaving)
         self._stopped = None  # else whoever catches it would keep it for ever
         self._leaves_at = None
@@ -265,6 +270,7 @@ class Attempt(Boundaries):
         return self._stopped is None and self._guard.request(self._asked) is None
 
     def _hear(self, message: dict[str, Any]) -> None:
+        self._mirror.heed(message)
         super()._hear(message)
         if message["kind"] == "memory" and "of_rank" not in message:  # of this process
             look_for_graphs(self._scene(None), self._thread)
@@ -348,7 +354,7 @@ class Attempt(Boundaries):
         return stopped
 
     def _close(self, error: BaseException | None) -> None:
-        seconds = self._settings.grace_seconds or _LEAVE_SECONDS
+        seconds = self._grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self._custody.close(leaving=(error.status, seconds))
             bound_leaving(error, seconds, self._custody.stay)

@@ -60,6 +60,12 @@ def first_pause_seconds() -> float:
         return 1.0
 
 
+def mirror_piece_bytes() -> int:
+    """How large the pieces are in which checkpoints go to a mirror; 0: as is usual. For tests."""
+    text = os.environ.get("HOLDFAST_MIRROR_PIECE_BYTES", "")
+    return int(text) if text.isdigit() else 0
+
+
 def hang_timeout() -> str:
     """What `holdfast run --hang-timeout` has asked for: seconds, "auto", or nothing."""
     return os.environ.get("HOLDFAST_HANG_TIMEOUT", "")
@@ -68,6 +74,28 @@ def hang_timeout() -> str:
 def py_spy() -> str:
     """Which py-spy reads the stacks of a run that hangs: a path, "off", or "" for any there is."""
     return os.environ.get("HOLDFAST_PY_SPY", "").strip()
+
+
+def notices() -> str:
+    """Whose notices a run heeds whose settings leave it open; "auto" if nobody says."""
+    wish = os.environ.get("HOLDFAST_NOTICES", "").strip().lower()
+    return wish if wish in ("aws", "gcp", "azure", "off") else "auto"
+
+
+def notices_address() -> str:
+    """Where the metadata service is, for the tests: http://HOST:PORT, or nothing."""
+    return os.environ.get("HOLDFAST_NOTICES_ADDRESS", "").strip()
+
+
+def local_rank() -> int:
+    """Which of the ranks on this machine this is, as far as a launcher says so."""
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if text.isdigit() else 0
+
+
+def grace_seconds() -> str:
+    """The time between SIGTERM and the kill, if somebody has written it down; may be nonsense."""
+    return os.environ.get("HOLDFAST_GRACE_SECONDS", "").strip()
 
 
 def child_environment() -> dict[str, str]:

@@ -14,6 +14,7 @@
     │   ├── UnreadableCheckpoint  it cannot be read now, or not by this version
     │   └── NoGoodCheckpoint   there were checkpoints, and none is whole
     ├── SaveFailed           a checkpoint could not be made durable
+    ├── MirrorError          the mirror cannot be read, or is another run's
     ├── RanksError           the ranks cannot be one run
     └── ProofError           a script that is interrupted does not end as it should
 
@@ -155,6 +156,12 @@ class NoGoodCheckpoint(CheckpointError):
 
 class SaveFailed(HoldfastError):
     """A checkpoint could not be made durable."""
+
+    __module__ = "holdfast"
+
+
+class MirrorError(HoldfastError):
+    """The mirror cannot be read, or is another run's."""
 
     __module__ = "holdfast"
 

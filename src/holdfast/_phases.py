@@ -55,6 +55,10 @@ class Phases:
         """The boundary before the next phase amid steps, if they are regular."""
         return sys.maxsize if self._every is None else self._last_step + self._every
 
+    def expect(self, step: int) -> None:
+        """A phase will begin behind this step: whoever makes the loop may know."""
+        self._every = step - self._last_step
+
     def remember(self) -> list[int | None]:
         """What the next life is to know of when phases come."""
         return [self._last_step, self._every]

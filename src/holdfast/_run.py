@@ -201,6 +201,7 @@ class Run(Attempt):
             if len(self._loops) == 1:
                 self._feeds.refuse_second_lap(sources)
             feed = self._feeds.of(sources)
+            feed.expect(accumulate)
             is_elsewhere = threading.get_ident() != self._thread
             self._feeds.warn_of_looking_ahead(sys._getframe(1).f_code, is_elsewhere)
             course, lap = self._course, self._course.begin_lap()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast._errors import SettingsError
 from holdfast._say import speak_plainly
@@ -14,6 +16,7 @@ from holdfast._say import speak_plainly
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 _METRIC = re.compile(r"(min|max):([A-Za-z_][A-Za-z0-9_./-]*)")
+NOTICES = ("auto", "aws", "gcp", "azure", "off")
 _SIGNALS = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
 
 
@@ -52,6 +55,10 @@ class Settings:
     grace_seconds: float | None = None
     requeue_limit: int = 3
     hang_timeout: float | str | None = None
+    mirror: str | os.PathLike[str] | None = None
+    mirror_keep_last: int = 3
+    mirror_wait: bool = False
+    notices: str = "auto"
 
     def __post_init__(self) -> None:
         speak_plainly()
@@ -85,6 +92,12 @@ class Settings:
             )
         check_count(self.requeue_limit, f"requeue_limit={self.requeue_limit!r}", least=0)
         self._check_hang_timeout()
+        self._check_mirror()
+        if self.notices not in NOTICES:
+            raise SettingsError(
+                f"notices={self.notices!r} is no cloud that holdfast knows.\n"
+                f"Valid: {', '.join(map(repr, NOTICES))}."
+            )
         self._check_signals()
 
     def _check_checkpoint_every(self) -> None:
@@ -110,6 +123,19 @@ class Settings:
             "Valid: None (learned from the run's own steps), seconds above 0, or a duration such "
             "as '5min'."
         )
+
+    def _check_mirror(self) -> None:
+        found = self.mirror
+        if found is not None and (not isinstance(found, str | os.PathLike) or not str(found)):
+            raise SettingsError(
+                f"mirror={found!r} is no place to copy checkpoints to.\n"
+                "Valid: None, a folder, or an address of fsspec such as 's3://bucket/run'."
+            )
+        check_count(self.mirror_keep_last, f"mirror_keep_last={self.mirror_keep_last!r}", least=1)
+        if not isinstance(self.mirror_wait, bool):
+            raise SettingsError(f"mirror_wait={self.mirror_wait!r} is neither True nor False.")
+        if found is not None:
+            _check_address(os.fspath(found))
 
     def _check_signals(self) -> None:
         names = self.signals
@@ -147,6 +173,15 @@ class Settings:
         return self.hang_timeout
 
     @property
+    def mirror_address(self) -> str | None:
+        """The mirror as other processes know it; a folder from the root on."""
+        if self.mirror is None:
+            return None
+        text = os.fspath(self.mirror)
+        is_address = "://" in text or "::" in text
+        return text.rstrip("/") if is_address else str(Path(text).expanduser().absolute())
+
+    @property
     def checkpoint_steps(self) -> int | None:
         """The steps between checkpoints, or None when they are timed."""
         return self.checkpoint_every if isinstance(self.checkpoint_every, int) else None
@@ -164,6 +199,35 @@ class Settings:
         """The numbers of those signals that this system has."""
         found = (getattr(signal, f"SIG{name}", None) for name in self.signals)
         return tuple(int(number) for number in found if number is not None)
+
+
+# What fsspec needs for the addresses that most have; the others it names by itself.
+_FOR_ADDRESS = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "holdfast[s3]")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcsfs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "adlfs")),
+}
+
+
+def _check_address(text: str) -> None:
+    """Refuse at once what would be found out only by another process, and too late."""
+    protocol, sep, rest = text.partition("://")
+    if not sep or protocol == "file":
+        return
+    if ":" in rest.partition("@")[0].partition("/")[0] and "@" in rest:
+        raise SettingsError(
+            "mirror: there is a password in this address, which would be in every log.\n"
+            "Leave it out, and give credentials by the environment or the store's own files."
+        )
+    import importlib.util  # only where there is a mirror
+
+    package, install = _FOR_ADDRESS.get(protocol, ("fsspec", "holdfast[mirror]"))
+    for needed in ("fsspec", package):
+        if importlib.util.find_spec(needed) is None:
+            raise SettingsError(
+                f"mirror={text!r} needs {needed}, which is not installed here.\n"
+                f"Install it: pip install '{install}'"
+            )
 
 
 def check_count(value: object, what: str, least: int) -> None:

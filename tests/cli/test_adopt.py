@@ -1,21 +1,44 @@
-"""`holdfast adopt`: a run that begins with what tf.train.CheckpointManager has left."""
+"""`holdfast adopt`: a run that begins with what other libraries have left, and back to these.
+
+The cases are in scripts, one process for each library: these take seconds to import, and threads
+of theirs in the tests' own process would make every fork there unsafe.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-from tests.cli.command import environment
+from tests.cli.command import environment, succeed
 from tests.support import SCRIPTS
 
-CASES = SCRIPTS / "adopt_cases.py"
-NAMES = re.findall(r"^def (case_\w+)", CASES.read_text(), re.MULTILINE)
-HAS_KERAS = all(importlib.util.find_spec(name) for name in ("tensorflow", "keras"))
+# The packages that each script imports; what it installs them with is the reason of a skip.
+NEEDED = {
+    "adopt_cases.py": {"tensorflow": "tensorflow", "keras": "keras"},
+    "adopt_torch_cases.py": {"torch": "torch", "safetensors": "safetensors"},
+    "adopt_trainer_cases.py": {
+        "torch": "torch",
+        "lightning": "lightning",
+        "transformers": "transformers accelerate",
+    },
+    "adopt_orbax_cases.py": {
+        "jax": "jax",
+        "flax": "flax",
+        "optax": "optax",
+        "orbax": "orbax-checkpoint",
+    },
+}
+CASES = [
+    (script, name)
+    for script in NEEDED
+    for name in re.findall(r"^def (case_\w+)", (SCRIPTS / script).read_text(), re.MULTILINE)
+]
 WITHOUT = """
 import sys
 sys.modules["tensorflow"] = None
@@ -27,27 +50,38 @@ main()
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What came of all cases, which one process went through."""
-    if not HAS_KERAS:
-        pytest.skip("pip install tensorflow")
-    folder = tmp_path_factory.mktemp("adopt")
-    done = subprocess.run(
-        [sys.executable, CASES, folder],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=environment(KERAS_BACKEND="tensorflow", CUDA_VISIBLE_DEVICES=""),
-        check=False,
-    )
-    assert (folder / "results.json").exists(), done.stdout + done.stderr
-    return json.loads((folder / "results.json").read_text())
+    """A function that gives what came of all cases of a script, which one process went through."""
+
+    @functools.cache
+    def run(script: str) -> dict[str, str]:
+        lacking = [line for name, line in NEEDED[script].items() if not find_spec(name)]
+        if lacking:
+            pytest.skip(f"pip install {' '.join(lacking)}")
+        folder = tmp_path_factory.mktemp("adopt")
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / script, folder],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            env=environment(
+                KERAS_BACKEND="tensorflow",
+                CUDA_VISIBLE_DEVICES="",
+                JAX_PLATFORMS="cpu",
+                PYTHONPATH=str(SCRIPTS.parents[1]),
+            ),
+            check=False,
+        )
+        assert (folder / "results.json").exists(), done.stdout + done.stderr
+        return json.loads((folder / "results.json").read_text())
+
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)  # of the first, which waits for all of them
-@pytest.mark.parametrize("name", NAMES)
-def test_in_one_process(results, name):
-    assert results[name] == "ok", results[name]
+@pytest.mark.timeout(420)  # of the first of a script, which waits for all of them
+@pytest.mark.parametrize(("script", "name"), CASES, ids=[name for _, name in CASES])
+def test_in_one_process(results, script, name):
+    assert results(script)[name] == "ok", results(script)[name]
 
 
 @pytest.mark.parametrize("command", ["adopt", "export"])
@@ -59,6 +93,7 @@ def test_without_tensorflow_it_says_how_to_install_it(folder, tmp_path, command)
             run.finish()
         words = ["export", folder, tmp_path / "out", "--to", "tensorflow"]
     else:
+        (tmp_path / "checkpoint").touch()  # by which TensorFlow's folders are known
         words = ["adopt", folder, "--from", tmp_path]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *map(str, words)],
@@ -72,3 +107,53 @@ def test_without_tensorflow_it_says_how_to_install_it(folder, tmp_path, command)
     assert len(done.stderr.splitlines()) == 2, done.stderr
     assert "pip install 'holdfast[tensorflow]'" in done.stderr
     assert command == "export" or not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "name", "line"),
+    [
+        ("torch", "model.safetensors", "pip install 'holdfast[torch]'"),
+        ("torch", "all.pt", "pip install 'holdfast[torch]'"),
+        ("orbax", "_CHECKPOINT_METADATA", "pip install 'holdfast[orbax]'"),
+    ],
+)
+def test_what_reads_a_format_is_named_where_it_is_missing(folder, tmp_path, hidden, name, line):
+    source = tmp_path / name
+    source.touch()
+    words = ["adopt", folder, "--from", tmp_path if hidden == "orbax" else source]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.replace("tensorflow", hidden), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(JAX_PLATFORMS="cpu"),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 2, done.stderr
+    assert line in done.stderr
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_what_two_ranks_stored_in_parts_is_adopted_whole_and_taken_in_parts_again(tmp_path):
+    if not find_spec("torch"):
+        pytest.skip("pip install torch")
+
+    def ranks(act: str) -> None:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        done = subprocess.run(
+            [sys.executable, *launcher, SCRIPTS / "adopt_ranks.py", act, tmp_path],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            env=environment(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1"),
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    ranks("store")
+    for kind in ("named", "numbered"):
+        shown = succeed("adopt", tmp_path / f"run-{kind}", "--from", tmp_path / kind)
+        assert "step 3 (by optimizer.state)" in shown
+    ranks("resume")

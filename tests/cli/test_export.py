@@ -81,7 +81,7 @@ def test_plain_safetensors_opens_it(run, tmp_path):
 
 def test_it_needs_neither_numpy_nor_torch(run, tmp_path):
     program = (
-        "import sys; from pathlib import Path; from holdfast._cli.export import Wanted, export\n"
+        "import sys; from pathlib import Path; from holdfast._export.export import Wanted, export\n"
         f"export(Path({str(run)!r}), Wanted(Path({str(tmp_path / 'o.safetensors')!r})))\n"
         "print([m for m in ('numpy', 'torch', 'click', 'rich') if m in sys.modules])"
     )

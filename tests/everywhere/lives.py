@@ -21,6 +21,8 @@ FRAMEWORK_OF = {
     "jax_loop": "jax",
     "tensorflow_loop": "tensorflow",
     "keras_fit": "tensorflow",
+    "transformers_trainer": "transformers",
+    "lightning_fit": "lightning",
 }
 
 

@@ -20,6 +20,14 @@ MODULES = {
     "nothing": (),
     "numpy": ("numpy.ma", "holdfast._numpy"),
     "torch": ("torch.utils.data", "holdfast.torch.loader", "holdfast._witness.torch_watch"),
+    "lightning": (
+        *("lightning.pytorch", "holdfast.lightning.callback"),
+        *("holdfast.torch.loader", "holdfast._witness.torch_watch"),
+    ),
+    "transformers": (
+        *("torch.utils.data", "holdfast.torch.loader", "holdfast._witness.torch_watch"),
+        *("transformers.trainer", "holdfast.transformers.callback"),
+    ),
     "jax": ("jax.numpy", "optax", "holdfast.jax"),
     "tensorflow": ("tensorflow", "keras", "holdfast.tensorflow", "holdfast.keras"),
 }
@@ -35,7 +43,7 @@ OF_EACH = (
 def import_all(framework: str) -> None:
     for name in (*MODULES[framework], *OF_EACH):
         importlib.import_module(name)
-    if framework == "torch":
+    if framework in ("torch", "lightning"):
         from tests.data.zygote import warm_up
 
         warm_up()

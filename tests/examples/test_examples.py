@@ -29,6 +29,9 @@ SIZES = {
     "plain_protocol": "--steps 200",
     "jax_optax": "--epochs 3 --size 1024",
     "keras_fit": "--epochs 2 --samples 640",
+    "accelerate_loop": "--epochs 3 --size 1000",  # with one process; with two in tests/ranks
+    "transformers_trainer": "--epochs 2 --size 160 --width 32",
+    "lightning_fit": "--epochs 2 --size 640",  # in one process; in two in tests/frameworks
     "tensorflow_loop": "--epochs 2 --size 1000",
     "tf_distributed": "--epochs 2 --size 640",  # on two devices; with two workers in tests/ranks
 }
@@ -39,9 +42,8 @@ def framework_of(name: str) -> str:
     """What an example is forked from: the framework that it imports."""
     imported = re.findall(r"^(?:import|from) (\w+)", read_example(name)[1], re.MULTILINE)
     found = ["tensorflow" if each == "keras" else each for each in imported]
-    return next(
-        (each for each in ("tensorflow", "jax", "torch", "numpy") if each in found), "nothing"
-    )
+    known = ("tensorflow", "jax", "lightning", "transformers", "torch", "numpy")
+    return next((each for each in known if each in found), "nothing")
 
 
 def commands(text: str) -> list[list[str]]:

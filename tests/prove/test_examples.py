@@ -13,10 +13,12 @@ from tests.examples.test_examples import EXAMPLES, SIZES, framework_of
 STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}
 LONG = (
     *("small_gpt", "mnist_cnn", "accumulation", "mixed_precision", "reinforce", "ddp"),
-    *("tf_distributed", "keras_fit", "jax_optax"),
+    *("tf_distributed", "keras_fit", "jax_optax", "lightning_fit", "accelerate_loop"),
+    "transformers_trainer",
 )
 # Of those that take seconds to start, few: tests/everywhere interrupts the same frameworks often.
-KILLS = {"tensorflow_loop": 2, "keras_fit": 2, "jax_optax": 3}
+KILLS = {"tensorflow_loop": 2, "keras_fit": 2, "jax_optax": 3, "lightning_fit": 3}
+KILLS |= {"accelerate_loop": 3, "transformers_trainer": 3}
 IN_THE_LOOP = ("step", "update", "gradient", "boundary")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast._cli.export import Wanted, export
+from holdfast._export.export import Wanted, export
 from tests.data.lives import Zygote
 from tests.ports import free_port
 from tests.support import (

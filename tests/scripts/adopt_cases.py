@@ -8,42 +8,21 @@ fork there unsafe. Each case runs in a folder of its own; what came of it is wri
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import resource
 import sys
-import traceback
 from pathlib import Path
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras
 import numpy as np
 import tensorflow as tf
+from tests.scripts.adopting import command, refused, run_all
 
 import holdfast
-from holdfast._cli import main
 
 X = np.random.RandomState(0).rand(32, 4).astype(np.float32)
 Y = X.sum(1, keepdims=True)
-
-
-def command(*words, status=0):
-    """Run a command as its process would; returns what it printed."""
-    out, err = io.StringIO(), io.StringIO()
-    former, sys.argv = sys.argv, ["holdfast", *map(str, words)]
-    left = None
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as end:
-        left = end.code
-    finally:
-        sys.argv = former
-    told = out.getvalue() + err.getvalue()
-    assert left == status, (left, told)
-    return told
 
 
 def net(units=3, dtype=None):
@@ -88,15 +67,6 @@ def saved(folder, steps=3, keep=3, optimizer=None, **more):
         step.assign_add(1)
         manager.save()
     return model, optimizer
-
-
-def refused(run, **state):
-    """The sentence with which Run refuses an adopted checkpoint."""
-    try:
-        with holdfast.Run(run, **state):
-            raise AssertionError("it was taken")
-    except holdfast.StateMismatch as error:
-        return str(error)
 
 
 def case_goes_on_as_after_restore(here):
@@ -287,11 +257,14 @@ def case_what_does_not_fit(here):
 
 def case_what_is_no_checkpoint(here):
     model, _ = saved(here / "ck")
+    (here / "lost").mkdir()
+    (here / "lost" / "checkpoint").write_text('model_checkpoint_path: "ckpt-3"\n')
     run = here / "run"
     for source, part in (
-        (here, "names none that is there"),
+        (here, "no checkpoint in it that is known here"),
+        (here / "lost", "names none that is there"),
         (here / "ck" / "ckpt-9", "Name one: " + str(here / "ck" / "ckpt-1")),
-        (here / "no" / "ckpt-9", "Name the folder"),
+        (here / "no" / "ckpt-9", "no such file or folder"),
         (here / "model.keras", "a file of Keras"),
     ):
         told = command("adopt", run, "--from", source, status=2)
@@ -354,24 +327,6 @@ def case_a_damaged_one(here):
         file.write_bytes(whole)
 
 
-def all_cases():
-    return [name for name in globals() if name.startswith("case_")]
-
-
-def run_all(folder: Path, names: list[str]) -> dict[str, str]:
-    results = {}
-    for name in names or all_cases():
-        here = folder / name
-        here.mkdir()
-        try:
-            globals()[name](here)
-        except BaseException:  # noqa: BLE001  what it was stands in the result
-            results[name] = traceback.format_exc()
-        else:
-            results[name] = "ok"
-    return results
-
-
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    (folder / "results.json").write_text(json.dumps(run_all(folder, sys.argv[2:])))
+    cases = [name for name in globals() if name.startswith("case_")]
+    run_all(Path(sys.argv[1]), {name: globals()[name] for name in sys.argv[2:] or cases})

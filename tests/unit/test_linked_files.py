@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from holdfast._cli.checkpoints import list_with_reasons, verify_all
-from holdfast._cli.export import Wanted, export
 from holdfast._errors import DamagedCheckpoint
+from holdfast._export.export import Wanted, export
 from holdfast._record import manifest
 from holdfast._record.layout import MANIFEST
 from holdfast._resume import read

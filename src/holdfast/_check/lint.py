@@ -48,6 +48,11 @@ def lint(text: str, around: Surroundings) -> list[Finding]:
         job.run_name = around.run.name
     for rule in _RULES:
         found += rule(job)
+    return in_order(found, around)
+
+
+def in_order(found: list[Finding], around: Surroundings) -> list[Finding]:
+    """Each once, by its line, without what is not to be looked at."""
     kept = [each for each in dict.fromkeys(found) if each.rule not in around.ignored]
     return sorted(kept, key=lambda each: (each.line, _ORDER[each.severity], each.rule))
 

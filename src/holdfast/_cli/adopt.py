@@ -25,7 +25,7 @@ def _read_names(
     return tuple(pairs)
 
 
-@click.command(short_help="Start a run from checkpoints of tf.train.CheckpointManager.")
+@click.command(short_help="Start a run from checkpoints that other libraries wrote.")
 @click.argument("folder", metavar="FOLDER", type=FOLDER)
 @click.option(
     "--from",
@@ -33,10 +33,10 @@ def _read_names(
     metavar="CHECKPOINT",
     type=FOLDER,
     required=True,
-    help="The manager's folder (its newest), or one checkpoint: ckpts/ckpt-7.",
+    help="A file, a folder, or a folder of several (its newest).",
 )
 @click.option("--step", type=_COUNT, metavar="N", help="The steps made; else it is found out.")
-@click.option("--epoch", type=_COUNT, default=0, metavar="N", help="The epochs that are over.")
+@click.option("--epoch", type=_COUNT, metavar="N", help="The epochs that are over.")
 @click.option(
     "--name",
     "names",
@@ -52,38 +52,54 @@ def adopt(
     folder: Path,
     source: Path,
     step: int | None,
-    epoch: int,
+    epoch: int | None,
     names: tuple[tuple[str, str], ...],
     fresh: tuple[str, ...],
 ) -> None:
-    """Start a run from checkpoints that tf.train.CheckpointManager wrote.
+    """Start a run from a checkpoint that another library wrote.
 
-    FOLDER becomes a run whose first checkpoint has every variable of CHECKPOINT, to the bit. Then
-    give holdfast.Run this folder, and the objects under the names that tf.train.Checkpoint had
-    them: the first start lays the one over the other as TensorFlow's restore would, and refuses
-    what does not fit. The files that were adopted are not changed, nor needed any more.
+    That is: a file of torch.save or safetensors, a .ckpt of Lightning, a folder of Hugging Face, of
+    torch.distributed.checkpoint, of Orbax, or of tf.train.CheckpointManager. No code that is in it
+    is ever run.
 
-    The step is that of the optimizer, or of a variable `step`. Iterators of tf.data are left out:
-    the data begins at the top of an epoch.
+    FOLDER becomes a run whose first checkpoint has every tensor of CHECKPOINT, to the bit. Then
+    give holdfast.Run this folder, and the objects under the names that are printed: the first start
+    lays the one over the other, and refuses what does not fit. The files that were adopted are not
+    changed, nor needed any more. The data begins at the top of an epoch.
 
     \b
     Example:
-      holdfast adopt runs/a --from ckpts
-      holdfast adopt runs/a --from ckpts/ckpt-7 --epoch 3 --name model=net
+      holdfast adopt runs/a --from last.ckpt
+      holdfast adopt runs/a --from out/checkpoint-500 --fresh scheduler
+      holdfast adopt runs/a --from net.pt --step 0 --name model=net
       >>> with holdfast.Run("runs/a", model=model, optimizer=optimizer) as run:
     """
-    from holdfast._cli.adopt_files import Adoption, adopt_files
+    from holdfast._adopt.adoption import Adoption, adopt_files
 
     done = adopt_files(folder, Adoption(source, step, epoch, names, fresh))
-    states = ", ".join(f"{name} ({count})" for name, count in done.states.items())
+    found = done.prepared
     click.echo(
-        f"{words.name(folder)}: step {done.step} (by {done.step_from}), adopted from "
-        f"{words.name(done.prefix)}; {words.size(done.size_bytes)}, durable."
+        f"{words.name(folder)}: step {found.step} (by {found.step_from}), adopted from "
+        f"{words.name(found.source)}{f' ({found.kind})' if found.kind else ''}; "
+        f"{words.size(done.size_bytes)}, durable."
     )
-    click.echo(f"Variables of {states}. Give Run the objects under these names.")
-    if done.left_out:
-        more = f", and {len(done.left_out) - _NAMED} more" if len(done.left_out) > _NAMED else ""
+    states = ", ".join(f"{name} ({count})" for name, count in found.states.items() if count)
+    what = "Tensors" if found.kind else "Variables"
+    click.echo(f"{what} of {states}. Give Run the objects under these names.")
+    values = [name for name, count in found.states.items() if not count]
+    if values:
+        click.echo(f"Values without tensors: {_some(values)}.")
+    for note in found.notes:
+        click.echo(note)
+    if found.left_out and found.kind:
+        click.echo(f"Left out: {_some(found.left_out)}.")
+    elif found.left_out:
         click.echo(
-            f"Left out, for it is no variable with numbers: {', '.join(done.left_out[:_NAMED])}"
-            f"{more}. An iterator of tf.data begins anew, at the top of an epoch."
+            f"Left out, for it is no variable with numbers: {_some(found.left_out)}. "
+            "An iterator of tf.data begins anew, at the top of an epoch."
         )
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

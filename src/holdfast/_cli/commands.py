@@ -11,6 +11,7 @@ from holdfast._cli.adopt import adopt
 from holdfast._cli.doctor import doctor
 from holdfast._cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
 from holdfast._cli.lint import lint
+from holdfast._cli.mirror import mirror
 from holdfast._cli.plan import plan
 from holdfast._cli.prove import prove
 from holdfast._cli.report import metrics, report
@@ -25,20 +26,8 @@ from holdfast._status import words
 __all__ = ["cli"]
 
 for command in (
-    adopt,
-    clean,
-    completion,
-    doctor,
-    export,
-    lint,
-    metrics,
-    plan,
-    prove,
-    report,
-    run,
-    stacks,
-    submit,
-    ui,
+    *(adopt, clean, completion, doctor, export, lint, metrics, mirror, plan, prove, report, run),
+    *(stacks, submit, ui),
     why,
 ):
     cli.add_command(command)

@@ -36,6 +36,7 @@ _GROUPS = {
     "Use": {
         "export": "holdfast export runs/a out.safetensors",
         "adopt": "holdfast adopt runs/a --from ckpts",
+        "mirror": "holdfast mirror runs/a",
         "clean": "holdfast clean runs",
     },
     "Cluster": {

@@ -39,7 +39,7 @@ class _Checked:
         return all(each.severity == HINT for each in self.left)
 
 
-@click.command(short_help="Find what in an sbatch script loses the job.")
+@click.command(short_help="Find what in an sbatch script or a pod loses the job.")
 @click.argument("scripts", metavar="SCRIPT...", nargs=-1, required=True)
 @click.option("--fix", "wants_fix", is_flag=True, help="Write the corrected script.")
 @click.option(
@@ -58,11 +58,12 @@ def lint(
     ignore: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Find what in an sbatch script loses the warning, the log or the job.
+    """Find what in an sbatch script or a manifest of Kubernetes loses the warning or the job.
 
     Most scripts that ask for a warning before the time limit never get it: `--signal=USR2@60` with
     a bare `python` is one. Says for each such line what will happen and how it would be right.
-    SCRIPT is only read, never run; it need not use holdfast. "-" is standard input.
+    SCRIPT is only read, never run; it need not use holdfast. "-" is standard input. Of a manifest
+    (.yaml) the pods are looked at that train: grace, signals, /dev/shm, restarts.
 
     Leaves with 0 if there is neither error nor warning (hints are allowed), 1 if there is, 2 if a
     script cannot be read.
@@ -76,6 +77,7 @@ def lint(
       holdfast lint job.sbatch --fix
       holdfast lint job.sbatch --run runs/a
       holdfast lint --json *.sbatch
+      holdfast lint pod.yaml --run runs/a
     """
     if run is not None:
         from holdfast._record.attempts import find_run
@@ -105,22 +107,33 @@ def lint(
 
 def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
     from holdfast._check.lint import Surroundings
-    from holdfast._check.lint import lint as find
 
     try:
         data = sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"{name}: {error.strerror or error}.\nName a script for sbatch, for example: "
-            "holdfast lint job.sbatch"
+            f"{name}: {error.strerror or error}.\nName a script for sbatch or a manifest, for "
+            "example: holdfast lint job.sbatch"
         ) from error
     if b"\0" in data:
         raise SettingsError(f"{name}: is no script.\nName a script for sbatch.")
     text = data.decode("utf-8", errors="surrogateescape")
     folder = Path.cwd() if name == _STDIN else Path(name).absolute().parent
     around = Surroundings(folder, Path.cwd(), run, ignore)
-    found = find(text, around)
+    found = _find(name, text, around)
     return _Checked(name, text, around, found, left=found)
+
+
+def _find(name: str, text: str, around: Surroundings) -> list[Finding]:
+    from holdfast._check.pod_text import is_manifest
+
+    if is_manifest(name, text):
+        from holdfast._check.pod_lint import lint_manifest
+
+        return lint_manifest("stdin" if name == _STDIN else name, text, around)
+    from holdfast._check.lint import lint as find
+
+    return find(text, around)
 
 
 def _encode(text: str) -> bytes:
@@ -133,8 +146,10 @@ def _corrected(checked: _Checked) -> str:
 
 def _fix(checked: _Checked) -> None:
     from holdfast._check.lint import fix, missing_folders
-    from holdfast._check.lint import lint as find
+    from holdfast._check.pod_text import is_manifest
 
+    if is_manifest(checked.name, checked.text):
+        return  # it has comments and an order of its own, which writing it anew would lose
     corrected = fix(checked.text, checked.around)
     for folder in missing_folders(checked.found, checked.around):
         try:
@@ -149,7 +164,7 @@ def _fix(checked: _Checked) -> None:
         if checked.name != _STDIN:
             _write(Path(checked.name), _encode(corrected))
         checked.fixed = corrected
-    checked.left = find(corrected, checked.around)
+    checked.left = _find(checked.name, corrected, checked.around)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from holdfast._cli.chosen import own_line
+from holdfast._export.chosen import own_line
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import find_run, is_live, lease_holder
 from holdfast._record.identity import of_process

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast._cli.chosen import own_line
 from holdfast._cli.litter import Litter, RunAtRest, size_of
+from holdfast._export.chosen import own_line
 from holdfast._status import words
 from holdfast._status.in_memory import on_this_line, world_of
 

@@ -18,6 +18,7 @@ from holdfast._status import words
 from holdfast._status.gather import RunSummary
 from holdfast._status.held import describe_disturbed, describe_paused, describe_stuck
 from holdfast._status.job import describe_job
+from holdfast._status.mirror import describe_mirror
 from holdfast._status.ranks import describe_death, describe_ranks, describe_straggler
 
 _STYLES = {
@@ -94,6 +95,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("slowed", describe_disturbed(run.disturbed)),
         ("safe", _safe(run)),
         ("checkpoint", _checkpoint(run)),
+        ("mirror", describe_mirror(run.mirror)),
         ("snapshots", _snapshots(run)),
         ("process", _process(run)),
         ("ranks", describe_ranks(run.ranks, run.deaths, is_live=run.is_live)),

@@ -11,10 +11,12 @@ from holdfast._cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
 from holdfast._status import words
 
 _NAMED = 8
+# As in `_export/export.py`, which only that command imports.
+_FORMATS = ("safetensors", "torch", "dcp", "huggingface", "tensorflow")
 _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
 
 
-@click.command(short_help="Write a checkpoint for other programs: .safetensors, .pt, TensorFlow.")
+@click.command(short_help="Write a checkpoint for other programs, in their formats.")
 @RUN
 @click.argument("out", metavar="OUT", type=FOLDER)
 @click.option("--step", type=int, metavar="N", help="That of step N, not the newest.")
@@ -22,7 +24,13 @@ _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/confi
 @click.option("--strip", is_flag=True, help="With one --only: 0.weight, and not model.0.weight.")
 @click.option("--force", is_flag=True, help="Replace OUT if there is one.")
 @click.option(
-    "--to", type=click.Choice(["tensorflow"]), help="A folder with a tf.train.Checkpoint."
+    "--to", type=click.Choice(_FORMATS), help="The format; else the ending of OUT says it."
+)
+@click.option(
+    "--config",
+    metavar="PATH",
+    type=FOLDER,
+    help="With --to huggingface: config.json, or a folder that has it.",
 )
 def export(
     run: Path,
@@ -32,8 +40,9 @@ def export(
     strip: bool,
     force: bool,
     to: str | None,
+    config: Path | None,
 ) -> None:
-    """Write a checkpoint to a file that other programs read.
+    """Write a checkpoint for other programs, as a file or a folder.
 
     Takes the newest whole checkpoint, as the run itself would when started again, and checks every
     byte before the first is written. OUT appears when it is whole, or not at all. The run may be
@@ -41,8 +50,14 @@ def export(
 
     OUT.safetensors needs no framework: tensors under plain names (model.0.weight), all else as JSON
     in the metadata. OUT.pt is for torch.load(…, weights_only=True): a dict with the state of each
-    object, on the CPU. A dtype that the format lacks is stored as raw bytes. With --to tensorflow
-    OUT is a folder, for tf.train.Checkpoint(…).restore(tf.train.latest_checkpoint(OUT)).
+    object, on the CPU. A dtype that the format lacks is stored as raw bytes.
+
+    \b
+    With --to OUT is a folder:
+      tensorflow   for tf.train.Checkpoint, by tf.train.latest_checkpoint(OUT)
+      huggingface  for from_pretrained; beside it what the Trainer needs
+      dcp          for torch.distributed.checkpoint, on any number of ranks
+    and with --to safetensors or --to torch a file of that kind.
 
     Of several ranks it has all that they share, sharded tensors made whole; where each has its own
     (a generator, say), it is that of rank 0.
@@ -53,11 +68,12 @@ def export(
       holdfast export runs/a model.safetensors --only model --strip
       >>> model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
       holdfast export runs/b ckpts --to tensorflow
+      holdfast export runs/a out --to huggingface --config gpt2/config.json
     """
-    from holdfast._cli.export import Wanted
-    from holdfast._cli.export import export as write_export
+    from holdfast._export.export import Wanted
+    from holdfast._export.export import export as write_export
 
-    wanted = Wanted(out, step, tuple(dict.fromkeys(only)), strip, force, to)
+    wanted = Wanted(out, step, tuple(dict.fromkeys(only)), strip, force, to, config)
     done = write_export(run, wanted)
     for line in done.passed_over:
         click.echo(f"{words.name(line)} The one before it is taken.", err=True)
@@ -69,7 +85,8 @@ def export(
     if done.left_out:
         named = ", ".join(done.left_out[:_NAMED])
         more = f", and {len(done.left_out) - _NAMED} more" if len(done.left_out) > _NAMED else ""
-        click.echo(f"Left out, for tf.train.Checkpoint has no place for it: {named}{more}.")
+        whose = "tf.train.Checkpoint" if to == "tensorflow" else "such a folder"
+        click.echo(f"Left out, for {whose} has no place for it: {named}{more}.")
     if done.ranks > 1:
         click.echo(f"Put together from {done.ranks} ranks; what each has of its own is rank 0's.")
     if done.newer_in_memory is not None:

@@ -94,6 +94,8 @@ class KeeperLink:
             "job": None if plan.job is None else asdict(plan.job),
             "requeue_limit": policy.requeue_limit,
             "hang": [policy.hang_seconds, policy.hang_restarts],
+            "mirror": [policy.mirror, policy.mirror_keep_last],
+            "notices": policy.notices,
         }
         log_path = policy.layout.keeper_log(policy.attempt, policy.rank)
         with _open_log(log_path) as log, without_debugger():

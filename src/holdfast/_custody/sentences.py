@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import Any
 
 from holdfast._why.words import size
@@ -12,6 +13,8 @@ def sentence_of(message: dict[str, Any]) -> str | None:
     """The words for a message that only tells something; None if there is more to do about it."""
     if message["kind"] == "failed":
         return f"a checkpoint could not be made: {message['error']}. It will be tried again."
+    if message["kind"] == "mirror":
+        return str(message["text"])
     if message["kind"] == "twins":
         first, second = message["ranks"]
         return (
@@ -27,6 +30,8 @@ def sentence_of(message: dict[str, Any]) -> str | None:
         )
     if message["kind"] in ("hang", "hang-over", "paused"):
         return _of_hang(message)
+    if message["kind"] == "notice":
+        return _of_notice(message)
     if message["kind"] == "memory" and not message.get("quiet"):
         return _of_memory(message)
     return None
@@ -44,6 +49,22 @@ def _of_hang(message: dict[str, Any]) -> str | None:
     if message["policy"] == "restart":
         return f"{sentence}\nIt is made durable and ended for that (--hang-timeout)."
     return f"{sentence}\nMore: holdfast why {shlex.quote(message['folder'])}"
+
+
+def _of_notice(message: dict[str, Any]) -> str | None:
+    reason = message["reason"]
+    if message["what"] == "deaf":
+        return (
+            f"{message['cloud']} does not tell whether this machine is about to end ({reason}).\n"
+            "Let this process reach 169.254.169.254 (AWS: from a container with a hop limit of "
+            "2), or switch this off: holdfast.Settings(notices='off')"
+        )
+    if message["acts"] == "save":
+        return f"{reason}: the next step is made durable, and the run goes on."
+    if message["acts"] == "later":
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(message["at"]))
+        return f"{reason} comes at {at} UTC: the run leaves {message['lead']:.0f} s before."
+    return None  # the stop itself is said
 
 
 def _of_memory(message: dict[str, Any]) -> str:

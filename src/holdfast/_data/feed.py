@@ -59,6 +59,9 @@ class Feed:
         replay(batches, lap.behind, self._source)
         return batches
 
+    def expect(self, accumulate: int) -> None:
+        """So many batches are to be one step; whoever counts too may refuse another number."""
+
     def state(self) -> Any:
         """The source's own state, if it is what a position is found by."""
         return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast._data.feed import Feed, Kit, SideBySide, feed_of
 from holdfast._data.loader_feed import LoaderFeed
+from holdfast._data.prepared_feed import DispatchedFeed, feed_of_prepared
 from holdfast._data.tensorflow_feed import feed_of_tensorflow
 from holdfast._errors import HoldfastError
 
@@ -57,17 +58,31 @@ class Feeds:
             )
 
     def _of_one(self, source: Any) -> Feed:
+        if hasattr(type(source), "holdfast_feed"):  # another's loop, which knows its data better
+            feed: Feed = source.holdfast_feed(self)
+            return feed
         if "torch" in sys.modules:
-            from holdfast.torch import loader
+            from holdfast.torch import loader, prepared
 
+            if prepared.is_prepared(source):
+                return self._of_prepared(source)
             if loader.is_loader(source):
-                feed = self._loaders.get(source)
-                if feed is None:
-                    feed = self._loaders[source] = LoaderFeed(source, self._kit)
-                return feed
+                known = self._loaders.get(source)
+                if known is None:
+                    known = self._loaders[source] = LoaderFeed(source, self._kit)
+                return known
         if hasattr(sys.modules.get("tensorflow"), "__version__"):
             return self._of_tensorflow(source) or feed_of(source, self._kit)
         return feed_of(source, self._kit)
+
+    def _of_prepared(self, source: Any) -> Feed:
+        known = self._loaders.get(source)
+        if known is None:
+            known = feed_of_prepared(source, self._kit)
+            if known is None:
+                return DispatchedFeed(source, self._kit)
+            self._loaders[source] = known
+        return known
 
     def _of_tensorflow(self, source: Any) -> Feed | None:
         if not isinstance(source, Hashable):

@@ -35,6 +35,9 @@ def main(config_text: str) -> None:
         size=config["size"],
         hang_seconds=config["hang"][0],
         hang_restarts=config["hang"][1],
+        mirror=config["mirror"][0],
+        mirror_keep_last=config["mirror"][1],
+        notices=config["notices"],
     )
     ends = Ends(
         link=link,

@@ -19,6 +19,7 @@ from holdfast._keeper.hang_hands import Hangs
 from holdfast._keeper.held import Hasher, Holdings
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy
+from holdfast._keeper.noticed import Noticed
 from holdfast._keeper.writer import Closing, Job, Outcome, Writer
 from holdfast._leave import statuses
 from holdfast._record import journal
@@ -94,6 +95,7 @@ class Asked:
         self._leave_status: int | None = None
         self._done = False
         self._hangs: Hangs  # from the beginning of the loop on
+        self._noticed: Noticed | None = None  # on a machine of a cloud
         self._selector: selectors.BaseSelector  # likewise
         self._identity = asdict(of_process())
         self._signals: deque[dict[str, Any]] = deque(maxlen=_SIGNALS_KEPT)  # for a post-mortem
@@ -123,6 +125,9 @@ class Asked:
             self._has_nudged = False
             return
         name = signal.Signals(number).name
+        if number == signal.SIGQUIT:  # of a process 1; any other is dead already
+            self._leave_now(name, 128 + number)
+            return
         if number == signal.SIGINT and self._interrupted_at is not None:
             if now - self._interrupted_at > SAME_PRESS_SECONDS:
                 self._journal("signal", name=name, count=2)
@@ -294,6 +299,21 @@ class Asked:
             self._leave_rest(reason, status)
         self._tell("ending", reason=reason, status=status, seconds=left)
         self._insure_within(left)
+
+    def _tell_notice(self, **told: Any) -> None:
+        """The cloud has announced something for this machine."""
+        journal.append(self._policy.layout.journal, "notice", **told)
+        self._tell("notice", **told)
+        if told["acts"] == "save":
+            self._tell("request", request="save", reason=f"notice: {told['what']}")
+
+    def _stop_for_notice(self, reason: str, left: float) -> None:
+        """This machine ends soon: stop in time, and have whoever started it start it again."""
+        if self._stop is None:
+            self._stop = (reason, statuses.REQUEUE, 0)
+            self._stop_for_time(left)
+        else:
+            self._insure_within(left)
 
     def _warn_of_short_warning(self) -> None:
         """Once it is measured: does a save fit into the time that SLURM's warning leaves?"""

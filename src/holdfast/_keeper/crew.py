@@ -115,10 +115,12 @@ class CrewKeeper(KeeperAmongOthers):
             if first is not None and not again:
                 return
         name = signal.Signals(number).name
+        again = again or number == signal.SIGQUIT  # of a process 1; any other is dead already
+        quits = number == signal.SIGQUIT
         wish = {
             "kind": "stop",
-            "reason": "second Ctrl-C" if again else name,
-            "status": statuses.of_signal(number),
+            "reason": "second Ctrl-C" if again and not quits else name,
+            "status": 128 + number if quits else statuses.of_signal(number),
             "signal": number,
             "grace": self._grace_of(number),
         }
@@ -144,11 +146,19 @@ class CrewKeeper(KeeperAmongOthers):
             super()._watch_clock(now)
 
     def _stop_for_time(self, left: float) -> None:
-        assert self._hub is not None
         assert self._stop is not None
-        reason, status, _ = self._stop
+        self._wish_stop(*self._stop[:2], left)
+
+    def _wish_stop(self, reason: str, status: int, left: float) -> None:
         wish = {"kind": "stop", "reason": reason, "status": status, "grace": left}
-        self._hub.hear(0, {"kind": "wish", "wish": wish})
+        self._to_hub("wish", wish=wish)
+
+    def _tell_notice(self, **told: Any) -> None:
+        mark = int(self._ends.control.words[control.MARK])
+        self._to_hub("notice", host=host_name(), mark=mark, told=told)
+
+    def _stop_for_notice(self, reason: str, left: float) -> None:
+        self._wish_stop(reason, statuses.REQUEUE, left)
 
     def tell(self, kind: str, **fields: Any) -> None:
         if kind == "decide":

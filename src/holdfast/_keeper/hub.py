@@ -117,6 +117,14 @@ class Hub(Rounds, Commits, Sights):
         if self.stop is None:
             self._take_wish(Wish("save", MEMORY, rank=seat.rank), message)
 
+    def _on_notice(self, seat: Seat, message: dict[str, Any]) -> None:
+        """The cloud has announced something for the machine of a rank."""
+        told, host = message["told"], str(message["host"])
+        self._books.note("notice", rank=seat.rank, host=host, **told)
+        self._send(0, "notice", **told)
+        if told["acts"] == "save" and self.stop is None:
+            self._take_wish(Wish("save", f"notice: {told['what']}", rank=seat.rank), message)
+
     def _on_died(self, seat: Seat, message: dict[str, Any]) -> None:
         if seat.ended is None:
             cause = Cause(seat.rank, message["how"], kind="died", host=message.get("host", ""))

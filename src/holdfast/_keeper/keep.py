@@ -37,6 +37,9 @@ class Policy:
     requeue_limit: int = 3  # of a job, while no life makes a step
     hang_seconds: float | None = None  # without a step; None: learned from the run
     hang_restarts: bool = False  # whether whoever leads it wants it to leave then
+    mirror: str | None = None  # where checkpoints are copied to
+    mirror_keep_last: int = 3
+    notices: str = "off"  # whose to heed: a cloud's, or "auto" for the one there is
 
 
 class Durable(NamedTuple):

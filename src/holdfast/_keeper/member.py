@@ -165,6 +165,9 @@ class Member:
     def _on_memory(self, message: dict[str, Any]) -> None:
         self._body.tell("memory", **{k: v for k, v in message.items() if k != "kind"})
 
+    def _on_notice(self, message: dict[str, Any]) -> None:
+        self._body.tell("notice", **{k: v for k, v in message.items() if k != "kind"})
+
     def _on_bye(self, message: dict[str, Any]) -> None:
         self._body.say_bye(message)
 

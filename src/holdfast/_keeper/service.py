@@ -16,17 +16,22 @@ import threading
 import time
 from typing import Any
 
+from holdfast import _env
 from holdfast._keeper import messages
 from holdfast._keeper.asked import Asked
 from holdfast._keeper.beat import Change, held_of, is_looked_at, standing_of, state_of
 from holdfast._keeper.hang_hands import Hangs
 from holdfast._keeper.held import HeldArena
 from holdfast._keeper.memory import Alarm, MemoryWatch
+from holdfast._keeper.mirror import Mirror
+from holdfast._keeper.noticed import Noticed
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.writer import Job, Outcome
+from holdfast._notices.watch import open_watch
 from holdfast._record.attempts import BEAT_SECONDS, write_json
+from holdfast._record.identity import host_name
 from holdfast._save import control
 
 _REQUEST_SECONDS = 0.25
@@ -50,7 +55,9 @@ class Keeper(Asked):
         self._change = Change()
         path = self._policy.layout.series(self._policy.attempt)
         self._series = SeriesWriter(path, self._ends.control.words)
+        mirror = Mirror.of(self._policy, lambda text: self._tell("mirror", text=text))
         self._begin()
+        self._open_notices()
         next_beat = next_look = 0.0
         while not self._done:
             now = time.monotonic()
@@ -64,9 +71,13 @@ class Keeper(Asked):
             if now >= next_look:
                 self._look_for_requests()
                 self._watch_clock(now)
+                if self._noticed is not None and not self._is_leaving:
+                    self._noticed.look(now)
                 self._hangs.look(now)
                 if self._policy.rank == 0 and not self._is_gone():
                     self._series.look(now, self._row_facts)
+                if mirror is not None:
+                    mirror.look(now, (self._durable_sequence, self._durable_step))
                 next_look = now + _REQUEST_SECONDS
             if self._insure_at is not None and now >= self._insure_at:
                 self._insure_at = None
@@ -90,6 +101,14 @@ class Keeper(Asked):
                 key.data()
             if self._ends.pidfd is None and os.getppid() != self._ends.trainer_pid:
                 self._bury()
+
+    def _open_notices(self) -> None:
+        """One keeper of each machine asks its cloud, for all ranks there."""
+        if self._policy.notices == "off" or _env.local_rank():
+            return
+        watch = open_watch(self._policy.notices, host_name(), _env.notices_address())
+        if watch is not None:
+            self._noticed = Noticed(watch, self, self._needed_seconds)
 
     # What a keeper that is one of several has to do besides:
 

@@ -97,6 +97,12 @@ def find_run(folder: Path) -> tuple[RunLayout, str]:
     return layout, str(run_id)
 
 
+def lives_elsewhere(layout: RunLayout) -> int:
+    """The attempts that a run had on other machines, before this folder was made from a mirror."""
+    count = read_json(layout.identity).get("attempts_elsewhere")
+    return count if isinstance(count, int) else 0
+
+
 def lease_holder(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
     """The process that took this attempt, or None if the lease is unreadable."""
     return _identity(read_json(layout.lease(attempt)).get("process"))
@@ -138,6 +144,7 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
         try:
             # A number that a checkpoint has is taken, even if its folder is gone.
             taken = [attempt for _, attempt, _ in layout.checkpoint_folders()]
+            taken.append(lives_elsewhere(layout))
             number = max([newest, *taken]) + 1
             if _publish_lease(layout, number):
                 return number

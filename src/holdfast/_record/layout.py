@@ -4,13 +4,14 @@ runs/demo/
   run.json                         the run's random id
   run.key                          the secret by which its keepers know each other
   journal.jsonl                    what happened, one line each
+  mirror.json  mirror.lock         what is known of its mirror, and who copies to it just now
   attempts/0002/                   one life of the process
     lease.json  heartbeat.json     who has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
     series.jsonl                   how it went: steps, metrics, memory, a row about every second
     exit.json                      how it ended
     requeue.json                   what SLURM was asked then, and how many lives made no step
-    stacks.txt  keeper.log  trouble.txt
+    stacks.txt  keeper.log  trouble.txt  mirror.log
     error.json  death.json         an exception as the trainer saw it, a death as the keeper did
     hang.json  hang.txt            a hang: what every process did then, and its stacks to read
     look.json                      the same at a moment that somebody asked for
@@ -89,6 +90,14 @@ class RunLayout:
         return self.folder / "journal.jsonl"
 
     @property
+    def mirror(self) -> Path:
+        return self.folder / "mirror.json"
+
+    @property
+    def mirror_lock(self) -> Path:
+        return self.folder / "mirror.lock"
+
+    @property
     def attempts(self) -> Path:
         return self.folder / "attempts"
 
@@ -144,6 +153,9 @@ class RunLayout:
     def keeper_log(self, attempt: int, rank: int = 0) -> Path:
         return self.attempt(attempt) / f"keeper{_suffix(rank)}.log"
 
+    def mirror_log(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "mirror.log"
+
     def trouble(self, attempt: int, rank: int = 0) -> Path:
         return self.attempt(attempt) / f"trouble{_suffix(rank)}.txt"
 
@@ -198,6 +210,10 @@ class RunLayout:
     def partial(self, checkpoint: Path, pid: int) -> Path:
         """A checkpoint while process `pid` writes it."""
         return self.checkpoints / f".partial-{checkpoint.name}.{pid}"
+
+    def fetching(self, checkpoint: Path) -> Path:
+        """A checkpoint while it comes from a mirror: what is there of it need not come again."""
+        return self.checkpoints / f".fetching-{checkpoint.name}"
 
     def partials_of(self, checkpoint: Path) -> list[Path]:
         """This checkpoint as it was begun, by whomever."""

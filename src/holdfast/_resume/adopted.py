@@ -6,6 +6,7 @@ the objects of today, with the stored values in it. From there on nothing tells 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from holdfast._record.checksum import digest_all
 from holdfast._record.image import TensorSpec
 from holdfast._resume.devices import SentAhead
 from holdfast._resume.fit import name_some
+from holdfast._resume.restore import decode_state
 from holdfast._resume.verify import Loaded
 from holdfast._save.beside import OBJECTS
 from holdfast._save.capture import Captured, adapter_of, capture
@@ -24,6 +26,8 @@ def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[
     adopted = loaded.head.get("adopted")
     if adopted is None:
         return loaded, []
+    if adopted.get("kind"):
+        return _settle_foreign(loaded, state, adopted)
     matched, captured, sources = _look(loaded, state, adopted, builds=False)
     if matched.unbuilt:
         matched, captured, sources = _look(loaded, state, adopted, builds=True)
@@ -40,19 +44,68 @@ def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[
         else (view if source is None else loaded.data(source))
         for view, value, source in zip(own, captured.values, sources, strict=True)
     )
-    names = [spec.name for spec in captured.specs]
     extra = {k: v for k, v in loaded.head["tree"]["extra"].items() if k != OBJECTS}
-    whole = replace(
+    whole = _as_stored(loaded, captured.specs, views, {"state": tree, "extra": extra})
+    names = [spec.name for spec in captured.specs]
+    made_here = [name for name, source in zip(names, sources, strict=True) if source is None]
+    begun = [name for name in matched.fresh if "." not in name]
+    begun += [n for n in made_here if n.partition(".")[0] not in begun]
+    return whole, _lines(begun, matched.unused)
+
+
+def _settle_foreign(
+    loaded: Loaded, state: dict[str, Any], adopted: dict[str, Any]
+) -> tuple[Loaded, list[str]]:
+    """Of torch, Lightning, Hugging Face, Orbax: no graph, but names that the objects know."""
+    from holdfast._resume.foreign import settle
+
+    # What travels beside it has tensors of its own, which keep their numbers behind the others.
+    settled = settle(decode_state(loaded), state, adopted)
+    captured = settled.captured
+    extra, numbers = _renumbered(loaded.head["tree"]["extra"], len(captured.specs))
+    specs = [*captured.specs, *(loaded.plan.specs[number] for number in numbers)]
+    views = [
+        # Those of the script are about to change, and are what is compared with.
+        memoryview(bytearray(view)) if spec.name.partition(".")[0] in settled.fresh else view
+        for spec, value in zip(captured.specs, captured.values, strict=True)
+        if (view := adapter_of(spec.kind).bytes_of(value)) is not None
+    ]
+    views += [loaded.data(number) for number in numbers]
+    tree = {"state": captured.tree["state"], "extra": extra}
+    return _as_stored(loaded, specs, tuple(views), tree), _lines(settled.fresh, settled.unused)
+
+
+def _renumbered(encoded: Any, first: int) -> tuple[Any, list[int]]:
+    """A tree whose tensors are numbered from `first`, and the numbers that they had."""
+    numbers: list[int] = []
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, list):
+            return [walk(each) for each in item]
+        if not isinstance(item, dict):
+            return item
+        if item.keys() == {"$t"}:
+            numbers.append(item["$t"])
+            return {"$t": first + len(numbers) - 1}
+        return {key: walk(each) for key, each in item.items()}
+
+    return walk(encoded), numbers
+
+
+def _as_stored(
+    loaded: Loaded, specs: Sequence[TensorSpec], views: tuple[memoryview, ...], tree: Any
+) -> Loaded:
+    """The same checkpoint with another state in it."""
+    names = [spec.name for spec in specs]
+    return replace(
         loaded,
-        plan=replace(loaded.plan, specs=tuple(captured.specs)),
+        plan=replace(loaded.plan, specs=tuple(specs)),
         tensors=views,
-        memory=(*loaded.memory, *views),
+        memory=(*loaded.memory, *(view for view in views if view.nbytes)),
         sent=SentAhead(),
-        head={**loaded.head, "tree": {"state": tree, "extra": extra}},
+        head={**loaded.head, "tree": tree},
         digests=dict(zip(names, digest_all(list(views)), strict=True)),
     )
-    made_here = [name for name, source in zip(names, sources, strict=True) if source is None]
-    return whole, _lines(matched, made_here)
 
 
 def _numbers(loaded: Loaded) -> dict[str, int]:
@@ -137,13 +190,11 @@ def _refuse(adopted: dict[str, Any], matched: Any, reshaped: list[str]) -> None:
     )
 
 
-def _lines(matched: Any, made_here: list[str]) -> list[str]:
+def _lines(begun: list[str], unused: list[str]) -> list[str]:
     lines = []
-    begun = [name for name in matched.fresh if "." not in name]
-    begun += [n for n in made_here if n.partition(".")[0] not in begun]
     for what, names in (
         ("begins as the script made it, for the adopted checkpoint does not have it", begun),
-        ("in the adopted checkpoint, and not used by this run", matched.unused),
+        ("in the adopted checkpoint, and not used by this run", unused),
     ):
         if names:
             lines.append(f"{what}: {name_some(names)}.")

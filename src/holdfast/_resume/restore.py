@@ -57,6 +57,13 @@ def decode_extra(loaded: Loaded) -> dict[str, Any]:
     return found
 
 
+def decode_state(loaded: Loaded) -> dict[str, Any]:
+    """The stored states as containers, values and tensors of their own, without any object."""
+    loader = _Loader(loaded)
+    stored = loaded.head["tree"]["state"]
+    return {name: loader.value(item, name, borrowed=False) for name, item in stored.items()}
+
+
 class _Loader:
     """Decodes the stored tree, in place where there is something to put it into."""
 

@@ -39,6 +39,7 @@ from holdfast._status.held import (
 )
 from holdfast._status.in_memory import states_in_memory
 from holdfast._status.job import JobSummary, read_job
+from holdfast._status.mirror import MirrorSummary, read_mirror
 from holdfast._status.ranks import (
     RankDeath,
     RankSummary,
@@ -100,6 +101,7 @@ class RunSummary:
     paused: Paused | None
     disturbed: Disturbed | None
     job: JobSummary | None  # of SLURM
+    mirror: MirrorSummary | None
 
 
 @dataclass(slots=True)
@@ -243,6 +245,7 @@ def summarize(
         paused=read_paused(beat) if live else None,
         disturbed=read_disturbed(beat) if live else None,
         job=read_job(layout, attempt, beat, live),
+        mirror=read_mirror(layout),
     )
 
 

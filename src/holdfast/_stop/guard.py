@@ -15,6 +15,7 @@ from holdfast._leave import statuses
 from holdfast._say import say
 from holdfast._stop.children import ChildShield
 from holdfast._stop.crashes import CrashStacks
+from holdfast._stop.first import Reaper, die_by_signals, is_first_process
 from holdfast._stop.request import StopRequest, request_from_signal
 from holdfast._stop.signals import SignalWatch
 
@@ -33,6 +34,7 @@ class Guard:
         self._crashes: CrashStacks | None = None
         self._watch: SignalWatch | None = None
         self._shield = ChildShield(numbers)
+        self._reaper = Reaper() if is_first_process() else None
         self.noted: list[int] = []
         if threading.current_thread() is not threading.main_thread():
             say(
@@ -46,6 +48,8 @@ class Guard:
         self._watch.install()
         self._crashes = CrashStacks(self._stacks)
         self._shield.install()
+        if self._reaper is not None:
+            self._reaper.start()
 
     def defer(self, defers: bool, *, holds_warnings: bool = False) -> None:
         """True: signals wait for a boundary. False: they act at once, but for warnings if asked."""
@@ -117,6 +121,10 @@ class Guard:
         self._shield.remove()
         if self._watch is not None and threading.current_thread() is threading.main_thread():
             self._watch.remove()
+            if self._reaper is not None:
+                die_by_signals()  # from now on nobody else answers them
+        if self._reaper is not None:
+            self._reaper.stop()
         if self._crashes is not None:
             self._crashes.remove()
         if self._stacks is not None:

@@ -61,6 +61,7 @@ class SignalWatch:
         self._stacks = stacks
         self._former: dict[int, _Handler] = {}
         self._former_wakeup = -1
+        self._former_quit: _Handler = None  # only of a process 1
         self._outer: SignalWatch | None = None  # of a run that this one was opened in
         self._at_c_level: dict[int, bytes] = {}
         # Python makes a new method object at each look; the handler must be one thing.
@@ -79,6 +80,10 @@ class SignalWatch:
         if self._wakeup >= 0:
             self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+            if os.getpid() == 1:
+                # It cannot die of a signal, and its end would be the keeper's too: the keeper is
+                # told by way of Python, saves, and has it leave.
+                self._former_quit = signal.signal(_SIGQUIT, self._quit_as_first)
             # At C level: it works while a call holds the interpreter. With `chain`
             # the process then dies of the signal, as a person at Ctrl-\ expects.
             faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=True, chain=True)
@@ -112,6 +117,8 @@ class SignalWatch:
         self._former.clear()
         if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
             faulthandler.unregister(_SIGQUIT)
+            if self._former_quit is not None:
+                signal.signal(_SIGQUIT, self._former_quit)
 
     def mend(self) -> list[str]:
         """Take back what another library has replaced, and return what that was."""
@@ -167,6 +174,10 @@ class SignalWatch:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise Stopped(statuses.of_signal(number), signal.Signals(number).name)
+
+    def _quit_as_first(self, number: int, _: FrameType | None) -> None:
+        if not self.defers or self.is_alone:
+            os._exit(128 + number)
 
     def _is_pressed_again(self, number: int) -> bool:
         if number != signal.SIGINT:

@@ -60,7 +60,7 @@ def _own_modules() -> list[tuple[str, ModuleType]]:
         _modules_known = len(sys.modules)
         _modules = [
             ("" if name == "__main__" else f"{name}.", module)
-            for name, module in list(sys.modules.items())
+            for name, module in sys.modules.copy().items()
             if name == "__main__" or is_own_file(getattr(module, "__file__", None) or "<none>")
         ]
     return _modules

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import pickle
+import re
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path, PosixPath, PurePosixPath
 from typing import IO, Any
@@ -63,6 +64,10 @@ _MAPPED_BYTES = 1 << 30
 class Refused(Exception):
     """The file holds objects that could run code when they are loaded."""
 
+    def __init__(self, reason: str, stranger: str = "") -> None:
+        super().__init__(reason)
+        self.stranger = stranger  # the type that is not known to be harmless
+
 
 def read_pt(path: Path, tensor: Callable[[str, tuple[int, ...], memoryview], Any]) -> Any:
     """The tree that torch.save wrote, with `tensor(dtype, shape, bytes)` for every tensor.
@@ -72,13 +77,39 @@ def read_pt(path: Path, tensor: Callable[[str, tuple[int, ...], memoryview], Any
     """
     # A mapping costs no memory, and a process whose file shrinks meanwhile.
     mapped = path.stat().st_size > _MAPPED_BYTES and zipfile.is_zipfile(path)
+    return _replaced(load_pt(path, mapped=mapped), tensor)
+
+
+def load_pt(source: Path | IO[bytes], *, mapped: bool = False) -> Any:
+    """What torch.save wrote, on the CPU; Refused if it cannot be had without running code."""
     try:
         with _allowing(_harmless()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what torch thinks about old files
-            value = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        raise Refused(str(error).partition("\n")[0]) from error
-    return _replaced(value, tensor)
+        raise Refused(_reason(error), _stranger(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _stranger(error: Exception) -> str:
+    """The first type of the file that is not one of values only; empty if torch tells none."""
+    found = re.search(r"(?:GLOBAL|global|function|class) `?([A-Za-z_][\w.]*\.[\w.]*\w)", str(error))
+    return "" if found is None else found[1]
+
+
+def read_known(file: IO[bytes], allowed: Container[tuple[str, str]]) -> Any:
+    """What was pickled of these types and no others, each a module and a name in it."""
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if (module, name) in allowed:
+                return super().find_class(module, name)
+            raise Refused(f"it holds a {module}.{name}", f"{module}.{name}")
+
+    return Reader(file).load()
 
 
 def _allowing(types: list[Any]) -> contextlib.AbstractContextManager[Any]:

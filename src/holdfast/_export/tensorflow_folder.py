@@ -5,16 +5,15 @@ The folder has its name only when all of it is whole and durable.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._cli.adopt_files import load_tensorflow
-from holdfast._cli.stored_tree import NamedTensors
-from holdfast._errors import FolderError, HoldfastError
-from holdfast._record.atomic import publish_folder, remove_folder, sync_folder
+from holdfast._adopt.tensorflow_bundle import load_tensorflow
+from holdfast._errors import HoldfastError
+from holdfast._export.folder import check_folder, size_of, writing_folder
+from holdfast._export.stored_tree import NamedTensors
+from holdfast._export.written import Written
 from holdfast._resume.verify import Loaded
 from holdfast._save.beside import OBJECTS
 from holdfast._save.capture import adapter_of
@@ -22,32 +21,13 @@ from holdfast._save.capture import adapter_of
 _OURS = ("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001")
 
 
-@dataclass(frozen=True)
-class Written:
-    """What was written, and what TensorFlow's checkpoints have no place for."""
-
-    variables: int
-    size_bytes: int
-    left_out: list[str]
-
-
-def check_folder(out: Path, *, force: bool) -> None:
+def check_tensorflow(out: Path, *, force: bool) -> None:
     """Refuse what cannot be before gigabytes are read."""
-    if not (out.exists() or out.is_symlink()):
-        return
-    if not force:
-        raise FolderError(
-            f"{out}: is there already, and was left as it is.\n"
-            "To replace what an export has left there: --force. Or choose another name."
-        )
-    if not out.is_dir() or any(each.name not in _OURS for each in out.iterdir()):
-        raise FolderError(
-            f"{out}: holds what no export to TensorFlow has left there, and was left as it is.\n"
-            "Choose another name."
-        )
+    check_folder(out, force=force, what="TensorFlow", is_ours=lambda name: name in _OURS)
+    load_tensorflow()
 
 
-def write_folder(
+def write_tensorflow(
     out: Path, loaded: Loaded, names: Sequence[str], *, strip: bool, force: bool
 ) -> Written:
     """Write these states."""
@@ -67,36 +47,20 @@ def write_folder(
         spec = loaded.plan.specs[by_name[name]]
         return adapter_of(spec.kind).own(spec, loaded.data(by_name[name]))
 
-    prepared = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
-    try:
-        prepared.mkdir()
-        written = checkpoints.write_bundle(prepared, graph, held, read, strip=strip)
+    with writing_folder(out, force=force) as folder:
+        written = checkpoints.write_bundle(folder, graph, held, read, strip=strip)
         if not written:
             instead = "Leave out --strip: it is a variable itself, and needs its name."
             if not held:
                 instead = "Export to a .safetensors file, which takes any state."
             raise HoldfastError(f"{', '.join(names)}: no variable to be written.\n{instead}")
-        _make_durable(prepared)
-        size_bytes = sum(each.stat().st_size for each in prepared.iterdir())
-        if force and out.exists():
-            remove_folder(out)
-        if not publish_folder(prepared, out):
-            check_folder(out, force=False)
-    finally:
-        remove_folder(prepared)
+        size_bytes = size_of(folder)
     return Written(len(written), size_bytes, _left_out(loaded, names, held, written))
 
 
 def _holds_tensors(graph: Any, name: str) -> bool:
     start = graph.nodes[0].children.get(name)
     return start is not None and any(graph.nodes[n].tensor for _, n in graph.below(start))
-
-
-def _make_durable(folder: Path) -> None:
-    for each in folder.iterdir():
-        with each.open("rb+") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
 
 
 def _left_out(

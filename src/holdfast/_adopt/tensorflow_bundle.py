@@ -1,31 +1,21 @@
-"""Checkpoints of tf.train.CheckpointManager become the first checkpoint of a run.
+"""Checkpoints of tf.train.CheckpointManager, as the first checkpoint of a run.
 
-The objects that they belong to exist only in the script. So what is stored here is the tensors
+The objects that they belong to exist only in the script. So what is stored is the tensors
 and the graph of the objects; the first start of the script lays it over the objects of Run.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from holdfast._custody.direct import write_direct
-from holdfast._data.course import Position
-from holdfast._errors import FolderError, HoldfastError, SaveFailed, SettingsError
-from holdfast._keeper.keep import Policy
-from holdfast._leave.record import ExitRecord
-from holdfast._record import journal
-from holdfast._record.atomic import publish_folder, remove_folder, sync_folder
-from holdfast._record.attempts import claim, note_origin, open_folder
+from holdfast._adopt.prepared import Adoption, Prepared, position_of
+from holdfast._errors import HoldfastError, SettingsError
 from holdfast._record.image import TensorSpec
-from holdfast._record.layout import RunLayout
 from holdfast._save.beside import OBJECTS
 from holdfast._save.capture import Captured, adapter_of
-from holdfast._say import say
-from holdfast._version import __version__
 
 ROOT = "."  # the checkpoint itself, where it is that of one object
 _COUNTERS = ("step", "global_step", "steps", "iteration", "iterations")
@@ -33,93 +23,22 @@ _BOOKKEEPING = ("save_counter",)
 _ITERATIONS = "_iterations"  # where the optimizers of Keras 3 count their steps
 
 
-@dataclass(frozen=True)
-class Adoption:
-    """What is to be adopted, and how."""
-
-    source: Path
-    step: int | None = None
-    epoch: int = 0
-    names: tuple[tuple[str, str], ...] = ()  # the name in the run, and that in the checkpoint
-    fresh: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Adopted:
-    """What was adopted."""
-
-    prefix: str
-    step: int
-    step_from: str  # what said so
-    states: dict[str, int]  # names, each with its number of tensors
-    size_bytes: int
-    left_out: list[str]
-
-
-def adopt_files(folder: Path, wanted: Adoption) -> Adopted:
-    """Make a run of a checkpoint that TensorFlow wrote."""
-    _refuse_a_run(folder)
+def prepare_tensorflow(wanted: Adoption) -> Prepared:
+    """Read a checkpoint that TensorFlow wrote."""
     checkpoints = load_tensorflow()
     bundle = checkpoints.read_bundle(checkpoints.find_prefix(wanted.source))
     graph, states = _named(bundle, wanted)
     step, step_from = _find_step(bundle, graph, wanted)
-    captured, counts = _captured(bundle, graph, states, wanted.epoch)
-    # Made beside it and then renamed: a folder without its checkpoint would be a run that begins
-    # from nothing.
-    prepared = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.unfinished")
-    try:
-        prepared.parent.mkdir(parents=True, exist_ok=True)
-        _make_run(prepared, captured, step, bundle.prefix, wanted)
-        sync_folder(prepared)
-        if not publish_folder(prepared, folder.absolute()):
-            raise _is_taken(folder)
-    except (OSError, SaveFailed) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise HoldfastError(
-            f"{folder}: could not be written ({reason}).\n"
-            "Nothing was left there. Choose a place that has room and that you may write to."
-        ) from error
-    finally:
-        remove_folder(prepared)
-    size_bytes = sum(spec.size_bytes for spec in captured.specs)
-    return Adopted(bundle.prefix, step, step_from, counts, size_bytes, bundle.left_out)
-
-
-def _make_run(folder: Path, captured: Captured, step: int, prefix: str, wanted: Adoption) -> None:
-    """A run of one attempt, which has one checkpoint and has left."""
-    layout, run_id = open_folder(folder)
-    attempt = claim(layout, folder, say)
-    note_origin(layout, attempt, None)
-    policy = Policy(layout, run_id, attempt, {attempt: None}, 1, None, __version__)
-    head: dict[str, Any] = {
-        "attempt": attempt,
-        "world": 1,
-        "common": "",
-        "metrics": {},
-        "best": None,
-        "by_hand": False,
-        "adopted": {"from": prefix, "fresh": list(wanted.fresh)},
-    }
-    write_direct(policy, captured, head, step, "adopted")
-    journal.append(layout.journal, "adopted", attempt=attempt, step=step, source=prefix)
-    record = {"status": 0, "how": "closed", "reason": "adopted", "step": step}
-    ExitRecord(layout, attempt).write(record, asked=False)
-
-
-def _refuse_a_run(folder: Path) -> None:
-    layout = RunLayout(folder.absolute())
-    if layout.identity.exists() or layout.checkpoints.exists():
-        raise FolderError(
-            f"{folder}: there is a run here already, and it was left as it is.\n"
-            "Adopt into a new folder, and give Run that one."
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise _is_taken(folder)
-
-
-def _is_taken(folder: Path) -> FolderError:
-    return FolderError(
-        f"{folder}: is there already, and was left as it is.\nName a folder that is not there yet."
+    captured, counts = _captured(bundle, graph, states, wanted.epoch or 0)
+    return Prepared(
+        source=bundle.prefix,
+        kind="",
+        captured=captured,
+        step=step,
+        step_from=step_from,
+        epoch=wanted.epoch or 0,
+        states=counts,
+        left_out=bundle.left_out,
     )
 
 
@@ -238,8 +157,7 @@ def _captured(
             known = numbers.get(node.tensor)
             node.tensor = None if known is None else specs[known].name
     data = graph.to_bytes()
-    position = None if not epoch else Position(epoch).to_tree()
-    extra = {"generators": None, "position": position, OBJECTS: {"$t": len(specs)}}
+    extra = {"generators": None, "position": position_of(epoch), OBJECTS: {"$t": len(specs)}}
     plain = adapter_of("bytes")
     specs.append(plain.spec(f"holdfast.{OBJECTS}", data))
     return Captured({"state": tree, "extra": extra}, specs, [*values, data]), counts

@@ -1,0 +1,97 @@
+"""A manifest of Kubernetes as a tree that knows its lines; the only file that imports PyYAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._errors import HoldfastError, SettingsError
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of a manifest: a mapping of nodes, a list of them, or something plain."""
+
+    value: Any
+    line: int
+
+    def get(self, *path: str) -> Node | None:
+        """What stands below, by its names."""
+        found: Node | None = self
+        for name in path:
+            if found is None or not isinstance(found.value, dict):
+                return None
+            found = found.value.get(name)
+        return found
+
+    def plain(self, *path: str) -> Any:
+        """The plain value below; None if there is none."""
+        found = self.get(*path)
+        return None if found is None or isinstance(found.value, dict | list) else found.value
+
+    def items(self, *path: str) -> list[Node]:
+        """The list below; empty if there is none."""
+        found = self.get(*path)
+        return found.value if found is not None and isinstance(found.value, list) else []
+
+
+def is_manifest(name: str, text: str) -> bool:
+    """Whether a file is for Kubernetes, and not for a shell."""
+    if name.endswith((".yaml", ".yml")):
+        return True
+    lines = text.splitlines()[:200]
+    return any(each.startswith("apiVersion:") for each in lines) and any(
+        each.startswith("kind:") for each in lines
+    )
+
+
+def read_documents(name: str, text: str) -> list[Node]:
+    """The documents of a manifest; SettingsError if it is none."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise HoldfastError(
+            f"{name}: PyYAML reads manifests, and is not installed.\n"
+            "Install it: pip install 'holdfast[kubernetes]'"
+        ) from error
+    try:
+        return list(_documents(yaml, text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        what = getattr(error, "problem", None) or "not understood"
+        raise SettingsError(
+            f"{name}{where}: is no YAML ({what}).\n"
+            "Of a template lint what it makes: helm template … | holdfast lint -"
+        ) from error
+
+
+def _documents(yaml: Any, text: str) -> Iterator[Node]:
+    loader = yaml.SafeLoader(text)
+    try:
+        while loader.check_node():
+            root = loader.get_node()
+            if root is not None:
+                yield from _flat(_node(yaml, loader, root))
+    finally:
+        loader.dispose()
+
+
+def _flat(root: Node) -> Iterator[Node]:
+    """Without the list that `kubectl get -o yaml` puts around."""
+    if root.plain("kind") == "List":
+        yield from root.items("items")
+    else:
+        yield root
+
+
+def _node(yaml: Any, loader: Any, node: Any) -> Node:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)
+        pairs = ((str(key.value), _node(yaml, loader, value)) for key, value in node.value)
+        return Node(dict(pairs), line)
+    if isinstance(node, yaml.SequenceNode):
+        return Node([_node(yaml, loader, each) for each in node.value], line)
+    return Node(loader.construct_object(node), line)

@@ -1,0 +1,103 @@
+"""The entry point of a process that speaks with a store; see `_keeper/mirror.py` for its start.
+
+It tells what it finds by lines of JSON on its standard output; all else goes into a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from holdfast._errors import HoldfastError
+from holdfast._mirror.serving import Service, Uploader, tell
+from holdfast._record.layout import RunLayout
+
+_TELL_SECONDS = 1.0
+# Where memory ends, the copy is to go before the training.
+_OOM_SCORE = 300
+
+
+def main(config_text: str) -> None:
+    config = json.loads(config_text)
+    os.chdir("/")
+    os.nice(10)
+    with contextlib.suppress(OSError, ValueError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE)))
+    if config["task"] == "serve":
+        _serve(config)
+        return
+    try:
+        _look_or_fetch(config)
+    except HoldfastError as error:
+        tell("failed", text=str(error))
+    except Exception as error:  # noqa: BLE001  whatever a store raises: whoever waits is told
+        from holdfast._mirror.words import describe_trouble
+
+        traceback.print_exc()
+        tell("failed", text=describe_trouble(config["address"], error))
+
+
+def _serve(config: dict[str, Any]) -> None:
+    best = config["best"]
+    service = Service(
+        layout=RunLayout(Path(config["folder"])),
+        run_id=config["run_id"],
+        attempt=config["attempt"],
+        address=config["address"],
+        keep_last=config["keep_last"],
+        best=None if best is None else (best[0], best[1]),
+        piece_bytes=config["piece_bytes"],
+    )
+    Uploader(service).serve()
+
+
+def _look_or_fetch(config: dict[str, Any]) -> None:
+    from holdfast._mirror.fetching import candidates, fetch_newest
+    from holdfast._mirror.shelf import Shelf
+    from holdfast._mirror.store import open_store
+
+    shelf = Shelf(open_store(config["address"]))
+    run_id = shelf.identity()
+    if run_id is None:
+        tell("empty")
+        return
+    if config.get("run_id") not in (None, run_id):
+        tell("other")  # whoever copies will say so
+        return
+    found = candidates(shelf)
+    newest = found[0].step if found else None
+    tell("held", run_id=run_id, attempts=shelf.newest_attempt(), newest=newest)
+    if config["task"] == "look":
+        return
+    told = [0.0]
+
+    def progress(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - told[0] > _TELL_SECONDS:
+            told[0] = now
+            tell("under-way", done_bytes=done, total_bytes=total)
+
+    step = config.get("step")
+    wanted = [each for each in found if step is None or each.step == step]
+    done = fetch_newest(
+        shelf,
+        RunLayout(Path(config["folder"])),
+        wanted,
+        lambda name, text: tell("damaged", name=name, text=text),
+        progress,
+    )
+    if done is not None:
+        tell("fetched", **done.__dict__)
+    else:
+        tell("nothing", damaged=len(wanted))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

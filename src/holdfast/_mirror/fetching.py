@@ -1,0 +1,184 @@
+"""A checkpoint comes back from the mirror: every piece checked, and whole before it has its name.
+
+What came before a cut need not come again: the folder in which a checkpoint is put together
+stays, and a stretch that fits its checksum is there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast._errors import DamagedCheckpoint
+from holdfast._keeper.retention import Kept
+from holdfast._mirror.shelf import Shelf
+from holdfast._mirror.store import Store
+from holdfast._mirror.stretches import (
+    IndexedFile,
+    PartsCheck,
+    StoredFile,
+    files_of,
+    read_at,
+    read_stretches,
+)
+from holdfast._mirror.upload import THREADS, checksum_of
+from holdfast._mirror.words import why
+from holdfast._record.atomic import publish_folder, remove_folder, sync_folder, write_atomic
+from holdfast._record.checksum import digest
+from holdfast._record.faults import pass_point
+from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._record.line import is_on_line
+from holdfast._resume.read import place_of
+
+_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A checkpoint that is in the run folder now."""
+
+    name: str
+    step: int
+    attempt: int
+    size_bytes: int
+    came_bytes: int  # the rest was there from a try before
+    seconds: float
+
+
+def candidates(shelf: Shelf) -> list[Kept]:
+    """The checkpoints that lead to the newest life known here, the newest first."""
+    held = shelf.checkpoints()
+    newest = max((each.attempt for each in held), default=0)
+    line = shelf.line(None, newest)
+    return [each for each in reversed(held) if is_on_line(line, each.attempt, each.step)]
+
+
+def fetch_newest(
+    shelf: Shelf,
+    layout: RunLayout,
+    wanted: list[Kept],
+    tell_damage: Callable[[str, str], None],
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Fetched | None:
+    """The first of these that is whole, in the run folder; None if none is."""
+    for each in wanted:
+        final = layout.checkpoints / each.path.name
+        try:
+            return _fetch(shelf, layout, each, final, progress)
+        except DamagedCheckpoint as error:
+            tell_damage(each.path.name, str(error))
+    return None
+
+
+def _fetch(
+    shelf: Shelf,
+    layout: RunLayout,
+    wanted: Kept,
+    final: Path,
+    progress: Callable[[int, int], None],
+) -> Fetched:
+    began = time.monotonic()
+    name = final.name
+    raw, manifest = shelf.whole(name)
+    indexed = {file.name: file for file in shelf.index(name)}
+    files = files_of(manifest)
+    total = sum(file.size_bytes for file in files)
+    part = layout.fetching(final)
+    part.mkdir(parents=True, exist_ok=True)
+    came, seen = 0, 0
+    for file in files:
+        found = indexed.get(file.name)
+        if found is None or found.size_bytes != file.size_bytes:
+            raise DamagedCheckpoint(f"{name}: the index and the manifest differ on {file.name}.")
+        came += _fetch_file(
+            shelf.store, place_of(part, file.name), found, _from(seen, total, progress)
+        )
+        seen += file.size_bytes
+        _check(place_of(part, file.name), file)
+    pass_point("mirror-fetched")
+    write_atomic(part / MANIFEST, raw)
+    sync_folder(part)
+    pass_point("mirror-before-publish")
+    publish_folder(part, final)
+    for leftover in layout.checkpoints.glob(".fetching-*"):
+        remove_folder(leftover)  # of one that was damaged, or that is older
+    seconds = time.monotonic() - began
+    return Fetched(name, wanted.step, wanted.attempt, total, came, seconds)
+
+
+def _from(before: int, total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
+    return lambda done: progress(before + done, total)
+
+
+def _fetch_file(
+    store: Store, path: Path, file: IndexedFile, progress: Callable[[int], None]
+) -> int:
+    """Fill a file with its pieces; returns how many bytes had to come for it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if os.fstat(descriptor).st_size != file.size_bytes:
+            os.ftruncate(descriptor, file.size_bytes)
+        done = [0]
+
+        def bring(piece: tuple[str, int, int]) -> int:
+            key, offset, size = piece
+            came = 0
+            if digest(read_at(descriptor, offset, size)).hex() != checksum_of(key):
+                data = _get(store, key)
+                if len(data) != size or digest(data).hex() != checksum_of(key):
+                    raise DamagedCheckpoint(f"{store.address}: {key} is damaged.")
+                came = len(data)
+                _write_at(descriptor, data, offset)
+                pass_point("mirror-fetched-piece")
+            done[0] += size  # a count for those who look: to lose one does no harm
+            progress(done[0])
+            return came
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            came = sum(pool.map(bring, file.pieces()))
+        os.fsync(descriptor)
+        return came
+    finally:
+        os.close(descriptor)
+
+
+def _get(store: Store, key: str) -> bytes:
+    """A piece, in spite of a network that fails now and then."""
+    for pause in _PAUSES_SECONDS:
+        try:
+            return store.get(key)
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(f"{store.address}: {key} is missing.") from error
+        except PermissionError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a store raises: the last one is told
+            print(f"{key}: {why(error)}; trying again in {pause} s", file=sys.stderr)
+            time.sleep(pause)
+    try:
+        return store.get(key)
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{store.address}: {key} is missing.") from error
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def _check(path: Path, file: StoredFile) -> None:
+    """The file as it is on disk now, against the manifest."""
+    check = PartsCheck(file)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for data in read_stretches(descriptor, file.size_bytes, 8 << 20):
+            check.see(data)
+        check.finish()
+    finally:
+        os.close(descriptor)

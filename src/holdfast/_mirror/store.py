@@ -1,0 +1,100 @@
+"""A place that holds bytes under keys: what all mirrors have in common.
+
+Nothing here need be atomic. A put that was cut leaves something that its checksum does not fit,
+and whatever reads it treats that as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from holdfast._record.atomic import write_atomic
+
+
+class Held(NamedTuple):
+    """What a store says of one of its objects."""
+
+    size_bytes: int
+    md5: str | None = None  # where the store itself has computed one
+
+
+class Store(Protocol):
+    """One mirror."""
+
+    @property
+    def address(self) -> str: ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store bytes, in place of others."""
+
+    def get(self, key: str) -> bytes:
+        """What is stored; FileNotFoundError if there is nothing."""
+
+    def list(self, prefix: str) -> dict[str, Held]:
+        """All keys that begin with a folder's name."""
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove what is there of these."""
+
+
+class FolderStore:
+    """A folder: another disk, a network file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def address(self) -> str:
+        return str(self._folder)
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self._folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+        _forget(path)
+
+    def get(self, key: str) -> bytes:
+        return (self._folder / key).read_bytes()
+
+    def list(self, prefix: str) -> dict[str, Held]:
+        found = {}
+        for folder, _, names in os.walk(self._folder / prefix):
+            for name in names:
+                path = Path(folder) / name
+                if not name.startswith("."):  # else it was being written
+                    with contextlib.suppress(FileNotFoundError):
+                        key = path.relative_to(self._folder).as_posix()
+                        found[key] = Held(path.stat().st_size)
+        return found
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._folder / key
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # others are in it
+                path.parent.rmdir()
+
+
+def _forget(path: Path) -> None:
+    """Let the next read come from the disk: what is read back to be checked must not be memory."""
+    if hasattr(os, "posix_fadvise"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def open_store(address: str) -> Store:
+    """The mirror at an address, which need not be there yet."""
+    if "://" not in address and "::" not in address:
+        return FolderStore(Path(address))
+    if address.startswith("file://"):
+        return FolderStore(Path(address.removeprefix("file://")))
+    from holdfast._mirror.remote import RemoteStore  # fsspec, and what it needs for this address
+
+    return RemoteStore(address)

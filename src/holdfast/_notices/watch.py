@@ -1,0 +1,90 @@
+"""Asks the cloud again and again, in a thread: the keeper's loop never waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+from holdfast._notices.notice import Closed, NoAnswer, Notice
+from holdfast._notices.place import CLOUDS, find_cloud
+
+_AGAIN_SECONDS = 60.0  # between two questions that nobody answers, in the end
+_DEAF_SECONDS = 150.0  # without a single answer, until somebody should know
+
+
+class Source(Protocol):
+    """One cloud."""
+
+    cloud: str
+    interval_seconds: float
+
+    def look(self) -> list[Notice]: ...
+
+
+class NoticeWatch:
+    """What stands announced for this machine, as of the newest answer."""
+
+    def __init__(self, source: Source) -> None:
+        self.cloud = source.cloud
+        self.standing: tuple[Notice, ...] = ()  # replaced as a whole, so read without a lock
+        self.has_answered = False
+        self.trouble = ""  # why there was no answer
+        self.is_closed = False  # no answer will come any more
+        self._source = source
+        self._began = time.monotonic()
+        self._is_over = threading.Event()
+        self._has_told = False
+
+    def start(self) -> None:
+        """Begin; nobody waits for the first answer."""
+        threading.Thread(target=self._go_on, name="notices", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def deafness(self) -> str:
+        """Why no notice will be heard, once; empty while all is well or not yet known."""
+        is_deaf = not self.has_answered and time.monotonic() - self._began > _DEAF_SECONDS
+        if self._has_told or not (self.is_closed or is_deaf):
+            return ""
+        self._has_told = True
+        return self.trouble or "no answer in time"
+
+    def look(self) -> None:
+        """Ask once."""
+        try:
+            self.standing = tuple(self._source.look())
+        except NoAnswer as error:
+            # What was announced before stays so: silence is no good news.
+            self.trouble = str(error)
+            self.is_closed = isinstance(error, Closed)
+        else:
+            self.has_answered, self.trouble = True, ""
+
+    def _go_on(self) -> None:
+        wait = self._source.interval_seconds
+        while not self.is_closed:
+            self.look()
+            wait = min(2 * wait, _AGAIN_SECONDS) if self.trouble else self._source.interval_seconds
+            if self.has_answered:  # it is there: a fault of a moment must not cost half a notice
+                wait = min(wait, 2 * self._source.interval_seconds)
+            if self._is_over.wait(wait):
+                return
+
+
+def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
+    """The watch that was asked for, not started yet; None where there is no cloud."""
+    cloud = find_cloud() if wish == "auto" else wish
+    if cloud not in CLOUDS:
+        return None
+    # Only here: the modules that speak HTTP are large, and no machine outside a cloud needs them.
+    from holdfast._notices import aws, azure, gcp
+    from holdfast._notices.metadata import ADDRESS, Metadata
+
+    metadata = Metadata(address or ADDRESS)
+    if cloud == "aws":
+        return NoticeWatch(aws.Source(metadata, host))
+    if cloud == "gcp":
+        return NoticeWatch(gcp.Source(metadata, host))
+    return NoticeWatch(azure.Source(metadata, host))

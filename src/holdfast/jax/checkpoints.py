@@ -1,0 +1,52 @@
+"""Checkpoints of Orbax, read without a script: arrays as NumPy's, whatever devices they were on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+_TREES = ("_METADATA", "manifest.ocdbt", "checkpoint")  # of which a stored tree has one or more
+
+
+def is_tree(folder: Path) -> bool:
+    """Whether a folder is one stored tree."""
+    return any((folder / name).is_file() for name in _TREES)
+
+
+def read_orbax(folder: Path) -> tuple[Any, list[str]]:
+    """The stored tree, or a dict of several, and the names of what is no tree."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of every step of its work
+    # Where one array is damaged, the reads of the others complain from their threads as well.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")  # of shardings, which nobody asks for here
+        reader = ocp.PyTreeCheckpointer()
+        if is_tree(folder):
+            return _read(reader, folder), []
+        items = sorted(each for each in folder.iterdir() if each.is_dir())
+        found = {each.name: _read(reader, each) for each in items if is_tree(each)}
+    return found, [each.name for each in items if each.name not in found]
+
+
+def _read(reader: Any, folder: Path) -> Any:
+    about = reader.metadata(str(folder.resolve()))
+    about = getattr(about, "item_metadata", about)
+    about = getattr(about, "tree", about)
+    plain = ocp.RestoreArgs(restore_type=np.ndarray)
+    wanted = jax.tree_util.tree_map(lambda _: plain, about)
+    found = reader.restore(str(folder.resolve()), restore_args=wanted)
+    return jax.tree_util.tree_map(_on_host, found)
+
+
+def _on_host(value: Any) -> Any:
+    if not isinstance(value, jax.Array):
+        return value
+    is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(value) if is_key else value)

@@ -1,0 +1,222 @@
+"""States that others stored, laid over the modules and optimizers of today.
+
+What is returned is a state as the objects themselves would give it, with the stored values in it.
+Nothing is changed here: what does not fit is only noted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast import torch as adapter
+
+# What wraps a module and puts its name before those of all parameters.
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+# What torch's optimizers keep for each value of a parameter; others may keep sums over rows.
+_FOR_EACH_VALUE = frozenset(
+    {
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "exp_inf",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "acc_delta",
+        "sum",
+        "prev",
+    }
+)
+
+
+@dataclass
+class Unfit:
+    """What does not belong together."""
+
+    missing: list[str] = field(default_factory=list)  # only here
+    unexpected: list[str] = field(default_factory=list)  # only in the checkpoint
+    changed: list[str] = field(default_factory=list)
+
+
+def is_module(value: object) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def is_optimizer(value: object) -> bool:
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter without what DDP, FSDP and torch.compile put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
+    return name
+
+
+def module_state(
+    module: Any, stored: Mapping[str, Any], path: str, unfit: Unfit, known: dict[Any, Any]
+) -> Any:
+    """The state of a module with the stored values: its names, its order, its tied weights.
+
+    `known` has the stored value for each tensor of today that was met before.
+    """
+    live = module.state_dict()
+    by_name = dict(stored)
+    if not live.keys() & by_name.keys():  # one of the two was wrapped
+        by_name = {plain_name(name): value for name, value in stored.items()}
+    names = {name: name if name in by_name else plain_name(name) for name in live}
+    _note_tied(live, by_name, names, known)
+    made = OrderedDict()
+    for name, now in live.items():
+        if names[name] in by_name:
+            then = by_name[names[name]]
+            _compare(f"{path}.{name}", now, then, unfit)
+        elif (place := _place(now)) is not None and place in known:
+            then = known[place]
+        else:
+            unfit.missing.append(f"{path}.{name}")
+            continue
+        made[name] = _one_of(known, now, then, f"{path}.{name}", unfit)
+    used = set(names.values())
+    unfit.unexpected += [f"{path}.{name}" for name in by_name if name not in used]
+    versions = getattr(stored, "_metadata", None) or getattr(live, "_metadata", None)
+    if versions is not None:
+        made._metadata = versions  # type: ignore[attr-defined]  # as torch's modules have it
+    return made
+
+
+def _note_tied(
+    live: Mapping[str, Any],
+    by_name: Mapping[str, Any],
+    names: Mapping[str, str],
+    known: dict[Any, Any],
+) -> None:
+    """Note the stored value for each tensor of today: files may have tied weights only once."""
+    for name, now in live.items():
+        key = _place(now)
+        if key is not None and names[name] in by_name:
+            known.setdefault(key, by_name[names[name]])
+
+
+def _place(now: Any) -> Hashable | None:
+    """Equal for two names of one tensor; None where that is not known."""
+    if not isinstance(now, torch.Tensor) or adapter.is_sharded(now):
+        return None
+    return adapter.alias_key(now)
+
+
+def _one_of(known: Any, now: Any, then: Any, path: str, unfit: Unfit) -> Any:
+    """The one value of all names of a tensor; noted if the file has several."""
+    place = _place(now)
+    first = None if place is None else known.get(place)
+    if first is None or first is then or not isinstance(then, torch.Tensor):
+        return then
+    if first.dtype != then.dtype or first.shape != then.shape:
+        return then  # noted already
+    if bytes(adapter.bytes_of(first)) != bytes(adapter.bytes_of(then)):
+        unfit.changed.append(f"{path} (is tied to another here, and has values of its own there)")
+    return first
+
+
+def _compare(path: str, now: Any, then: Any, unfit: Unfit) -> None:
+    if not isinstance(now, torch.Tensor) and not isinstance(then, torch.Tensor):
+        return
+    if (_type(now), _size(now)) != (_type(then), _size(then)):
+        unfit.changed.append(f"{path} ({_type(then)} {_size(then)} → {_type(now)} {_size(now)})")
+
+
+def _type(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _size(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, torch.Tensor) else ""
+
+
+# -- optimizers ------------------------------------------------------------------------
+
+
+def optimizer_state(
+    optimizer: Any, stored: Mapping[str, Any], names: Mapping[int, str], path: str, unfit: Unfit
+) -> Any:
+    """The state of an optimizer as load_state_dict takes it: parameters by their numbers.
+
+    `names` has those of parameters, by their identity: torch.distributed.checkpoint stores these.
+    """
+    groups, entries = stored.get("param_groups"), stored.get("state", {})
+    if not isinstance(groups, list) or not isinstance(entries, Mapping):
+        unfit.changed.append(f"{path} (the checkpoint has no state of an optimizer for it)")
+        return dict(stored)
+    live = [group["params"] for group in optimizer.param_groups]
+    sizes = [len(group.get("params", ())) for group in groups]
+    if sizes != [len(group) for group in live]:
+        counts = f"{_told(sizes)} → {_told([len(group) for group in live])}"
+        unfit.changed.append(f"{path} (groups of parameters: {counts})")
+        return dict(stored)
+    numbers: dict[Any, int] = {}
+    parameters: list[Any] = [parameter for group in live for parameter in group]
+    made_groups = []
+    for group, ours in zip(groups, live, strict=True):
+        taken = _in_our_order(list(group["params"]), ours, names)
+        start = len(numbers)
+        numbers.update({key: start + at for at, key in enumerate(taken)})
+        made_groups.append({**group, "params": list(range(start, start + len(taken)))})
+    made = {}
+    for key, entry in entries.items():
+        number = numbers.get(key, numbers.get(_number(key)))
+        if number is None:
+            made[key] = entry  # of no parameter: as it was
+            continue
+        made[number] = entry
+        _check_entry(f"{path}.state.{number}", entry, parameters[number], unfit)
+    in_order = {number: made.pop(number) for number in range(len(parameters)) if number in made}
+    return {**stored, "state": {**in_order, **made}, "param_groups": made_groups}
+
+
+def _told(sizes: list[int]) -> str:
+    return "+".join(map(str, sizes)) or "none"
+
+
+def _in_our_order(stored: list[Any], ours: list[Any], names: Mapping[int, str]) -> list[Any]:
+    """The keys of a stored group in the order of the parameters of today, where they are names."""
+    if not all(isinstance(key, str) and not key.isdigit() for key in stored):
+        return stored
+    plain = {plain_name(key): key for key in stored}
+    wanted = [plain_name(names.get(id(parameter), "")) for parameter in ours]
+    return [plain[name] for name in wanted] if set(wanted) == plain.keys() else stored
+
+
+def _number(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isdigit() else key
+
+
+def _check_entry(path: str, entry: Any, parameter: torch.Tensor, unfit: Unfit) -> None:
+    if not isinstance(entry, Mapping):
+        return
+    for name, value in entry.items():
+        if name in _FOR_EACH_VALUE and isinstance(value, torch.Tensor):
+            then, now = list(value.shape), list(parameter.shape)
+            if then != now:
+                unfit.changed.append(f"{path}.{name} ({then} → {now})")
+
+
+def names_of_parameters(values: list[Any]) -> dict[int, str]:
+    """The name of each parameter of these modules, by its identity."""
+    found: dict[int, str] = {}
+    for module in values:
+        for name, parameter in module.named_parameters():
+            found.setdefault(id(parameter), name)
+    return found
+
+
+def number_like(number: float, live: torch.Tensor) -> torch.Tensor | None:
+    """A number as a tensor of the type of another; None if that type does not have it."""
+    made = torch.tensor(number, dtype=live.dtype)
+    return made if made.item() == number else None

@@ -1,0 +1,84 @@
+"""Loaders as Accelerate prepares them: a shell around a DataLoader.
+
+The shell sets the epoch, makes the ranks' generators alike, puts batches on their device, and
+tells the accelerator which batch is the last one, at which gradients must be summed. All of that
+it does in its own `__iter__`, which looks one batch ahead. Here are the same things one by one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_SHELLS = ("DataLoaderShard", "DataLoaderDispatcher")
+
+
+def is_prepared(source: object) -> bool:
+    """Whether `accelerator.prepare` has made it; Accelerate is not imported to know that."""
+    module = sys.modules.get("accelerate.data_loader")
+    kinds = tuple(getattr(module, name) for name in _SHELLS if hasattr(module, name))
+    return any(kind in kinds for kind in type(source).__mro__)
+
+
+def has_shares(source: Any) -> bool:
+    """Whether each rank reads its own share, and does not wait for rank 0 to send it."""
+    return type(source).__name__ == "DataLoaderShard" and not source.skip_batches
+
+
+def set_epoch(source: Any, epoch: int) -> None:
+    source.set_epoch(epoch)
+    # Which does not reach a batch sampler that is wrapped to be shared out.
+    inner = getattr(getattr(source, "batch_sampler", None), "batch_sampler", None)
+    tell = getattr(inner, "set_epoch", None)
+    if callable(tell):
+        tell(epoch)
+
+
+def share_generator(source: Any) -> None:
+    """Give the sampler's generator the state that rank 0's has, before anybody notes it."""
+    if "generator" in (source.rng_types or ()):
+        _synchronize(source, ["generator"])
+
+
+def share_globals(source: Any) -> None:
+    """What a script may ask for by `Accelerator(rng_types=…)`, at the beginning of each pass."""
+    kinds = [each for each in source.rng_types or () if each != "generator"]
+    if kinds:
+        _synchronize(source, kinds)
+
+
+def _synchronize(source: Any, kinds: list[str]) -> None:
+    from accelerate.utils import synchronize_rng_states
+
+    synchronize_rng_states(kinds, source.synchronized_generator)
+
+
+def put_in_place(source: Any, batch: Any) -> Any:
+    if source.device is None:
+        return batch
+    from accelerate.utils import send_to_device
+
+    return send_to_device(batch, source.device, non_blocking=source._non_blocking)
+
+
+def begin(source: Any) -> None:
+    """The accelerator looks at this loader from now on."""
+    source.begin()
+
+
+def tell_last(source: Any, is_last: bool) -> None:
+    source.end_of_dataloader = is_last
+
+
+def end(source: Any) -> None:
+    source.end()
+
+
+def accumulated(source: Any) -> int:
+    """How many batches the accelerator makes one step of."""
+    return int(source.gradient_state.num_steps)
+
+
+def begins_anew_with_epochs(source: Any) -> bool:
+    """Whether the accelerator steps with the last batch of an epoch, and counts from 0 then."""
+    return bool(source.gradient_state.sync_with_dataloader)

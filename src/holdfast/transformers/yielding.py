@@ -1,0 +1,108 @@
+"""Who yields: a Trainer has a handler for SIGTERM and a resume of its own, and one must do.
+
+While a training is a run, holdfast hears the signals, saves and leaves; what the Trainer would
+have done is said, if the script asked for it. Its checkpoints in `output_dir` are written as ever:
+a best model is loaded from there.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+
+from holdfast._errors import HoldfastError
+from holdfast._say import say
+
+# What of a Trainer is ours while it trains; since 5.4 an epoch is a method of its own.
+TAKEN = (
+    "_inner_training_loop",
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_maybe_log_save_evaluate",
+    "_evaluate",
+    "_finalize_training",
+    "_load_rng_state",
+)
+
+
+class Patches:
+    """Attributes of single objects that are ours for a while."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def put(self, place: Any, name: str, ours: Any) -> Any:
+        """Put ours in place of an attribute, and return what was there."""
+        former, is_own = getattr(place, name), name in vars(place)
+
+        def put_back() -> None:
+            if is_own:
+                setattr(place, name, former)
+            else:
+                delattr(place, name)  # the class's own is seen again
+
+        self._undo.append(put_back)
+        setattr(place, name, ours)
+        return former
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def refuse_other_trainers(trainer: Any) -> None:
+    """Refuse a Trainer that is made otherwise, or whose state is held by another."""
+    missing = [name for name in TAKEN if not callable(getattr(trainer, name, None))]
+    if missing:
+        raise HoldfastError(
+            f"holdfast.transformers.Callback: this Trainer (Transformers "
+            f"{transformers.__version__}) has no {missing[0]}.\n"
+            "Install one that has: pip install 'transformers>=5.4'"
+        )
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise HoldfastError(
+            "holdfast.transformers.Callback: DeepSpeed holds model and optimizer in its own way, "
+            "and cannot be kept exactly.\nUse one device, DDP, or FSDP of version 2."
+        )
+
+
+def refuse_search(trial: Any) -> None:
+    if trial is not None:
+        raise HoldfastError(
+            "hyperparameter_search with holdfast.transformers.Callback: all trials would be one "
+            "run.\nLeave the callback out of the search."
+        )
+
+
+def yield_signals(trainer: Any) -> None:
+    """Take the Trainer's own handler away: it waits for seconds, and saves amid a step."""
+    handler = trainer.callback_handler
+    for callback in list(handler.callbacks):
+        if type(callback).__name__ != "JITCheckpointCallback":
+            continue
+        handler.callbacks.remove(callback)
+        before = getattr(callback.jit_manager, "_original_sigterm_handler", None)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+        say(
+            "enable_jit_checkpoint: the Trainer's own handler for SIGTERM is switched off; "
+            "holdfast hears the signals, saves and leaves.\nLeave the argument out."
+        )
+
+
+def yield_resume(path: Any, *, is_resumed: bool) -> None:
+    """Say which of two states counts, if the Trainer has loaded one as well."""
+    if not path:
+        return
+    if is_resumed:
+        say(
+            f"the Trainer has loaded {path} (resume_from_checkpoint); the run folder has something "
+            "newer, and that counts.\nLeave resume_from_checkpoint out, or use a new folder to "
+            "begin from there."
+        )
+    else:
+        say(f"the run begins with what the Trainer has loaded from {path}.")

@@ -1,0 +1,96 @@
+"""What a Trainer with the callback refuses, switches off and leaves: one line of JSON.
+
+python -m tests.frameworks.transformers_yielding FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import transformers.trainer
+from transformers import Trainer, TrainingArguments
+
+import holdfast
+import holdfast.rules
+import holdfast.transformers
+from holdfast.transformers import yielding
+from tests.frameworks.transformers_lives import Texts, make_model
+
+
+def make(folder: Path, *callbacks: Any, **options: Any) -> Trainer:
+    arguments = TrainingArguments(
+        str(folder / "output"),
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    model = make_model("plain")
+    return Trainer(model, arguments, train_dataset=Texts(), callbacks=list(callbacks))
+
+
+def refused(act: Callable[[], Any]) -> list[str]:
+    try:
+        act()
+    except holdfast.HoldfastError as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+def add_late(folder: Path) -> None:
+    trainer = make(folder)
+    trainer.add_callback(holdfast.transformers.Callback(folder / "late"))
+    trainer.train()
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of Transformers, about its own arguments
+    transformers.logging.set_verbosity_error()
+    folder, callback = Path(sys.argv[1]), holdfast.transformers.Callback
+    found: dict[str, Any] = {
+        "two": refused(
+            lambda: make(folder, callback(folder / "a"), callback(folder / "b")).train()
+        ),
+        "late": refused(lambda: add_late(folder)),
+        "taken": refused(lambda: callback(folder / "a", model=1)),
+        "search": refused(lambda: make(folder, callback(folder / "a")).train(trial={"a": 1})),
+    }
+    taken, yielding.TAKEN = yielding.TAKEN, ("_run_epoch_of_another_time",)
+    found["older"] = refused(lambda: make(folder, callback(folder / "a")))
+    yielding.TAKEN = taken
+    trainer = make(folder)
+    trainer.is_deepspeed_enabled = True
+    found["deepspeed"] = refused(lambda: yielding.refuse_other_trainers(trainer))
+
+    skip = transformers.trainer.skip_first_batches
+    ours = callback(folder / "jit")
+    trainer = make(folder, ours, enable_jit_checkpoint=True)
+    found["handler_after"] = str(signal.getsignal(signal.SIGTERM))
+    found["callbacks"] = [type(each).__name__ for each in trainer.callback_handler.callbacks]
+    trainer.train()
+    found["left"] = [name for name in vars(trainer) if name in yielding.TAKEN]
+    found["is_skip_put_back"] = transformers.trainer.skip_first_batches is skip
+    found["run_afterwards"] = ours.run
+
+    steps = []
+    for _ in range(2):
+        rule = holdfast.rules.Budget(steps=5)
+        trainer = make(folder, callback(folder / "rule", stop_when=rule))
+        steps.append(trainer.train().global_step)
+    ended = [e for e in (folder / "rule" / "journal.jsonl").read_text().splitlines() if "rule" in e]
+    found["rule"] = [steps[0], sum('"event": "rule"' in e for e in ended), steps[1]]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The parts of a mirror: stores, stretches, claims, settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast._errors import DamagedCheckpoint, MirrorError, SettingsError
+from holdfast._mirror.shelf import Holder, Shelf, TakenOver
+from holdfast._mirror.store import FolderStore, Store, open_store
+from holdfast._mirror.stretches import (
+    IndexedFile,
+    PartsCheck,
+    StoredFile,
+    decode_index,
+    encode_index,
+)
+from holdfast._mirror.words import why
+from holdfast._record.manifest import Part
+from holdfast._settings import Settings
+
+
+@pytest.fixture(params=["folder", "fsspec"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return FolderStore(tmp_path / "mirror")
+    pytest.importorskip("fsspec", reason="pip install 'holdfast[mirror]'")
+    return open_store(f"memory://{tmp_path.name}/mirror")
+
+
+def test_a_store_gives_back_what_it_was_given(store):
+    store.put("pieces/a-3", b"abc")
+    store.put("pieces/b-0", b"")
+    store.put("run.json", b"{}")
+    assert store.get("pieces/a-3") == b"abc"
+    assert {key: held.size_bytes for key, held in store.list("pieces/").items()} == {
+        "pieces/a-3": 3,
+        "pieces/b-0": 0,
+    }
+    store.remove(["pieces/a-3", "pieces/none"])
+    assert list(store.list("pieces/")) == ["pieces/b-0"]
+    assert store.list("nothing/") == {}
+    with pytest.raises(FileNotFoundError):
+        store.get("pieces/a-3")
+
+
+def test_only_one_run_has_a_mirror(store):
+    Shelf(store).enter(Holder("one", 1, "a" * 16))
+    with pytest.raises(MirrorError, match="another run"):
+        Shelf(store).enter(Holder("two", 1, "b" * 16))
+
+
+def test_a_later_life_of_the_same_folder_goes_on_and_ends_the_earlier_ones_claim(store):
+    shelf = Shelf(store)
+    shelf.enter(Holder("one", 1, "a" * 16))
+    shelf.enter(Holder("one", 2, "a" * 16))
+    shelf.drop_old_claims(Holder("one", 2, "a" * 16))
+    assert shelf.claims() == {2: {"a" * 16}}
+
+
+def test_a_folder_that_was_restored_takes_over_from_the_one_it_came_from(store):
+    old, new = Holder("one", 1, "f" * 16), Holder("one", 2, "a" * 16, known_before=1)
+    shelf = Shelf(store)
+    shelf.enter(old)
+    shelf.enter(new)
+    shelf.check(new)
+    with pytest.raises(TakenOver, match="attempt 2"):
+        shelf.check(old)
+    with pytest.raises(TakenOver):  # started again where it was, it does not know of the other
+        shelf.enter(Holder("one", 2, "f" * 16))
+    with pytest.raises(TakenOver):  # nor with a higher number
+        shelf.enter(Holder("one", 7, "f" * 16))
+
+
+def test_of_two_folders_that_come_in_the_same_moment_one_goes_on(store):
+    first, second = Holder("one", 2, "a" * 16), Holder("one", 2, "b" * 16)
+    shelf = Shelf(store)
+    shelf.enter(first)
+    store.put("attempts/0002." + "b" * 16 + ".json", b"{}")  # it had looked before
+    shelf.check(first)
+    with pytest.raises(TakenOver):
+        shelf.check(second)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 50), st.integers(0, 400))
+def test_every_part_is_checked_however_the_bytes_come(blobs, step, flip):
+    data = b"".join(blobs)
+    parts, at = [], 0
+    for number, blob in enumerate(blobs):
+        checksum = xxhash.xxh3_128_hexdigest(blob)
+        parts.append(Part(f"t{number}", at, len(blob), checksum))
+        at += len(blob)
+    file = StoredFile("x", len(data), tuple(parts))
+    _go_by(file, data, step)
+    if flip < len(data):
+        wrong = data[:flip] + bytes([data[flip] ^ 1]) + data[flip + 1 :]
+        with pytest.raises(DamagedCheckpoint):
+            _go_by(file, wrong, step)
+        with pytest.raises(DamagedCheckpoint):
+            _go_by(file, data[:flip], step)
+
+
+def _go_by(file: StoredFile, data: bytes, step: int) -> None:
+    check = PartsCheck(file)
+    for at in range(0, len(data), step):
+        check.see(data[at : at + step])
+    check.finish()
+
+
+def test_an_index_tells_what_was_put_into_it_and_a_flipped_bit_is_found():
+    files = [IndexedFile("a", 25, 10, ("0" * 32, "1" * 32, "2" * 32)), IndexedFile("b", 0, 10, ())]
+    data = encode_index(files)
+    assert decode_index(data, "x") == files
+    assert [size for _, _, size in files[0].pieces()] == [10, 10, 5]
+    for at in range(len(data)):
+        with pytest.raises(DamagedCheckpoint):
+            decode_index(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "x")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"mirror": ""}, "no place to copy"),
+        ({"mirror": 3}, "no place to copy"),
+        ({"mirror_keep_last": 0}, "1 or more"),
+        ({"mirror_wait": "yes"}, "neither True nor False"),
+        ({"mirror": "ftp://me:secret@host/x"}, "there is a password"),
+    ],
+)
+def test_settings_refuse_at_once_what_cannot_be(given, words):
+    with pytest.raises(SettingsError, match=words):
+        Settings(**given)
+
+
+def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"pip install 'holdfast\[s3\]'"):
+        Settings(mirror="s3://bucket/run")
+
+
+def test_a_folder_is_known_from_the_root_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Settings(mirror="second").mirror_address == str(tmp_path / "second")
+    assert Settings(mirror=tmp_path / "x").mirror_address == str(tmp_path / "x")
+
+
+def test_the_same_trouble_has_the_same_words():
+    assert why(ConnectionError("http://a/1")) == why(ConnectionError("http://a/2"))
+    assert "refused" in why(PermissionError("The AWS Access Key Id you provided does not exist"))
+    assert why(ValueError("x " * 500)).endswith("…")
