@@ -75,7 +75,7 @@ def test_a_kill_in_the_middle_of_copies_loses_little_and_no_bit(way, tmp_path):
         lines, held = read_until(killed, at, begun)
         said += lines
         killed.send_signal(signal.SIGKILL)
-        killed.communicate(timeout=60)
+        rest, _ = killed.communicate(timeout=60)
         killed = start(tmp_path / "killed", way, 0.005)
         assert killed.stdout is not None
         text = ""
@@ -85,7 +85,9 @@ def test_a_kill_in_the_middle_of_copies_loses_little_and_no_bit(way, tmp_path):
                 begun = int(line.split()[2])
                 break
         assert begun >= held, text
+        said += rest + text
     output = finish(killed)
+    said += output
     assert hash_of(output) == hash_of(finish(undisturbed)), output
     # Where weights are swapped behind torch's back, the copy was seen to be wrong and not used.
     is_seen = "outside of the optimizer's step" in said
