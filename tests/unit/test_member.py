@@ -53,6 +53,9 @@ class Keeper:
     def held(self) -> list[tuple[int, int]]:
         return self.snapshots
 
+    def write_part(self, attempt: int, mark: int, **fields: Any) -> None:
+        self.told.append(("write", {"key": (attempt, mark), **fields}))
+
 
 @pytest.fixture
 def keeper() -> Keeper:
@@ -167,3 +170,24 @@ def test_a_new_keeper_passes_on_a_decision_of_before_its_time(keeper):
     keeper.words[control.MARK] = 12
     keeper.decide(5, 12)
     assert [kind for kind, _ in keeper.told] == ["decide"]
+
+
+def test_a_letter_to_the_keeper_before_this_one_waits_until_the_slots_are_here(keeper):
+    """Else it would answer that the slot is gone, and a checkpoint that can be made would fail."""
+    letter = {"key": [ATTEMPT, 8], "partial": "p", "number": 1, "reason": "SIGTERM"}
+    keeper.member.greet()
+    keeper.hear("write", **letter)
+    assert keeper.told == []
+    keeper.snapshots = [(ATTEMPT, 6), (ATTEMPT, 8)]
+    keeper.member.report()
+    keeper.hear("write", **letter)
+    assert [told["key"] for _, told in keeper.told] == [(ATTEMPT, 8)]
+
+
+def test_a_write_of_what_was_held_and_is_gone_is_passed_on_for_an_answer(keeper):
+    keeper.snapshots = [(ATTEMPT, 8)]
+    keeper.member.report()
+    keeper.snapshots = [(ATTEMPT, 10)]
+    keeper.member.report()
+    keeper.hear("write", key=[ATTEMPT, 8], partial="p", number=1, reason="cadence")
+    assert [told["key"] for _, told in keeper.told] == [(ATTEMPT, 8)]

@@ -52,6 +52,8 @@ class CrewKeeper(KeeperAmongOthers):
             self._trainer_leaves()
         else:
             super()._take_in(message, descriptors)
+            if kind == "arena":
+                self._member.report()  # the keeper before this one may have died before it wrote
 
     def _snapshot_taken(self, generation: int, sequence: int) -> None:
         held = self._holdings.of(generation)

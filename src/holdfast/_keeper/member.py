@@ -46,6 +46,7 @@ class Member:
         self._asked = self._answered = 0  # the newest agreements that were heard of, and answered
         self._decided: int | None = None  # the mark of a decision that is not carried out yet
         self._planned: int | None = None
+        self._told: dict[int, int] = {}  # by attempt: the newest that the hub knows to be held
         if words[control.DUE] != control.NEVER:
             # A keeper before this one has died in the middle of something: look up at each
             # boundary until the hub says more.
@@ -53,16 +54,22 @@ class Member:
 
     def greet(self) -> None:
         """Tell the hub that this rank is there, and all that it must know."""
-        self._send("hello", who=self._who, held=self._body.held())
+        self._send("hello", who=self._who, held=self._held())
 
     def report(self) -> None:
         """Tell the hub which snapshots are held now."""
-        held = self._body.held()
+        held = self._held()
         newest = max((mark for attempt, mark in held if attempt == self._attempt), default=-1)
         if self._planned is not None and newest >= self._planned:
             self._planned = None
         self._set_due()
         self._send("held", held=held)
+
+    def _held(self) -> list[tuple[int, int]]:
+        held = self._body.held()
+        for attempt, mark in held:
+            self._told[attempt] = max(mark, self._told.get(attempt, -1))
+        return held
 
     def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
         """There is no snapshot of a boundary at which one was to be taken.
@@ -142,6 +149,10 @@ class Member:
 
     def _on_write(self, message: dict[str, Any]) -> None:
         attempt, mark = message["key"]
+        if mark > self._told.get(attempt, -1):
+            # To the keeper before this one, which died before it had acknowledged the letter: the
+            # trainer has not handed its slots over yet. Told of them, the hub asks again.
+            return
         fields = {name: message[name] for name in ("partial", "number", "reason")}
         self._body.write_part(attempt, mark, **fields)
 
