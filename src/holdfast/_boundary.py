@@ -22,6 +22,7 @@ from holdfast._data.feeds import Feeds
 from holdfast._data.laps import LoopMark
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._hearing import Hearing
+from holdfast._hosted import as_the_script_means
 from holdfast._leave import statuses
 from holdfast._leave.late import say_leaving
 from holdfast._leave.record import ExitRecord
@@ -84,7 +85,8 @@ class Boundaries(Hearing):
     ) -> None:
         speak_plainly()
         errand = current_errand()
-        self._folder = Path(folder) if errand is None else errand.redirected(Path(folder))
+        place = as_the_script_means(Path(folder))
+        self._folder = place if errand is None else errand.redirected(place)
         self._settings = checked(settings, state)
         self._rule = checked_rule(stop_when)
         self._judge = Judge(self._rule)

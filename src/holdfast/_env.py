@@ -93,6 +93,11 @@ def local_rank() -> int:
     return int(text) if text.isdigit() else 0
 
 
+def is_in_ray() -> bool:
+    """Whether this process is a worker of Ray, or was started by one."""
+    return "RAY_RAYLET_PID" in os.environ
+
+
 def grace_seconds() -> str:
     """The time between SIGTERM and the kill, if somebody has written it down; may be nonsense."""
     return os.environ.get("HOLDFAST_GRACE_SECONDS", "").strip()

@@ -212,6 +212,11 @@ _FOR_ADDRESS = {
 def _check_address(text: str) -> None:
     """Refuse at once what would be found out only by another process, and too late."""
     protocol, sep, rest = text.partition("://")
+    if not sep and re.match(r"[a-z][a-z0-9]+:", text) and "::" not in text:
+        raise SettingsError(
+            f"mirror={text!r} is neither a folder nor an address.\n"
+            "An address has two slashes: s3://bucket/run. A folder of that name: ./ before it."
+        )
     if not sep or protocol == "file":
         return
     if ":" in rest.partition("@")[0].partition("/")[0] and "@" in rest:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -11,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import holdfast
+from tests.data.lives_here import SETTINGS, Interrupted
 from tests.support import wait_until
 
 
@@ -81,6 +86,59 @@ def test_in_process_each_generator_answers_for_itself(tmp_path, make, draws):
     assert found[0] == found[1]
     forget_seeds()
     assert batches_of(tmp_path / "c", DataLoader(make(draws), batch_size=4)) != found[0]
+
+
+class NoisyPasses:
+    """Anything that `for` takes, and that draws while it is gone through."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.tensor([random.random(), float(torch.rand(()))]) for _ in range(6))
+
+
+REPLAYED = {
+    "loader": lambda: DataLoader(NoisyStream("torch numpy python"), batch_size=4),
+    "object": NoisyPasses,
+}
+
+
+@pytest.mark.parametrize("kind", REPLAYED)
+def test_what_is_replayed_draws_other_numbers_in_each_pass_and_the_same_in_each_life(
+    tmp_path, kind
+):
+    """Though nothing else draws: then the generators are the same at the top of every epoch."""
+
+    def live(folder: Path, end_after: int | None = None) -> list[Any]:
+        saved, found = None, []
+        with contextlib.suppress(Interrupted), begin(folder) as run:
+            first, second = REPLAYED[kind](), REPLAYED[kind]()
+            for _ in run.epochs(2):
+                for loader in (first, second):
+                    for batch in run.batches(loader):
+                        if saved is not None and saved.step is not None:
+                            raise Interrupted
+                        found.append(batch.tolist())
+                        if len(found) == end_after:
+                            saved = run.save()
+        return found
+
+    seed_all(3)
+    whole = live(tmp_path / "whole")
+    assert len({repr(batch) for batch in whole}) == len(whole)
+    parts = []
+    for end_after in (2, 5, 1, None):
+        seed_all(3)
+        parts += live(tmp_path / "parts", end_after)
+    assert parts == whole
+
+
+def begin(folder: Path) -> holdfast.Run:
+    return holdfast.Run(folder, settings=SETTINGS, weights=torch.zeros(1))
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def test_the_loader_s_own_generator_decides_where_there_is_one(tmp_path):

@@ -103,9 +103,53 @@ def of_jax() -> dict[str, Any]:
     }
 
 
+def of_lightning() -> dict[str, Any]:
+    import lightning
+    import torch
+
+    class Net(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 3)
+
+        def training_step(self, batch: list[Any]) -> Any:
+            return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    return {"lightning": lightning, "module": Net(), "loader": of_torch()["loader"]}
+
+
+def of_transformers() -> dict[str, Any]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    config = GPT2Config(vocab_size=8, n_positions=4, n_embd=8, n_layer=1, n_head=2, bos_token_id=0)
+    words = torch.zeros(4, dtype=torch.int64)
+    return {
+        "Trainer": Trainer,
+        "model": GPT2LMHeadModel(config),
+        "arguments": TrainingArguments(
+            "output", report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True
+        ),
+        "data": [{"input_ids": words, "labels": words} for _ in range(8)],
+    }
+
+
+def of_accelerate() -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    return {**of_torch(), "accelerator": accelerator}
+
+
 OF: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": of_torch,
     "tensorflow": of_tensorflow,
     "keras": of_keras,
     "jax": of_jax,
+    "lightning": of_lightning,
+    "transformers": of_transformers,
+    "accelerate": of_accelerate,
 }

@@ -35,7 +35,8 @@ SIZES = {
     "tensorflow_loop": "--epochs 2 --size 1000",
     "tf_distributed": "--epochs 2 --size 640",  # on two devices; with two workers in tests/ranks
 }
-OF_RANKS = ("fsdp",)  # only in tests/ranks: a proof does not see into sharded tensors
+# Only in tests/ranks: a proof does not see into sharded tensors, nor into the workers of a Ray.
+OF_RANKS = ("fsdp", "ray_train")
 
 
 def framework_of(name: str) -> str:

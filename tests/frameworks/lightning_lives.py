@@ -39,6 +39,10 @@ STOPS = {
     "steps": (4, 10, 11),
     "swa": (3, 9, 16, 22),
     "killed": (5, 12),
+    # What they add is data, averages and a scheduler; where a fit stops is the matter of "plain".
+    "workers": (2, 10),
+    "ema": (3, 12),
+    "plateau": (3, 12),
     "early": (2, 3, 7, 9),
 }
 

@@ -61,13 +61,19 @@ CASES = {
     "seedable": lambda: prepare(
         Noisy(), shuffle=True, loading=DataLoaderConfiguration(use_seedable_sampler=True)
     ),
+    "stateful": lambda: prepare(
+        Noisy(), shuffle=True, loading=DataLoaderConfiguration(use_stateful_dataloader=True)
+    ),
     "dispatched": lambda: prepare(Stream()),
     "iterable": lambda: prepare(Stream(), loading=DataLoaderConfiguration(dispatch_batches=False)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("case", CASES)
 def test_batches_are_the_same_in_one_life_and_in_several(case, tmp_path):
+    if case == "stateful":
+        pytest.importorskip("torchdata", reason="pip install torchdata")
     whole = train(tmp_path / "whole", CASES[case])
     parts = train_in_lives(tmp_path / "parts", CASES[case], [2, 7 - 2])
     assert len(whole) == len(parts) == 12
@@ -126,9 +132,16 @@ def test_data_without_a_length_are_refused_where_several_batches_are_a_step(tmp_
         train(tmp_path / "run", lambda: prepare(Stream(), accumulate=2), accumulate=2)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 def test_a_prepared_loader_is_no_part_of_the_state(tmp_path):
     pytest.importorskip("torchdata", reason="pip install torchdata")
     keeping = DataLoaderConfiguration(use_stateful_dataloader=True)  # others have no state
     loader = prepare(Noisy(), loading=keeping)
     with pytest.raises(holdfast.HoldfastError, match="part of the run's state"):
         train(tmp_path / "run", lambda: loader, loader=loader)
+
+
+@pytest.mark.parametrize("data", [Noisy, Stream])
+def test_a_prepared_loader_without_a_state_is_refused_by_a_sentence(tmp_path, data):
+    with pytest.raises(holdfast.HoldfastError, match=r"^loader: a DataLoader.*\n.*run.batches"):
+        holdfast.Run(tmp_path / "run", loader=prepare(data()))

@@ -100,6 +100,16 @@ def test_the_trainers_own_handler_of_sigterm_yields(script):
 
 
 @pytest.mark.slow
+def test_which_of_two_states_counts_is_said_and_no_step_is_logged_twice(script):
+    (begun, steps_begun), (resumed, steps_resumed) = script["resumed"]
+    assert "the run begins with what the Trainer has loaded from" in begun
+    assert "the run goes on with what its own folder has" in resumed
+    assert "checkpoint-2" in resumed
+    assert steps_begun == [1, 2, 3, 4]
+    assert steps_resumed == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
 def test_the_trainer_is_its_own_again_afterwards(script):
     assert script["left"] == ["_inner_training_loop"]
     assert script["is_skip_put_back"]

@@ -5,6 +5,8 @@ python -m tests.frameworks.transformers_yielding FOLDER
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import signal
 import sys
@@ -29,7 +31,8 @@ def make(folder: Path, *callbacks: Any, **options: Any) -> Trainer:
         per_device_train_batch_size=4,
         num_train_epochs=2,
         logging_steps=1,
-        save_strategy="no",
+        save_steps=2,
+        save_strategy=options.pop("save_strategy", "no"),
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
@@ -51,6 +54,21 @@ def add_late(folder: Path) -> None:
     trainer = make(folder)
     trainer.add_callback(holdfast.transformers.Callback(folder / "late"))
     trainer.train()
+
+
+def begin_from_theirs(folder: Path) -> list[list[Any]]:
+    """What is said, and the steps: of a start from the Trainer's own checkpoint, and of another."""
+    theirs = str(folder / "output" / "checkpoint-2")
+    make(folder, save_strategy="steps", max_steps=2).train()
+    found = []
+    for most in (4, 5):
+        ours, said = holdfast.transformers.Callback(folder / "theirs"), io.StringIO()
+        trainer = make(folder, ours, max_steps=most, ignore_data_skip=most == 5)
+        with contextlib.redirect_stderr(said):
+            trainer.train(resume_from_checkpoint=theirs)
+        steps = [entry["step"] for entry in trainer.state.log_history if "loss" in entry]
+        found.append([said.getvalue(), steps])
+    return found
 
 
 def main() -> None:
@@ -81,6 +99,8 @@ def main() -> None:
     found["left"] = [name for name in vars(trainer) if name in yielding.TAKEN]
     found["is_skip_put_back"] = transformers.trainer.skip_first_batches is skip
     found["run_afterwards"] = ours.run
+
+    found["resumed"] = begin_from_theirs(folder)
 
     steps = []
     for _ in range(2):

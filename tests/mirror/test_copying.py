@@ -27,13 +27,14 @@ def _state(number: int) -> dict[str, np.ndarray]:
 def test_checkpoints_are_copied_while_training_goes_on_and_status_tells(
     folder, gate, mirror, train
 ):
-    trainer = train(folder, mirror, "--total", 100, "--hold-at", 25)
+    # Of a training as quick as this one, only the first checkpoint is sure to be made.
+    trainer = train(folder, mirror, "--total", 100, "--hold-at", 15)
     trainer.wait_for("holding")
-    wait_for_copy(folder, 20)
-    assert "step 20" in succeed("status", folder)
+    wait_for_copy(folder, 10)
+    assert "step 10" in succeed("status", folder)
     assert f"in {mirror}" in succeed("status", folder)
     found = json.loads(succeed("status", folder, "--json"))[0]["mirror"]
-    assert (found["address"], found["step"]) == (str(mirror), 20)
+    assert (found["address"], found["step"]) == (str(mirror), 10)
     assert "fsspec" not in Path(f"/proc/{keepers(folder)[0].pid}/maps").read_text()
 
 

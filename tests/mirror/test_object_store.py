@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.cli.command import succeed
+from tests.cli.command import holdfast, succeed
 from tests.linked_files import make_checkpoint
 from tests.mirror.conftest import PIECE_BYTES, SIZE, copied_steps, uploaders, wait_for_copy
 from tests.support import journal_events, run_id, wait_for_keeper_gone, wait_until
@@ -95,3 +95,36 @@ def test_an_object_that_the_store_has_changed_is_found_by_its_tag_and_sent_again
     succeed("mirror", folder, "--push")
     assert bucket.get(victim) == data
     succeed("mirror", tmp_path / "new", "--fetch", "--at", bucket.address)
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_keeps_an_empty_folder_from_beginning_and_no_other(
+    folder, bucket, train, tmp_path
+):
+    missing = "s3://no-such-bucket/run"
+    trainer = train(tmp_path / "new", missing, "--total", 10)
+    assert trainer.wait() != 0
+    assert f"{missing}: there is no such bucket.\nNothing was begun" in trainer.output
+    assert not (tmp_path / "new").exists()
+    make_checkpoint(folder, 1, [{"weights": np.zeros(SIZE)}])
+    begun = train(folder, missing, "--total", 100, "--sleep", 0.05)
+    begun.wait_for("there is no such bucket. Training goes on")
+    begun.kill()
+
+
+@pytest.mark.slow
+def test_a_damaged_object_is_found_when_it_is_fetched_and_the_one_before_is_used(
+    folder, bucket, tmp_path
+):
+    for step in (10, 20):
+        weights = np.random.default_rng(step).standard_normal(400_000)
+        made = make_checkpoint(folder, step, [{"weights": weights}])
+        before = set(bucket.keys("run/pieces/"))
+        succeed("mirror", folder, "--push", "--at", bucket.address)
+    assert made.exists()
+    victim = sorted(set(bucket.keys("run/pieces/")) - before)[0]
+    data = bucket.get(victim)
+    bucket.put(victim, bytes([data[0] ^ 1]) + data[1:])
+    done = holdfast("mirror", tmp_path / "new", "--fetch", "--at", bucket.address)
+    assert "is damaged. It is not used." in done.stderr
+    assert "step 10 (attempt 1) is here" in done.stdout

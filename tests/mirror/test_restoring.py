@@ -27,9 +27,9 @@ def _lose_machine(folder: Path, step: int) -> str:
 def test_a_killed_run_goes_on_on_a_new_machine_to_the_same_bits(
     folder, mirror, train, light_reference
 ):
-    trainer = train(folder, mirror, "--total", 50, "--hold-at", 25, "--sleep", 0.02)
+    trainer = train(folder, mirror, "--total", 50, "--hold-at", 15)
     trainer.wait_for("holding")
-    wait_for_copy(folder, 20)
+    wait_for_copy(folder, 10)
     trainer.kill()
     trainer.wait()
     wait_for_keeper_gone(folder)
@@ -45,9 +45,12 @@ def test_a_killed_run_goes_on_on_a_new_machine_to_the_same_bits(
 
 @pytest.mark.parametrize("what", ["pieces", "checkpoints"])
 def test_a_damaged_copy_is_not_used_and_does_not_hide_the_one_before(
-    what, folder, mirror, train, light_reference
+    what, folder, gate, mirror, train, light_reference
 ):
-    trainer = train(folder, mirror, "--total", 20, "--sleep", 0.05, mirror_wait=True)
+    trainer = train(folder, mirror, "--total", 20, "--hold-at", 15, mirror_wait=True)
+    trainer.wait_for("holding")
+    wait_for_copy(folder, 10)
+    gate.touch()
     assert trainer.wait() == 0, trainer.output
     _lose_machine(folder, 20)
     index = mirror / "checkpoints/step-000000000020-a0001/index.json"

@@ -44,7 +44,20 @@ def prepare(wanted: Adoption) -> Prepared:
             "Name a checkpoint, or the folder that it is in."
         )
     read, path = _recognise(source)
-    return prepare_foreign(read(path), wanted)
+    try:
+        return prepare_foreign(read(path), wanted)
+    except HoldfastError:
+        raise
+    except RecursionError as error:
+        raise HoldfastError(
+            f"{path}: holds something that holds itself, or thousands of lists in each other.\n"
+            "Save a dict of state_dicts, and adopt that."
+        ) from error
+    except Exception as error:  # it can be read, and is not made as those who write such files do
+        raise DamagedCheckpoint(
+            f"{path}: is not understood ({_reason(error)}).\n"
+            "Save a dict of state_dicts with torch.save, and adopt that."
+        ) from error
 
 
 def _is_of_tensorflow(source: Path) -> bool:
@@ -142,10 +155,17 @@ def _reading(torch: ModuleType, path: Path, read: Callable[[Path], Any]) -> Any:
             "If you trust it: load it in a script of yours, and torch.save a dict of state_dicts."
         ) from error
     except Exception as error:  # what is damaged makes the readers fail in many ways
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise DamagedCheckpoint(
-            f"{path}: cannot be read ({reason}).\nNothing was changed. Adopt the one before it."
+            f"{path}: cannot be read ({_reason(error)}).\n"
+            "Nothing was changed. Adopt the one before it."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line; of a key that is missing its name alone would say nothing."""
+    text = str(error).partition("\n")[0]
+    is_told = bool(text) and not isinstance(error, KeyError)
+    return text if is_told else f"{type(error).__name__} {text}".rstrip()
 
 
 def _read_torch(path: Path) -> Foreign:
@@ -199,7 +219,9 @@ def _read_hugging_face(folder: Path) -> Foreign:
         about = _reading(torch, folder / _TRAINER_STATE, _read_json)
         steps = number_of(about.get("global_step"))
         foreign.counted = None if steps is None else (_TRAINER_STATE, steps)
-        foreign.epochs = about.get("epoch")
+        epochs = about.get("epoch")
+        if isinstance(epochs, int | float) and 0 <= epochs < 2**53:  # JSON's NaN and Infinity, too
+            foreign.epochs = epochs
     if (folder / _RANDOM).is_file():
         random = _reading(torch, folder / _RANDOM, torch.read_file)
         foreign.generators = torch.generators_of(random)
@@ -252,9 +274,9 @@ def _read_orbax(folder: Path) -> Foreign:
     try:
         whole, left_out = checkpoints.read_orbax(folder)
     except Exception as error:  # what is damaged makes it fail in many ways
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise DamagedCheckpoint(
-            f"{folder}: cannot be read ({reason}).\nNothing was changed. Adopt the one before it."
+            f"{folder}: cannot be read ({_reason(error)}).\n"
+            "Nothing was changed. Adopt the one before it."
         ) from error
     if isinstance(whole, dict) and len(whole) == 1 and next(iter(whole)) in _ORBAX_DEFAULTS:
         inner = next(iter(whole.values()))

@@ -16,8 +16,9 @@ _NUMBERED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_POR
 _OURS = frozenset(
     f"HOLDFAST_{name}"
     for name in (
-        *("ADDRESS", "ERRAND", "FAULT", "HANG_TIMEOUT", "LEADER", "LED", "MARKER"),
-        *("PAUSE_SECONDS", "PROGRESS", "PY_SPY", "RESTART", "STATE"),
+        *("ADDRESS", "ERRAND", "FAULT", "GRACE_SECONDS", "HANG_TIMEOUT", "LEADER", "LED"),
+        *("MARKER", "MIRROR_PIECE_BYTES", "NOTICES", "NOTICES_ADDRESS", "PAUSE_SECONDS"),
+        *("PROGRESS", "PY_SPY", "RESTART", "STATE"),
     )
 )
 # A variable that is set like this, and what it does to a training.

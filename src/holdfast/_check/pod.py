@@ -46,7 +46,7 @@ class Container:
     def words(self) -> list[str]:
         """What it starts, as far as the manifest and not the image says so."""
         found = [*self.node.items("command"), *self.node.items("args")]
-        return [str(each.value) for each in found]
+        return [str(each.value) for each in found if not isinstance(each.value, dict | list)]
 
     @property
     def line(self) -> int:
@@ -91,6 +91,11 @@ class Pod:
     containers: list[Container]
 
     @property
+    def is_known(self) -> bool:
+        """Whether it is a kind of Kubernetes' own."""
+        return self.kind in _TEMPLATES
+
+    @property
     def job(self) -> Node | None:
         """The specification of the Job around it."""
         return self.root.get(*_JOBS[self.kind]) if self.kind in _JOBS else None
@@ -111,16 +116,34 @@ def find_pods(documents: list[Node]) -> Iterator[Pod]:
     """The pods with containers that train, as far as their commands show it."""
     for root in documents:
         kind = str(root.plain("kind") or "")
-        if kind not in _TEMPLATES:
-            continue
-        spec = root.get(*_TEMPLATES[kind], "spec")
-        if spec is None:
-            continue
-        volumes = {str(each.plain("name")): each for each in spec.items("volumes")}
-        found = [Container(each, volumes) for each in spec.items("containers")]
-        trains = [each for each in found if _may_train(each)]
-        if trains:
-            yield Pod(kind, root, spec, trains)
+        if kind in _TEMPLATES:
+            spec = root.get(*_TEMPLATES[kind], "spec")
+            specs = [] if spec is None else [spec]
+        else:
+            specs = list(_templates(root, set()))
+        for spec in specs:
+            volumes = {str(each.plain("name")): each for each in spec.items("volumes")}
+            found = [Container(each, volumes) for each in spec.items("containers")]
+            trains = [each for each in found if _may_train(each)]
+            if trains:
+                yield Pod(kind, root, spec, trains)
+
+
+def _templates(node: Node, seen: set[int]) -> Iterator[Node]:
+    """The pods in a resource that somebody has added to Kubernetes: a PyTorchJob, a JobSet."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node.value, list):
+        for each in node.value:
+            yield from _templates(each, seen)
+    elif isinstance(node.value, dict):
+        spec = node.get("template", "spec")
+        if spec is not None and spec.items("containers") and id(spec) not in seen:
+            seen.add(id(spec))
+            yield spec
+        for each in node.value.values():
+            yield from _templates(each, seen)
 
 
 def _may_train(container: Container) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast._check.finding import Finding
+from holdfast._check.finding import HINT, Finding
 from holdfast._check.lint import Surroundings, in_order
 from holdfast._check.measured import save_seconds, step_seconds
 from holdfast._check.pod import find_pods
@@ -19,7 +19,12 @@ def lint_manifest(name: str, text: str, around: Surroundings) -> list[Finding]:
         needed = None if save is None else save + (step or 0.0)
         run_name = around.run.name
     found: list[Finding] = []
-    for pod in find_pods(read_documents(name, text)):
+    pods = list(find_pods(read_documents(name, text)))
+    if not pods:
+        # Else "nothing is lost here" would be said of what nobody has looked at.
+        text = "no container in it trains, as far as its commands show: there is nothing to check."
+        found.append(Finding("no-training", HINT, 1, text))
+    for pod in pods:
         found += check_grace(pod, needed, run_name)
         found += check_first_process(pod)
         found += check_memory(pod)

@@ -8,6 +8,8 @@ from typing import Any
 
 from holdfast._errors import HoldfastError, SettingsError
 
+_MERGE = "tag:yaml.org,2002:merge"
+
 
 @dataclass(frozen=True)
 class Node:
@@ -73,7 +75,7 @@ def _documents(yaml: Any, text: str) -> Iterator[Node]:
         while loader.check_node():
             root = loader.get_node()
             if root is not None:
-                yield from _flat(_node(yaml, loader, root))
+                yield from _flat(_Tree(yaml, loader).node(root))
     finally:
         loader.dispose()
 
@@ -86,12 +88,42 @@ def _flat(root: Node) -> Iterator[Node]:
         yield root
 
 
-def _node(yaml: Any, loader: Any, node: Any) -> Node:
-    line = node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)
-        pairs = ((str(key.value), _node(yaml, loader, value)) for key, value in node.value)
-        return Node(dict(pairs), line)
-    if isinstance(node, yaml.SequenceNode):
-        return Node([_node(yaml, loader, each) for each in node.value], line)
-    return Node(loader.construct_object(node), line)
+class _Tree:
+    """Makes nodes of PyYAML's. What has an alias is made once: some lines may name billions."""
+
+    def __init__(self, yaml: Any, loader: Any) -> None:
+        self._yaml = yaml
+        self._loader = loader
+        self._made: dict[int, Node] = {}
+
+    def node(self, found: Any) -> Node:
+        made = self._made.get(id(found))
+        if made is None:
+            made = self._made[id(found)] = Node(self._value(found), found.start_mark.line + 1)
+        return made
+
+    def _value(self, found: Any) -> Any:
+        if isinstance(found, self._yaml.MappingNode):
+            return self._mapping(found)
+        if isinstance(found, self._yaml.SequenceNode):
+            return [self.node(each) for each in found.value]
+        return self._loader.construct_object(found)
+
+    def _mapping(self, found: Any) -> dict[str, Node]:
+        own: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
+        for key, value in found.value:
+            if not isinstance(key, self._yaml.ScalarNode):
+                continue  # no name of Kubernetes is a list
+            if key.tag == _MERGE:  # <<: what stands here counts before what comes in by it
+                for each in _sources(self.node(value)):
+                    merged = {**each, **merged}
+            else:
+                own[str(key.value)] = self.node(value)
+        return {**merged, **own}
+
+
+def _sources(node: Node) -> list[dict[str, Node]]:
+    """The mappings that are merged, the first to count first."""
+    found = node.value if isinstance(node.value, list) else [node]
+    return [each.value for each in found if isinstance(each.value, dict)]

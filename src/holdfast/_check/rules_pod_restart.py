@@ -14,6 +14,8 @@ _FOREVER = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet")
 
 def check_restarts(pod: Pod) -> list[Finding]:
     """The restart policy, and a Job's podFailurePolicy."""
+    if not pod.is_known:
+        return []  # who starts the pods of a PyTorchJob again is a matter of its controller
     policy = str(pod.spec.plain("restartPolicy") or "Always")
     line = pod.line_of("restartPolicy")
     if pod.kind in _FOREVER:
@@ -35,7 +37,7 @@ def check_restarts(pod: Pod) -> list[Finding]:
     job = pod.job
     assert job is not None
     rules = job.get("podFailurePolicy", "rules")
-    if rules is None:
+    if rules is None or not isinstance(rules.value, list):
         return [_no_policy(job, policy)]
     if policy != "Never":
         text = "a podFailurePolicy is allowed with restartPolicy Never only."
@@ -90,7 +92,7 @@ def _check_rules(rules: Node) -> list[Finding]:
 
 def action_of(rules: Node, status: int) -> str:
     """What a podFailurePolicy does about an exit status: the first rule that fits decides."""
-    for rule in rules.value if isinstance(rules.value, list) else []:
+    for rule in rules.value:
         values = [each.value for each in rule.items("onExitCodes", "values")]
         operator = rule.plain("onExitCodes", "operator")
         if (operator == "In" and status in values) or (

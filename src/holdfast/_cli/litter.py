@@ -107,6 +107,10 @@ def find_in_folder(run: RunAtRest) -> Iterator[Litter]:
             yield run.item(path, "unfinished", "a checkpoint that was begun and never finished")
     for path in layout.half_removed_folders():
         yield run.item(path, "half-removed", "an old checkpoint whose removal was cut short")
+    for path in layout.fetching_folders():
+        yield _judge_small(
+            run, path, "unfinished", "a checkpoint that was never fetched to the end"
+        )
     for path in layout.claims():
         yield _judge_small(run, path, "claim", "a start that was cut short")
     for path in layout.temporary_files():

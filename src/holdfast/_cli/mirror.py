@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -47,10 +46,13 @@ def mirror(
         def wait() -> None:
             if not told:
                 told.append("")
-                click.echo(f"{words.name(run)}: its own copying is under way; waiting for it.")
-            time.sleep(0.1)  # between two looks: whoever copies holds a lock
+                text = "its own copying is under way; waiting for it."
+                click.echo(f"{words.name(run)}: {text}", err=True)
 
-        found = by_hand.push(run, address, wait)
+        def tell_damage(text: str) -> None:
+            click.echo(words.name(text), err=True)
+
+        found = by_hand.push(run, address, wait, tell_damage)
         if as_json:
             print_json(found)
             return

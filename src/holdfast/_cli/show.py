@@ -225,6 +225,8 @@ def _next(run: RunSummary, folder: Path) -> str:
     if run.job is not None and run.job.requeue is not None:
         return run.job.requeue.partition("\n")[0]
     if run.disk_step is None and run.memory_step is None:
+        if run.mirror is not None and run.mirror.step is not None:
+            return f"start the same command again; its mirror has step {run.mirror.step}"
         return "start the same command again; it begins at the beginning"
     step = max(step for step in (run.disk_step, run.memory_step) if step is not None)
     return f"start the same command again; it goes on at step {step}"

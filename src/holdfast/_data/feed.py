@@ -55,7 +55,8 @@ class Feed:
         """The batches of this lap that are left; all that is drawn to get there is drawn now."""
         self._set_length(lap)
         self._reseed_held(lap)
-        batches = each_apart(self._source, seeds)
+        # Drawn apart, a pass leaves the generators alone; still, passes must differ.
+        batches = each_apart(self._source, mix_all(seeds, lap.epoch, lap.number))
         replay(batches, lap.behind, self._source)
         return batches
 

@@ -69,8 +69,11 @@ class LoaderFeed(Feed):
         if self._tickets is not None:
             self._tickets.aim(lap.epoch, self._seed_of_workers(), 0, mix_seeds)
         batches: Iterator[Any]
-        if self._way == self._torch.REPLAYS:
-            batches = each_apart(self._mine, seeds) if self._is_alone else iter(self._mine)
+        if self._way == self._torch.REPLAYS and self._is_alone:
+            # Drawn apart, a pass leaves the generators alone; still, passes must differ.
+            batches = each_apart(self._mine, mix_all(seeds, lap.epoch, lap.number))
+        elif self._way == self._torch.REPLAYS:
+            batches = iter(self._mine)
         elif lap.goal is not None and lap.goal.state is not None:
             self._load_state(lap.goal.state)
             return iter(self._mine)

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast._data.course import Lap, Position
 from holdfast._data.feed import Feed, Kit
 from holdfast._data.loader_feed import LoaderFeed
-from holdfast._data.seeds import Seeds, mix_all
+from holdfast._data.seeds import Seeds
 from holdfast._errors import HoldfastError
 
 _END = object()
@@ -63,8 +63,7 @@ class PreparedFeed(Feed):
         assert source is not None
         self._accelerate.set_epoch(source, lap.epoch)
         self._accelerate.share_globals(source)
-        # A pass that is drawn apart leaves the generators alone, and still epochs must differ.
-        batches = self._inner.open(lap, mix_all(seeds, lap.epoch))
+        batches = self._inner.open(lap, seeds)
         self.length = self._inner.length
         return self._each(source, batches, lap.skip)
 
@@ -109,7 +108,7 @@ class DispatchedFeed(Feed):
         from holdfast.torch import prepared
 
         prepared.set_epoch(self._source, lap.epoch)
-        return super().open(lap, mix_all(seeds, lap.epoch))
+        return super().open(lap, seeds)
 
 
 def refuse_other_counts(accelerate: Any, source: Any, accumulate: int, length: int | None) -> None:

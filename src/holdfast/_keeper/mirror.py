@@ -21,6 +21,7 @@ from holdfast._keeper.keep import Policy
 
 _PIECE_BYTES = 16 << 20
 _AGAIN_SECONDS = (1.0, 5.0, 30.0, 300.0)
+_NEVER = float("inf")
 # A stop must not cut what it has begun: whoever wants to end it must mean it.
 _UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
@@ -95,6 +96,17 @@ class Mirror:
             with contextlib.suppress(OSError):  # full of words that it has not read, or gone
                 os.write(self._process.stdin.fileno(), b"\n")
 
+    def leave(self) -> None:
+        """The keeper goes: whoever copies stays behind, and there must be one."""
+        if self._process is not None:
+            self._hear()
+            status = self._process.poll()
+            if status is None:
+                return
+            self._bury(0.0, status)
+        if self._start_at != _NEVER:
+            self._start(0.0)
+
     def _start(self, now: float) -> None:
         policy = self._policy
         config = {
@@ -141,6 +153,10 @@ class Mirror:
                 f"{fact.rstrip('.')}. Training goes on, its checkpoints are safe in the run "
                 "folder, and the copy is tried again."
             )
+        elif told["kind"] == "damaged":
+            self._say(
+                f"{told['text']}\nTo look closer: holdfast verify {self._policy.layout.folder}"
+            )
         elif told["kind"] == "well":
             self._say(f"{told['address']}: copying works again.")
 
@@ -155,4 +171,4 @@ class Mirror:
         pause = _AGAIN_SECONDS[min(self._deaths, len(_AGAIN_SECONDS) - 1)]
         self._deaths += 1
         # What left by itself has said why, and would find the same again.
-        self._start_at = float("inf") if status == 0 else now + pause
+        self._start_at = _NEVER if status == 0 else now + pause

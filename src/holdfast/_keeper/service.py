@@ -101,6 +101,8 @@ class Keeper(Asked):
                 key.data()
             if self._ends.pidfd is None and os.getppid() != self._ends.trainer_pid:
                 self._bury()
+        if mirror is not None:
+            mirror.leave()
 
     def _open_notices(self) -> None:
         """One keeper of each machine asks its cloud, for all ranks there."""

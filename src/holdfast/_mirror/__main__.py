@@ -9,30 +9,34 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 from holdfast._errors import HoldfastError
-from holdfast._mirror.serving import Service, Uploader, tell
+from holdfast._mirror.serving import Service, Uploader, alone, tell
 from holdfast._record.layout import RunLayout
 
 _TELL_SECONDS = 1.0
 # Where memory ends, the copy is to go before the training.
 _OOM_SCORE = 300
+# Less than a worker of a data loader, and still something where all cores are busy.
+_NICE = 5
 
 
 def main(config_text: str) -> None:
     config = json.loads(config_text)
     os.chdir("/")
-    os.nice(10)
     with contextlib.suppress(OSError, ValueError):
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE)))
     if config["task"] == "serve":
+        os.nice(_NICE)  # and not where somebody waits
         _serve(config)
         return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _look_or_fetch(config)
     except HoldfastError as error:
@@ -42,6 +46,14 @@ def main(config_text: str) -> None:
 
         traceback.print_exc()
         tell("failed", text=describe_trouble(config["address"], error))
+
+
+def _end_with_parent() -> None:
+    """Who asked is gone, by a signal perhaps: the next start is to find nobody at it."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(1)
 
 
 def _serve(config: dict[str, Any]) -> None:
@@ -55,7 +67,7 @@ def _serve(config: dict[str, Any]) -> None:
         best=None if best is None else (best[0], best[1]),
         piece_bytes=config["piece_bytes"],
     )
-    Uploader(service).serve()
+    Uploader(service, tell).serve()
 
 
 def _look_or_fetch(config: dict[str, Any]) -> None:
@@ -84,19 +96,20 @@ def _look_or_fetch(config: dict[str, Any]) -> None:
             told[0] = now
             tell("under-way", done_bytes=done, total_bytes=total)
 
-    step = config.get("step")
-    wanted = [each for each in found if step is None or each.step == step]
-    done = fetch_newest(
-        shelf,
-        RunLayout(Path(config["folder"])),
-        wanted,
-        lambda name, text: tell("damaged", name=name, text=text),
-        progress,
-    )
+    damaged = []
+
+    def tell_damage(name: str, text: str) -> None:
+        damaged.append(name)
+        tell("damaged", name=name, text=text)
+
+    layout = RunLayout(Path(config["folder"]))
+    with alone(layout, lambda: None):
+        done = fetch_newest(shelf, layout, tell_damage, progress)
     if done is not None:
         tell("fetched", **done.__dict__)
     else:
-        tell("nothing", damaged=len(wanted))
+        # What cannot be read is there all the same: the run has begun.
+        tell("nothing", damaged=len({*damaged, *shelf.damaged}), strange=len(shelf.strange))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from holdfast._errors import FolderError, HoldfastError, MirrorError, NoGoodChec
 from holdfast._keeper.mirror import piece_bytes
 from holdfast._keeper.retention import Kept
 from holdfast._mirror.fetching import Fetched, candidates, fetch_newest
-from holdfast._mirror.serving import Service, Uploader
+from holdfast._mirror.opening import refuse_inside
+from holdfast._mirror.serving import Service, Uploader, alone
 from holdfast._mirror.shelf import Holder, Shelf
 from holdfast._mirror.store import open_store
 from holdfast._mirror.words import describe_trouble
@@ -60,6 +61,7 @@ def address_of(folder: Path, given: str | None) -> str:
     if given is not None:
         found = Settings(mirror=given).mirror_address
         assert found is not None
+        refuse_inside(folder.absolute(), found)
         return found
     known = read_json(RunLayout(folder.absolute()).mirror).get("address")
     if not isinstance(known, str):
@@ -91,8 +93,15 @@ def list_mirror(folder: Path, address: str) -> MirrorList:
         return MirrorList(address, run_id, found, list(shelf.damaged))
 
 
-def push(folder: Path, address: str, wait: Callable[[], None]) -> dict[str, Any]:
+def push(
+    folder: Path, address: str, wait: Callable[[], None], tell_damage: Callable[[str], None]
+) -> dict[str, Any]:
     """Copy the newest checkpoint now, whoever else is at it; returns what the mirror then has."""
+
+    def hear(kind: str, **told: Any) -> None:
+        if kind == "damaged":
+            tell_damage(told["text"])
+
     layout, run_id = find_run(folder)
     numbers = layout.attempt_numbers()
     if not layout.checkpoint_folders():
@@ -108,10 +117,16 @@ def push(folder: Path, address: str, wait: Callable[[], None]) -> dict[str, Any]
         best=(best[0], best[1]) if isinstance(best, list) else None,
         piece_bytes=piece_bytes(),
     )
-    uploader = Uploader(service)
+    uploader = Uploader(service, hear, is_known=known.get("address") in (None, address))
     with _Plainly(address):
         while not uploader.copy_newest():
-            wait()
+            if uploader.is_kept_waiting:
+                wait()
+    if not uploader.record["checkpoints"]:
+        raise NoGoodCheckpoint(
+            f"{folder}: no checkpoint here is whole, and none was copied.\n"
+            f"To look closer: holdfast verify {folder}"
+        )
     return uploader.record
 
 
@@ -141,7 +156,8 @@ def fetch(
         here = layout.checkpoints / wanted[0].path.name
         if here.exists():
             raise FolderError(f"{folder}: step {wanted[0].step} is here already.")
-        found = fetch_newest(shelf, layout, wanted, tell_damage, progress)
+        with alone(layout, lambda: None):
+            found = fetch_newest(shelf, layout, tell_damage, progress, step)
     if found is None:
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")
     journal.append(layout.journal, "restored", address=address, **asdict(found))
@@ -184,7 +200,8 @@ def _refuse_strange(shelf: Shelf, layout: RunLayout, folder: Path, wanted: Kept)
     holder = Holder.of(layout, str(read_json(layout.identity)["run_id"]), newest)
     claims = shelf.claims().get(attempt, set())
     is_ours = not claims or any(holder.knows(attempt, each) for each in claims)
-    if attempt <= newest and not (is_ours and is_on_line(line, attempt, step)):
+    # A folder in which no training has begun yet has gone nowhere.
+    if line and attempt <= newest and not (is_ours and is_on_line(line, attempt, step)):
         raise FolderError(
             f"{folder}: has gone its own way since (attempt {newest} here, step {step} of attempt "
             f"{attempt} there).\nFetch it into a folder that does not exist yet."

@@ -6,15 +6,17 @@ stays, and a stretch that fits its checksum is there.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._errors import DamagedCheckpoint
+from holdfast._errors import DamagedCheckpoint, MirrorError
 from holdfast._keeper.retention import Kept
 from holdfast._mirror.shelf import Shelf
 from holdfast._mirror.store import Store
@@ -27,13 +29,14 @@ from holdfast._mirror.stretches import (
     read_stretches,
 )
 from holdfast._mirror.upload import THREADS, checksum_of
-from holdfast._mirror.words import why
+from holdfast._mirror.words import NO_ROOM, why
 from holdfast._record.atomic import publish_folder, remove_folder, sync_folder, write_atomic
 from holdfast._record.checksum import digest
 from holdfast._record.faults import pass_point
 from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import is_on_line
 from holdfast._resume.read import place_of
+from holdfast._why.words import size as in_words
 
 _PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -61,18 +64,28 @@ def candidates(shelf: Shelf) -> list[Kept]:
 def fetch_newest(
     shelf: Shelf,
     layout: RunLayout,
-    wanted: list[Kept],
     tell_damage: Callable[[str, str], None],
     progress: Callable[[int, int], None] = lambda *_: None,
+    step: int | None = None,
 ) -> Fetched | None:
-    """The first of these that is whole, in the run folder; None if none is."""
-    for each in wanted:
-        final = layout.checkpoints / each.path.name
+    """The newest that is whole, or that of a step, in the run folder; None if none is."""
+    tried: set[str] = set()
+    while True:
+        # Anew each time: where the old machine still copies, it removes older ones meanwhile.
+        wanted = [
+            each
+            for each in candidates(shelf)
+            if each.path.name not in tried and step in (None, each.step)
+        ]
+        if not wanted:
+            return None
+        name = wanted[0].path.name
+        tried.add(name)
         try:
-            return _fetch(shelf, layout, each, final, progress)
+            return _fetch(shelf, layout, wanted[0], layout.checkpoints / name, progress)
         except DamagedCheckpoint as error:
-            tell_damage(each.path.name, str(error))
-    return None
+            if name in {each.path.name for each in shelf.checkpoints()}:
+                tell_damage(name, str(error))
 
 
 def _fetch(
@@ -89,26 +102,53 @@ def _fetch(
     files = files_of(manifest)
     total = sum(file.size_bytes for file in files)
     part = layout.fetching(final)
-    part.mkdir(parents=True, exist_ok=True)
     came, seen = 0, 0
-    for file in files:
-        found = indexed.get(file.name)
-        if found is None or found.size_bytes != file.size_bytes:
-            raise DamagedCheckpoint(f"{name}: the index and the manifest differ on {file.name}.")
-        came += _fetch_file(
-            shelf.store, place_of(part, file.name), found, _from(seen, total, progress)
-        )
-        seen += file.size_bytes
-        _check(place_of(part, file.name), file)
-    pass_point("mirror-fetched")
-    write_atomic(part / MANIFEST, raw)
-    sync_folder(part)
+    with _room_for(layout, wanted.step, total, part):
+        part.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            found = indexed.get(file.name)
+            if found is None or found.size_bytes != file.size_bytes:
+                raise DamagedCheckpoint(
+                    f"{name}: the index and the manifest differ on {file.name}."
+                )
+            came += _fetch_file(
+                shelf.store, place_of(part, file.name), found, _from(seen, total, progress)
+            )
+            seen += file.size_bytes
+            _check(place_of(part, file.name), file)
+        pass_point("mirror-fetched")
+        write_atomic(part / MANIFEST, raw)
+        sync_folder(part)
     pass_point("mirror-before-publish")
     publish_folder(part, final)
-    for leftover in layout.checkpoints.glob(".fetching-*"):
+    for leftover in layout.fetching_folders():
         remove_folder(leftover)  # of one that was damaged, or that is older
     seconds = time.monotonic() - began
     return Fetched(name, wanted.step, wanted.attempt, total, came, seconds)
+
+
+@contextlib.contextmanager
+def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[None]:
+    """MirrorError if the disk is full, or is sure to be before the end."""
+
+    def full(free: int) -> MirrorError:
+        return MirrorError(
+            f"{layout.folder}: there is no room for step {step} here: it has {in_words(total)}, "
+            f"and {in_words(free)} are free.\nMake room, and start it again: what has come by "
+            "then does not come again."
+        )
+
+    came = sum(entry.stat().st_blocks * 512 for entry in part.glob("*"))
+    layout.checkpoints.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(layout.checkpoints).free
+    if free + came < total:
+        raise full(free)
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise full(shutil.disk_usage(layout.checkpoints).free) from error
+        raise
 
 
 def _from(before: int, total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:

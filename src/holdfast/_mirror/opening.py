@@ -8,16 +8,19 @@ the beginning must be somebody's wish.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast._errors import MirrorError, NoGoodCheckpoint, SettingsError
+from holdfast import _env
+from holdfast._errors import MirrorError, NoGoodCheckpoint, SettingsError, UnreadableCheckpoint
+from holdfast._mirror.store import folder_of
 from holdfast._record import journal
 from holdfast._record.atomic import create_atomic
-from holdfast._record.attempts import cannot_write, lives_elsewhere, read_json
+from holdfast._record.attempts import cannot_write, lives_elsewhere, read_json, write_json
 from holdfast._record.errand import current as current_errand
 from holdfast._record.layout import RunLayout
 from holdfast._say import say
@@ -48,6 +51,19 @@ class Beginning(Protocol):
     leftovers: list[Any]
 
 
+def refuse_inside(folder: Path, address: str) -> None:
+    """SettingsError if a mirror would be lost together with the run folder, or be taken for it."""
+    place = folder_of(address)
+    if place is None:
+        return
+    here, there = folder.resolve(), place.resolve()
+    if there.is_relative_to(here) or here.is_relative_to(there):
+        raise SettingsError(
+            f"mirror={address!r} and the run folder {folder} are one inside the other.\n"
+            "A mirror is another place: another disk, another machine, a bucket."
+        )
+
+
 class MirrorSide:
     """What a run that is opened has to do with its mirror; nothing if it has none."""
 
@@ -76,14 +92,7 @@ class MirrorSide:
     def _recall(self, address: str) -> None:
         """Give a new folder the id that its run has in the mirror."""
         layout = RunLayout(self._folder.absolute())
-        place = Path(address)
-        if "://" not in address and (
-            place.is_relative_to(layout.folder) or layout.folder.is_relative_to(place)
-        ):
-            raise SettingsError(
-                f"mirror={address!r} and the run folder {layout.folder} are one inside the other.\n"
-                "A mirror is another place: another disk, another machine, a bucket."
-            )
+        refuse_inside(layout.folder, address)
         if read_json(layout.identity).get("run_id"):
             return
         if self._rank:
@@ -107,6 +116,10 @@ class MirrorSide:
             create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode())
         except OSError as error:
             raise cannot_write(self._folder, error) from error
+        if held["newest"] is not None:
+            # For whoever looks before the first copy: a start that is cut begins not at nothing.
+            known = {"address": address, "checkpoints": [{"step": held["newest"]}]}
+            write_json(layout.mirror, {**known, "time": time.time()}, durable=False)
         say(f"{self._folder}: is empty; {address} has this run. It goes on under the same id.")
 
     def _wait_for_identity(self, layout: RunLayout) -> None:
@@ -177,10 +190,15 @@ class MirrorSide:
             seconds, size = told["seconds"], in_words(told["size_bytes"])
             say(
                 f"{self._folder}: step {told['step']} (attempt {told['attempt']}) came from "
-                f"{address}: {size} in {seconds:.1f} s, every byte checked."
+                f"{address}: {size} in {seconds:.2f} s, every byte checked."
             )
             figures = {name: value for name, value in told.items() if name != "kind"}
             journal.append(layout.journal, "restored", address=address, **figures)
+        elif kind == "nothing" and told["strange"]:
+            raise UnreadableCheckpoint(
+                f"{address}: its checkpoints were copied by another version of holdfast.\n"
+                "Use that version; nothing was changed."
+            )
         elif kind == "nothing" and told["damaged"]:
             raise NoGoodCheckpoint(
                 f"{address}: none of the {told['damaged']} checkpoints in this mirror is whole.\n"
@@ -211,10 +229,15 @@ class MirrorSide:
             why = trouble.removeprefix(f"{self._address}: ").rstrip(".")
             say(f"step {durable_step} is durable here and not in {self._address}: {why}.")
             return
-        then = "as far as this machine lets it" if waits or self._leave_by else "in the background"
+        then = "by itself, in the background."
+        if waits or self._leave_by:
+            then = "by itself, as far as this machine lets it."
+        elif os.getpid() == 1 or "SLURM_JOB_ID" in _env.of_job():
+            place = "container" if os.getpid() == 1 else "job"
+            then = f"until this {place} ends.\nTo wait for it: Settings(mirror_wait=True)."
         say(
             f"step {durable_step} is durable here and not yet in {self._address}: the copy goes on "
-            f"by itself, {then}."
+            f"{then}"
         )
 
     def _wait(self, layout: RunLayout, durable_step: int, is_pressed: Callable[[], bool]) -> bool:

@@ -8,9 +8,10 @@ from holdfast._errors import DamagedCheckpoint
 from holdfast._keeper.retention import choose_kept
 from holdfast._mirror import places
 from holdfast._mirror.shelf import Holder, Shelf
-from holdfast._mirror.stretches import IndexedFile
+from holdfast._mirror.upload import StoreDiffers, size_of
 from holdfast._record.faults import pass_point
 from holdfast._record.layout import RunLayout
+from holdfast._record.line import is_on_line
 from holdfast._record.void import is_void, void_steps
 
 
@@ -21,22 +22,41 @@ def prune(
     keep_last: int,
     best: tuple[str, str] | None,
 ) -> list[str]:
-    """Remove what need not be kept, or was called bad; returns the names that went."""
+    """Remove what need not be kept, or was called bad; returns the names that went.
+
+    StoreDiffers, after that, if one that is to be kept has lost pieces: it does not count then.
+    """
     held = shelf.checkpoints()
     line = shelf.line(layout, holder.attempt)
     voids = void_steps(layout)
     good = [each for each in held if not is_void(voids, each.attempt, each.step)]
-    kept = {path.name for path in choose_kept(good, line, keep_last, best)}
+    chosen = choose_kept(good, line, keep_last, best)
+    own = [each for each in good if is_on_line(line, each.attempt, each.step)]
+    oldest = min((each.attempt for each in own[-keep_last:]), default=0)
+    is_full = len(own) >= keep_last
+    # What a life before has copied after this one had begun leads nowhere; as long as there is
+    # little else, it is better than nothing.
+    kept = {
+        each.path.name
+        for each in good
+        if each.path in chosen and (each in own or not is_full or each.attempt >= oldest)
+    }
     gone = [each.path.name for each in held if each.path.name not in kept] + shelf.damaged
-    indexes: list[list[IndexedFile]] = []
+    there = shelf.store.list(places.PIECES)
+    needed: set[str] = set()
+    lost = []
     for name in sorted(kept):
         try:
-            indexes.append(shelf.index(name))
+            keys = {key for file in shelf.index(name) for key, _, _ in file.pieces()}
         except DamagedCheckpoint:
-            gone.append(name)  # nobody could fetch it; if the run still has it, it is sent again
-    needed = {key for files in indexes for file in files for key, _, _ in file.pieces()}
+            lost.append(name)  # nobody could fetch it; if the run still has it, it is sent again
+            continue
+        if all(key in there and there[key].size_bytes == size_of(key) for key in keys):
+            needed |= keys
+        else:
+            lost.append(name)
     shelf.check(holder)
-    for name in gone:
+    for name in [*gone, *lost]:
         # The manifest first: half a checkpoint must not be taken for a whole one.
         shelf.store.remove([places.manifest(name)])
         pass_point("mirror-half-removed")
@@ -45,6 +65,8 @@ def prune(
     if not shelf.strange:  # else nobody knows what those need
         _sweep(shelf, needed)
     shelf.drop_old_claims(holder)
+    if lost:
+        raise StoreDiffers(f"{shelf.store.address} has lost pieces of {', '.join(lost)}")
     return gone
 
 
@@ -56,3 +78,4 @@ def _sweep(shelf: Shelf, needed: set[str]) -> None:
     idle = [key for key in shelf.store.list(places.PIECES) if key not in needed]
     with contextlib.suppress(FileNotFoundError):
         shelf.store.remove([*stray, *idle])
+    shelf.store.tidy(places.PIECES)

@@ -21,6 +21,10 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _S3 = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}}
 
 
+class MissingBucket(OSError):
+    """The whole store is not there, so nobody can tell what is in it."""
+
+
 class RemoteStore:
     """What is behind an address of fsspec."""
 
@@ -45,7 +49,11 @@ class RemoteStore:
         self._files.pipe_file(path, data)
 
     def get(self, key: str) -> bytes:
-        return bytes(self._files.cat_file(self._path(key)))
+        try:
+            return bytes(self._files.cat_file(self._path(key)))
+        except FileNotFoundError as error:
+            _refuse_missing_bucket(error)
+            raise
 
     def list(self, prefix: str) -> dict[str, Held]:
         self._files.invalidate_cache()
@@ -71,8 +79,18 @@ class RemoteStore:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(path)
 
+    def tidy(self, prefix: str) -> None:
+        """Nothing: what was cut is not stored."""
+
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
+
+
+def _refuse_missing_bucket(error: FileNotFoundError) -> None:
+    """An object that is not there is nothing strange; a bucket that is not there is a typo."""
+    answer = getattr(error.__cause__, "response", None)
+    if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
+        raise MissingBucket("NoSuchBucket") from error
 
 
 def _md5_of(info: dict[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from typing import Any
 from holdfast._errors import DamagedCheckpoint, MirrorError
 from holdfast._keeper.retention import choose_kept, list_checkpoints
 from holdfast._mirror.pruning import prune
-from holdfast._mirror.shelf import Holder, Shelf
+from holdfast._mirror.shelf import Followed, Holder, Shelf
 from holdfast._mirror.store import open_store
 from holdfast._mirror.upload import Upload, Uploaded
-from holdfast._mirror.words import describe_trouble
+from holdfast._mirror.words import NO_ROOM, describe_trouble
 from holdfast._record import journal
 from holdfast._record.attempts import write_json
 from holdfast._record.layout import RunLayout
@@ -53,14 +53,20 @@ class Service:
 class Uploader:
     """Copies the checkpoints of one run folder, one at a time."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(
+        self, service: Service, tell: Callable[..., None], *, is_known: bool = True
+    ) -> None:
         self._service = service
+        self._tell = tell
+        self._is_known = is_known  # as the run's mirror, of which `status` tells
         self._layout = service.layout
         self._holder = Holder.of(service.layout, service.run_id, service.attempt)
         self._shelf: Shelf | None = None
+        self.is_kept_waiting = False  # by another that copies from this folder
         self._verified: set[str] = set()
         self._broken: set[str] = set()  # checkpoints that are damaged in the run folder
         self._voids: dict[int, int] | None = None  # what was called bad, when it last tidied up
+        self._settled: tuple[object, ...] | None = None  # as it was when all was there
         self._trouble = ""
         self._moved_at = time.monotonic()
         self._told_at = 0.0
@@ -83,13 +89,17 @@ class Uploader:
                 is_done = self.copy_newest()
                 failures = 0
                 self._over_it()
+            except Followed:
+                return  # what is known of the mirror is for the later life to say
             except MirrorError as error:
                 self._tell_trouble(str(error))
                 return  # it is another's: to try again would not change that
             except Exception as error:  # noqa: BLE001  whatever a store raises: it is tried again
                 failures += 1
-                traceback.print_exc()
-                self._tell_trouble(describe_trouble(self._service.address, error))
+                text = describe_trouble(self._service.address, error)
+                if text != self._trouble:  # a store may be away for days
+                    traceback.print_exc()
+                self._tell_trouble(text)
             if failures or not is_done:
                 pause = _PAUSES_SECONDS[min(failures, len(_PAUSES_SECONDS)) - 1] if failures else 0
                 stalls = time.monotonic() - self._moved_at > _ALONE_SECONDS
@@ -104,9 +114,12 @@ class Uploader:
     def copy_newest(self) -> bool:
         """Copy the newest checkpoint, or the best one; True if there is nothing left to do."""
         with locked(self._layout) as is_ours:
+            self.is_kept_waiting = not is_ours
             if not is_ours:
                 time.sleep(1.0)  # one of an earlier life, or of a person, is at it
                 return False
+            if (state := self._state_here()) == self._settled:
+                return True  # a store is not asked for nothing: some charge for each question
             if self._shelf is None:
                 shelf = Shelf(open_store(self._service.address))
                 shelf.enter(self._holder)
@@ -117,10 +130,16 @@ class Uploader:
                 if void_steps(self._layout) != self._voids:
                     self._prune()
                 self._publish()
+                self._settled = state
                 return True
             self._copy(self._shelf, wanted)
             self._prune()
             return self._next() is None
+
+    def _state_here(self) -> tuple[object, ...]:
+        """What decides on what is to be copied, as far as it is in the run folder."""
+        here = [path.name for _, _, path in self._layout.checkpoint_folders()]
+        return here, void_steps(self._layout)
 
     def _is_followed(self) -> bool:
         with contextlib.suppress(OSError):
@@ -159,16 +178,23 @@ class Uploader:
         except DamagedCheckpoint as error:
             if folder.exists():
                 self._broken.add(folder.name)
-                self._tell_trouble(f"{error} It was not copied to {self._service.address}.")
+                text = f"{error} It is not copied to {self._service.address}."
+                journal.append(self._layout.journal, "mirror-trouble", why=text)
+                self._tell("damaged", text=text)
             return
         except FileNotFoundError:
             if folder.exists():
                 raise
             return  # the run has removed it: there is a newer one
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                # Else what came of one try after the other would fill it for ever.
+                self._prune()
+            raise
         self._note_copied(folder.name, done, time.monotonic() - began)
 
     def _may_commit(self, shelf: Shelf, folder: Path) -> None:
-        shelf.check(self._holder)
+        shelf.enter(self._holder)  # again: somebody may have emptied it meanwhile
         _, step, attempt = folder.name.removesuffix("-turn").split("-")
         if is_void(void_steps(self._layout), int(attempt[1:]), int(step)):
             raise FileNotFoundError(str(folder))  # called bad meanwhile, and set aside
@@ -184,7 +210,7 @@ class Uploader:
         }
         journal.append(self._layout.journal, "mirrored", address=self._service.address, **figures)
         self._publish()
-        tell("mirrored", **figures)
+        self._tell("mirrored", **figures)
 
     def _prune(self) -> None:
         assert self._shelf is not None
@@ -209,8 +235,12 @@ class Uploader:
             newest = self._shelf.head(held[-1].path.name) if held else None
             self.record["newest_saved_at"] = None if newest is None else newest.saved_at
         self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
-        with contextlib.suppress(OSError):
-            write_json(self._layout.mirror, self.record, durable=False)
+        self._write_record()
+
+    def _write_record(self) -> None:
+        if self._is_known:
+            with contextlib.suppress(OSError):
+                write_json(self._layout.mirror, self.record, durable=False)
 
     def _tell_trouble(self, text: str) -> None:
         if text == self._trouble:
@@ -218,17 +248,16 @@ class Uploader:
         self._trouble = text
         journal.append(self._layout.journal, "mirror-trouble", why=text)
         self.record |= {"time": time.time(), "under_way": None, "trouble": text}
-        with contextlib.suppress(OSError):
-            write_json(self._layout.mirror, self.record, durable=False)
-        tell("trouble", text=text)
+        self._write_record()
+        self._tell("trouble", text=text)
 
     def _over_it(self) -> None:
-        if self._trouble and not self._broken:
+        if self._trouble:
             self._trouble = ""
             journal.append(self._layout.journal, "mirror-goes-on")
             with contextlib.suppress(Exception):  # it is only for those who look
                 self._publish()
-            tell("well", address=self._service.address)
+            self._tell("well", address=self._service.address)
 
 
 @contextlib.contextmanager
@@ -249,6 +278,18 @@ def locked(layout: RunLayout) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(layout: RunLayout, wait: Callable[[], None]) -> Iterator[None]:
+    """Until nobody else copies from this folder or fetches into it; `wait` is called meanwhile."""
+    while True:
+        with locked(layout) as is_ours:
+            if is_ours:
+                yield
+                return
+        wait()
+        time.sleep(0.1)  # between two looks: whoever is at it holds the lock
 
 
 def tell(kind: str, **fields: Any) -> None:

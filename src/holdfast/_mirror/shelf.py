@@ -31,6 +31,10 @@ class TakenOver(MirrorError):
     """Another run folder copies to this mirror now."""
 
 
+class Followed(MirrorError):
+    """A later life of the same run folder copies: this one has nothing to do any more."""
+
+
 @dataclass(frozen=True)
 class Holder:
     """Who copies: one run folder, in one life."""
@@ -92,17 +96,12 @@ class Shelf:
 
     def enter(self, holder: Holder) -> None:
         """Begin to copy; MirrorError if it is another run's, or another folder goes on here."""
-        owner = self.identity()
-        if owner is None:
+        if self.identity() is None:
             text = json.dumps({"run_id": holder.run_id, "created": time.time()}) + "\n"
             self.store.put(places.IDENTITY, text.encode())
-            owner = self.identity()
-        if owner != holder.run_id:
-            raise MirrorError(
-                f"{self.store.address}: this is the mirror of another run.\n"
-                "Give every run an address of its own."
-            )
         claims = self.claims()
+        self._refuse_owner(holder)
+        self._refuse_later_life(holder, claims)
         if holder.folder not in claims.get(holder.attempt, ()):
             for attempt, folders in sorted(claims.items(), reverse=True):
                 for folder in folders:
@@ -114,7 +113,11 @@ class Shelf:
 
     def check(self, holder: Holder) -> None:
         """TakenOver if another folder copies here since: asked before whatever cannot be undone."""
-        for attempt, folders in self.claims().items():
+        claims = self.claims()
+        # Two runs may have come to an empty address in the same moment: one of them has it.
+        self._refuse_owner(holder)
+        self._refuse_later_life(holder, claims)
+        for attempt, folders in claims.items():
             for folder in folders - {holder.folder}:
                 # Of two that came in the same moment one goes on: which, both see alike.
                 is_later = (attempt, holder.folder) > (holder.attempt, folder)
@@ -129,6 +132,19 @@ class Shelf:
             for folder in folders
             if attempt < holder.attempt and holder.knows(attempt, folder)
         )
+
+    def _refuse_owner(self, holder: Holder) -> None:
+        if self.identity() != holder.run_id:
+            raise MirrorError(
+                f"{self.store.address}: this is the mirror of another run.\n"
+                "Give every run an address of its own."
+            )
+
+    def _refuse_later_life(self, holder: Holder, claims: dict[int, set[str]]) -> None:
+        """Where a lock is not seen on other machines, two of one folder would be at it."""
+        later = [number for number, folders in claims.items() if holder.folder in folders]
+        if max(later, default=0) > holder.attempt:
+            raise Followed(f"{self.store.address}: attempt {max(later)} copies there now.")
 
     def _taken(self, attempt: int, folder: str) -> TakenOver:
         host = "another machine"

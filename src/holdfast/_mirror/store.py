@@ -40,6 +40,9 @@ class Store(Protocol):
     def remove(self, keys: Iterable[str]) -> None:
         """Remove what is there of these."""
 
+    def tidy(self, prefix: str) -> None:
+        """Remove what a put that was killed has left, and no list shows."""
+
 
 class FolderStore:
     """A folder: another disk, a network file system."""
@@ -78,6 +81,10 @@ class FolderStore:
             with contextlib.suppress(OSError):  # others are in it
                 path.parent.rmdir()
 
+    def tidy(self, prefix: str) -> None:
+        for path in (self._folder / prefix).glob(".*.part"):
+            path.unlink(missing_ok=True)
+
 
 def _forget(path: Path) -> None:
     """Let the next read come from the disk: what is read back to be checked must not be memory."""
@@ -89,12 +96,18 @@ def _forget(path: Path) -> None:
             os.close(descriptor)
 
 
+def folder_of(address: str) -> Path | None:
+    """The folder that an address names; None if it names something else."""
+    if "://" not in address and "::" not in address:
+        return Path(address)
+    return Path(address.removeprefix("file://")) if address.startswith("file://") else None
+
+
 def open_store(address: str) -> Store:
     """The mirror at an address, which need not be there yet."""
-    if "://" not in address and "::" not in address:
-        return FolderStore(Path(address))
-    if address.startswith("file://"):
-        return FolderStore(Path(address.removeprefix("file://")))
+    folder = folder_of(address)
+    if folder is not None:
+        return FolderStore(folder)
     from holdfast._mirror.remote import RemoteStore  # fsspec, and what it needs for this address
 
     return RemoteStore(address)

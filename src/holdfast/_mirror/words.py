@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 # By what the libraries of stores call it: to import them only for their errors would be dear.
 _NO_CREDENTIALS = ("NoCredentials", "CredentialRetrieval", "DefaultCredentials")
 _REFUSED = (
@@ -10,6 +12,7 @@ _REFUSED = (
 )
 _UNREACHABLE = ("EndpointConnection", "ConnectTimeout", "ReadTimeout", "ConnectionError", "Timeout")
 _MOST = 160
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def describe_trouble(address: str, error: BaseException) -> str:
@@ -22,6 +25,8 @@ def why(error: BaseException) -> str:
     texts = " ".join(f"{type(each).__name__} {each}" for each in _chain(error))
     if any(word in texts for word in _NO_CREDENTIALS):
         return "there are no credentials for it here"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return "there is no room left in it"
     if isinstance(error, PermissionError) or any(word in texts for word in _REFUSED):
         return f"the credentials are refused ({_first_line(error)})"
     if "NoSuchBucket" in texts:

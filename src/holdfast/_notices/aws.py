@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 
 from holdfast._notices.metadata import Answer, Metadata
-from holdfast._notices.notice import Closed, NoAnswer, Notice
+from holdfast._notices.notice import Closed, NoAnswer, Notice, is_word
 
 INTERVAL_SECONDS = 5.0  # as the documents recommend, for both questions
 _TOKEN_SECONDS = 21600
@@ -40,9 +40,11 @@ class Source:
         action = self._ask(_ACTION)
         if action is not None:
             found += self._interruption(action)
+        if found:
+            return found  # what is graver needs no second answer, which may be missing
         rebalance = self._ask(_REBALANCE)
         if rebalance is not None:
-            told = _tree(rebalance).get("noticeTime")
+            told = str(_tree(rebalance).get("noticeTime"))[:40]
             reason = f"AWS recommends to leave {self._host} (rebalance)"
             found.append(Notice(f"rebalance {told}", "rebalance", reason, stops=False))
         return found
@@ -50,7 +52,7 @@ class Source:
     def _interruption(self, answer: Answer) -> list[Notice]:
         tree = _tree(answer)
         action, told = tree.get("action"), tree.get("time")
-        if not isinstance(action, str) or not isinstance(told, str):
+        if not isinstance(told, str) or not is_word(action):
             raise NoAnswer(f"not understood: {answer.text[:80]!r}")
         if action not in _STOPS:
             # Hibernation begins at once and keeps the memory: there is nothing to leave for.
@@ -92,7 +94,7 @@ class Source:
 def _tree(answer: Answer) -> dict[str, object]:
     try:
         tree = json.loads(answer.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NoAnswer(f"not understood: {answer.text[:80]!r}") from error
     if not isinstance(tree, dict):
         raise NoAnswer(f"not understood: {answer.text[:80]!r}")
@@ -101,6 +103,8 @@ def _tree(answer: Answer) -> dict[str, object]:
 
 def _seconds_until(told: str, now: float) -> float:
     try:
-        return datetime.fromisoformat(told).timestamp() - now
+        found = datetime.fromisoformat(told)
+        # Its times are of UTC, whether they say so or not, and not of this machine's clock.
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() - now
     except (ValueError, OverflowError) as error:
         raise NoAnswer(f"not a time: {told[:40]!r}") from error

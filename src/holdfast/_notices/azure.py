@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from holdfast._notices.metadata import ANSWER_SECONDS, Answer, Metadata
-from holdfast._notices.notice import Closed, NoAnswer, Notice
+from holdfast._notices.notice import Closed, NoAnswer, Notice, is_word
 
 INTERVAL_SECONDS = 1.0  # as the documents recommend: an eviction leaves 30 s
 _FIRST_SECONDS = 130.0  # the service is switched on by the first question, in up to two minutes
@@ -26,6 +26,9 @@ _WORDS = {
     "Redeploy": "the move of {host} to another node by Azure",
     "Terminate": "the deletion of {host} by Azure",
 }
+# An eviction is real whatever its time looks like. Of the others one without a time would stop
+# every run that is started here, for as long as it is listed.
+_LEAST_SECONDS = {"Preempt": 30.0}
 
 
 class Source:
@@ -51,29 +54,39 @@ class Source:
             events = tree["Events"]
             if not isinstance(events, list):
                 raise ValueError("Events is no list")
-            found = [self._notice(event, answer.now()) for event in events if self._is_ours(event)]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NoAnswer(f"not understood: {answer.text[:80]!r}") from error
+        found, strange = [], None
+        for event in events:
+            try:
+                found += self._notices(event, answer.now()) if self._is_ours(event) else []
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                strange = error  # one that is not understood must not hide the others
+        if strange is not None and not found:
+            raise NoAnswer(f"not understood: {answer.text[:80]!r}") from strange
         self._is_first = False
-        return [each for each in found if each is not None]
+        return found
 
-    def _notice(self, event: dict[str, Any], now: float) -> Notice | None:
-        key, kind = str(event["EventId"]), str(event["EventType"])
+    def _notices(self, event: dict[str, Any], now: float) -> list[Notice]:
+        """What an event is for this machine: one notice, or none."""
+        key, kind = str(event["EventId"]), event["EventType"]
+        if not is_word(kind):
+            raise ValueError("a type that is no word")
         has_begun = event.get("EventStatus") == "Started"
         if has_begun and self._is_first:
             self._over.add(key)  # stays listed for minutes after the machine is back
         if key in self._over:
-            return None
+            return []
         if kind not in _WORDS:
             reason = f"Azure holds {self._host} for some seconds ({kind})"
-            return Notice(key, kind.lower(), reason, stops=False)
+            return [Notice(key, kind.lower(), reason, stops=False)]
         told = str(event.get("NotBefore") or "")
-        left = 0.0 if has_begun else _seconds_until(told, now)
+        left = 0.0 if has_begun else _seconds_until(told, now, unknown=_LEAST_SECONDS.get(kind))
         ends_at = time.monotonic() + max(left, 0.0)
         # The first time told stands, unless the event comes sooner.
         self._seen[key] = ends_at = min(ends_at, self._seen.get(key, ends_at))
         reason = _WORDS[kind].format(host=self._host)
-        return Notice(key, kind.lower(), reason, stops=True, ends_at=ends_at)
+        return [Notice(key, kind.lower(), reason, stops=True, ends_at=ends_at)]
 
     def _is_ours(self, event: dict[str, Any]) -> bool:
         names = event.get("Resources")
@@ -92,8 +105,14 @@ class Source:
         return answer
 
 
-def _seconds_until(told: str, now: float) -> float:
-    found = email.utils.parsedate(told)
-    if found is None:
-        raise ValueError(f"not a time: {told[:40]!r}")
-    return calendar.timegm(found) - now
+def _seconds_until(told: str, now: float, unknown: float | None) -> float:
+    """How long it is until a time; `unknown`, if there is such a value, where it is no time."""
+    try:
+        found = email.utils.parsedate(told)
+        if found is None:
+            raise ValueError(f"not a time: {told[:40]!r}")
+        return calendar.timegm(found) - now
+    except ValueError:
+        if unknown is None:
+            raise
+        return unknown

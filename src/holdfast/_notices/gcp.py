@@ -36,15 +36,16 @@ class Source:
 
     def look(self) -> list[Notice]:
         """All that stands announced now; waits a while for a preemption."""
-        maintenance = self._ask("/maintenance-event").text.strip()
         preempted = self._wait_for("/preempted")
-        if preempted not in ("TRUE", "FALSE") or not maintenance.replace("_", "").isalpha():
-            raise NoAnswer(f"not understood: {preempted[:40]!r}, {maintenance[:40]!r}")
-        found = []
         if preempted == "TRUE":
+            # Nothing graver can come, so nothing else is asked, which might go without an answer.
             reason = f"the preemption of {self._host} by Google"
             ends_at = self._until("preempted", _PREEMPTION_SECONDS)
-            found.append(Notice("preempted", "preemption", reason, stops=True, ends_at=ends_at))
+            return [Notice("preempted", "preemption", reason, stops=True, ends_at=ends_at)]
+        maintenance = self._ask("/maintenance-event").text.strip()
+        if preempted != "FALSE" or not maintenance.replace("_", "").isalpha():
+            raise NoAnswer(f"not understood: {preempted[:40]!r}, {maintenance[:40]!r}")
+        found = []
         if self._stood is None:
             self._stood = maintenance
         elif self._stood != maintenance:

@@ -6,10 +6,14 @@ answers from elsewhere is somebody's login page. A size and a time bound what is
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import http.client
+import io
+import socket
 import time
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast._notices.notice import NoAnswer
@@ -32,16 +36,25 @@ class Answer:
 
     def now(self) -> float:
         """The service's own clock, that its times are told by; ours if it does not show it."""
-        told = email.utils.parsedate_tz(self.header("date"))
-        return time.time() if told is None else float(email.utils.mktime_tz(told))
+        try:
+            told = email.utils.parsedate_tz(self.header("date"))
+            return time.time() if told is None else float(email.utils.mktime_tz(told))
+        except (ValueError, OverflowError):  # the year 99999, say
+            return time.time()
 
 
 class Metadata:
     """The service at one address."""
 
     def __init__(self, address: str = ADDRESS) -> None:
-        parts = urlsplit(address)
-        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._address = address
+
+    def _place(self) -> tuple[str, int]:
+        with contextlib.suppress(ValueError):
+            parts = urlsplit(self._address)
+            if parts.scheme == "http" and parts.hostname:
+                return parts.hostname, parts.port or 80
+        raise NoAnswer(f"{self._address[:80]!r} is no address: http://HOST:PORT")
 
     def ask(
         self,
@@ -53,37 +66,49 @@ class Metadata:
     ) -> Answer:
         """Ask once; NoAnswer if there is none within `seconds`."""
         deadline = time.monotonic() + seconds
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
-        try:
-            connection.request(method, path, headers=headers or {})
-            response = connection.getresponse()
-            text = _read(response, connection, deadline)
+        connection = http.client.HTTPConnection(*self._place(), timeout=seconds)
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            try:
+                connection.request(method, path, headers=headers or {})
+                stack.enter_context(connection.sock)
+                # http.client would wait so long for each byte, and one that drips is never late.
+                connection.sock = _Bounded(connection.sock, deadline)
+                response = connection.getresponse()
+                text = response.read(_MOST_BYTES).decode("utf-8", errors="replace")
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise NoAnswer(_words(error)) from error
             kept = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, text, kept)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise NoAnswer(_words(error)) from error
-        finally:
-            connection.close()
 
 
-def _read(
-    response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float
-) -> str:
-    found = b""
-    while len(found) < _MOST_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0:  # one that sends a byte now and then would never be late by itself
+class _Bounded(io.RawIOBase):
+    """A socket that is read from until a deadline, however slowly the bytes come.
+
+    To close it leaves the socket open: http.client closes its own before the answer is read.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Bounded(self._sock, self._deadline))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
             raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
-        part = response.read1(_MOST_BYTES - len(found))
-        if not part:
-            break
-        found += part
-    return found.decode("utf-8", errors="replace")
+        self._sock.settimeout(left)
+        return self._sock.recv_into(buffer)
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return str(getattr(error, "strerror", None) or error) or type(error).__name__
+    text = str(getattr(error, "strerror", None) or error) or type(error).__name__
+    # It may be what came instead of HTTP, and goes to a terminal.
+    return text if text.isprintable() and len(text) <= 80 else ascii(text[:40])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
+
+_MOST_LETTERS = 40
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,15 @@ class Notice:
     reason: str  # for the person who reads the log
     stops: bool  # False: the machine goes on, and a checkpoint is enough
     ends_at: float | None = None  # on the clock of time.monotonic(); None: not told
+
+
+def is_word(value: object) -> TypeGuard[str]:
+    """Whether something from outside may stand in a sentence on somebody's terminal.
+
+    >>> is_word("terminate"), is_word("a\\nb"), is_word(7)
+    (True, False, False)
+    """
+    return isinstance(value, str) and 0 < len(value) <= _MOST_LETTERS and value.isprintable()
 
 
 class NoAnswer(Exception):

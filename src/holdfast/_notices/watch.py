@@ -59,6 +59,8 @@ class NoticeWatch:
             # What was announced before stays so: silence is no good news.
             self.trouble = str(error)
             self.is_closed = isinstance(error, Closed)
+        except Exception as error:  # noqa: BLE001  of whatever else came: the thread must go on
+            self.trouble = str(error) or type(error).__name__
         else:
             self.has_answered, self.trouble = True, ""
 

@@ -215,6 +215,10 @@ class RunLayout:
         """A checkpoint while it comes from a mirror: what is there of it need not come again."""
         return self.checkpoints / f".fetching-{checkpoint.name}"
 
+    def fetching_folders(self) -> list[Path]:
+        """Checkpoints that have not come whole from a mirror."""
+        return sorted(self.checkpoints.glob(".fetching-*"))
+
     def partials_of(self, checkpoint: Path) -> list[Path]:
         """This checkpoint as it was begun, by whomever."""
         return sorted(self.checkpoints.glob(f".partial-{checkpoint.name}.*"))

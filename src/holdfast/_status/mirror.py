@@ -60,7 +60,8 @@ def describe_mirror(mirror: MirrorSummary | None) -> str:
         text += f" ({mirror.count} {noun})"
     text += f" in {words.name(mirror.address)}"
     if mirror.trouble:
-        return f"{text}; {words.name(mirror.trouble.partition(chr(10))[0])}"
+        trouble = mirror.trouble.partition("\n")[0].removeprefix(f"{mirror.address}: ")
+        return f"{text}; {words.name(trouble)}"
     if mirror.copying_step is not None and mirror.copied_bytes is not None:
         done = words.size(mirror.copied_bytes)
         text += f"; copying step {mirror.copying_step}: {done}"

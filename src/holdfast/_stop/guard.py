@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from holdfast import _env
+from holdfast._hosted import is_led
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
 from holdfast._say import say
@@ -37,10 +39,7 @@ class Guard:
         self._reaper = Reaper() if is_first_process() else None
         self.noted: list[int] = []
         if threading.current_thread() is not threading.main_thread():
-            say(
-                "the run was opened outside the main thread, where Python allows no signal "
-                "handlers: it is stopped by `holdfast stop` or run.stop() only."
-            )
+            _tell_of_thread()
             return
         self._stacks = stacks.open("wb")
         self._watch = SignalWatch(numbers, wakeup, self._stacks)
@@ -132,6 +131,22 @@ class Guard:
             with contextlib.suppress(OSError):
                 if self._path.stat().st_size == 0:
                     self._path.unlink()
+
+
+def _tell_of_thread() -> None:
+    if is_led():
+        return
+    if _env.is_in_ray():
+        say(
+            "the run was opened in a worker of Ray, which takes `holdfast stop` for a failure and "
+            "starts again, and keeps a relative folder among its temporary files.\n"
+            "Use holdfast.ray.fit(trainer) in place of trainer.fit()."
+        )
+        return
+    say(
+        "the run was opened outside the main thread, where Python allows no signal "
+        "handlers: it is stopped by `holdfast stop` or run.stop() only."
+    )
 
 
 def announce_signal(number: int, grace: float | None, step: int, newest: int | None) -> None:

@@ -15,7 +15,10 @@ from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._status import words
 
 _MOST_JSON_BYTES = 64 << 20
-_OURS = ("run.json", "run.key", "journal.jsonl", "attempts", "checkpoints", "requests", "set-aside")
+_OURS = (
+    *("run.json", "run.key", "mirror.json", "journal.jsonl"),
+    *("attempts", "checkpoints", "requests", "set-aside"),
+)
 
 
 class Odd(Exception):

@@ -132,7 +132,7 @@ class FitFeed(Feed):
         self._state = None
 
     def _take_apart(self, batches: Iterator[Any], lap: Lap, number: int, seeds: Seeds) -> Any:
-        with apart(mix_all(seeds, number)):
+        with apart(mix_all(seeds, lap.epoch, lap.number, number)):
             try:
                 return next(batches, _END)
             except Exception as error:

@@ -341,11 +341,9 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
 
 def refuse(value: object) -> str | None:
     """What to say of an object whose state cannot be had; None if it can."""
-    if "torch.distributed.fsdp" not in sys.modules and "torch.distributed.optim" not in sys.modules:
-        return None
-    from holdfast.torch import ddp
+    from holdfast.torch import refusals
 
-    return ddp.refuse(value)
+    return refusals.refuse(value)
 
 
 def strict_tensors(value: object) -> dict[str, torch.Tensor] | None:

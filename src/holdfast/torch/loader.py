@@ -256,6 +256,9 @@ def copy_loader(
     mine = copy.copy(loader)
     attributes = mine.__dict__  # DataLoader refuses to have these set
     attributes["_iterator"] = None
+    if "_initial_iter_for_state_dict" in attributes:
+        # torchdata's, once asked for its state: a first iterator is there, which was the user's.
+        attributes["_initial_iter_for_state_dict"] = False
     batched = loader.batch_sampler is not None
     tickets = Tickets(
         loader.batch_sampler if batched else loader.sampler,

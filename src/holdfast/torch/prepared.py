@@ -20,6 +20,11 @@ def is_prepared(source: object) -> bool:
     return any(kind in kinds for kind in type(source).__mro__)
 
 
+def lacks_state(source: Any) -> bool:
+    """Whether its state_dict, which every shell has, would find none below."""
+    return is_prepared(source) and not hasattr(source.base_dataloader, "state_dict")
+
+
 def has_shares(source: Any) -> bool:
     """Whether each rank reads its own share, and does not wait for rank 0 to send it."""
     return type(source).__name__ == "DataLoaderShard" and not source.skip_batches

@@ -91,7 +91,9 @@ def load_pt(source: Path | IO[bytes], *, mapped: bool = False) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    """In one line, without what torch advises: to load it all the same."""
+    text = str(error).partition("\n")[0]
+    return "it is no file of values that torch knows" if "weights_only" in text else text
 
 
 def _stranger(error: Exception) -> str:

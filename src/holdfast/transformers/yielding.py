@@ -100,9 +100,9 @@ def yield_resume(path: Any, *, is_resumed: bool) -> None:
         return
     if is_resumed:
         say(
-            f"the Trainer has loaded {path} (resume_from_checkpoint); the run folder has something "
-            "newer, and that counts.\nLeave resume_from_checkpoint out, or use a new folder to "
-            "begin from there."
+            f"the Trainer has loaded {path} (resume_from_checkpoint); the run goes on with what "
+            "its own folder has, and that counts.\nLeave resume_from_checkpoint out, or use a new "
+            "folder to begin from there."
         )
     else:
         say(f"the run begins with what the Trainer has loaded from {path}.")
