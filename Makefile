@@ -17,7 +17,7 @@ QUICK := tests/unit $(filter-out $(OTHER_FRAMEWORKS),$(wildcard tests/frameworks
 # Two lots mostly wait, for a SLURM of our own, for ranks, for a hang to be noticed: each has one process beside
 # the first lot, and they are made so that all three end at about the same time.
 # Stealing, since tests are of very different length, and those of a file share what is dear to set up.
-BUSY_RANKS := $(patsubst %,tests/ranks/test_%.py,examples jax tensorflow)
+BUSY_RANKS := $(patsubst %,tests/ranks/test_%.py,accelerate examples jax ray tensorflow)
 HANGING := $(patsubst %,tests/ranks/test_%.py,hangs led_hangs two_hosts)
 JOBS := $(filter-out $(BUSY_RANKS) $(HANGING),$(wildcard tests/ranks/test_*.py)) tests/slurm
 WAITING := tests/hangs $(HANGING) $(patsubst %,tests/processes/test_%.py,debuggers hangs look look_stacks notebook \

@@ -23,6 +23,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch._dynamo  # optimizers do; here once, and not in each of the forked
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch.utils.data import DataLoader
 
@@ -103,6 +104,54 @@ def a_finished_fit_goes_on_with_more_epochs(folder: Path) -> Any:
     assert (trainer.current_epoch, trainer.global_step) == (2, 14)
 
 
+def a_fit_that_now_ends_before_its_run_says_so_and_loses_nothing(folder: Path) -> Any:
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 9:
+                next(each.run for each in trainer.callbacks if hasattr(each, "run")).stop("it")
+
+    with pytest.raises(holdfast.Stopped):
+        fit(folder / "a", Stop(), max_epochs=3)
+    shorter: list[Any] = []
+    said = hear(lambda: shorter.append(fit(folder / "a", max_epochs=1)))
+    assert "this fit ends before step 9, where the run is; nothing is trained" in said, said
+    assert shorter[0].global_step == 9
+    said = hear(lambda: shorter.append(fit(folder / "a", max_epochs=2)))
+    assert "resumed at step 9" in said, said
+    assert "trained to step 14;" in said, said
+
+
+def a_lightning_that_lacks_something_is_refused_and_left_alone(folder: Path) -> Any:
+    trainer = pl.Trainer(accelerator="cpu", logger=False)
+    del trainer.fit_loop._last_train_dl_reload_epoch
+    before = dict(vars(trainer))
+    work = holdfast.lightning.Callback(folder).setup
+    refused(lambda: work(trainer, None, "fit"), "fit_loop._last_train_dl_reload_epoch is missing")
+    assert vars(trainer) == before
+
+
+def a_callback_that_raises_leaves_no_trace_on_the_trainer(folder: Path) -> Any:
+    class Broken(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise ZeroDivisionError
+
+        def on_exception(self, *_: Any) -> None:
+            raise LookupError  # so that no callback behind it is told
+
+    trainer = pl.Trainer(
+        **{"accelerator": "cpu", "logger": False, "enable_checkpointing": False},
+        **{"enable_progress_bar": False, "enable_model_summary": False},
+        callbacks=[Broken(), holdfast.lightning.Callback(folder)],
+    )
+    loops = (trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop)
+    places = (trainer._signal_connector, *loops)
+    before = [set(vars(each)) for each in places]
+    with pytest.raises(LookupError):
+        trainer.fit(Net("plain"), DataLoader(Noisy(), batch_size=4))
+    assert [set(vars(each)) for each in places] == before
+    assert "_run_stage" not in vars(trainer)
+
+
 def a_try_keeps_nothing(folder: Path) -> Any:
     said = hear(lambda: fit(folder, fast_dev_run=True))
     assert "this fit is a try and no run" in said, said
@@ -180,6 +229,9 @@ CORNERS = (
     slurm_requeue_is_switched_off_and_said,
     a_checkpoint_of_lightning_begins_a_run_and_then_yields,
     a_finished_fit_goes_on_with_more_epochs,
+    a_fit_that_now_ends_before_its_run_says_so_and_loses_nothing,
+    a_lightning_that_lacks_something_is_refused_and_left_alone,
+    a_callback_that_raises_leaves_no_trace_on_the_trainer,
     a_try_keeps_nothing,
     two_of_them_are_refused,
     names_that_are_taken_are_refused,

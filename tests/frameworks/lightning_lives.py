@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers do; here once, and not in each life
 import torchmetrics
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 

@@ -20,14 +20,17 @@ pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="pip inst
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "lightning_fit.py"
 CASES = [
-    pytest.param("lightning.pytorch", ["plain", "workers", "accumulate", "ema", "killed"]),
+    pytest.param("lightning.pytorch", ["accumulate"]),
     pytest.param(
         "lightning.pytorch",
-        ["manual", "steps", "unknown", "combined", "swa", "module", "checkpoints", "early"],
+        [
+            *("manual", "steps", "unknown", "combined", "swa", "module", "checkpoints", "early"),
+            *("plain", "workers", "ema", "killed"),
+        ],
         marks=pytest.mark.soak,
     ),
-    pytest.param("pytorch_lightning", ["plateau"]),
-    pytest.param("pytorch_lightning", ["plain", "scaled"], marks=pytest.mark.soak),
+    pytest.param("pytorch_lightning", ["killed"]),
+    pytest.param("pytorch_lightning", ["plain", "scaled", "plateau"], marks=pytest.mark.soak),
 ]
 
 

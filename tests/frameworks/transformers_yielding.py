@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers.trainer
 from transformers import Trainer, TrainingArguments
 
@@ -71,6 +72,40 @@ def begin_from_theirs(folder: Path) -> list[list[Any]]:
     return found
 
 
+def go_on_from_theirs(folder: Path) -> dict[str, bool]:
+    """Whether a run that begins in the Trainer's own checkpoint trains what the Trainer would.
+
+    By the checkpoint's place: in the middle of an epoch, and at its end.
+    """
+    whole = make(folder, save_strategy="steps", max_steps=8, lr_scheduler_type="constant")
+    whole.train()
+    found = {}
+    for step in (4, 6):
+        ours = holdfast.transformers.Callback(folder / f"from-{step}")
+        trainer = make(folder, ours, max_steps=8, lr_scheduler_type="constant")
+        trainer.train(resume_from_checkpoint=str(folder / "output" / f"checkpoint-{step}"))
+        pairs = zip(trainer.model.parameters(), whole.model.parameters(), strict=True)
+        found[str(step)] = all(torch.equal(one, other) for one, other in pairs)
+    return found
+
+
+def fail_amid(folder: Path) -> list[Any]:
+    """What is left in a Trainer after a callback has failed, and the steps of another try."""
+
+    class Failing(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                raise ZeroDivisionError
+
+    trainer = make(folder, holdfast.transformers.Callback(folder / "failed"), Failing())
+    with contextlib.suppress(ZeroDivisionError):
+        trainer.train()
+    left = [name for name in vars(trainer) if name in yielding.TAKEN]
+    left += [name for name in vars(trainer.callback_handler) if name == "on_epoch_end"]
+    trainer.pop_callback(Failing)
+    return [left, trainer.train().global_step]
+
+
 def main() -> None:
     warnings.simplefilter("ignore")  # of Transformers, about its own arguments
     transformers.logging.set_verbosity_error()
@@ -100,7 +135,14 @@ def main() -> None:
     found["is_skip_put_back"] = transformers.trainer.skip_first_batches is skip
     found["run_afterwards"] = ours.run
 
+    found["failed"] = fail_amid(folder)
+    found["is_skip_put_back"] &= transformers.trainer.skip_first_batches is skip
+    counted, yielding.COUNTED = yielding.COUNTED, ("_loss_of_another_time",)
+    found["counts"] = refused(lambda: make(folder, callback(folder / "counts")).train())
+    yielding.COUNTED = counted
+
     found["resumed"] = begin_from_theirs(folder)
+    found["from_theirs"] = go_on_from_theirs(folder)
 
     steps = []
     for _ in range(2):

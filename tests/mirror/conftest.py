@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from holdfast._mirror import by_hand
 from tests.mirror.network import Wire
 from tests.processes.conftest import LIGHT, gate, light, light_reference  # noqa: F401  fixtures
 from tests.support import Trainer, wait_until
@@ -69,6 +70,15 @@ def copied_steps(folder: Path) -> list[int]:
 
 def wait_for_copy(folder: Path, step: int, seconds: float = 60.0) -> None:
     wait_until(lambda: step in copied_steps(folder), seconds, f"step {step} in the mirror")
+
+
+def push(folder: Path, mirror: Path) -> None:
+    """What `holdfast mirror --push` does, without a process for it."""
+    by_hand.push(folder, str(mirror), lambda: None, pytest.fail)
+
+
+def fetch(folder: Path, mirror: Path) -> None:
+    by_hand.fetch(folder, str(mirror), None, pytest.fail, lambda *_: None)
 
 
 class Bucket:

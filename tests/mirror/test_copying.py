@@ -13,10 +13,28 @@ import pytest
 from holdfast._resume.damage import find_damage
 from tests.cli.command import environment, holdfast, succeed
 from tests.linked_files import link_unchanged, make_checkpoint
-from tests.mirror.conftest import SIZE, copied_steps, settings, uploaders, wait_for_copy
+from tests.mirror.conftest import (
+    SIZE,
+    copied_steps,
+    fetch,
+    push,
+    settings,
+    uploaders,
+    wait_for_copy,
+)
 from tests.support import journal_events, keepers, wait_until
 
-_STAGES = ("mirror-piece", "mirror-sent", "mirror-indexed", "mirror-committed")
+_STAGES = (
+    "mirror-piece",
+    pytest.param("mirror-sent", marks=pytest.mark.soak),
+    "mirror-indexed",
+    "mirror-committed",
+)
+
+
+def _pieces(mirror: Path) -> dict[Path, int]:
+    """When each was written; not what a killed copy was still writing."""
+    return {path: path.stat().st_mtime_ns for path in mirror.glob("pieces/[!.]*")}
 
 
 def _state(number: int) -> dict[str, np.ndarray]:
@@ -42,7 +60,7 @@ def test_the_mirror_has_a_retention_of_its_own(folder, mirror, tmp_path):
     held: list[int] = []
     for step in (10, 20, 30):
         make_checkpoint(folder, step, [_state(step)])
-        succeed("mirror", folder, "--push", "--at", mirror)
+        push(folder, mirror)
         held.append(len(list((mirror / "pieces").iterdir())))
         known = json.loads((folder / "mirror.json").read_text())
         (folder / "mirror.json").write_text(json.dumps({**known, "keep_last": 2}))
@@ -82,13 +100,11 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(stage, folder, mirror, tmp_
     assert holdfast("mirror", folder, "--push", "--at", mirror, env=fault).returncode == -9
     committed = list(mirror.glob("checkpoints/*/manifest.json"))
     assert bool(committed) == (stage == "mirror-committed")
-    there = {path.name for path in (mirror / "pieces").iterdir()}
-    assert there
-    before = {path: path.stat().st_mtime_ns for path in (mirror / "pieces").iterdir()}
-    succeed("mirror", folder, "--push", "--at", mirror)
-    after = {path: path.stat().st_mtime_ns for path in (mirror / "pieces").iterdir()}
-    assert before.items() <= after.items()  # not written again
-    succeed("mirror", tmp_path / "new", "--fetch", "--at", mirror)
+    before = _pieces(mirror)
+    assert before
+    push(folder, mirror)
+    assert before.items() <= _pieces(mirror).items()  # not written again
+    fetch(tmp_path / "new", mirror)
     assert find_damage(tmp_path / "new/checkpoints/step-000000000010-a0001") == []
 
 
@@ -102,20 +118,20 @@ def test_a_removal_that_was_killed_leaves_no_half_checkpoint(folder, mirror, tmp
         assert done.returncode == (0 if step < 40 else -9), done.stderr
     listed = json.loads(succeed("mirror", folder, "--json"))
     assert [each["step"] for each in listed["checkpoints"]] == [20, 30, 40]
-    succeed("mirror", folder, "--push")
+    push(folder, mirror)
     names = {path.name for path in (mirror / "checkpoints").iterdir()}
     assert names == {f"step-{step:012d}-a0001" for step in (20, 30, 40)}
 
 
 def test_a_piece_that_was_damaged_there_is_sent_again(folder, mirror, tmp_path):
     make_checkpoint(folder, 10, [_state(1)])
-    succeed("mirror", folder, "--push", "--at", mirror)
-    victim = sorted((mirror / "pieces").iterdir())[0]
+    push(folder, mirror)
+    newer = (make_checkpoint(folder, 20, [_state(1)]) / "rank-00000.safetensors").read_bytes()
+    pieces = sorted((mirror / "pieces").iterdir())
+    victim = next(path for path in pieces if path.read_bytes() in newer)  # both need it
     data = victim.read_bytes()
     victim.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    newer = make_checkpoint(folder, 20, [_state(1)])
-    assert newer.exists()
-    succeed("mirror", folder, "--push")
+    push(folder, mirror)
     assert victim.read_bytes() == data
     assert "is here" in succeed("mirror", tmp_path / "new", "--fetch", "--at", mirror)
 
@@ -126,14 +142,14 @@ def test_what_two_checkpoints_share_is_there_once(folder, mirror, tmp_path):
     newer = make_checkpoint(folder, 20, [{"frozen": frozen, "head": np.ones(1000)}])
     link_unchanged(newer, older)
     newer.rename(tmp_path / newer.name)
-    succeed("mirror", folder, "--push", "--at", mirror)
+    push(folder, mirror)
     (tmp_path / newer.name).rename(newer)
-    succeed("mirror", folder, "--push")
+    push(folder, mirror)
     first, second = journal_events(folder, "mirrored")
     assert first["sent_bytes"] > 3_000_000
     assert second["size_bytes"] > 3_000_000
     assert second["sent_bytes"] < 100_000
-    succeed("mirror", tmp_path / "new", "--fetch", "--at", mirror)
+    fetch(tmp_path / "new", mirror)
     assert find_damage(tmp_path / "new/checkpoints" / newer.name) == []
 
 
@@ -151,7 +167,7 @@ def test_the_mirror_of_another_run_is_left_alone_and_training_goes_on(
     folder, mirror, tmp_path, train
 ):
     make_checkpoint(tmp_path / "other", 10, [_state(1)])
-    succeed("mirror", tmp_path / "other", "--push", "--at", mirror)
+    push(tmp_path / "other", mirror)
     before = sorted(path.name for path in mirror.rglob("*"))
     make_checkpoint(folder, 10, [{"weights": np.zeros(SIZE)}])
     trainer = train(folder, mirror, "--total", 30, "--sleep", 0.03)

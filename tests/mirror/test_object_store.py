@@ -64,7 +64,7 @@ def test_with_wrong_credentials_there_is_one_line_and_training_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_store_that_hangs_never_holds_a_stop_beyond_its_grace(folder, bucket, wire, train, waits):
     trainer = train(
         folder, bucket.address, "--total", 5000, "--sleep", 0.02,
@@ -81,17 +81,17 @@ def test_a_store_that_hangs_never_holds_a_stop_beyond_its_grace(folder, bucket, 
     assert not waits or took > 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # with a folder it is in test_copying.py
 def test_an_object_that_the_store_has_changed_is_found_by_its_tag_and_sent_again(
     folder, bucket, tmp_path
 ):
     state = {"weights": np.random.default_rng(1).standard_normal(400_000)}
     make_checkpoint(folder, 10, [state])
     succeed("mirror", folder, "--push", "--at", bucket.address)
-    victim = bucket.keys("run/pieces/")[0]
+    newer = (make_checkpoint(folder, 20, [state]) / "rank-00000.safetensors").read_bytes()
+    victim = next(key for key in bucket.keys("run/pieces/") if bucket.get(key) in newer)
     data = bucket.get(victim)
     bucket.put(victim, data[:-1] + bytes([data[-1] ^ 1]))
-    make_checkpoint(folder, 20, [state])
     succeed("mirror", folder, "--push")
     assert bucket.get(victim) == data
     succeed("mirror", tmp_path / "new", "--fetch", "--at", bucket.address)
@@ -112,7 +112,7 @@ def test_a_bucket_that_is_not_there_keeps_an_empty_folder_from_beginning_and_no_
     begun.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # with a folder it is in test_restoring.py
 def test_a_damaged_object_is_found_when_it_is_fetched_and_the_one_before_is_used(
     folder, bucket, tmp_path
 ):

@@ -14,7 +14,7 @@ _TOTAL = 30
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("meets", ["group", "files"])
+@pytest.mark.parametrize("meets", [pytest.param("group", marks=pytest.mark.soak), "files"])
 def test_two_ranks_go_on_from_the_mirror_to_the_same_bits(jobs, undisturbed, mirror, meets):  # noqa: F811  as above
     settings = {"mirror": str(mirror), "mirror_wait": True}
     job = jobs.start(meets=meets, total=12, settings=settings)

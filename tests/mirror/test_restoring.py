@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_on_a_new_machine_to_the_same_bits(
     assert again.output.count("every byte checked") == 1
 
 
-@pytest.mark.parametrize("what", ["pieces", "checkpoints"])
+@pytest.mark.parametrize("what", ["pieces", pytest.param("checkpoints", marks=pytest.mark.soak)])
 def test_a_damaged_copy_is_not_used_and_does_not_hide_the_one_before(
     what, folder, gate, mirror, train, light_reference
 ):
@@ -73,6 +73,7 @@ def test_a_damaged_copy_is_not_used_and_does_not_hide_the_one_before(
     assert "ready 10 10 2" in again.output
 
 
+@pytest.mark.soak  # with damaged manifests it is in test_strange.py
 def test_where_every_copy_is_damaged_nothing_is_begun_anew(folder, mirror, train):
     trainer = train(folder, mirror, "--total", 10, mirror_wait=True)
     assert trainer.wait() == 0, trainer.output
@@ -118,7 +119,9 @@ def test_a_folder_that_was_left_behind_says_so_and_copies_nothing(folder, mirror
 
 
 def test_a_mirror_that_does_not_answer_keeps_an_empty_folder_from_beginning(folder, train):
-    trainer = train(folder, "/dev/null/mirror", "--total", 10)
+    away = folder.with_name("unmounted")
+    trainer = train(folder, away / "mirror", "--total", 10)
     assert trainer.wait() != 0
+    assert f"there is no folder {away}: mount its disk" in trainer.output
     assert "Nothing was begun" in trainer.output
     assert not (folder / "run.json").exists()

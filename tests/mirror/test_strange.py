@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -13,18 +14,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast._errors import MirrorError
+from holdfast._errors import FolderError, MirrorError
+from holdfast._mirror import by_hand
 from holdfast._mirror.fetching import fetch_newest
+from holdfast._mirror.opening import MirrorSide
 from holdfast._mirror.serving import Service, Uploader
 from holdfast._mirror.shelf import Holder, Shelf
 from holdfast._mirror.store import FolderStore
-from holdfast._record.attempts import find_run
+from holdfast._mirror.upload import Upload
+from holdfast._record.attempts import find_run, write_json
 from holdfast._record.layout import RunLayout
 from holdfast._resume.damage import find_damage
+from holdfast._settings import Settings
 from tests.cli.command import holdfast, succeed
 from tests.crash.small_disk import SmallDisk, mount_small_disk
 from tests.linked_files import make_checkpoint
-from tests.mirror.conftest import PIECE_BYTES
+from tests.mirror.conftest import PIECE_BYTES, fetch, push
 from tests.support import journal_events
 
 NAME = "step-{:012d}-a0001"
@@ -72,7 +77,7 @@ def test_what_the_old_machine_removes_while_it_is_fetched_is_not_taken_for_damag
     folder, mirror, tmp_path
 ):
     _make(folder, 10)
-    succeed("mirror", folder, "--push", "--at", mirror)
+    push(folder, mirror)
     known = json.loads((folder / "mirror.json").read_text())
     (folder / "mirror.json").write_text(json.dumps({**known, "keep_last": 1}))
     pushed: list[int] = []
@@ -81,7 +86,7 @@ def test_what_the_old_machine_removes_while_it_is_fetched_is_not_taken_for_damag
         if not pushed:
             pushed.append(20)
             _make(folder, 20)
-            succeed("mirror", folder, "--push")
+            push(folder, mirror)
 
     damaged: list[str] = []
     layout = RunLayout(tmp_path / "new")
@@ -139,7 +144,7 @@ def test_a_piece_that_the_store_has_lost_is_missed_and_sent_again(folder, mirror
     with pytest.raises(OSError, match="has lost pieces of step-000000000010"):
         uploader.copy_newest()
     assert {path.name for path in (mirror / "checkpoints").iterdir()} == {NAME.format(20)}
-    succeed("mirror", folder.with_name("new"), "--fetch", "--at", mirror)
+    fetch(folder.with_name("new"), mirror)
 
 
 def test_a_mirror_without_room_is_not_filled_with_pieces_of_what_never_fitted(
@@ -185,7 +190,7 @@ def test_a_store_is_not_asked_again_while_nothing_is_new(folder, mirror, monkeyp
 
 def test_manifests_that_are_all_damaged_keep_a_run_from_beginning_anew(folder, mirror, train):
     _make(folder, 10)
-    succeed("mirror", folder, "--push", "--at", mirror)
+    push(folder, mirror)
     shutil.rmtree(folder)
     next(mirror.glob("checkpoints/*/manifest.json")).write_bytes(b"{")
     trainer = train(folder, mirror, "--total", 10)
@@ -200,7 +205,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 def test_a_disk_that_is_full_while_fetching_is_said_and_the_rest_comes_later(folder, mirror, disk):
     _make(folder, 10)
-    succeed("mirror", folder, "--push", "--at", mirror)
+    push(folder, mirror)
     new = disk.place / "new"
     disk.fill(leave_bytes=1_000_000)
     refused = holdfast("mirror", new, "--fetch", "--at", mirror)
@@ -208,14 +213,14 @@ def test_a_disk_that_is_full_while_fetching_is_said_and_the_rest_comes_later(fol
     assert "there is no room for step 10 here: it has 1.6 MB" in refused.stderr
     assert "does not come again" in refused.stderr
     disk.make_room()
-    succeed("mirror", new, "--fetch", "--at", mirror)
+    fetch(new, mirror)
 
 
 def test_a_disk_that_fills_up_in_the_middle_of_a_fetch_keeps_what_has_come(
     folder, mirror, tmp_path, monkeypatch
 ):
     _make(folder, 10)
-    succeed("mirror", folder, "--push", "--at", mirror)
+    push(folder, mirror)
     layout = RunLayout(tmp_path / "new")
     written: list[int] = []
     pwrite = os.pwrite
@@ -240,7 +245,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_fetch_keeps_what_has_come(
 
 def test_a_fetch_ends_with_the_process_that_asked_for_it(folder, mirror, train, tmp_path):
     _make(folder, 10)
-    succeed("mirror", folder, "--push", "--at", mirror)
+    push(folder, mirror)
     fifo = next((mirror / "pieces").iterdir())
     kept = fifo.read_bytes()
     fifo.unlink()
@@ -253,10 +258,60 @@ def test_a_fetch_ends_with_the_process_that_asked_for_it(folder, mirror, train, 
     fifo.unlink()
     fifo.write_bytes(kept)
     assert "its mirror has step 10" in succeed("status", new)
-    succeed("mirror", new, "--fetch", "--at", mirror)  # nobody holds the lock
+    assert "its mirror has step 10" in succeed("why", new)
+    fetch(new, mirror)  # nobody holds the lock
     again = train(new, mirror, "--total", 12)
     assert again.wait() == 0, again.output
     assert "ready 10 10 3" in again.output
+
+
+def test_what_is_here_already_is_not_said_to_have_come(folder, mirror):
+    for step in (10, 20):
+        made = _make(folder, step)
+        before = set(mirror.glob("pieces/*"))
+        push(folder, mirror)
+    shutil.rmtree(made)
+    min(set(mirror.glob("pieces/*")) - before).write_bytes(b"")
+    damaged: list[str] = []
+    with pytest.raises(FolderError, match="step 10 is here already"):
+        by_hand.fetch(
+            folder, str(mirror), None, lambda name, _: damaged.append(name), lambda *_: None
+        )
+    assert damaged == [NAME.format(20)]
+
+
+def test_what_takes_long_is_heard_of_while_it_is_checked(folder, mirror, tmp_path):
+    made = _make(folder, 10)
+    heard: list[tuple[int, int]] = []
+
+    def hear(*told: int) -> None:
+        heard.append(told)
+
+    shelf = Shelf(FolderStore(mirror))
+    layout, run_id = find_run(folder)
+    shelf.enter(Holder.of(layout, run_id, 1))
+    Upload(shelf, made, PIECE_BYTES, set(), hear).run(lambda: None)
+    pieces = len(list((mirror / "pieces").iterdir()))
+    assert len(heard) == 2 * pieces  # sent, and read back
+    heard.clear()
+    fetch_newest(shelf, RunLayout(tmp_path / "new"), pytest.fail, hear)
+    assert len(heard) > pieces
+
+
+def test_a_wait_lasts_while_what_was_sent_is_read_back(folder, mirror, monkeypatch):
+    _make(folder, 10)
+    layout = find_run(folder)[0]
+    monkeypatch.setattr("holdfast._mirror.opening._STILL_SECONDS", 0.3)
+    looks = itertools.count(1)
+
+    def go_on() -> bool:
+        number = next(looks)
+        known = {"address": str(mirror), "under_way": {"done_bytes": 1}, "time": number}
+        write_json(layout.mirror, known, durable=False)
+        return False
+
+    monkeypatch.setattr(MirrorSide, "_has", lambda *_: next(looks) > 24)
+    assert MirrorSide(folder, Settings(mirror=mirror), 0)._wait(layout, 10, go_on)
 
 
 def test_what_push_says_is_for_people_or_json(folder, mirror):

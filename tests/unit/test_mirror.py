@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._errors import DamagedCheckpoint, MirrorError, SettingsError
+from holdfast._mirror.answers import ask
 from holdfast._mirror.shelf import Holder, Shelf, TakenOver
-from holdfast._mirror.store import FolderStore, Store, open_store
+from holdfast._mirror.store import FolderStore, MissingPlace, Store, open_store
 from holdfast._mirror.stretches import (
     IndexedFile,
     PartsCheck,
@@ -46,6 +50,47 @@ def test_a_store_gives_back_what_it_was_given(store):
     assert store.list("nothing/") == {}
     with pytest.raises(FileNotFoundError):
         store.get("pieces/a-3")
+
+
+def test_what_cannot_be_listed_is_not_taken_for_empty(store, monkeypatch):
+    store.put("checkpoints/a/manifest.json", b"{}")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if isinstance(store, FolderStore):
+        monkeypatch.setattr(os, "scandir", fail)
+    else:
+        monkeypatch.setattr(store._files, "ls", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        Shelf(store).checkpoints()
+
+
+def test_a_disk_that_is_not_mounted_is_not_an_empty_mirror(tmp_path):
+    store = FolderStore(tmp_path / "disk/mirror")
+    with pytest.raises(MissingPlace, match="mount its disk"):
+        Shelf(store).identity()
+    with pytest.raises(MissingPlace):
+        store.put("run.json", b"{}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mirror_that_was_emptied_is_not_called_that_of_another_run(store):
+    shelf, holder = Shelf(store), Holder("one", 1, "a" * 16)
+    shelf.enter(holder)
+    store.remove(["run.json"])
+    with pytest.raises(OSError, match=r"run\.json has gone"):
+        shelf.check(holder)
+    shelf.enter(holder)  # as before the next manifest
+
+
+def test_what_a_site_prints_when_python_starts_is_no_answer(monkeypatch):
+    told = ["sh", "-c", 'echo welcome; echo \'{"kind": "empty"}\'']
+    monkeypatch.setattr(
+        "holdfast._mirror.answers.start_speaker",
+        lambda *_: subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE),
+    )
+    assert ask({"address": "x"}) == [{"kind": "empty"}]
 
 
 def test_only_one_run_has_a_mirror(store):
@@ -153,4 +198,8 @@ def test_a_folder_is_known_from_the_root_on(tmp_path, monkeypatch):
 def test_the_same_trouble_has_the_same_words():
     assert why(ConnectionError("http://a/1")) == why(ConnectionError("http://a/2"))
     assert "refused" in why(PermissionError("The AWS Access Key Id you provided does not exist"))
+    assert why(OSError(errno.EROFS, "Read-only", "/m/.a")) == why(
+        OSError(errno.EROFS, "Read-only", "/m/.b")
+    )
+    assert "credentials" not in why(PermissionError(errno.EACCES, "Permission denied", "/m/.a"))
     assert why(ValueError("x " * 500)).endswith("…")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast import _env
+from holdfast._child import command
 from holdfast._custody.unheld import never_held, without_debugger
 from holdfast._keeper import messages
 from holdfast._keeper.keep import Policy
@@ -27,9 +26,6 @@ from holdfast._stop.dump import StackDump
 
 _GOODBYE_SECONDS = 600.0
 _PART_SECONDS = 5.0
-# A keeper's life is tied to the trainer's; whoever wants to end it must mean it. It is deaf before
-# it imports anything: on a busy machine that takes seconds.
-_UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class KeeperPlan:
@@ -100,7 +96,7 @@ class KeeperLink:
         log_path = policy.layout.keeper_log(policy.attempt, policy.rank)
         with _open_log(log_path) as log, without_debugger():
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _program(), json.dumps(config)],
+                command("holdfast._keeper.__main__", config),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -169,18 +165,3 @@ def _open_log(path: Path) -> IO[bytes]:
         return path.open("ab")
     except OSError:
         return Path(os.devnull).open("ab")
-
-
-def _program() -> str:
-    """Start this very package, whatever the interpreter's path has first."""
-    package = str(Path(__file__).parents[2])
-    return (
-        "import signal, sys\n"
-        f"for name in {_UNHEARD!r}:\n"
-        "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
-        f"place = {package!r}\n"
-        "at = [i for i, p in enumerate(sys.path) if p.endswith('site-packages')]\n"
-        "sys.path.insert(at[0] if at else len(sys.path), place)\n"
-        "from holdfast._keeper.__main__ import main\n"
-        "main(sys.argv[1])\n"
-    )

@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast._data.course import Lap, Position
+from holdfast._data.around import FeedAround
+from holdfast._data.course import Lap
 from holdfast._data.feed import Feed, Kit
 from holdfast._data.loader_feed import LoaderFeed
 from holdfast._data.seeds import Seeds
@@ -19,7 +20,7 @@ from holdfast._errors import HoldfastError
 _END = object()
 
 
-class PreparedFeed(Feed):
+class PreparedFeed(FeedAround):
     """A loader of which each rank reads its own share. The shell is not held."""
 
     def __init__(self, source: Any, kit: Kit) -> None:
@@ -34,29 +35,12 @@ class PreparedFeed(Feed):
                 "Take it out of the state; run.batches keeps it."
             )
         prepared.share_generator(source)
-        self.kit = kit
-        self._inner = LoaderFeed(source.base_dataloader, kit)
-        self._state: Any = None  # of the inner one, before it looked ahead
-        self.length = self.usual_length = self._inner.usual_length
+        super().__init__(LoaderFeed(source.base_dataloader, kit))
 
     def expect(self, accumulate: int) -> None:
         source = self._weak()
         assert source is not None  # whoever opens it has it
         refuse_other_counts(self._accelerate, source, accumulate, self.usual_length)
-
-    @property
-    def bases(self) -> Any:
-        return self._inner.bases
-
-    @bases.setter
-    def bases(self, bases: Any) -> None:
-        self._inner.bases = bases
-
-    def fits(self, goal: Position) -> bool:
-        return self._inner.fits(goal)
-
-    def carry_over(self, goal: Position) -> Position:
-        return self._inner.carry_over(goal)
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         source = self._weak()
@@ -66,9 +50,6 @@ class PreparedFeed(Feed):
         batches = self._inner.open(lap, seeds)
         self.length = self._inner.length
         return self._each(source, batches, lap.skip)
-
-    def state(self) -> Any:
-        return self._inner.state() if self._state is None else self._state
 
     def _each(self, source: Any, batches: Iterator[Any], number: int) -> Iterator[Any]:
         self._accelerate.begin(source)

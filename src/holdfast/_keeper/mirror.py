@@ -11,19 +11,17 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from holdfast import _env
+from holdfast._child import command
 from holdfast._keeper.keep import Policy
 
 _PIECE_BYTES = 16 << 20
 _AGAIN_SECONDS = (1.0, 5.0, 30.0, 300.0)
 _NEVER = float("inf")
-# A stop must not cut what it has begun: whoever wants to end it must mean it.
-_UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[bytes]:
@@ -34,7 +32,7 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
             with contextlib.suppress(OSError):  # a folder that became read-only
                 errors = stack.enter_context(log.open("ab"))
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _program(), json.dumps(config)],
+            command("holdfast._mirror.__main__", config),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -46,21 +44,6 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
 def piece_bytes() -> int:
     """How large a stretch of a file goes as one object."""
     return _env.mirror_piece_bytes() or _PIECE_BYTES
-
-
-def _program() -> str:
-    """Start this very package, whatever the interpreter's path has first."""
-    package = str(Path(__file__).parents[2])
-    return (
-        "import signal, sys\n"
-        f"for name in {_UNHEARD!r}:\n"
-        "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
-        f"place = {package!r}\n"
-        "at = [i for i, p in enumerate(sys.path) if p.endswith('site-packages')]\n"
-        "sys.path.insert(at[0] if at else len(sys.path), place)\n"
-        "from holdfast._mirror.__main__ import main\n"
-        "main(sys.argv[1])\n"
-    )
 
 
 class Mirror:

@@ -42,7 +42,10 @@ class Answers:
             self._heard_at = time.monotonic()
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                told = json.loads(line)
+                try:
+                    told = json.loads(line)
+                except ValueError:
+                    continue  # of a library, or of the site's own start of Python
                 if told["kind"] == "failed":
                     raise self._failed(told["text"])
                 yield told

@@ -153,9 +153,6 @@ def fetch(
             raise MirrorError(f"{address}: there is {what} in this mirror.")
         _admit(layout, folder, run_id, attempts)
         _refuse_strange(shelf, layout, folder, wanted[0])
-        here = layout.checkpoints / wanted[0].path.name
-        if here.exists():
-            raise FolderError(f"{folder}: step {wanted[0].step} is here already.")
         with alone(layout, lambda: None):
             found = fetch_newest(shelf, layout, tell_damage, progress, step)
     if found is None:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._errors import DamagedCheckpoint, MirrorError
+from holdfast._errors import DamagedCheckpoint, FolderError, MirrorError
 from holdfast._keeper.retention import Kept
 from holdfast._mirror.shelf import Shelf
 from holdfast._mirror.store import Store
@@ -97,6 +97,8 @@ def _fetch(
 ) -> Fetched:
     began = time.monotonic()
     name = final.name
+    if final.exists():
+        raise _is_here(layout, wanted)
     raw, manifest = shelf.whole(name)
     indexed = {file.name: file for file in shelf.index(name)}
     files = files_of(manifest)
@@ -111,20 +113,24 @@ def _fetch(
                 raise DamagedCheckpoint(
                     f"{name}: the index and the manifest differ on {file.name}."
                 )
-            came += _fetch_file(
-                shelf.store, place_of(part, file.name), found, _from(seen, total, progress)
-            )
+            path, tell = place_of(part, file.name), _from(seen, total, progress)
+            came += _fetch_file(shelf.store, path, found, tell)
+            _check(path, file, tell)
             seen += file.size_bytes
-            _check(place_of(part, file.name), file)
         pass_point("mirror-fetched")
         write_atomic(part / MANIFEST, raw)
         sync_folder(part)
     pass_point("mirror-before-publish")
-    publish_folder(part, final)
+    if not publish_folder(part, final):
+        raise _is_here(layout, wanted)
     for leftover in layout.fetching_folders():
         remove_folder(leftover)  # of one that was damaged, or that is older
     seconds = time.monotonic() - began
     return Fetched(name, wanted.step, wanted.attempt, total, came, seconds)
+
+
+def _is_here(layout: RunLayout, wanted: Kept) -> FolderError:
+    return FolderError(f"{layout.folder}: step {wanted.step} is here already.")
 
 
 @contextlib.contextmanager
@@ -212,13 +218,14 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def _check(path: Path, file: StoredFile) -> None:
+def _check(path: Path, file: StoredFile, progress: Callable[[int], None]) -> None:
     """The file as it is on disk now, against the manifest."""
     check = PartsCheck(file)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         for data in read_stretches(descriptor, file.size_bytes, 8 << 20):
             check.see(data)
+            progress(file.size_bytes)  # whoever waits must not take this for a hang
         check.finish()
     finally:
         os.close(descriptor)

@@ -250,8 +250,8 @@ class MirrorSide:
         while not self._has(layout, durable_step):
             now = time.monotonic()
             record = read_json(layout.mirror)
-            if (state := (record.get("under_way"), record.get("checkpoints"))) != seen:
-                seen, moved_at = state, now
+            if (noted_at := record.get("time")) != seen:
+                seen, moved_at = noted_at, now
             is_late = self._leave_by is not None and now > self._leave_by - _MARGIN_SECONDS
             if is_late or is_pressed() or now - moved_at > _STILL_SECONDS:
                 return False

@@ -57,8 +57,9 @@ class RemoteStore:
 
     def list(self, prefix: str) -> dict[str, Held]:
         self._files.invalidate_cache()
+        top = self._path(prefix).rstrip("/")
         try:
-            found = self._files.find(self._path(prefix).rstrip("/"), detail=True)
+            found = self._walk(top) if self._has_folders else self._files.find(top, detail=True)
         except FileNotFoundError:
             return {}
         start = len(self._files._strip_protocol(self._root).rstrip("/")) + 1
@@ -67,6 +68,17 @@ class RemoteStore:
             for path, info in found.items()
             if info.get("type") == "file"
         }
+
+    def _walk(self, folder: str) -> dict[str, dict[str, Any]]:
+        """All files; `find` would take a folder that cannot be listed for an empty one."""
+        found: dict[str, dict[str, Any]] = {}
+        for info in self._files.ls(folder, detail=True):
+            if info["type"] == "directory":
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    found |= self._walk(info["name"])
+            else:
+                found[info["name"]] = info
+        return found
 
     def remove(self, keys: Iterable[str]) -> None:
         paths = [self._path(key) for key in keys]

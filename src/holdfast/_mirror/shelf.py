@@ -134,7 +134,10 @@ class Shelf:
         )
 
     def _refuse_owner(self, holder: Holder) -> None:
-        if self.identity() != holder.run_id:
+        owner = self.identity()
+        if owner is None:  # emptied by hand, perhaps: what is copied next makes it ours again
+            raise OSError(f"{places.IDENTITY} has gone from it")
+        if owner != holder.run_id:
             raise MirrorError(
                 f"{self.store.address}: this is the mirror of another run.\n"
                 "Give every run an address of its own."

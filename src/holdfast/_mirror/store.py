@@ -44,8 +44,16 @@ class Store(Protocol):
         """Remove what a put that was killed has left, and no list shows."""
 
 
+class MissingPlace(OSError):
+    """What a mirror's folder is to stand in is not there, so nobody can tell what is in it."""
+
+
 class FolderStore:
-    """A folder: another disk, a network file system."""
+    """A folder: another disk, a network file system.
+
+    It is made where it is missing; what it stands in is not. A disk that is not mounted would look
+    like a mirror that is empty, and the copies would fill the disk below.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,16 +64,21 @@ class FolderStore:
 
     def put(self, key: str, data: bytes) -> None:
         path = self._folder / key
+        self._refuse_missing_place()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
         _forget(path)
 
     def get(self, key: str) -> bytes:
-        return (self._folder / key).read_bytes()
+        try:
+            return (self._folder / key).read_bytes()
+        except FileNotFoundError:
+            self._refuse_missing_place()
+            raise
 
     def list(self, prefix: str) -> dict[str, Held]:
         found = {}
-        for folder, _, names in os.walk(self._folder / prefix):
+        for folder, _, names in os.walk(self._folder / prefix, onerror=_refuse_unlisted):
             for name in names:
                 path = Path(folder) / name
                 if not name.startswith("."):  # else it was being written
@@ -84,6 +97,18 @@ class FolderStore:
     def tidy(self, prefix: str) -> None:
         for path in (self._folder / prefix).glob(".*.part"):
             path.unlink(missing_ok=True)
+
+    def _refuse_missing_place(self) -> None:
+        if not self._folder.parent.exists():
+            raise MissingPlace(
+                f"there is no folder {self._folder.parent}: mount its disk, or make the folder"
+            )
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    """What cannot be listed is not empty: else all that is in it would be taken for lost."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _forget(path: Path) -> None:

@@ -89,7 +89,7 @@ class Upload:
                     for file, descriptor in zip(files, descriptors, strict=True)
                 ]
         pass_point("mirror-sent")
-        self._look_at_sent()
+        self._look_at_sent(total)
         self._store.put(places.index(self._folder.name), encode_index(indexed))
         pass_point("mirror-indexed")
         may_commit()
@@ -152,7 +152,7 @@ class Upload:
             self._verified.add(key)
         return True
 
-    def _look_at_sent(self) -> None:
+    def _look_at_sent(self, total: int) -> None:
         """Compare all that was sent with what the store says, or gives back."""
         if not self._sent:
             return
@@ -160,6 +160,7 @@ class Upload:
         with _Senders() as senders:
             for key, md5 in self._sent.items():
                 senders.submit(self._refuse_other, key, held.get(key), md5)
+                self._progress(self._done, total)  # to read all back may take minutes
 
     def _refuse_other(self, key: str, held: Held | None, md5: str) -> None:
         if held is None or not self._is_whole(key, held, md5):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from holdfast._mirror.store import MissingPlace
+
 # By what the libraries of stores call it: to import them only for their errors would be dear.
 _NO_CREDENTIALS = ("NoCredentials", "CredentialRetrieval", "DefaultCredentials")
 _REFUSED = (
@@ -27,6 +29,11 @@ def why(error: BaseException) -> str:
         return "there are no credentials for it here"
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return "there is no room left in it"
+    if isinstance(error, MissingPlace):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        # Without the name, which is another one at each try.
+        return f"{type(error).__name__}: {error.strerror}"
     if isinstance(error, PermissionError) or any(word in texts for word in _REFUSED):
         return f"the credentials are refused ({_first_line(error)})"
     if "NoSuchBucket" in texts:

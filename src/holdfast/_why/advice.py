@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from holdfast._record.attempts import read_json
+from holdfast._record.layout import RunLayout
 from holdfast._why import words
 from holdfast._why.case import Case
 from holdfast._why.memory import Use, tell_graphs
@@ -20,8 +23,18 @@ def go_on(case: Case) -> list[str]:
         return [f"The run has gone on since, in attempt {attempt + 1}: holdfast why RUN"]
     step = case.durable_step
     if step is None:
+        # A start that was cut while it fetched has nothing here yet, and all of it there.
+        known = _mirror_step(Path(case.evidence.subject))
+        if known is not None:
+            return [f"Start the same command again: its mirror has step {known}."]
         return ["Start the same command again: nothing was durable, so it begins at the beginning."]
     return [f"Start the same command again: it goes on at step {step}."]
+
+
+def _mirror_step(folder: Path) -> int | None:
+    """The newest step in the run's mirror, by what was noted of it."""
+    held = words.records(read_json(RunLayout(folder.absolute()).mirror).get("checkpoints"))
+    return words.whole(held[-1].get("step")) if held else None
 
 
 def host_memory(case: Case, use: Use, *, is_machine: bool = False) -> list[str]:

@@ -11,7 +11,7 @@ from holdfast._say import say
 from holdfast._settings import Settings
 from holdfast.lightning.fitting import Fit
 from holdfast.lightning.package import callback_class
-from holdfast.lightning.yielding import refuse_strategy
+from holdfast.lightning.yielding import refuse_strategy, refuse_unknown
 from holdfast.rules import Rule
 
 _OURS = ("module", "optimizer", "optimizers", "schedulers", "scaler", "fit")
@@ -65,6 +65,7 @@ class Callback(callback_class()):  # type: ignore[misc]  # of one package or the
                 "two holdfast.lightning.Callback in one Trainer: each would count the steps.\n"
                 "Give it one."
             )
+        refuse_unknown(trainer)
         refuse_strategy(trainer)
         self._fit = Fit(self, trainer)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from holdfast._data.around import FeedAround
 from holdfast._data.course import Lap, Position
 from holdfast._data.feed import Feed, SideBySide
 from holdfast._data.feeds import Feeds
@@ -71,30 +72,14 @@ class _Combined:
             yield batch
 
 
-class FitFeed(Feed):
+class FitFeed(FeedAround):
     """Promises of the batches of another feed."""
 
     def __init__(self, inner: Feed, data: FitData, combine: Callable[[Any], Any]) -> None:
-        self.kit = inner.kit
-        self._inner = inner
+        super().__init__(inner)
         self._data = data
         self._combine = combine
-        self._state: Any = None  # of the inner one, before it looked ahead
         self.length = self.usual_length = data.length or inner.usual_length
-
-    @property
-    def bases(self) -> Any:
-        return self._inner.bases
-
-    @bases.setter
-    def bases(self, bases: Any) -> None:
-        self._inner.bases = bases
-
-    def fits(self, goal: Position) -> bool:
-        return self._inner.fits(goal)
-
-    def carry_over(self, goal: Position) -> Position:
-        return self._inner.carry_over(goal)
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Promise]:
         told = replace(lap, epoch=lap.epoch + self._data.first_epoch)
@@ -107,9 +92,6 @@ class FitFeed(Feed):
         if lap.epoch == 0:
             self.length -= self._data.behind
         return self._promise(batches, lap.skip, self.length)
-
-    def state(self) -> Any:
-        return self._inner.state() if self._state is None else self._state
 
     def _promise(self, batches: Iterator[Any], number: int, length: int) -> Iterator[Promise]:
         def make() -> Any:

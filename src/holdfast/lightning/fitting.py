@@ -54,6 +54,7 @@ class Fit:
         self._loaders: list[Any] = []  # those that Lightning has just asked for
         self._seen: dict[str, Any] = {}  # of what the module logs, the values that were given on
         self._steps = 0  # of all optimizers, in this batch
+        self._stored: dict[str, Any] = {}  # what the loops had counted where the run was left
         self._hooks: list[Any] = []
         yield_signals(trainer, self._patches)
         self._run_stage = self._patches.put(trainer, "_run_stage", self._run_as_a_run)
@@ -90,6 +91,7 @@ class Fit:
             raise
         finally:
             self.run = None
+            self.let_go()  # also where another callback's on_exception raises before ours is told
 
     def _fit(self, run: Run) -> Any:
         trainer, is_resumed = self._trainer, run.resumed_from is not None
@@ -99,6 +101,7 @@ class Fit:
             self._state.first_epoch = self._loop.epoch_progress.current.processed
             self._state.behind = self._batches_behind()
         elif run._course.is_on_the_way:
+            self._stored = self._state.counts()
             self._state.set_counts(self._state.top)
             self._state.is_on_the_way = True
         self._seen = dict(trainer._logger_connector._callback_metrics)
@@ -127,11 +130,6 @@ class Fit:
         put, loop, epoch_loop = self._patches.put, self._loop, self._epoch_loop
         self._run_loop = put(loop, "run", self._run_all)
         self._setup_data = put(loop, "setup_data", self._set_up_data)
-        if not hasattr(loop, "_load_combined_loader_states"):
-            raise HoldfastError(
-                "this Lightning is older than holdfast.lightning.Callback knows.\n"
-                "Install a newer one: pip install 'lightning>=2.2'"
-            )
         put(loop, "_load_combined_loader_states", self._stand_in)
         self._start_epoch = put(loop, "on_advance_start", self._begin_epoch)
         self._finish_epoch = put(loop, "on_advance_end", self._end_epoch)
@@ -152,6 +150,13 @@ class Fit:
                     f"{run._folder}: this fit was finished after {epochs} epochs, at step "
                     f"{run.step}; nothing left to fit."
                 )
+            return
+        if self._state.is_on_the_way and self._loop.done:
+            self._state.set_counts(self._stored)
+            say(
+                f"{run._folder}: this fit ends before step {run.step}, where the run is; nothing "
+                "is trained.\nTo go on from there: more max_epochs, or max_steps."
+            )
             return
         self._state.is_over = False
         self._state.give_gradients()

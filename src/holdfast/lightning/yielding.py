@@ -11,14 +11,40 @@ from __future__ import annotations
 import atexit
 import contextlib
 import subprocess
+import sys
 from typing import Any
 
 from holdfast._errors import HoldfastError
 from holdfast._say import say
-from holdfast.lightning.package import part_of
+from holdfast.lightning.package import package_of, part_of
 
 _LEAVE_SECONDS = 20.0
 _KNOWN = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
+# None of these is promised by Lightning; 2.2 to 2.6 have them.
+_READ = (
+    "_run_stage",
+    "_signal_connector.register_signal_handlers",
+    "_accelerator_connector.cluster_environment",
+    "_checkpoint_connector._ckpt_path",
+    "_logger_connector._callback_metrics",
+    "_logger_connector._logged_metrics",
+    "_logger_connector._progress_bar_metrics",
+    "_logger_connector._first_loop_iter",
+    "_logger_connector._current_fx",
+    "fit_loop.setup_data",
+    "fit_loop.on_advance_start",
+    "fit_loop.on_advance_end",
+    "fit_loop._combined_loader",
+    "fit_loop._data_fetcher",
+    "fit_loop._load_combined_loader_states",
+    "fit_loop._last_train_dl_reload_epoch",
+    "fit_loop._should_accumulate",
+    "fit_loop.epoch_loop.advance",
+    "fit_loop.epoch_loop._results",
+    "fit_loop.epoch_loop._batches_that_stepped",
+    "fit_loop.epoch_loop._should_check_val_fx",
+    "fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch",
+)
 
 
 class Patches:
@@ -38,6 +64,26 @@ class Patches:
         while self._put:
             place, name = self._put.pop()
             vars(place).pop(name, None)
+
+
+def refuse_unknown(trainer: Any) -> None:
+    """Refuse a Lightning that lacks what is read or replaced here, before anything is touched."""
+    missing = [path for path in _READ if not _has(trainer, path)]
+    if missing:
+        version = sys.modules[package_of(trainer)].__version__
+        raise HoldfastError(
+            f"Lightning {version} is not one that holdfast.lightning.Callback knows: "
+            f"trainer.{missing[0]} is missing.\n"
+            "Install one that it knows: pip install 'lightning>=2.2,<2.7'"
+        )
+
+
+def _has(found: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
 
 
 def refuse_strategy(trainer: Any) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _env
+from holdfast._child import command
 from holdfast._custody.unheld import never_held, without_debugger
 from holdfast._say import say
 
@@ -24,8 +25,6 @@ _SEND_SECONDS = 0.2
 _ROWS_AT_ONCE = 2000
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", None)  # of Linux
-# Its life is tied to the pipe; whoever wants to end it must mean it.
-_UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 # Else `holdfast run` takes it for a rank that was left behind, and ends it.
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _letting_go: list[subprocess.Popen[bytes]] = []  # those that still work when the run is closed
@@ -53,7 +52,7 @@ class Writer:
             told, theirs = os.pipe()
             plan = {**plan, "told": theirs, "parent": os.getpid(), "script": _script()}
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _program(), json.dumps(plan)],
+                command("holdfast.loggers._child", plan),
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
@@ -177,18 +176,3 @@ def _script() -> str:
 
 def _environment() -> dict[str, str]:
     return {k: v for k, v in _env.child_environment().items() if k not in _OF_RANKS}
-
-
-def _program() -> str:
-    """Start this very package, whatever the interpreter's path has first."""
-    package = str(Path(__file__).parents[2])
-    return (
-        "import signal, sys\n"
-        f"for name in {_UNHEARD!r}:\n"
-        "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
-        f"place = {package!r}\n"
-        "at = [i for i, p in enumerate(sys.path) if p.endswith('site-packages')]\n"
-        "sys.path.insert(at[0] if at else len(sys.path), place)\n"
-        "from holdfast.loggers._child import main\n"
-        "main(sys.argv[1])\n"
-    )

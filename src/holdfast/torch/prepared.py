@@ -63,7 +63,9 @@ def put_in_place(source: Any, batch: Any) -> Any:
         return batch
     from accelerate.utils import send_to_device
 
-    return send_to_device(batch, source.device, non_blocking=source._non_blocking)
+    # Its own, and no promise: a copy that is waited for is right as well.
+    soon = getattr(source, "_non_blocking", False)
+    return send_to_device(batch, source.device, non_blocking=soon)
 
 
 def begin(source: Any) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from holdfast._data.course import Lap, Position
+from holdfast._data.around import FeedAround
+from holdfast._data.course import Lap
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
 from holdfast._data.seeds import Seeds
@@ -23,37 +24,18 @@ class TrainData:
         return TrainFeed(feeds.of((self._loader,)), self._first_epoch)
 
 
-class TrainFeed(Feed):
+class TrainFeed(FeedAround):
     """Another feed, whose epochs begin where the Trainer's own checkpoint was."""
 
     def __init__(self, inner: Feed, first_epoch: int) -> None:
-        self.kit = inner.kit
-        self._inner = inner
+        super().__init__(inner)
         self._first_epoch = first_epoch
-        self.length = self.usual_length = inner.usual_length
-
-    @property
-    def bases(self) -> Any:
-        return self._inner.bases
-
-    @bases.setter
-    def bases(self, bases: Any) -> None:
-        self._inner.bases = bases
-
-    def fits(self, goal: Position) -> bool:
-        return self._inner.fits(goal)
-
-    def carry_over(self, goal: Position) -> Position:
-        return self._inner.carry_over(goal)
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
         told = replace(lap, epoch=lap.epoch + self._first_epoch)
         batches = self._inner.open(told, seeds)
         lap.tally, self.length = told.tally, self._inner.length
         return batches
-
-    def state(self) -> Any:
-        return self._inner.state()
 
 
 class TrainLoader:

@@ -66,5 +66,5 @@ def lasting(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of NumPy and torch, which JSON does not know, as numbers; all else as its text."""
-    return value.item() if hasattr(value, "item") else str(value)
+    """What NumPy and torch hold, which JSON does not know, as numbers; all else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -28,7 +28,12 @@ from holdfast._say import say
 from holdfast.transformers.feeding import TrainData, TrainLoader, passing_ours
 from holdfast.transformers.history import lasting
 from holdfast.transformers.record import TrainerRecord
-from holdfast.transformers.yielding import Patches, refuse_search, yield_resume
+from holdfast.transformers.yielding import (
+    Patches,
+    refuse_other_counts,
+    refuse_search,
+    yield_resume,
+)
 
 _END = object()
 _NONE = object()
@@ -121,6 +126,7 @@ class Training:
     def begin(self) -> None:
         """The trainer has set its counts to zero, and callbacks begin."""
         run, record = self._opened, self._record
+        refuse_other_counts(self._trainer)
         record.tell_counts()
         self._counted = record.global_step
         if not self._trainer.args.disable_tqdm:
@@ -221,14 +227,19 @@ class Training:
             if self._rest is None:
                 self._rest = self._skip(loader, record.behind)
             loader = self._rest
-            if run.resumed_from is None:
-                self._load_rng(self._resume_path)
+        # A run that begins with the Trainer's own checkpoint has its generators too, from where
+        # the Trainer would: the loader draws when it begins.
+        begins = is_first and run.resumed_from is None
+        if begins and not record.behind:
+            self._load_rng(self._resume_path)
         self._is_whole = False
         known = _length(loader)
         # Of data without a length only the trainer knows when it steps, and says so.
         accumulate = 1 if known is None else self._trainer.args.gradient_accumulation_steps
         self._lap = run.batches(TrainData(loader, record.first_epoch), accumulate=accumulate)
         self._ahead = next(self._lap, _END)
+        if begins and record.behind:
+            self._load_rng(self._resume_path)
 
     def _batches_behind(self, in_epoch: int) -> int:
         """The batches of this epoch that are used, as the trainer counts them."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import transformers
+import transformers.trainer
 
 from holdfast._errors import HoldfastError
 from holdfast._say import say
@@ -27,6 +28,8 @@ TAKEN = (
     "_finalize_training",
     "_load_rng_state",
 )
+# What it has counted by its first event, and we keep: what is missing would be kept as nothing.
+COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 
 
 class Patches:
@@ -57,16 +60,27 @@ class Patches:
 def refuse_other_trainers(trainer: Any) -> None:
     """Refuse a Trainer that is made otherwise, or whose state is held by another."""
     missing = [name for name in TAKEN if not callable(getattr(trainer, name, None))]
-    if missing:
-        raise HoldfastError(
-            f"holdfast.transformers.Callback: this Trainer (Transformers "
-            f"{transformers.__version__}) has no {missing[0]}.\n"
-            "Install one that has: pip install 'transformers>=5.4'"
-        )
+    if not hasattr(transformers.trainer, "skip_first_batches"):
+        missing.append("skip_first_batches")
+    _refuse_missing(missing)
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise HoldfastError(
             "holdfast.transformers.Callback: DeepSpeed holds model and optimizer in its own way, "
             "and cannot be kept exactly.\nUse one device, DDP, or FSDP of version 2."
+        )
+
+
+def refuse_other_counts(trainer: Any) -> None:
+    """Refuse a Trainer that begins to train and counts otherwise: it would not be exact."""
+    _refuse_missing([name for name in COUNTED if not hasattr(trainer, name)])
+
+
+def _refuse_missing(names: list[str]) -> None:
+    if names:
+        raise HoldfastError(
+            f"holdfast.transformers.Callback: this Trainer (Transformers "
+            f"{transformers.__version__}) has no {names[0]}.\n"
+            "Install one that has: pip install 'transformers>=5.4'"
         )
 
 
@@ -85,7 +99,8 @@ def yield_signals(trainer: Any) -> None:
         if type(callback).__name__ != "JITCheckpointCallback":
             continue
         handler.callbacks.remove(callback)
-        before = getattr(callback.jit_manager, "_original_sigterm_handler", None)
+        jit = getattr(callback, "jit_manager", None)
+        before = getattr(jit, "_original_sigterm_handler", None)
         if before is not None:
             signal.signal(signal.SIGTERM, before)
         say(
