@@ -9,7 +9,7 @@ LOG := $(VENV)/install.log
 PIP_INSTALL := $(BIN)/python -m pip install -q -q --disable-pip-version-check
 
 # What one looks at all the time; the rest of processes and crashes is for `make test`.
-OTHER_FRAMEWORKS := $(wildcard $(patsubst %,tests/frameworks/test_%*.py,tensorflow tf_ keras jax sharded torch_ddp torch_launch torch_profiled torch_shards))
+OTHER_FRAMEWORKS := $(wildcard $(patsubst %,tests/frameworks/test_%*.py,accelerate lightning transformers tensorflow tf_ keras jax sharded torch_ddp torch_launch torch_profiled torch_shards))
 QUICK := tests/unit $(filter-out $(OTHER_FRAMEWORKS),$(wildcard tests/frameworks/test_*.py)) tests/cli/test_status.py tests/cli/test_stop_and_save.py \
 	tests/processes/test_kill.py
 
@@ -125,7 +125,7 @@ docs: $(STAMP) ## build the documentation to site/
 	@$(BIN)/mkdocs build --quiet --strict && echo "site/index.html: built"
 
 .PHONY: pictures
-pictures: $(STAMP) ## make the pictures of the README: a terminal, what a save costs, a report (2 minutes)
+pictures: $(STAMP) ## make the pictures of the README: a terminal, what a save costs, a report (6 minutes)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tools.pictures $(PICTURES)
 
 .PHONY: clean

@@ -105,7 +105,7 @@ def _storable(value: Any, path: str, left_out: list[str]) -> Any:
             return dict(kept)
         ordered = OrderedDict(kept)
         if hasattr(value, "_metadata"):  # the versions of a module's state
-            ordered._metadata = value._metadata  # type: ignore[attr-defined]
+            ordered._metadata = value._metadata  # type: ignore[attr-defined]  # torch's
         return ordered
     if isinstance(value, list | tuple):
         items = [_storable(item, f"{path}.{at}", left_out) for at, item in enumerate(value)]

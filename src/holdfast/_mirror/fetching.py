@@ -204,7 +204,7 @@ def _get(store: Store, key: str) -> bytes:
             raise
         except Exception as error:  # noqa: BLE001  whatever a store raises: the last one is told
             print(f"{key}: {why(error)}; trying again in {pause} s", file=sys.stderr)
-            time.sleep(pause)
+            time.sleep(pause)  # for the store to come to itself; nobody else is to be heard here
     try:
         return store.get(key)
     except FileNotFoundError as error:

@@ -131,7 +131,7 @@ class MirrorSide:
                     f"{self._folder}: rank 0 has not opened this run within "
                     f"{_IDENTITY_SECONDS:.0f} s.\nSee what rank 0 says of the mirror."
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)  # between two looks, until the deadline above
 
     def bring(self, start: Beginning, party: Party | None) -> None:
         """Have the newest checkpoint of the mirror here, where the folder has none of its own."""
@@ -257,7 +257,7 @@ class MirrorSide:
                 return False
             if record.get("trouble") and self._leave_by is None and now - moved_at > _TURN_SECONDS:
                 return False  # the store does not answer: nobody knows when it will
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)  # between two looks at what the uploader notes
         return True
 
     def _has(self, layout: RunLayout, durable_step: int) -> bool:

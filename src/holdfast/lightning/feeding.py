@@ -117,7 +117,7 @@ class FitFeed(FeedAround):
         with apart(mix_all(seeds, lap.epoch, lap.number, number)):
             try:
                 return next(batches, _END)
-            except Exception as error:
+            except Exception as error:  # it goes on, with the place in its words
                 name_place(error, lap.epoch, number)
                 raise
 
@@ -224,7 +224,7 @@ class Fetcher:
         except StopIteration:
             self.done = True  # there are fewer than the data had said
             raise
-        except Exception as error:
+        except Exception as error:  # as above
             name_place(error, *self.place())
             raise
         finally:
