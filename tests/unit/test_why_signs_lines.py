@@ -118,6 +118,13 @@ LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
         {"pid": 4059, "library": "libc.so.6"},
     ),
     (
+        "python[5856]: unhandled exception: DABT (lower EL), ESR 0x0000000092000004, level 0 "
+        "translation fault in libc.so.6[9e6d0,ffffb5990000+18c000]",
+        "kernel_segfault",
+        None,
+        {"pid": 5856, "library": "libc.so.6"},
+    ),
+    (
         "traps: python[4062] trap invalid opcode ip:7f378f387000 sp:7fffd89dedb8 error:0",
         "kernel_trap",
         None,

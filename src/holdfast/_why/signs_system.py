@@ -86,6 +86,10 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("kernel_segfault", "segfault at ",
             r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: segfault at (?P<address>\w+)"
             r".*?(?: in (?P<library>[^\s\[]+))?(?:\[|$)"),
+    # The same on ARM.
+    pattern("kernel_segfault", "unhandled exception: ",
+            r"(?P<comm>[^\[\s]+)\[(?P<pid>\d+)\]: unhandled exception: [DI]ABT"
+            r".*(?:translation|permission) fault(?: in (?P<library>[^\s\[]+))?"),
     pattern("kernel_trap", "traps: ",
             r"traps: (?P<comm>[^\[\s]+)\[(?P<pid>\d+)\] (?:trap )?(?P<what>[a-z][a-z ]+?)"
             r"(?= ip:| rip:|$)"),

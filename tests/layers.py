@@ -1,0 +1,56 @@
+"""A plugin that selects the tests of one layer: `pytest --layer jax`.
+
+A layer is an environment and the tests that need it. tests/tiers.toml lists the files of each
+layer. A file in no list belongs to `test`. A file may be in several lists: its tests belong to the
+first, unless `@pytest.mark.layer("jax")` on a test or a parameter names another. A file that is
+named on the command line is always collected.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_LAYERS_OF = pytest.StashKey[dict[Path, list[str]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--layer", default="test", help="whose tests to run: see tests/tiers.toml")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    layers = tomllib.loads((ROOT / "tests" / "tiers.toml").read_text())["layers"]
+    found: dict[Path, list[str]] = {}
+    for name, layer in layers.items():
+        for pattern in layer.get("files", []):
+            paths = sorted(ROOT.glob(pattern))
+            if not paths:
+                raise pytest.UsageError(f"tests/tiers.toml: {name}: there is no {pattern}")
+            for path in paths:
+                found.setdefault(path, []).append(name)
+    config.stash[_LAYERS_OF] = found
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not collection_path.name.startswith("test_"):
+        return None
+    layers = config.stash[_LAYERS_OF].get(collection_path, ["test"])
+    return None if config.getoption("--layer") in layers else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if all(word.partition("::")[0].endswith(".py") for word in config.args):
+        return  # A person asks for just these.
+    wanted, files = config.getoption("--layer"), config.stash[_LAYERS_OF]
+    others = [item for item in items if _layer_of(item, files) != wanted]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _layer_of(item, files) == wanted]
+
+
+def _layer_of(item: pytest.Item, files: dict[Path, list[str]]) -> str:
+    mark = item.get_closest_marker("layer")
+    return str(mark.args[0]) if mark is not None else files.get(item.path, ["test"])[0]
