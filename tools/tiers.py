@@ -64,7 +64,8 @@ def run_parts(chosen: dict[str, str]) -> int:
 
 
 def run_quick() -> int:
-    return pytest("test", "quick", ["tests"], 2)
+    quick = tomllib.loads(environment.TABLE.read_text())["quick"]
+    return pytest("test", "not nightly", quick["tests"], 2)
 
 
 def run_test(words: list[str]) -> int:

@@ -34,8 +34,14 @@ NEEDED = {
         "orbax": "orbax-checkpoint",
     },
 }
+LAYERS = {
+    "adopt_cases.py": "tensorflow",
+    "adopt_torch_cases.py": "test",
+    "adopt_trainer_cases.py": "transformers",
+    "adopt_orbax_cases.py": "jax",
+}
 CASES = [
-    (script, name)
+    pytest.param(script, name, id=name, marks=pytest.mark.layer(LAYERS[script]))
     for script in NEEDED
     for name in re.findall(r"^def (case_\w+)", (SCRIPTS / script).read_text(), re.MULTILINE)
 ]
@@ -79,7 +85,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)  # of the first of a script, which waits for all of them
-@pytest.mark.parametrize(("script", "name"), CASES, ids=[name for _, name in CASES])
+@pytest.mark.parametrize(("script", "name"), CASES)
 def test_in_one_process(results, script, name):
     assert results(script)[name] == "ok", results(script)[name]
 

@@ -66,9 +66,27 @@ def _missing(story: list[Block]) -> list[str]:
     return sorted(name for name in names if importlib.util.find_spec(name) is None)
 
 
+_LAYERS = ("jax", "tensorflow", "keras", "lightning", "transformers", "loggers")
+
+
+def _layer(story: list[Block]) -> str:
+    """The layer of tests/tiers.toml that has all that a story takes."""
+    names = {block.framework for block in story}
+    names |= {"tensorflow"} if any("ckpts" in block.marks for block in story) else set()
+    text = "".join(block.text for block in story)
+    if any(f"loggers.{name}" in text for name in _CLASS.values()):
+        return "loggers"
+    if "accelerate" in text or "transformers" in names:
+        return "transformers"
+    if "keras" in names or len(names & {"jax", "tensorflow", "torch"}) > 1:
+        return "keras"
+    return next((name for name in _LAYERS if name in names), "test")
+
+
 STORIES = [*_stories(), [Block("docs/first_minute", 1, "python", _SAME_WEIGHTS)]]
 MISSING = {block.name: _missing(story) for story in STORIES for block in story}
 IN_STORIES = [block for story in STORIES for block in story]
+LAYER = {block.name: _layer(story) for story in STORIES for block in story}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +133,11 @@ def _start(folder: Path, kind: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", IN_STORIES, ids=lambda block: block.name)
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(b, id=b.name, marks=pytest.mark.layer(LAYER[b.name])) for b in IN_STORIES],
+)
 def test_a_block_runs(block: Block, request: pytest.FixtureRequest):
     if missing := MISSING[block.name]:
         pytest.skip(f"pip install 'holdfast[{','.join(missing)}]'")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast._prove.life import Process, Starter
 from tests.data.lives import Life, Zygote
 from tests.support import environment
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 TRAININGS = Path(__file__).parent / "trainings"
 #: The trainings, and the framework that each is forked from.
@@ -24,6 +28,13 @@ FRAMEWORK_OF = {
     "transformers_trainer": "transformers",
     "lightning_fit": "lightning",
 }
+#: The layer of tests/tiers.toml that each is proven in.
+LAYER_OF = {**FRAMEWORK_OF, "numpy_loop": "test", "torch_loop": "test", "keras_fit": "keras"}
+
+
+def of_layers(trainings: Iterable[str]) -> list[ParameterSet]:
+    """One parameter for each training, in its layer."""
+    return [pytest.param(name, marks=pytest.mark.layer(LAYER_OF[name])) for name in trainings]
 
 
 class Frameworks:

@@ -21,7 +21,7 @@ from holdfast._prove.report import plain_text
 from holdfast._prove.runs import compare_runs
 from holdfast._record.layout import RunLayout, rank_file
 from holdfast._resume.joined import read_checkpoint
-from tests.everywhere.lives import FRAMEWORK_OF, make_project
+from tests.everywhere.lives import FRAMEWORK_OF, make_project, of_layers
 from tests.everywhere.trainings import task
 from tests.support import checkpoint_steps, journal_events
 
@@ -55,7 +55,7 @@ CASES = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # twelve lives, each of which compiles its step
-@pytest.mark.parametrize("training", FRAMEWORK_OF)
+@pytest.mark.parametrize("training", of_layers(FRAMEWORK_OF))
 def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
     project = make_project(tmp_path / "project", training)
     plan = tuple(
@@ -128,7 +128,7 @@ FORGOTTEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", FORGOTTEN)
+@pytest.mark.parametrize("training", of_layers(FORGOTTEN))
 def test_what_is_left_out_of_the_state_is_found(training, frameworks, tmp_path):
     project = make_project(tmp_path / "project", training)
     changes, item = FORGOTTEN[training]

@@ -47,6 +47,17 @@ def framework_of(name: str) -> str:
     return next((each for each in known if each in found), "nothing")
 
 
+def layer_of(name: str) -> str:
+    """The layer of tests/tiers.toml in which an example can run."""
+    text = read_example(name)[1]
+    if "import keras" in text:
+        return "keras"
+    if "import accelerate" in text or "from accelerate" in text:
+        return "transformers"
+    framework = framework_of(name)
+    return "test" if framework in ("nothing", "numpy", "torch") else framework
+
+
 def commands(text: str) -> list[list[str]]:
     """The lines of a text that start an example, as a shell would split them."""
     found = re.findall(r"^(?:    |\$ )(python examples/.*)$", text, re.MULTILINE)

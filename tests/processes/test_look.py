@@ -104,6 +104,7 @@ def test_a_frozen_process_is_no_waiting_one(child):
     wait_until(lambda: activity_of(Looker(process.pid).look()) is Activity.IDLE, 10, "IDLE")
 
 
+@pytest.mark.layer("interactive")
 @pytest.mark.skipif(shutil.which("strace") is None, reason="apt install strace")
 def test_a_traced_process_names_who_traces_it(child, tmp_path):
     process = child(LOCKED)

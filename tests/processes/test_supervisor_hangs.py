@@ -230,6 +230,7 @@ def test_a_prompt_of_pdb_is_waited_for_however_long(tmp_path, folder, state, tex
 
 
 @pytest.mark.soak  # of the keeper's watch it is shown with the other hangs
+@pytest.mark.layer("interactive")
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
 def test_a_command_that_gdb_holds_is_waited_for_and_judged_afterwards(led):
     trainer = led(_HANGS)

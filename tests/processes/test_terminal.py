@@ -180,6 +180,7 @@ def test_no_worker_is_left_after_a_second_ctrl_c(folder, gate, terminal):
     assert checkpoint_steps(folder) != []
 
 
+@pytest.mark.layer("interactive")
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is missing: apt install tmux")
 def test_ctrl_c_under_a_shell_in_tmux(folder, gate, tmp_path, light, light_reference):
     def tmux(*words: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._prove.report import plain_text
-from tests.examples.test_examples import EXAMPLES, SIZES, framework_of
+from tests.examples.test_examples import EXAMPLES, SIZES, framework_of, layer_of
 
 STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}
 LONG = (
@@ -33,7 +33,12 @@ def last_line(course: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.soak] if n in LONG else []) for n in SIZES],
+    [
+        pytest.param(
+            n, marks=[pytest.mark.layer(layer_of(n)), *([pytest.mark.nightly] * (n in LONG))]
+        )
+        for n in SIZES
+    ],
 )
 def test_an_example_is_equal_to_the_bit(name, prove, tmp_path):
     wishes = {"kills": KILLS.get(name, 6), "seed": 5, "keep": tmp_path / "kept"}

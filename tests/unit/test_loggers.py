@@ -259,8 +259,9 @@ def test_only_the_first_rank_logs(open_run, monkeypatch):
 # -- event files -----------------------------------------------------------------------
 
 
+@pytest.mark.layer("loggers")
 def test_a_record_that_a_full_disk_cuts_short_is_cut_off_again(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="pip install 'holdfast[tensorboard]'")
     from holdfast.loggers._tensorboard import EventFiles
 
     plan = {"options": {"folder": str(tmp_path / "tb")}, "attempt": 1, "mark": 0}
@@ -286,8 +287,9 @@ def test_a_record_that_a_full_disk_cuts_short_is_cut_off_again(tmp_path, monkeyp
     good.close()
 
 
+@pytest.mark.layer("loggers")
 def test_a_later_file_has_a_later_name_whatever_the_clock_says(tmp_path):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="pip install 'holdfast[tensorboard]'")
     from holdfast.loggers._tensorboard import EventFiles
 
     memory = memory_at(tmp_path)

@@ -96,6 +96,7 @@ def test_the_lines_become_rarer(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.layer("interactive")
 def test_a_notebook_gets_plain_lines(surroundings, tmp_path):
     manager = jupyter_client.KernelManager(kernel_name="python3")
     env = surroundings(JUPYTER_PLATFORM_DIRS="1", IPYTHONDIR=str(tmp_path))
