@@ -59,14 +59,21 @@ def keep_evidence(request: pytest.FixtureRequest) -> Keep:
 
 
 def _record(table: str, name: str, way: str, home: Path, *scripts: Path) -> None:
-    files = dict(sorted(_files(home)))
+    parts = ("run",) if way == "alone" else ("run", "state")
+    files = dict(sorted(each for part in parts for each in _files(home, part)))
     for script in scripts:
-        files[f"scripts/{script.name}"] = script.read_text()
+        files[f"scripts/{script.name}"] = _marked_lines(script)
     path = RECORDS / f"{table}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     known.setdefault(name, {})[way] = files
     path.parent.mkdir(exist_ok=True)
     path.write_text(_in_lines(known))
+
+
+def _marked_lines(script: Path) -> str:
+    """The lines on which it can stand, each at its number; no verdict reads the others."""
+    lines = script.read_text().splitlines()
+    return "\n".join(line if "# stuck: " in line else "" for line in lines).rstrip()
 
 
 def _in_lines(known: dict[str, dict[str, Any]]) -> str:
@@ -81,9 +88,9 @@ def _in_lines(known: dict[str, dict[str, Any]]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def _files(home: Path) -> Iterator[tuple[str, Any]]:
+def _files(home: Path, part: str) -> Iterator[tuple[str, Any]]:
     """Each file by its path, JSON as what it says, and checkpoints by their names alone."""
-    for path in home.rglob("*"):
+    for path in (home / part).rglob("*"):
         name = path.relative_to(home).as_posix()
         if _CHECKPOINT.fullmatch(name) and path.is_dir():
             yield f"{name}/", None

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
+from holdfast._why import gather
 from holdfast._why.evidence import Evidence
 from holdfast._why.gather import gather_run
 from holdfast._why.judge import judge
@@ -19,6 +20,12 @@ from tests.hangs.table import DISK, HANGS, LOADER, RANKS
 from tests.unit.restored import restore
 
 _ALL = (*HANGS, DISK, LOADER, *RANKS)
+
+
+@pytest.fixture(autouse=True)
+def _no_next_heartbeat(monkeypatch):
+    """A record of some minutes ago is not watched for the next heartbeat of its run."""
+    monkeypatch.setattr(gather, "_WATCH_SECONDS", 0.0)
 
 
 def _evidence(home: Path) -> Evidence:
