@@ -12,7 +12,7 @@ import pytest
 from tests.everywhere.lives import Frameworks
 from tests.support import Trainer, train_to_the_end
 
-pytest_plugins = ["tests.layers"]
+pytest_plugins = ["tests.layers", "tests.recording"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,8 +1,11 @@
 """The table of deaths: how each one is made, and the verdict that it must get.
 
-Each is made by real processes. `alone` is how sure the verdict is of a run that nobody leads, `led`
-of a script that has never heard of holdfast and is led by `holdfast run`. None: in that way it
-cannot be told from another death, or it is no death at all, and `instead` says what is told.
+`alone` is how sure the verdict is of a run that nobody leads, `led` of a script that has never
+heard of holdfast and is led by `holdfast run`. None: in that way it cannot be told from another
+death, or it is no death at all, and `instead` says what is told.
+
+`make nightly` makes each by real processes. `make test` makes a few (`often`), and judges the
+recorded evidence of all: tests/unit/test_recorded_deaths.py.
 """
 
 from __future__ import annotations
@@ -39,19 +42,19 @@ class Death:
     says: tuple[str, ...] = ()  # what must stand in the sentence or in the evidence
     needs: str = ""  # "cgroup", "large cgroup", "small disk", "small shm", "GPU"
     as_user: bool = False  # shown as an ordinary user too, since it could differ there
-    only_soaked: tuple[str, ...] = ()  # "alone" or "led": too long for what another shows as well
+    often: tuple[str, ...] = ()  # "alone" or "led": `make test` makes it for real in that way
 
 
 def cases(deaths: Iterable[Death], way: str) -> list[ParameterSet]:
     """Those of the deaths that are shown in a way, "alone" or "led", for a test of each."""
     return [
-        pytest.param(d, id=d.name, marks=[pytest.mark.soak] if way in d.only_soaked else [])
+        pytest.param(d, id=d.name, marks=[] if way in d.often else [pytest.mark.nightly])
         for d in deaths
         if getattr(d, way) is not None
     ]
 
 
-def _by_signal(name: str, *, as_user: bool = False) -> Death:
+def _by_signal(name: str, *, as_user: bool = False, often: tuple[str, ...] = ()) -> Death:
     number = getattr(signal, f"SIG{name}")
     return Death(
         name=f"SIG{name} by somebody",
@@ -64,10 +67,20 @@ def _by_signal(name: str, *, as_user: bool = False) -> Death:
         instead="a run answers it: it was asked to stop",
         says=(f"SIG{name}", r"\bpid \d+"),
         as_user=as_user,
+        often=often,
     )
 
 
-def _by_fault(name: str, how: str, number: int, cause: Cause, says: str, needs: str = "") -> Death:
+def _by_fault(
+    name: str,
+    how: str,
+    number: int,
+    cause: Cause,
+    says: str,
+    *,
+    needs: str = "",
+    often: tuple[str, ...] = (),
+) -> Death:
     return Death(
         name=name,
         how=how,
@@ -77,6 +90,7 @@ def _by_fault(name: str, how: str, number: int, cause: Cause, says: str, needs: 
         led=LIKELY,
         says=(says,),
         needs=needs,
+        often=often,
     )
 
 
@@ -91,6 +105,7 @@ DEATHS = (
         says=(r"1(28|34)(\.\d)? M", "OOM"),
         needs="cgroup",
         as_user=True,
+        often=("alone",),
     ),
     Death(
         name="OOM kill of a child",
@@ -113,12 +128,20 @@ DEATHS = (
         led=BY_EXCLUSION,
         says=("SIGKILL|kill -9",),
         as_user=True,
+        often=("alone", "led"),
     ),
-    _by_signal("TERM", as_user=True),
+    _by_signal("TERM", as_user=True, often=("led",)),
     _by_signal("INT"),
     _by_signal("QUIT"),
     _by_signal("HUP"),
-    _by_fault("segfault", "segfault", signal.SIGSEGV, Cause.SEGFAULT, "SIGSEGV|egmentation"),
+    _by_fault(
+        "segfault",
+        "segfault",
+        signal.SIGSEGV,
+        Cause.SEGFAULT,
+        "SIGSEGV|egmentation",
+        often=("alone",),
+    ),
     Death(
         name="kill -11 by somebody",
         how="waits",
@@ -179,6 +202,7 @@ DEATHS = (
         alone=CERTAIN,
         led=CERTAIN,
         says=("KeyError", "valid", r"dying\.py"),
+        often=("alone",),
     ),
     Death(
         name="Python exception from another",
@@ -250,7 +274,6 @@ def _of_worker(name: str, how: str, sure: Sure, *says: str) -> Death:
         alone=sure,
         led=sure,
         says=("worker", *says),
-        only_soaked=() if how in ("worker-killed", "worker-reset") else ("led",),
     )
 
 
@@ -281,7 +304,6 @@ TORCH = (
         alone=CERTAIN,
         led=CERTAIN,
         says=("sample 20 is no picture",),
-        only_soaked=("alone", "led"),  # the trainer waits ten seconds for such a worker
     ),
     Death(
         name="full disk in torch.save",
@@ -304,7 +326,6 @@ TORCH = (
         led=LIKELY,
         says=("/dev/shm",),
         needs="small shm",
-        only_soaked=("alone",),  # as above
     ),
 )
 
@@ -334,7 +355,6 @@ def _unmet(name: str, how: str, cause: Cause, *says: str) -> Death:
         led=CERTAIN,
         instead="no run is open yet",
         says=says,
-        only_soaked=() if how == "port-taken" else ("led",),
     )
 
 

@@ -25,8 +25,11 @@ def _start(stage, **how):
     return stage.start("dying.py", "waits", "--place", stage.place, is_run=True, **how)
 
 
-@pytest.mark.parametrize("is_led", [False, True], ids=["alone", "led"])
-@pytest.mark.parametrize("name", ["TERM", "INT"])
+# Without a leader it is told in tests/cli/test_why.py too.
+@pytest.mark.parametrize(
+    "is_led", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["alone", "led"]
+)
+@pytest.mark.parametrize("name", ["TERM", pytest.param("INT", marks=pytest.mark.nightly)])
 def test_a_run_that_was_asked_to_stop(stage, name, is_led):
     trainer = _start(stage, is_led=is_led)
     stage.send(getattr(signal, f"SIG{name}"))
@@ -40,7 +43,7 @@ def test_a_run_that_was_asked_to_stop(stage, name, is_led):
     assert (f"pid {os.getpid()}" in text_of(verdict)) == is_led
 
 
-@pytest.mark.parametrize("name", ["QUIT", "HUP"])
+@pytest.mark.parametrize("name", ["QUIT", pytest.param("HUP", marks=pytest.mark.nightly)])
 def test_a_run_that_a_signal_ended_at_once(stage, name):
     trainer = _start(stage)
     number = getattr(signal, f"SIG{name}")
@@ -53,6 +56,7 @@ def test_a_run_that_a_signal_ended_at_once(stage, name):
     assert "holdfast run" in text_of(verdict)  # which would have seen who sent it
 
 
+@pytest.mark.nightly  # of a run alone it is in tests/cli/test_why.py
 def test_a_run_that_finished(stage):
     trainer = stage.start("dying.py", "ends", is_run=True, is_led=True)
     assert trainer.wait() == 0
@@ -60,6 +64,7 @@ def test_a_run_that_finished(stage):
         assert verdict.cause is Cause.FINISHED, text_of(verdict)
 
 
+@pytest.mark.nightly  # a process that lives is in test_why.py, a run in tests/hangs/test_held.py
 def test_a_run_that_goes_on(stage):
     trainer = _start(stage)
     trainer.wait_for("dying")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from holdfast._record.layout import RunLayout
 from holdfast._why.verdict import Restart, Sure
 from tests.deaths.stage import LIMIT_BYTES, check, die
@@ -14,6 +16,8 @@ from tests.support import checkpoint_steps
 _OOM = next(d for d in DEATHS if d.how == "oom")
 
 
+# The figures of each by itself are in tests/unit/test_recorded_deaths.py.
+@pytest.mark.nightly
 def test_the_keeper_outlives_it_and_leader_and_keeper_tell_the_same(on_stage):
     stage = on_stage(_OOM)
     die(stage, _OOM, is_run=True, is_led=True)

@@ -1,4 +1,8 @@
-"""Deaths among ranks: the verdict names whose fault it was, not who noticed it first."""
+"""Deaths among ranks: the verdict names whose fault it was, not who noticed it first.
+
+All are nightly. `make test` judges their evidence in tests/unit/test_recorded_deaths.py, and
+tests/ranks/test_deaths.py there shows real ranks that die.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,8 @@ def _words(how):
     return ("--seconds", _QUICK[how]) if how in _QUICK else ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("death", cases(RANKS, "alone"))
-def test_of_a_run_that_nobody_leads(death, on_stage, zygote):
+def test_of_a_run_that_nobody_leads(death, on_stage, zygote, keep_evidence):
     stage = on_stage(death)
     life = stage.fork(zygote, death.script, death.how, *_words(death.how))
     assert life.wait(30) == death.status, life.output
@@ -32,21 +35,22 @@ def test_of_a_run_that_nobody_leads(death, on_stage, zygote):
     check(verdict, death, death.alone)
     assert verdict.others, text_of(verdict)
     assert "rank 0" in verdict.others[0]
+    keep_evidence("deaths", death.name, "alone", stage.home)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("death", cases(RANKS, "led"))
-def test_of_a_script_that_has_never_heard_of_holdfast(death, on_stage):
+def test_of_a_script_that_has_never_heard_of_holdfast(death, on_stage, keep_evidence):
     stage = on_stage(death)
     # The leader looks once a second who there is: they live so long that it has seen them.
     long = ("--sleep", "0.25") if death.how == "killed" else ()
     die(stage, death, *_words(death.how), *long, is_run=False, is_led=True)
     # Forked by the script itself they have no number that could be seen from outside.
     check(stage.judge_led(), dataclasses.replace(death, rank=None), death.led)
+    keep_evidence("deaths", death.name, "led", stage.home)
 
 
-@pytest.mark.slow
-def test_torchrun_leaves_with_1_and_the_rank_that_was_killed_is_named(on_stage):
+@pytest.mark.nightly
+def test_torchrun_leaves_with_1_and_the_rank_that_was_killed_is_named(on_stage, keep_evidence):
     death = next(d for d in RANKS if d.how == "killed")
     stage = on_stage(death)
     trainer = stage.start(death.script, death.how, is_led=True, launcher=_TORCHRUN)
@@ -55,3 +59,4 @@ def test_torchrun_leaves_with_1_and_the_rank_that_was_killed_is_named(on_stage):
     verdict = stage.judge_led()
     check(verdict, death, death.led)
     assert verdict.cause is Cause.KILLED
+    keep_evidence("deaths", death.name, "torchrun", stage.home)

@@ -1,21 +1,15 @@
-"""What cannot be made here: the verdict on a true record of a death, with other figures in it."""
+"""What cannot be made here: the verdict on the text of a death.
+
+An OOM kill of the whole machine is in tests/unit/test_recorded_deaths.py, by its counters.
+"""
 
 from __future__ import annotations
 
-import json
-import signal
-
-import pytest
-
-from holdfast._record.layout import RunLayout
-from holdfast._why.gather import gather_run
 from holdfast._why.judge import judge
 from holdfast._why.logs import gather_log
 from holdfast._why.verdict import Cause, Sure
-from tests.deaths.stage import die, text_of
-from tests.deaths.table import DEATHS
+from tests.deaths.stage import text_of
 
-_KILL = next(d for d in DEATHS if d.sent == signal.SIGKILL)
 # As torch prints it.
 _CUDA_OOM = """\
 Traceback (most recent call last):
@@ -39,26 +33,6 @@ terminate called after throwing an instance of 'c10::DistBackendError'
 [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=412, OpType=ALLREDUCE, \
 NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.
 """
-
-
-@pytest.mark.skip(reason="the whole machine would have to run out of memory: see the next test")
-def test_oom_kill_of_the_machine():
-    raise NotImplementedError
-
-
-def test_oom_kill_of_the_machine_by_the_counters_of_a_record(on_stage):
-    stage = on_stage(_KILL)
-    die(stage, _KILL, is_run=True, is_led=False)
-    assert stage.judge_run().cause is Cause.KILLED
-    path = RunLayout(stage.folder).death(1)
-    death = json.loads(path.read_text())
-    quiet = {"version": 2, "path": "/job", "limit": 64 << 30, "oom": 0, "oom_kill": 0, "max": 0}
-    before = {"cgroup": quiet, "vmstat_oom_kill": 3}
-    after = {"cgroup": {**quiet, "oom_kill": 1}, "vmstat_oom_kill": 4}
-    death["counters"] = {"start": before, "before": before, "death": after}
-    path.write_text(json.dumps(death))
-    verdict = judge(gather_run(stage.folder))
-    assert (verdict.cause, verdict.sure) == (Cause.OOM_MACHINE, Sure.CERTAIN), text_of(verdict)
 
 
 def test_cuda_out_of_memory_by_its_text(tmp_path):

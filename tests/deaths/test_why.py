@@ -27,6 +27,8 @@ def _expected(death, sure):
     return death.cause.value, sure.value
 
 
+# As whoever may read all of it: test_one_process.py has the same death.
+@pytest.mark.nightly
 def test_asked_by_an_ordinary_user_it_says_the_same(on_users_stage):
     stage = on_users_stage(_OOM)
     die(stage, _OOM, is_run=True, is_led=True)
@@ -36,6 +38,8 @@ def test_asked_by_an_ordinary_user_it_says_the_same(on_users_stage):
     assert found["advice"]
 
 
+# Every record of tests/unit/test_recorded_deaths.py is of another machine.
+@pytest.mark.nightly
 @pytest.mark.parametrize("death", [_OOM, _RAISES], ids=lambda d: d.name)
 def test_a_run_folder_that_was_copied_from_another_machine(death, on_stage, tmp_path):
     stage = on_stage(death)

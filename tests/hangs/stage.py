@@ -133,12 +133,12 @@ def _children(pid: int) -> list[psutil.Process]:
         return []
 
 
-def check(verdict: dict[str, Any], hang: Hang) -> None:
+def check(verdict: dict[str, Any], hang: Hang, scripts: Path = SCRIPTS) -> None:
     """Whether it is the verdict of the table; if not, all of it is shown."""
     whole = json.dumps(verdict, indent=1)
     text = "\n".join([verdict["sentence"], *verdict["evidence"], *verdict["others"]])
     assert verdict["cause"] == hang.cause.value, whole
-    for place in hang.places:
+    for place in hang.places(scripts):
         assert place in text, f"nothing of {place} in {whole}"
     for words in hang.says:
         assert re.search(words, text), f"nothing of {words!r} in {whole}"

@@ -1,16 +1,23 @@
 """The table of hangs: how each one is made, and the verdict that it must get.
 
-Each is made by real processes. What is no hang (somebody has stopped it, or looks at it, or it is
-only slow) is in the table too: it must get the verdict that it deserves, and no alarm.
+`make nightly` makes each by real processes. `make test` makes a few (`often`), and judges the
+recorded evidence of all: tests/unit/test_recorded_hangs.py.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from holdfast._why.verdict import Cause
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -27,16 +34,24 @@ class Hang:
     rank: int | None = None  # which one is guilty, of several
     says: tuple[str, ...] = ()  # what must stand in the sentence or in the evidence
     timeout: float = 1.0  # that is given
+    often: bool = False  # `make test` makes it for real
 
-    @property
-    def places(self) -> tuple[str, ...]:
+    def places(self, scripts: Path = SCRIPTS) -> tuple[str, ...]:
         """Those lines as a verdict writes them."""
-        return tuple(place_of(self.script, mark) for mark in self.at)
+        return tuple(place_of(self.script, mark, scripts) for mark in self.at)
 
 
-def place_of(script: str, mark: str) -> str:
+def cases(hangs: Iterable[Hang]) -> list[ParameterSet]:
+    """For a test of each."""
+    return [
+        pytest.param(hang, id=hang.name, marks=[] if hang.often else [pytest.mark.nightly])
+        for hang in hangs
+    ]
+
+
+def place_of(script: str, mark: str, scripts: Path = SCRIPTS) -> str:
     """`script.py:LINE` of the line with this mark."""
-    lines = (SCRIPTS / script).read_text().splitlines()
+    lines = (scripts / script).read_text().splitlines()
     (number,) = (at for at, line in enumerate(lines, 1) if re.search(rf"# stuck: {mark}$", line))
     return f"{script}:{number}"
 
@@ -49,6 +64,7 @@ HANGS = (
         cause=Cause.HANG_LOCK,
         at=("lock",),
         says=("lock",),
+        often=True,
     ),
     Hang(
         name="queue that nobody fills",
@@ -113,6 +129,7 @@ LOADER = Hang(
     cause=Cause.HANG_LOADER,
     at=("worker",),
     says=("worker", r"\bpid \d+"),
+    often=True,
 )
 RANKS = (
     Hang(
@@ -123,6 +140,7 @@ RANKS = (
         rank=1,
         at=("data of one rank", "the other rank"),
         says=("rank 1", "rank 0"),
+        often=True,
     ),
     Hang(
         name="ranks on different branches",

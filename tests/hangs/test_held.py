@@ -59,6 +59,8 @@ def test_stopped_by_a_signal(stage):
     _check_goes_on(stage)
 
 
+# The look at it is in tests/processes/test_look.py, the verdict in tests/unit/test_why_live.py.
+@pytest.mark.nightly
 def test_frozen_with_its_cgroup(stage):
     reason = cgroups.why_no_freezer()
     if reason is not None:
@@ -88,7 +90,9 @@ def test_in_pdb_on_a_terminal(stage):
         job.end()
 
 
-@pytest.mark.slow
+# What debugpy does to a run is in tests/processes/test_debuggers.py, the verdict on any debugger
+# in test_in_pdb_on_a_terminal.
+@pytest.mark.nightly
 def test_at_a_breakpoint_of_debugpy(stage):
     pytest.importorskip("debugpy")
     trainer = stage.start("debugpy", *_TIMEOUT)
@@ -131,7 +135,7 @@ def _is_traced(pid: int) -> bool:
     return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # who traces is told below, of strace
 def test_held_by_gdb(stage):
     trainer = stage.start("waits", *_TIMEOUT)
     trainer.wait_for("hanging")

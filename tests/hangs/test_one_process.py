@@ -13,18 +13,24 @@ import pytest
 from tests.cli.command import status_of, succeed
 from tests.hangs.dead_disk import dead_disk, why_not
 from tests.hangs.stage import Stage, check
-from tests.hangs.table import DISK, HANGS
+from tests.hangs.table import DISK, HANGS, SCRIPTS, cases
 from tests.support import journal_events, wait_until
 
 _LOCK = HANGS[0]
 
 
+def _selected(request):
+    """Of the hangs those whose test is to run in this session."""
+    items = (item for item in request.session.items if item.path == request.path)
+    return [item.callspec.params["hang"] for item in items if "stages" in item.fixturenames]
+
+
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
+def stages(tmp_path_factory, request):
     """All of them at once: most of a hang is waiting."""
     found = {}
     try:
-        for hang in HANGS:
+        for hang in _selected(request):
             found[hang] = Stage(tmp_path_factory.mktemp("hang"))
             found[hang].start(hang.how, "--timeout", hang.timeout)
         yield found
@@ -33,8 +39,8 @@ def stages(tmp_path_factory):
             stage.end()
 
 
-@pytest.mark.parametrize("hang", HANGS, ids=lambda each: each.name)
-def test_it_is_found_and_named(hang, stages):
+@pytest.mark.parametrize("hang", cases(HANGS))
+def test_it_is_found_and_named(hang, stages, keep_evidence):
     stage = stages[hang]
     record = stage.found()
     assert record["cause"] == hang.cause.value, json.dumps(record, indent=1)
@@ -44,12 +50,14 @@ def test_it_is_found_and_named(hang, stages):
     assert (verdict["step"], verdict["host"]) == (stage.step, os.uname().nodename)
     (event,) = journal_events(stage.folder, "hang")
     assert event["cause"] == hang.cause.value
+    keep_evidence("hangs", hang.name, "live", stage.home, SCRIPTS / hang.script)
     # Without a supervisor that was told to, nothing is ended.
     assert stage.is_alive
     stage.end()
 
 
-def test_a_file_system_that_does_not_answer_holds_nobody_else(stage):
+@pytest.mark.nightly  # its evidence is judged in tests/unit/test_recorded_hangs.py
+def test_a_file_system_that_does_not_answer_holds_nobody_else(stage, keep_evidence):
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -58,6 +66,7 @@ def test_a_file_system_that_does_not_answer_holds_nobody_else(stage):
         trainer.wait_for("hanging")
         stage.found()
         check(stage.why(), DISK)
+        keep_evidence("hangs", DISK.name, "live", stage.home, SCRIPTS / DISK.script)
         trainer.kill()
         # It survives even that, until the file system answers.
         time.sleep(0.5)
@@ -68,7 +77,7 @@ def test_a_file_system_that_does_not_answer_holds_nobody_else(stage):
     assert trainer.wait(20) == -signal.SIGKILL
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the lock is found above; what is learned is in tests/unit/test_patience.py
 def test_with_steps_of_50_ms_a_hang_is_found_within_30_s_without_being_told_how_long(stage):
     trainer = stage.start(_LOCK.how, "--sleep", 0.05, "--at", 60)
     trainer.wait_for("hanging")

@@ -28,7 +28,12 @@ def _check(stage, *says):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "by"), [("traced", "sys.settrace"), ("profiled", "sys.setprofile")]
+    ("how", "by"),
+    [
+        ("traced", "sys.settrace"),
+        # A profiler is named in the same way: tests/unit/test_pulse.py.
+        pytest.param("profiled", "sys.setprofile", marks=pytest.mark.nightly),
+    ],
 )
 def test_steps_20_times_slower_since_something_looks_on(how, by, stage):
     """A step takes longer than what was given for it, and that is no hang either."""
@@ -39,14 +44,14 @@ def test_steps_20_times_slower_since_something_looks_on(how, by, stage):
     _check(stage, by)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
 def test_more_threads_than_cores(stage):
     trainer = stage.start("many-threads", "--timeout", 1, "--at", 200)
     trainer.wait_for("hanging")
     _check(stage, "12 threads", "1 core", "OMP_NUM_THREADS")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by its figures: below
 def test_more_memory_than_fits(stage):
     reason = cgroups.why_not()
     if reason is None and len(Path("/proc/swaps").read_text().splitlines()) < 2:

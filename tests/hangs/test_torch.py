@@ -11,34 +11,38 @@ import pytest
 from holdfast._why.verdict import Cause
 from tests.cli.command import succeed
 from tests.hangs.stage import check
-from tests.hangs.table import LOADER, RANKS, Hang
+from tests.hangs.table import LOADER, RANKS, SCRIPTS, Hang, cases
 from tests.support import wait_until
 
 pytest.importorskip("torch")
 
 
 @pytest.mark.slow
-def test_the_line_of_a_worker_is_named(stage, zygote):
+def test_the_line_of_a_worker_is_named(stage, zygote, keep_evidence):
     stage.fork(zygote, LOADER)
     stage.found()
     check(stage.why(), LOADER)
+    keep_evidence("hangs", LOADER.name, "live", stage.home, SCRIPTS / LOADER.script)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hang", RANKS, ids=lambda each: each.name)
-def test_the_ranks_are_compared(hang, stage, zygote):
+@pytest.mark.parametrize("hang", cases(RANKS))
+def test_the_ranks_are_compared(hang, stage, zygote, keep_evidence):
     stage.fork(zygote, hang)
     record = stage.found()
     assert [look["rank"] for look in record["looks"]] == [0, 1]
     assert record["missing"] == []
     check(stage.why(), hang)
+    keep_evidence("hangs", hang.name, "live", stage.home, SCRIPTS / hang.script)
     shown = succeed("stacks", stage.folder)
-    for rank, place in zip((1, 0), hang.places, strict=True):
+    for rank, place in zip((1, 0), hang.places(), strict=True):
         (line,) = (line for line in shown.splitlines() if place in line)
         assert line.startswith(f"rank {rank} in ")
 
 
-@pytest.mark.slow
+# That it is no hang is shown in tests/ranks/test_hangs.py, and who is named in
+# tests/unit/test_why_hang_ranks.py.
+@pytest.mark.nightly
 def test_a_rank_waits_for_one_that_somebody_has_stopped(stage, zygote):
     """Neither is called a hang, and the one that is stopped is named."""
     hang = Hang(name="stopped", script="hanging_ranks.py", how="fine", cause=Cause.STOPPED, rank=1)
@@ -59,7 +63,7 @@ def _slow(how: str) -> Hang:
     return Hang(name=how, script="hanging_torch.py", how=how, cause=Cause.SLOW)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
 def test_a_storm_of_recompilations_is_slow_and_no_hang(stage, zygote):
     stage.fork(zygote, _slow("compile"))
     wait_until(lambda: (stage.pace.get("compiles_lately") or 0) > 20, 60, "a storm")
@@ -70,7 +74,7 @@ def test_a_storm_of_recompilations_is_slow_and_no_hang(stage, zygote):
     assert not stage.layout.hang(1).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
 def test_a_profiler_that_keeps_everything_is_told_by_the_memory_that_it_takes(stage, zygote):
     """Against what the run itself took before."""
     stage.fork(zygote, _slow("profiler"))

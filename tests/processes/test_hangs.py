@@ -38,7 +38,7 @@ def _beat(folder: Path) -> dict[str, Any]:
     return read_json(folder / "attempts/0001/heartbeat.json")
 
 
-@pytest.mark.soak  # the same is shown in tests/hangs
+@pytest.mark.nightly  # a hang is found in tests/hangs; what is learned is in test_patience.py
 def test_steps_of_50_ms_that_stop_are_found_within_30_seconds_without_any_setting(folder, light):
     trainer = light(folder, *_STEPS, "--hold-at", 40, "--stick", "without-gil")
     trainer.wait_for("holding ")
@@ -71,7 +71,8 @@ def test_a_run_that_hangs_saves_and_leaves_when_it_is_told_to(folder, light):
     assert checkpoint_steps(folder)[-1] >= 28
 
 
-@pytest.mark.slow
+# tests/hangs/test_one_process.py shows a hang that ends by itself.
+@pytest.mark.nightly
 def test_a_step_that_is_made_after_all_ends_the_hang(folder, light, gate):
     trainer = light(folder, *_STEPS, *_GIVEN, "--hold-at", 30)
     trainer.wait_for("More: holdfast why", 20)
@@ -82,8 +83,11 @@ def test_a_step_that_is_made_after_all_ends_the_hang(folder, light, gate):
     assert len(journal_events(folder, "hang-over")) == 1
 
 
+# With the interpreter held: test_supervisor_hangs.py has it below a real leader.
 @pytest.mark.slow
-@pytest.mark.parametrize("stick", ["with-gil", "without-gil"])
+@pytest.mark.parametrize(
+    "stick", [pytest.param("with-gil", marks=pytest.mark.nightly), "without-gil"]
+)
 def test_under_a_leader_it_saves_and_leaves_with_77(folder, light, light_reference, stick):
     led = environment(HOLDFAST_HANG_TIMEOUT="1.5")
     trainer = light(folder, *_STEPS, *_GIVEN, "--hold-at", 30, "--stick", stick, env=led)
@@ -101,7 +105,8 @@ def test_under_a_leader_it_saves_and_leaves_with_77(folder, light, light_referen
     assert again.state_hash() == light_reference(60)
 
 
-@pytest.mark.slow
+# tests/hangs/test_held.py has it without a leader, tests/ranks/test_hangs.py with one.
+@pytest.mark.nightly
 def test_what_is_stopped_is_no_hang_and_is_never_killed(folder, light):
     led = environment(HOLDFAST_HANG_TIMEOUT="1.5")
     trainer = light(folder, *_STEPS, env=led)
@@ -150,7 +155,7 @@ def test_a_run_that_waits_for_a_reader_of_what_it_prints_is_never_ended(folder, 
     assert journal_events(folder, "hang") == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/unit/test_patience.py: test_who_was_away_himself_counts_anew
 def test_a_keeper_that_was_stopped_together_with_its_trainer_raises_no_alarm(folder, light):
     trainer = light(folder, *_STEPS, *_GIVEN)
     trainer.ready()
@@ -166,7 +171,8 @@ def test_a_keeper_that_was_stopped_together_with_its_trainer_raises_no_alarm(fol
     assert journal_events(folder, "hang") == journal_events(folder, "paused") == []
 
 
-@pytest.mark.slow
+# Each of them by its times: tests/unit/test_patience.py and test_hang_judge.py.
+@pytest.mark.nightly
 def test_no_alarm_for_a_slow_first_step_an_evaluation_or_work_that_moves(folder, script):
     trainer = script(
         folder,
@@ -202,7 +208,8 @@ def test_no_alarm_for_a_slow_first_step_an_evaluation_or_work_that_moves(folder,
     assert not {0, 20} & set(slow), "what has a patience of its own is not called slow"
 
 
-@pytest.mark.slow
+# tests/unit/test_patience.py: test_a_keeper_that_takes_over_does_not_know_how_long_it_stood_before
+@pytest.mark.nightly
 def test_a_keeper_that_takes_over_knows_nothing_of_the_time_before(folder, light, gate):
     trainer = light(folder, *_STEPS, "--settings", '{"hang_timeout": 2.5}', "--hold-at", 30)
     trainer.wait_for("holding ")
@@ -216,6 +223,7 @@ def test_a_keeper_that_takes_over_knows_nothing_of_the_time_before(folder, light
     assert journal_events(folder, "hang") == []
 
 
+@pytest.mark.nightly  # by `holdfast stacks` in tests/cli/test_stacks.py
 def test_stacks_on_request(folder, light, gate):
     trainer = light(folder, *_STEPS, "--hold-at", 10)
     trainer.wait_for("holding ")

@@ -210,7 +210,12 @@ print("went on with", state["x"])
 """
 
 
-@pytest.mark.parametrize("text", [_PLAIN, _IN_A_RUN], ids=["plain", "in a run"])
+# A run at a prompt of pdb is in tests/hangs/test_held.py, without a leader.
+@pytest.mark.parametrize(
+    "text",
+    [_PLAIN, pytest.param(_IN_A_RUN, marks=pytest.mark.nightly)],
+    ids=["plain", "in a run"],
+)
 def test_a_prompt_of_pdb_is_waited_for_however_long(tmp_path, folder, state, text):
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -229,7 +234,7 @@ def test_a_prompt_of_pdb_is_waited_for_however_long(tmp_path, folder, state, tex
         job.end()
 
 
-@pytest.mark.soak  # of the keeper's watch it is shown with the other hangs
+@pytest.mark.nightly  # who traces is told of strace in tests/hangs/test_held.py
 @pytest.mark.layer("interactive")
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
 def test_a_command_that_gdb_holds_is_waited_for_and_judged_afterwards(led):
@@ -279,7 +284,9 @@ def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, g
     assert trainer.wait() == 0, trainer.output  # it was killed, and goes on
 
 
-@pytest.mark.parametrize("stick", ["with-gil", pytest.param("without-gil", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "stick", ["with-gil", pytest.param("without-gil", marks=pytest.mark.nightly)]
+)
 def test_a_run_that_hangs_is_saved_ended_and_goes_on_to_the_same_bits(
     folder, gate, light, light_reference, state, stick
 ):

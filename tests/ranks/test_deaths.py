@@ -24,10 +24,13 @@ def _check_goes_on(jobs, undisturbed, step, *, world=2, **plan) -> None:
 @pytest.mark.parametrize(
     ("meets", "world", "killed"),
     [
-        *(("group", 2, rank) for rank in range(2)),
-        *(("files", 2, rank) for rank in range(2)),
+        ("group", 2, 0),
+        ("files", 2, 1),
         ("group", 4, 2),
-        *(pytest.param("group", 4, rank, marks=pytest.mark.soak) for rank in (0, 1, 3)),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)  # as those above
+            for each in (("group", 2, 1), ("files", 2, 0), *(("group", 4, n) for n in (0, 1, 3)))
+        ),
     ],
 )
 def test_kill_9_of_a_rank_ends_the_others_with_a_line_that_names_it(
@@ -113,8 +116,8 @@ def test_a_stop_when_a_rank_is_dead_leaves_with_the_status_of_the_stop(jobs, und
     [
         ("group", 0),
         ("files", 1),
-        pytest.param("group", 1, marks=pytest.mark.soak),
-        pytest.param("files", 0, marks=pytest.mark.soak),
+        pytest.param("group", 1, marks=pytest.mark.nightly),
+        pytest.param("files", 0, marks=pytest.mark.nightly),
     ],
 )
 def test_a_rank_that_raises_shows_its_traceback_and_the_others_a_sentence(

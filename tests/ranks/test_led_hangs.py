@@ -27,7 +27,9 @@ def _last_line_of(function: object) -> int:
     return first + len(lines) - 1
 
 
-@pytest.mark.slow
+# test_hangs.py has the hang of one rank that all leave to the same bits, and
+# tests/processes/test_supervisor_hangs.py the leader that starts again after one.
+@pytest.mark.nightly
 def test_a_hang_in_one_of_four_ranks_is_named_and_all_are_started_again_to_the_same_bits(
     tmp_path, undisturbed, start
 ):
