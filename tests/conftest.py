@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests import support
 from tests.everywhere.lives import Frameworks
+from tests.fork_server import ForkServer
 from tests.support import Trainer, train_to_the_end
 
 pytest_plugins = ["tests.layers", "tests.recording"]
@@ -21,6 +23,15 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Forks scripts; the first one for each framework starts a process."""
+    server = support.fork_server = ForkServer()
+    yield server
+    support.fork_server = None
+    server.end()
 
 
 @pytest.fixture
@@ -68,8 +79,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
 
 
 @pytest.fixture(scope="session")
-def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frameworks]:
-    """Of each framework one process that has imported it, from the first time it is asked for."""
+def frameworks(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Frameworks]:
+    """Starts trainings of every framework, with the environment that all of them need."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
         # What one life has compiled, the next one need not: it is most of what a life takes.
@@ -78,6 +91,4 @@ def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frameworks]
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         patch.setenv("KERAS_BACKEND", "tensorflow")
-        frameworks = Frameworks()
-        yield frameworks
-        frameworks.end()
+        yield Frameworks(fork_server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,14 +12,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
+
+if TYPE_CHECKING:
+    from tests.fork_server import Forked, ForkServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = SCRIPTS / "train.py"
 SHM = Path("/dev/shm")
 T = TypeVar("T")
+#: Of this session. A fixture in tests/conftest.py sets it, and ends the server.
+fork_server: ForkServer | None = None
 
 
 # A deadline is for what never comes, and a machine may be slow: what must be prompt is measured.
@@ -39,21 +45,46 @@ class Trainer:
     """One process of a training script, with its output as it comes."""
 
     def __init__(
-        self, *arguments: Any, script: Path = TRAIN, prefix: tuple[str, ...] = (), **popen: Any
+        self,
+        *arguments: Any,
+        script: Path = TRAIN,
+        prefix: tuple[str, ...] = (),
+        real: bool = False,
+        **popen: Any,
     ) -> None:
+        """With `real` it is a child of this process, started by its own command line.
+
+        Otherwise the fork server starts it, unless it needs more than the server can give.
+        """
         # Ours flush line by line. Unbuffered, a line would go out in pieces, and what holdfast says
         # meanwhile could come in between.
-        unbuffered = [] if script.parent == SCRIPTS else ["-u"]
-        command = [*prefix, sys.executable, *unbuffered, str(script), *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            # A shell that started the tests in the background has made Ctrl-C ignored.
-            preexec_fn=_default_interrupt,
-            **{"env": environment(), **popen},
-        )
+        unbuffered = script.parent != SCRIPTS
+        popen = {"env": environment(), **popen}
+        self.process: subprocess.Popen[str] | Forked
+        if real or prefix or fork_server is None or not fork_server.can_start(popen):
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, *["-u"] * unbuffered, str(script), *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                # A shell that started the tests in the background has made Ctrl-C ignored.
+                preexec_fn=_default_interrupt,
+                **popen,
+            )
+            assert self.process.stdout is not None
+            self._output = self.process.stdout
+        else:
+            reading, writing = os.pipe()
+            self._output = os.fdopen(reading)
+            imports_torch = re.search(r"^ *(import|from) torch\b", script.read_text(), re.MULTILINE)
+            self.process = fork_server.start(
+                *(script, *arguments),
+                output=writing,
+                unbuffered=unbuffered,
+                framework="torch" if imports_torch else "numpy",
+                **popen,
+            )
+            os.close(writing)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -109,9 +140,8 @@ class Trainer:
         self._reader.join(10)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout:
-            for line in self.process.stdout:
+        with self._output:
+            for line in self._output:
                 self.lines.append(line)
 
 
@@ -170,4 +200,6 @@ def traced_steps(trace: Path) -> list[int]:
 def environment(**extra: str) -> dict[str, str]:
     """As ours; but unbuffered, a line would go out in pieces (see Trainer)."""
     # A machine of CI is often one of a cloud, which must not have a say in what is tested.
-    return {**os.environ, "PYTHONUNBUFFERED": "", "HOLDFAST_NOTICES": "off", **extra}
+    ours = {**os.environ, "PYTHONUNBUFFERED": "", "HOLDFAST_NOTICES": "off"}
+    # The fork server has one thread, and the bits of a sum may depend on their number.
+    return {**ours, "OMP_NUM_THREADS": "1", **extra}

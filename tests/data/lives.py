@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from tests.fork_server import Forked, ForkServer
 from tests.support import arena_files, environment, keepers, wait_until
 
+SCRIPT = Path(__file__).with_name("train.py")
 ROOT = Path(__file__).parents[2]
 SLEEP_SECONDS = 0.006
 BRAKE_LINES = 2
@@ -24,112 +20,33 @@ MOST_SHARE = 0.7  # of the training is done when it is interrupted for the last 
 Line = dict[str, Any]
 
 
-class Life:
-    """One process of a training."""
-
-    def __init__(self, number: int, output: Path) -> None:
-        self.number = number
-        self.pid = 0
-        self.status: int | None = None
-        self._output = output
-
-    @property
-    def is_over(self) -> bool:
-        return self.status is not None
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text() if self._output.exists() else ""
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def send(self, number: int) -> None:
-        if not self.is_over:
-            os.kill(self.pid, number)
-
-    def wait(self, seconds: float = 60.0) -> int:
-        wait_until(lambda: self.is_over, seconds, f"the end of\n{self.output}\n")
-        assert self.status is not None
-        return self.status
-
-
-class Zygote:
-    """The process that forks the trainings; all of them end with it."""
-
-    def __init__(self, module: str = "tests.data.zygote", *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env=environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
-        )
-        self.lives: list[Life] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def start(self, output: Path, *argv: Any, **more: Any) -> Life:
-        life = Life(len(self.lives), output)
-        self.lives.append(life)
-        request = {"number": life.number, "output": str(output), "argv": [str(a) for a in argv]}
-        request |= more
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        wait_until(lambda: life.pid, 60, "the zygote's child")
-        return life
-
-    def processes(self, *lives: Life) -> list[psutil.Process]:
-        """Whatever still runs in the sessions of the trainings: they, and their workers."""
-        sessions = {life.pid for life in lives or self.lives}
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) in sessions and process.status() != "zombie":
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._reader.join(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            life = self.lives[answer["number"]]
-            life.pid = answer.get("pid", life.pid)
-            life.status = answer.get("status")
-
-
 class Training:
     """One run folder with its trace, over all its lives."""
 
-    def __init__(self, zygote: Zygote, kind: str, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, fork_server: ForkServer, kind: str, folder: Path, settings: dict[str, Any]
+    ) -> None:
         self.folder = folder / "run"
-        self._zygote = zygote
+        self._fork_server = fork_server
         self._settings = settings
         self._kind = kind
         self._trace = folder / "trace"
         self._result = folder / "result"
         self._output = folder / "output"
-        self.lives: list[Life] = []
+        self.lives: list[Forked] = []
 
     @property
     def output(self) -> str:
         return self.lives[-1].output
 
-    def begin(self, *more: Any) -> Life:
+    def begin(self, *more: Any) -> Forked:
         words = (self._kind, self.folder, self._trace, self._result)
         settings = ("--settings", json.dumps(self._settings))
-        life = self._zygote.start(self._output, *words, *settings, *more)
+        life = self._fork_server.start(
+            *(SCRIPT, *words, *settings, *more),
+            output=self._output,
+            env=environment(PYTHONPATH=str(ROOT)),
+        )
         self.lives.append(life)
         return life
 
@@ -166,7 +83,7 @@ class Training:
             )
         time.sleep(seconds)
         assert not life.is_over, life.output
-        life.send(number)
+        life.send_signal(number)
         return life.wait()
 
     def check_nothing_left(self) -> None:
@@ -196,7 +113,7 @@ def interrupt_all(
         seconds = rng.uniform(0.0, start_seconds if aim is None else 2 * SLEEP_SECONDS)
         statuses.append(training.interrupt(aim, seconds, number))
     life = training.begin()
-    assert life.wait(90) == 0, life.output
+    assert life.wait(225) == 0, life.output
     return statuses
 
 

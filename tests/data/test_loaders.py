@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.data.lives import Line, Training, Zygote, interrupt_all
+from tests.data.lives import Line, Training, interrupt_all
+from tests.fork_server import ForkServer
 from tests.support import wait_until
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -47,9 +48,9 @@ SOME_KILLED = [
 @pytest.mark.parametrize("count", KILLS)
 @pytest.mark.parametrize("kind", SOME_KILLED)
 def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
-    kind: str, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+    kind: str, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ):
-    training = _interrupted(kind, signal.SIGKILL, count, zygote, undisturbed, tmp_path)
+    training = _interrupted(kind, signal.SIGKILL, count, fork_server, undisturbed, tmp_path)
     reference, _ = undisturbed(kind)
     lives = [_of_training(lines) for lines in training.lines_by_life()]
     assert _effective(lives) == _of_training(reference)
@@ -60,9 +61,9 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 @pytest.mark.parametrize("count", STOPS)
 @pytest.mark.parametrize("kind", SOME_STOPPED)
 def test_stopped_at_random_instants_no_batch_is_given_twice(
-    kind: str, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+    kind: str, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ):
-    training = _interrupted(kind, signal.SIGTERM, count, zygote, undisturbed, tmp_path)
+    training = _interrupted(kind, signal.SIGTERM, count, fork_server, undisturbed, tmp_path)
     reference, _ = undisturbed(kind)
     lives = [_of_training(lines) for lines in training.lines_by_life()]
     if KINDS[kind].eval_every:
@@ -89,27 +90,27 @@ def test_an_undisturbed_epoch_has_every_sample_once(kind: str, undisturbed: Undi
         assert len({tuple(samples) for samples in trained.values()}) == len(trained)
 
 
-def test_workers_end_at_once_with_a_trainer_that_is_killed(zygote: Zygote, tmp_path):
-    training = Training(zygote, "persistent", tmp_path, {})
+def test_workers_end_at_once_with_a_trainer_that_is_killed(fork_server: ForkServer, tmp_path):
+    training = Training(fork_server, "persistent", tmp_path, {})
     life = training.begin("--brake", 3, "--brake-seconds", 60)
     wait_until(lambda: len(training.lines()) >= 3, 60, "three batches")
-    assert len(zygote.processes(life)) == 3
-    life.send(signal.SIGKILL)
+    assert len(life.processes()) == 3
+    life.send_signal(signal.SIGKILL)
     assert life.wait() == -signal.SIGKILL
     died = time.monotonic()
-    wait_until(lambda: not zygote.processes(life), what="the end of the workers")
+    wait_until(lambda: not life.processes(), what="the end of the workers")
     assert time.monotonic() - died < 4.5  # by themselves torch's workers look every five seconds
     training.check_nothing_left()
 
 
 def _interrupted(
-    kind: str, number: int, count: int, zygote: Zygote, undisturbed: Undisturbed, tmp_path
+    kind: str, number: int, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ) -> Training:
     reference, ended = undisturbed(kind)
     seed = zlib.crc32(f"{kind} {number}".encode())
     rng = random.Random(seed)
     settings = {"checkpoint_every": 2} if rng.random() < 0.5 else {}
-    training = Training(zygote, kind, tmp_path, settings)
+    training = Training(fork_server, kind, tmp_path, settings)
     statuses = interrupt_all(training, number, count, reference, rng, KINDS[kind].start_seconds)
     expected = {-number, 143} if number == signal.SIGTERM else {-number}
     assert set(statuses) <= expected, (statuses, training.output)

@@ -65,7 +65,7 @@ def hash_all(model: Any, optimizer: Any, scheduler: Any) -> str:
     return hasher.hexdigest()
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind")
     parser.add_argument("folder", type=Path)
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--brake", type=int, default=1 << 30, help="slow after so many batches")
     parser.add_argument("--brake-seconds", type=float, default=0.0, help="how slow, a batch")
     parser.add_argument("--settings", type=json.loads, default={})
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     torch.manual_seed(1)
     np.random.seed(2)
     random.seed(3)
@@ -127,3 +127,7 @@ def main(argv: list[str]) -> None:
     part = options.result.with_suffix(".part")
     part.write_text(json.dumps(result))
     part.rename(options.result)
+
+
+if __name__ == "__main__":
+    main()

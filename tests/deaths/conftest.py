@@ -1,4 +1,4 @@
-"""Fixtures: a stage for a death, the processes that are on it, and torch imported once."""
+"""Fixtures: a stage for a death, and the processes that are on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from tests import cgroups
 from tests.crash.small_disk import mount_small_disk
-from tests.data.lives import Zygote
 from tests.deaths.stage import LIMIT_BYTES, TORCH_LIMIT_BYTES, Stage
 from tests.deaths.table import Death
 from tests.ordinary_user import UID, home_of_user, why_no_user
@@ -59,11 +58,3 @@ def on_users_stage() -> Iterator[Stages]:
         pytest.skip(reason)
     with home_of_user() as home, contextlib.ExitStack() as stages:
         yield lambda death: stages.enter_context(_set(Stage(home, is_user=True), death, UID))
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Forks deaths of torch, and of ranks."""
-    found = Zygote("tests.deaths.zygote")
-    yield found
-    found.end()

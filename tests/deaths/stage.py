@@ -17,7 +17,6 @@ from holdfast._why.judge import judge
 from holdfast._why.verdict import Sure, Verdict
 from tests.cgroups import limited_memory
 from tests.cli.command import PROGRAM
-from tests.data.lives import Life, Zygote
 from tests.deaths.table import Death
 from tests.ordinary_user import as_user
 from tests.support import Trainer, environment, wait_for_keeper_gone
@@ -82,13 +81,6 @@ class Stage:
             cwd=self.home,
         )
         return self._trainer
-
-    def fork(self, zygote: Zygote, script: str, *arguments: Any) -> Life:
-        """The same for a run of torch that nobody leads, in less time."""
-        words = [*arguments, "--run", self.folder]
-        return zygote.start(
-            self.home / "output", *words, script=script, environment={"PYTHONUNBUFFERED": "1"}
-        )
 
     def send(self, number: int) -> None:
         """Somebody sends a signal, when it is in the step that waits for one.

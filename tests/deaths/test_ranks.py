@@ -27,10 +27,9 @@ def _words(how):
 
 
 @pytest.mark.parametrize("death", cases(RANKS, "alone"))
-def test_of_a_run_that_nobody_leads(death, on_stage, zygote, keep_evidence):
+def test_of_a_run_that_nobody_leads(death, on_stage, keep_evidence):
     stage = on_stage(death)
-    life = stage.fork(zygote, death.script, death.how, *_words(death.how))
-    assert life.wait(30) == death.status, life.output
+    die(stage, death, *_words(death.how), is_run=True, is_led=False)
     verdict = stage.judge_run()
     check(verdict, death, death.alone)
     assert verdict.others, text_of(verdict)

@@ -12,17 +12,15 @@ from tests.deaths.stage import check, die
 from tests.deaths.table import TORCH, cases
 
 pytest.importorskip("torch")
-# Where the stage has mounts of its own, a process forked from outside does not see them.
 _OWN_MOUNTS = [d for d in TORCH if d.needs == "small shm"]
-_FORKED = [d for d in TORCH if d.needs in ("", "small disk")]
+_PLAIN = [d for d in TORCH if d.needs in ("", "small disk")]
 _SHORT_OF_MEMORY = [d for d in TORCH if d.needs == "large cgroup"]
 
 
-@pytest.mark.parametrize("death", cases(_FORKED, "alone"))
-def test_of_a_run_that_nobody_leads(death, on_stage, zygote, keep_evidence):
+@pytest.mark.parametrize("death", cases(_PLAIN, "alone"))
+def test_of_a_run_that_nobody_leads(death, on_stage, keep_evidence):
     stage = on_stage(death)
-    life = stage.fork(zygote, death.script, death.how, "--place", stage.place)
-    assert life.wait(30) == death.status, life.output
+    die(stage, death, is_run=True, is_led=False)
     check(stage.judge_run(), death, death.alone)
     keep_evidence("deaths", death.name, "alone", stage.home)
 
@@ -35,7 +33,7 @@ def test_of_a_run_with_mounts_of_its_own(death, on_stage, keep_evidence):
     keep_evidence("deaths", death.name, "alone", stage.home)
 
 
-@pytest.mark.parametrize("death", cases(_FORKED + _OWN_MOUNTS, "led"))
+@pytest.mark.parametrize("death", cases(_PLAIN + _OWN_MOUNTS, "led"))
 def test_of_a_script_that_has_never_heard_of_holdfast(death, on_stage, keep_evidence):
     stage = on_stage(death)
     die(stage, death, is_run=False, is_led=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast._prove.life import Process, Starter
-from tests.data.lives import Life, Zygote
+from tests.fork_server import Forked, ForkServer
 from tests.support import environment
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def of_layers(trainings: Iterable[str]) -> list[ParameterSet]:
 
 
 class Frameworks:
-    """Of each framework one process that has imported it, and forks lives."""
+    """Starts trainings, each from a process that has imported its framework."""
 
-    def __init__(self) -> None:
-        self._zygotes: dict[str, Zygote] = {}
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
 
     def starter(self, framework: str) -> Starter:
         """Starts the lives of a proof."""
@@ -50,28 +50,34 @@ class Frameworks:
             command: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path
         ) -> Process:
             assert command[0] == "python", command
-            fields = {"folder": str(folder), "environment": dict(environment)}
-            return self._zygote(framework).start(output, *command[1:], **fields)
+            return self._start(framework, command[1:], folder, environment, output)
 
         return start
 
-    def live(self, framework: str, folder: Path, output: Path, *argv: str) -> Life:
-        """One life to its end, beside of any proof."""
-        fields = {"folder": str(folder), "environment": environment()}
-        life = self._zygote(framework).start(output, *argv, **fields)
+    def live(self, framework: str, folder: Path, output: Path, *argv: str) -> Forked:
+        """One life to its end, without a proof."""
+        life = self._start(framework, argv, folder, environment(), output)
         life.wait()
         return life
 
-    def end(self) -> None:
-        for zygote in self._zygotes.values():
-            zygote.end()
-
-    def _zygote(self, framework: str) -> Zygote:
+    def _start(
+        self,
+        framework: str,
+        argv: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        output: Path,
+    ) -> Forked:
         if framework != "nothing" and importlib.util.find_spec(framework) is None:
             pytest.skip(f"pip install {framework}")
-        if framework not in self._zygotes:
-            self._zygotes[framework] = Zygote("tests.everywhere.zygote", framework)
-        return self._zygotes[framework]
+        return self._fork_server.start(
+            *argv,
+            output=output,
+            cwd=folder,
+            env=environment,
+            framework=framework,
+            start_new_session=True,
+        )
 
 
 def make_project(folder: Path, training: str) -> Path:

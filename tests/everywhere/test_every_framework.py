@@ -94,7 +94,7 @@ def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
     with subtests.test("damaged checkpoint"):
         newest, before = flip_a_bit(project / task.FOLDER)
         life = frameworks.live(framework, project, tmp_path / "damaged.txt", "train.py")
-        assert life.status == 0, life.output
+        assert life.returncode == 0, life.output
         assert journal_events(project / task.FOLDER, "start")[-1]["step"] == before, life.output
         assert (RunLayout(project / task.FOLDER).set_aside / newest).is_dir()
         assert newest in life.output
@@ -102,7 +102,7 @@ def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
     with subtests.test("wrong shape"):
         before_it = all_files(project / task.FOLDER / "checkpoints")
         life = frameworks.live(framework, project, tmp_path / "wide.txt", "train.py", "--wide")
-        assert life.status == 1, life.output
+        assert life.returncode == 1, life.output
         assert "the checkpoint does not fit the state that Run was given." in life.output
         was_and_is = rf"changed: \w+.*\b{task.HIDDEN}\b.*→.*\b{task.HIDDEN + 1}\b"
         assert re.search(was_and_is, life.output), life.output

@@ -13,6 +13,7 @@ import gc
 import io
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 from holdfast.torch import alias_key
 from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
-from tests.data.zygote import run_and_leave, serve
 
 WIDTH = 12
 FEW_LAYERS_A_BUCKET = WIDTH * WIDTH * 4 * 2.5 / 2**20
@@ -381,9 +381,4 @@ def main(act: str, folder: str, meeting: str, number: str, world: str) -> None:
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # what the first step of each rank would import
-
-    torch.set_num_threads(1)
-    gc.freeze()  # whoever looks at all objects need not look at those of torch's modules
-    argv = serve()["argv"]
-    run_and_leave(lambda: main(*argv))
+    main(*sys.argv[1:])

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ import torch.distributed as dist
 
 import holdfast.torch
 from holdfast.torch import launch
-from tests.data.zygote import run_and_leave, serve
 
 
 def train(times: int = 1, late_seconds: float = 0.0, **options: Any) -> None:
@@ -76,12 +74,5 @@ def _add_up() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    request = serve()
-    for name, value in request["environment"].items():
-        os.environ[name] = value
-    [act, arguments] = request["argv"]
-    sys.argv = request.get("command", ["train.py"])
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    run_and_leave(lambda: getattr(main, act)(**json.loads(arguments)))
+    _, act, arguments = sys.argv
+    globals()[act](**json.loads(arguments))

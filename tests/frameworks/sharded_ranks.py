@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from holdfast._resume.joined import join
 from holdfast._resume.restore import restore_state
 from holdfast._resume.verify import Loaded, StoredShard, verify_image
 from holdfast._save.capture import Captured, capture, tensor_leaves
-from tests.data.zygote import run_and_leave, serve
 
 State = dict[str, Any]
 
@@ -265,9 +265,4 @@ def main(name: str, kind: str, folder: str, meeting: str, number: str, world: st
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # what the first sharded tensor of each rank would import
-
-    torch.set_num_threads(1)
-    adapter.sharding()
-    argv = serve()["argv"]
-    run_and_leave(lambda: main(*argv))
+    main(*sys.argv[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,32 +15,33 @@ if not torch.distributed.is_available():
 from holdfast._keeper.stragglers import name_straggler
 from holdfast._record import series
 from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
-from tests.data.lives import Zygote
+from tests.fork_server import ForkServer
 from tests.support import wait_until
 
+SCRIPT = Path(__file__).with_name("ddp_ranks.py")
 Act = Callable[[str, int], Path]
 
 
 @pytest.fixture(scope="module")
-def act(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Act]:
+def act(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Act:
     """Let a world of ranks do something; whatever a rank finds wrong fails here."""
-    zygote = Zygote("tests.frameworks.ddp_ranks")
 
     def begin(name: str, world: int) -> Path:
         place = tmp_path_factory.mktemp("world")
         ranks = [
-            zygote.start(place / f"output-{r}", name, place, place / "meeting", r, world)
+            fork_server.start(
+                *(SCRIPT, name, place, place / "meeting", r, world), output=place / f"output-{r}"
+            )
             for r in range(world)
         ]
         wait_until(
-            lambda: all(r.is_over for r in ranks) or any(r.status for r in ranks), 60, "its end"
+            lambda: all(r.is_over for r in ranks) or any(r.poll() for r in ranks), 60, "its end"
         )
-        failed = [rank.output for rank in ranks if rank.status]
+        failed = [rank.output for rank in ranks if rank.poll()]
         assert not failed, "\n".join(failed)
         return place
 
-    yield begin
-    zygote.end()
+    return begin
 
 
 def test_the_first_step_after_a_resume_sums_as_the_undisturbed_run_did(act: Act) -> None:

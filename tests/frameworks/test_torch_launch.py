@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.lives import Life, Zygote
+from tests.fork_server import Forked, ForkServer
 from tests.ports import free_port
 from tests.support import environment, wait_until
 
@@ -25,32 +25,27 @@ from holdfast._ranks import roll_call
 from holdfast._ranks.address import Endpoint, Patience
 from holdfast._ranks.roll_call import call_the_roll, describe_caller
 
-Start = Callable[..., Life]
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    made = Zygote("tests.frameworks.launched_ranks")
-    yield made
-    made.end()
+SCRIPT = Path(__file__).with_name("launched_ranks.py")
+Start = Callable[..., Forked]
 
 
 @pytest.fixture
-def start(zygote: Zygote, tmp_path: Path) -> Iterator[Start]:
+def start(fork_server: ForkServer, tmp_path: Path) -> Iterator[Start]:
     """Start one process that does an act, with some of the environment of a rank."""
-    started: list[Life] = []
+    started: list[Forked] = []
 
-    def begin(act: str, environment: dict[str, Any] | None = None, **arguments: Any) -> Life:
-        more: dict[str, Any] = {"environment": {k: str(v) for k, v in (environment or {}).items()}}
-        more["command"] = arguments.pop("command", ["train.py"])
+    def begin(act: str, variables: dict[str, Any] | None = None, **arguments: Any) -> Forked:
+        env = environment(**{name: str(value) for name, value in (variables or {}).items()})
         output = tmp_path / f"output-{len(started)}"
-        started.append(zygote.start(output, act, json.dumps(arguments), **more))
+        started.append(
+            fork_server.start(SCRIPT, act, json.dumps(arguments), output=output, env=env)
+        )
         return started[-1]
 
     yield begin
     for life in started:
-        life.send(9)
-        life.wait(10)
+        life.kill()
+        life.wait(25)
 
 
 @pytest.fixture
@@ -78,9 +73,9 @@ def answers(port: int) -> bool:
         return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
-def sentence(life: Life) -> str:
+def sentence(life: Forked) -> str:
     """The two lines that a rank leaves with, and nothing else: no traceback, no frames."""
-    assert life.wait(30) == 1, life.output
+    assert life.wait(75) == 1, life.output
     lines = life.output.splitlines()
     assert lines[0].startswith("holdfast: "), life.output
     assert lines[2].startswith("  at "), life.output
@@ -88,8 +83,8 @@ def sentence(life: Life) -> str:
     return "\n".join(lines[:2])
 
 
-def ok(life: Life, text: str) -> None:
-    assert life.wait(30) == 0, life.output
+def ok(life: Forked, text: str) -> None:
+    assert life.wait(75) == 0, life.output
     assert life.output == text
 
 
@@ -116,7 +111,7 @@ def test_a_store_or_a_file_of_the_script_is_left_to_torch(start, tmp_path):
 
 def test_a_second_start_is_told(start):
     life = start("start_twice")
-    assert life.wait(30) == 1
+    assert life.wait(75) == 1
     assert "the process group is initialized already: backend gloo, rank 0 of 1." in life.output
     assert "Traceback" not in life.output
 
@@ -230,8 +225,8 @@ def test_rank_0_that_dies_while_the_others_wait_is_told(start, port):
     wait_until(lambda: answers(port), what="the store of rank 0")
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     wait_until(lambda: store.compare_set("holdfast/0/0/rank-1", "?", "?") != b"?", what="rank 1")
-    first.send(9)
-    assert life.wait(30) == 1
+    first.kill()
+    assert life.wait(75) == 1
     assert f"the store at {at(port)} was lost while the ranks gathered: " in life.output
     assert "Traceback" not in life.output
 

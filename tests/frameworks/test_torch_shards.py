@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,32 +11,36 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 if not torch.distributed.is_available() or torch.__version__ < (2, 6):
     pytest.skip("pip install 'torch>=2.6' for fully_shard", allow_module_level=True)
 
-from tests.data.lives import Zygote
-from tests.support import wait_until
+from tests.fork_server import ForkServer
+from tests.support import environment, wait_until
 
+SCRIPT = Path(__file__).with_name("sharded_ranks.py")
+ROOT = Path(__file__).parents[2]
 Act = Callable[[str, str, Path, int], None]
 Saved = Callable[[str, int], Path]
 
 
 @pytest.fixture(scope="module")
-def act(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Act]:
+def act(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Act:
     """Let a world of ranks do something; whatever a rank finds wrong fails here."""
-    zygote = Zygote("tests.frameworks.sharded_ranks")
 
     def begin(name: str, kind: str, folder: Path, world: int) -> None:
         place = tmp_path_factory.mktemp("world")
         ranks = [
-            zygote.start(place / f"{r}", name, kind, folder, place / "meeting", r, world)
+            fork_server.start(
+                *(SCRIPT, name, kind, folder, place / "meeting", r, world),
+                output=place / f"{r}",
+                env=environment(PYTHONPATH=str(ROOT)),
+            )
             for r in range(world)
         ]
         wait_until(
-            lambda: all(r.is_over for r in ranks) or any(r.status for r in ranks), 60, "its end"
+            lambda: all(r.is_over for r in ranks) or any(r.poll() for r in ranks), 60, "its end"
         )
-        failed = [rank.output for rank in ranks if rank.status]
+        failed = [rank.output for rank in ranks if rank.poll()]
         assert not failed, "\n".join(failed)
 
-    yield begin
-    zygote.end()
+    return begin
 
 
 @pytest.fixture(scope="module")

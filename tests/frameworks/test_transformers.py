@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from tests.fork_server import ForkServer
 from tests.support import environment
 
 pytest.importorskip("accelerate", reason="pip install accelerate")
@@ -37,21 +38,19 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cases", CASES, ids=lambda cases: cases[0])
-def test_a_training_goes_on_to_the_same_bits(cases: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.frameworks.transformers_lives", str(tmp_path), *cases],
-        cwd=ROOT,
-        env=environment(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"),
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
+def test_a_training_goes_on_to_the_same_bits(
+    cases: list[str], fork_server: ForkServer, tmp_path: Path
+) -> None:
+    done = fork_server.start(
+        *(Path(__file__).with_name("transformers_lives.py"), tmp_path, *cases),
+        output=tmp_path / "output",
+        env=environment(TOKENIZERS_PARALLELISM="false"),
+        framework="transformers",
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    assert done.wait(580) == 0, done.output
     for case in cases:
-        assert f"{case}: nothing\n" in done.stdout, said
-        assert f"{case} again: nothing\n" in done.stdout, said
+        assert f"{case}: nothing\n" in done.output
+        assert f"{case} again: nothing\n" in done.output
 
 
 # -- who yields, and what is refused: in one process, which trains next to nothing ---------------

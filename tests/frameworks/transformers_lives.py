@@ -1,6 +1,6 @@
 """Trainings of Transformers that are stopped and go on: lives forked from one process.
 
-    python -m tests.frameworks.transformers_lives FOLDER CASE…
+    transformers_lives.py FOLDER CASE…
 
 Prints a line for each case: its name, and what differs from a training that nobody has stopped.
 """
@@ -34,7 +34,6 @@ import holdfast
 import holdfast.rules
 import holdfast.transformers
 from holdfast.transformers.history import lasting
-from tests.data.zygote import warm_up
 
 SAMPLES, BATCH, LENGTH, WORDS = 22, 4, 6, 16  # 6 batches in an epoch, the last of 2
 #: By case: in the middle of an epoch, behind its last batch, where an evaluation is to come.
@@ -233,7 +232,6 @@ def differences(whole: list[Any], parts: list[Any]) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")  # of Transformers, about its own arguments
     transformers.logging.set_verbosity_error()
-    warm_up()
     assert holdfast.transformers.Callback  # imports it, before there are lives that would
     folder, cases = Path(sys.argv[1]), sys.argv[2:]
     for case in cases:

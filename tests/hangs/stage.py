@@ -17,7 +17,6 @@ from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
 from holdfast._why.verdict import Cause
 from tests.cli.command import succeed
-from tests.data.lives import Life, Zygote
 from tests.hangs.table import SCRIPTS, Hang
 from tests.support import Trainer, environment, keepers, wait_until
 
@@ -30,17 +29,14 @@ class Stage:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.folder = home / "run"
-        self.place = home
         self.prefix: tuple[str, ...] = ()  # the words before a command
         self.layout = RunLayout(self.folder)
         self._trainer: Trainer | None = None
-        self._life: Life | None = None
-        self._zygote: Zygote | None = None
 
     def start(self, how: str, *words: Any, script: str = "hanging.py") -> Trainer:
         self._trainer = Trainer(
             how,
-            *("--run", self.folder, "--place", self.place, *words),
+            *("--run", self.folder, *words),
             script=SCRIPTS / script,
             prefix=self.prefix,
             env=environment(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1"),
@@ -48,21 +44,11 @@ class Stage:
         )
         return self._trainer
 
-    def fork(self, zygote: Zygote, hang: Hang) -> Life:
-        """The same for a script of torch, in less time."""
-        self._zygote = zygote
-        self._life = zygote.start(
-            self.home / "output",
-            *(hang.how, "--run", self.folder, "--timeout", hang.timeout),
-            script=hang.script,
-            environment={"PYTHONUNBUFFERED": "1"},
-        )
-        return self._life
+    def start_hang(self, hang: Hang) -> Trainer:
+        return self.start(hang.how, "--timeout", hang.timeout, script=hang.script)
 
     @property
     def output(self) -> str:
-        if self._life is not None:
-            return self._life.output
         return self._trainer.output if self._trainer is not None else ""
 
     @property
@@ -118,9 +104,6 @@ class Stage:
                 with contextlib.suppress(psutil.Error):
                     process.kill()  # workers of a pool would wait for ever
             self._trainer.end()
-        if self._zygote is not None and self._life is not None:
-            for process in self._zygote.processes(self._life):
-                process.kill()
         wait_until(lambda: not keepers(self.folder), 30, "the keeper's end")
 
 

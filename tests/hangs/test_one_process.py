@@ -61,8 +61,8 @@ def test_a_file_system_that_does_not_answer_holds_nobody_else(stage, keep_eviden
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    with dead_disk(stage.home / "nfs") as stage.place:
-        trainer = stage.start(DISK.how, "--timeout", DISK.timeout)
+    with dead_disk(stage.home / "nfs") as place:
+        trainer = stage.start(DISK.how, "--timeout", DISK.timeout, "--place", place)
         trainer.wait_for("hanging")
         stage.found()
         check(stage.why(), DISK)

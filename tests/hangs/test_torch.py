@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.slow
-def test_the_line_of_a_worker_is_named(stage, zygote, keep_evidence):
-    stage.fork(zygote, LOADER)
+def test_the_line_of_a_worker_is_named(stage, keep_evidence):
+    stage.start_hang(LOADER)
     stage.found()
     check(stage.why(), LOADER)
     keep_evidence("hangs", LOADER.name, "live", stage.home, SCRIPTS / LOADER.script)
@@ -27,8 +27,8 @@ def test_the_line_of_a_worker_is_named(stage, zygote, keep_evidence):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hang", cases(RANKS))
-def test_the_ranks_are_compared(hang, stage, zygote, keep_evidence):
-    stage.fork(zygote, hang)
+def test_the_ranks_are_compared(hang, stage, keep_evidence):
+    stage.start_hang(hang)
     record = stage.found()
     assert [look["rank"] for look in record["looks"]] == [0, 1]
     assert record["missing"] == []
@@ -43,12 +43,12 @@ def test_the_ranks_are_compared(hang, stage, zygote, keep_evidence):
 # That it is no hang is shown in tests/ranks/test_hangs.py, and who is named in
 # tests/unit/test_why_hang_ranks.py.
 @pytest.mark.nightly
-def test_a_rank_waits_for_one_that_somebody_has_stopped(stage, zygote):
+def test_a_rank_waits_for_one_that_somebody_has_stopped(stage):
     """Neither is called a hang, and the one that is stopped is named."""
     hang = Hang(name="stopped", script="hanging_ranks.py", how="fine", cause=Cause.STOPPED, rank=1)
-    life = stage.fork(zygote, hang)
-    wait_until(lambda: stage.pace.get("usual"), 60, f"steps in {life.output}")
-    (pid,) = re.findall(r"ready (\d+) rank 1", life.output)
+    trainer = stage.start_hang(hang)
+    wait_until(lambda: stage.pace.get("usual"), 60, f"steps in {trainer.output}")
+    (pid,) = re.findall(r"ready (\d+) rank 1", trainer.output)
     os.kill(int(pid), signal.SIGSTOP)
     wait_until(lambda: stage.beat.get("paused"), 30, "a heartbeat that says so")
     assert stage.beat["paused"]["rank"] == 1
@@ -64,8 +64,8 @@ def _slow(how: str) -> Hang:
 
 
 @pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
-def test_a_storm_of_recompilations_is_slow_and_no_hang(stage, zygote):
-    stage.fork(zygote, _slow("compile"))
+def test_a_storm_of_recompilations_is_slow_and_no_hang(stage):
+    stage.start_hang(_slow("compile"))
     wait_until(lambda: (stage.pace.get("compiles_lately") or 0) > 20, 60, "a storm")
     verdict = stage.why()
     assert verdict["cause"] == Cause.SLOW.value, verdict
@@ -75,9 +75,9 @@ def test_a_storm_of_recompilations_is_slow_and_no_hang(stage, zygote):
 
 
 @pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
-def test_a_profiler_that_keeps_everything_is_told_by_the_memory_that_it_takes(stage, zygote):
+def test_a_profiler_that_keeps_everything_is_told_by_the_memory_that_it_takes(stage):
     """Against what the run itself took before."""
-    stage.fork(zygote, _slow("profiler"))
+    stage.start_hang(_slow("profiler"))
 
     def memory(when: str) -> int:
         return int(stage.pace.get("memory", {}).get(when) or 0)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.mirror.conftest import copied_steps, uploaders
-from tests.ranks.conftest import jobs, undisturbed, zygote  # noqa: F401  fixtures
+from tests.ranks.conftest import jobs, undisturbed  # noqa: F401  fixtures
 from tests.support import run_id, wait_until
 
 _TOTAL = 30

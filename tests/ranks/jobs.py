@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,17 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.manifest import parse
 from holdfast._save.arena import Arena, NotAnArena
 from holdfast._save.backing import open_leftover, rank_of
-from tests.data.lives import Life, Zygote
-from tests.support import arena_files, checkpoint_steps, journal_events, keepers, wait_until
+from tests.fork_server import Forked, ForkServer
+from tests.support import (
+    arena_files,
+    checkpoint_steps,
+    environment,
+    journal_events,
+    keepers,
+    wait_until,
+)
 
+SCRIPT = Path(__file__).with_name("train.py")
 # Snapshots as often as they can be, and no checkpoint that nobody asks for.
 EAGER = {"max_overhead": 1.0, "checkpoint_every": "10h"}
 
@@ -28,7 +34,7 @@ EAGER = {"max_overhead": 1.0, "checkpoint_every": "10h"}
 class Job:
     """One life of a job: its ranks, and what they print."""
 
-    def __init__(self, lives: list[Life], outputs: list[Path], folder: Path) -> None:
+    def __init__(self, lives: list[Forked], outputs: list[Path], folder: Path) -> None:
         self.lives = lives
         self.folder = folder
         self._outputs = outputs
@@ -79,7 +85,7 @@ class Job:
 
     def send(self, number: int, *ranks: int) -> None:
         for rank in ranks or range(len(self.lives)):
-            self.lives[rank].send(number)
+            self.lives[rank].send_signal(number)
 
     def statuses(self, seconds: float = 30.0) -> list[int]:
         """The exit statuses of all ranks, once all have left."""
@@ -136,13 +142,21 @@ class Job:
 class Jobs:
     """The lives of the jobs in one run folder."""
 
-    def __init__(self, zygote: Zygote, place: Path) -> None:
-        self._zygote = zygote
+    def __init__(
+        self,
+        fork_server: ForkServer,
+        place: Path,
+        script: Path = SCRIPT,
+        framework: str = "torch",
+    ) -> None:
+        self._fork_server = fork_server
+        self._script = script
+        self._framework = framework
         self._place = place
         self._numbers = itertools.count(1)
         self.folder = place / "run"
         self.gate = place / "gate"
-        self.lives: list[Life] = []
+        self.lives: list[Forked] = []
 
     def spawn(self, world: int = 2, **plan: Any) -> Job:
         """Start ranks as torch.multiprocessing does: `lives` is their parent, for each of them."""
@@ -179,19 +193,26 @@ class Jobs:
         if is_spawned:
             plan["outputs"] = list(map(str, outputs))
             output = self._place / f"output-{number}"
-            variables = {"GLOO_SOCKET_IFNAME": "lo"}
-            life = self._zygote.start(output, json.dumps(plan), environment=variables)
-            self.lives.append(life)
+            life = self._start(output, plan, {})
             return Job([life] * world, outputs, self.folder)
         lives = []
         for rank in range(world):
-            variables = {"GLOO_SOCKET_IFNAME": "lo", **(environment or {}).get(rank, {})}
+            variables = dict((environment or {}).get(rank, {}))
             if meets == "files":
                 variables |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
             plan["rank"] = rank
-            lives.append(self._zygote.start(outputs[rank], json.dumps(plan), environment=variables))
-        self.lives += lives
+            lives.append(self._start(outputs[rank], plan, variables))
         return Job(lives, outputs, self.folder)
+
+    def _start(self, output: Path, plan: dict[str, Any], variables: dict[str, str]) -> Forked:
+        life = self._fork_server.start(
+            *(self._script, json.dumps(plan)),
+            output=output,
+            env=environment(GLOO_SOCKET_IFNAME="lo", **variables),
+            framework=self._framework,
+        )
+        self.lives.append(life)
+        return life
 
     def open_gate(self) -> None:
         self.gate.touch()
@@ -213,7 +234,11 @@ class Jobs:
     def check_nothing_left(self, *, may_leave_arena: bool = False) -> None:
         """No keeper, no rank, no arena, and no checkpoint that was begun and not made."""
         wait_until(lambda: not keepers(self.folder), 30, "the end of the keepers")
-        wait_until(lambda: not self._zygote.processes(*self.lives), 30, "the end of all processes")
+        wait_until(
+            lambda: not any(life.processes() for life in self.lives),
+            30,
+            "the end of all processes",
+        )
         assert may_leave_arena or arena_files(self.folder) == []
         assert list((self.folder / "checkpoints").glob(".*")) == []
 
@@ -227,8 +252,7 @@ class Jobs:
     def end(self) -> None:
         """For clean-up only: whatever still runs is ended."""
         for life in self.lives:
-            if life.pid and not life.is_over:
-                os.kill(life.pid, signal.SIGKILL)
+            life.kill()
         for keeper in keepers(self.folder):
             keeper.kill()
         if (self.folder / "run.json").exists():

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.data.lives import Zygote
+from tests.fork_server import ForkServer
 from tests.ports import free_port
 from tests.ranks.test_examples import EXAMPLES, check_nothing_left, find_line, stop_amid
 from tests.support import Trainer, environment
@@ -53,27 +53,20 @@ def torchrun() -> Iterator[Callable[..., Trainer]]:
         each.end()
 
 
-@pytest.fixture
-def zygote() -> Iterator[Zygote]:
-    forking = Zygote("tests.ranks.example_zygote")
-    yield forking
-    forking.end()
-
-
-def train(zygote: Zygote, folder: Path, output: Path, name: str, *arguments: Any) -> str:
+def train(fork_server: ForkServer, folder: Path, output: Path, name: str, *arguments: Any) -> str:
     """What two ranks say that train to the end, started as an agent would, but forked."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     shared |= {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     command = (EXAMPLES / f"{name}.py", "--folder", folder, *arguments)
     lives = [
-        zygote.start(
-            output.with_suffix(f".{rank}"),
+        fork_server.start(
             *command,
-            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            output=output.with_suffix(f".{rank}"),
+            env=environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank)),
         )
         for rank in range(2)
     ]
-    statuses = [life.wait(120) for life in lives]
+    statuses = [life.wait(300) for life in lives]
     said = "".join(life.output for life in lives)
     assert statuses == [0, 0], said
     assert "2 ranks" in said  # and not two runs of one
@@ -84,11 +77,11 @@ def train(zygote: Zygote, folder: Path, output: Path, name: str, *arguments: Any
     "example", [LOOP, pytest.param(TRAINER, marks=pytest.mark.soak)], ids=lambda words: words[0]
 )
 def test_stopped_by_the_agent_it_goes_on_to_the_same_bits(
-    example, folder, torchrun, zygote, tmp_path
+    example, folder, torchrun, fork_server, tmp_path
 ):
     step = stop_amid(torchrun(folder, *example), folder)
-    again = train(zygote, folder, tmp_path / "again", *example)
-    whole = train(zygote, tmp_path / "undisturbed", tmp_path / "whole", *example)
+    again = train(fork_server, folder, tmp_path / "again", *example)
+    whole = train(fork_server, tmp_path / "undisturbed", tmp_path / "whole", *example)
     assert find_line(again) == find_line(whole)
     found = re.search(r"resumed at step (\d+) from", again)
     assert found is not None, again

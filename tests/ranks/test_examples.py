@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from holdfast._export.export import Wanted, export
-from tests.data.lives import Zygote
+from tests.fork_server import ForkServer
 from tests.ports import free_port
 from tests.support import (
     Trainer,
@@ -61,22 +61,22 @@ def torchrun(folder: Path) -> Iterator[Callable[..., Trainer]]:
         each.end()
 
 
-def undisturbed(place: Path, ranks: int, name: str, *arguments: Any) -> str:
+def undisturbed(
+    fork_server: ForkServer, place: Path, ranks: int, name: str, *arguments: Any
+) -> str:
     """The last line of an example that nobody interrupts, nor starts with torchrun."""
-    zygote = Zygote("tests.ranks.example_zygote")
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables |= {"WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
     command = (EXAMPLES / f"{name}.py", "--folder", place / "undisturbed", *arguments)
     lives = [
-        zygote.start(
-            place / f"output-{rank}", *command, environment={**variables, "RANK": str(rank)}
+        fork_server.start(
+            *command,
+            output=place / f"output-{rank}",
+            env=environment(**variables, RANK=str(rank)),
         )
         for rank in range(ranks)
     ]
-    try:
-        statuses = [life.wait(120) for life in lives]
-    finally:
-        zygote.end()
+    statuses = [life.wait(300) for life in lives]
     output = "".join(life.output for life in lives)
     assert set(statuses) == {0}, output
     return find_line(output)
@@ -126,10 +126,10 @@ def stored_hash(folder: Path, out: Path) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun, tmp_path):
+def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun, fork_server, tmp_path):
     step = stop_amid(torchrun(2, *DDP), folder)
     again = torchrun(2, *DDP)
-    assert last_line(again) == undisturbed(tmp_path, 2, *DDP)
+    assert last_line(again) == undisturbed(fork_server, tmp_path, 2, *DDP)
     assert f"resumed at step {step} from" in again.output
     check_nothing_left(folder)
 

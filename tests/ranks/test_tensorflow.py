@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.lives import Zygote
+from tests.fork_server import ForkServer
 from tests.ports import free_port
 from tests.ranks.jobs import Job, Jobs
 from tests.support import checkpoint_steps, wait_until
@@ -19,22 +19,15 @@ pytest.importorskip("tensorflow")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+_TRAINING = (Path(__file__).with_name("tf_train.py"), "tensorflow")
 _EPOCHS = 3  # of 12 steps
 _SECONDS = 120.0  # that TensorFlow may take on a busy machine, where nothing else is waited for
 _SOON_SECONDS = 10.0
 
 
-@pytest.fixture(scope="module")
-def tf_zygote() -> Iterator[Zygote]:
-    found = Zygote("tests.ranks.tf_zygote")
-    yield found
-    found.end()
-    wait_until(lambda: not found.processes(), 30, "the end of all trainings")
-
-
 @pytest.fixture
-def jobs(tf_zygote: Zygote, tmp_path: Path) -> Iterator[Jobs]:
-    made = Jobs(tf_zygote, tmp_path)
+def jobs(fork_server: ForkServer, tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(fork_server, tmp_path, *_TRAINING)
     yield made
     made.end()
 
@@ -53,13 +46,13 @@ def begin(jobs: Jobs, kind: str, pauses: float) -> Job:
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    tf_zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], list[str]]:
     known: dict[str, list[str]] = {}
 
     def find(kind: str) -> list[str]:
         if kind not in known:
-            made = Jobs(tf_zygote, tmp_path_factory.mktemp("undisturbed"))
+            made = Jobs(fork_server, tmp_path_factory.mktemp("undisturbed"), *_TRAINING)
             known[kind] = hashes(begin(made, kind, 0.0))
         return known[kind]
 

@@ -7,6 +7,8 @@ Prints `ready STEP`, `step N` when a step is made, `left STEP` when it leaves by
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 import time
 from typing import Any
 
@@ -90,5 +92,5 @@ class Training:
         return digest.hexdigest()
 
 
-def main(plan: dict[str, Any]) -> None:
-    Training(plan).train()
+if __name__ == "__main__":
+    Training(json.loads(sys.argv[1])).train()

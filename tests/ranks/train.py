@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -234,3 +236,8 @@ def _be_spawned(rank: int, plan: dict[str, Any]) -> None:
     os.dup2(written, 1)
     os.dup2(written, 2)
     main({**plan, "rank": rank})
+
+
+if __name__ == "__main__":
+    plan = json.loads(sys.argv[1])
+    spawn(plan) if "outputs" in plan else main(plan)

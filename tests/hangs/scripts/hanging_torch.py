@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from measured import is_measured  # beside this one, which is run as a script
 from torch.utils.data import DataLoader, Dataset
 
 import holdfast
-from tests.hangs.scripts.measured import is_measured
 
 _USUAL_STEPS = 200  # before anything goes wrong
 _LOCK = threading.Lock()
