@@ -23,7 +23,7 @@ class ForegroundJob:
         self.raw = b""
         self._lock = threading.Lock()  # for whoever looks while the reader hears
         self._master, slave = pty.openpty()
-        self._set_size(columns, rows)
+        set_size(self._master, columns, rows)
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -62,7 +62,7 @@ class ForegroundJob:
         """Make something of what the command writes, as it comes."""
 
     def _set_size(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        set_size(self._master, columns, rows)
 
     def _read(self) -> None:
         while True:
@@ -75,6 +75,11 @@ class ForegroundJob:
             with self._lock:
                 self.raw += data
                 self.hear(data)
+
+
+def set_size(descriptor: int, columns: int, rows: int) -> None:
+    """Make a terminal so wide and so high."""
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def _take_terminal() -> None:

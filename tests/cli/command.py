@@ -1,4 +1,8 @@
-"""The `holdfast` command as a person calls it: a process of its own."""
+"""The `holdfast` command as a person calls it: in this process, or in one of its own.
+
+`holdfast` calls the program's `main` here, which takes milliseconds. `holdfast_process` starts the
+program: for signals, limits, encodings, a command that dies, and a command that leads others.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.cli.in_process import run_main
 from tests.support import SCRIPTS
 
 TRAIN_NUMPY = SCRIPTS / "train_numpy.py"
@@ -23,23 +28,38 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def holdfast(
-    *arguments: Any, env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: Any,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    given: str = "",
+    stdout: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end, through pipes."""
+    """Run one command to its end, in this process; it ends as the program would."""
+    words = [str(PROGRAM), *map(str, arguments)]
+    return run_main(words, env=env or environment(), cwd=cwd, given=given, stdout=stdout)
+
+
+def holdfast_process(
+    *arguments: Any, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Start the program, and wait for its end; through pipes, unless `options` say otherwise."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60}
     return subprocess.run(
         [PROGRAM, *map(str, arguments)],
-        capture_output=True,
         text=True,
-        timeout=60,
         env=env or environment(),
-        cwd=cwd,
         check=False,
+        **{**pipes, **options},
     )
 
 
 def succeed(*arguments: Any, **options: Any) -> str:
     """What a command that must succeed prints."""
-    done = holdfast(*arguments, **options)
+    return output_of(holdfast(*arguments, **options))
+
+
+def output_of(done: subprocess.CompletedProcess[str]) -> str:
+    """What was printed, by a command that has succeeded."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout

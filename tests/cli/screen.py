@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import threading
 from typing import Any
 
 import pyte
 
-from tests.cli.command import environment
+from tests.cli.command import environment, holdfast
 from tests.support import wait_until
-from tests.terminal import ForegroundJob
+from tests.terminal import ForegroundJob, set_size
+
+
+class Picture:
+    """What a command of this process has drawn on a terminal, when it has ended."""
+
+    def __init__(self, *arguments: Any, columns: int = 80, rows: int = 24, **options: Any) -> None:
+        self.raw = b""
+        options.setdefault("env", environment(TERM="xterm"))
+        ours, theirs = pty.openpty()
+        set_size(theirs, columns, rows)
+        reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        reader.start()  # a terminal takes a few kB, and then the command would wait
+        try:
+            self.returncode = holdfast(*arguments, stdout=theirs, **options).returncode
+        finally:
+            os.close(theirs)
+            reader.join(10)
+            os.close(ours)
+        screen = pyte.Screen(columns, rows)
+        pyte.ByteStream(screen).feed(self.raw)
+        self.lines = [line.rstrip() for line in screen.display]
+
+    def _read(self, descriptor: int) -> None:
+        while True:
+            try:
+                data = os.read(descriptor, 65536)
+            except OSError:
+                return  # the other end is closed
+            self.raw += data
 
 
 class TerminalScreen(ForegroundJob):

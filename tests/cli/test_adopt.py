@@ -16,6 +16,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.cli.command import environment, succeed
+from tests.cli.without import holdfast_without
 from tests.support import SCRIPTS
 
 # The packages that each script imports; what it installs them with is the reason of a skip.
@@ -45,13 +46,14 @@ CASES = [
     for script in NEEDED
     for name in re.findall(r"^def (case_\w+)", (SCRIPTS / script).read_text(), re.MULTILINE)
 ]
-WITHOUT = """
-import sys
-sys.modules["tensorflow"] = None
-sys.argv = ["holdfast", *sys.argv[1:]]
-from holdfast._cli import main
-main()
-"""
+# What each command needs, and the line that installs it.
+LACKING = {
+    "export": "pip install 'holdfast[tensorflow]'",
+    "adopt": "pip install 'holdfast[tensorflow]'",
+    "model.safetensors": "pip install 'holdfast[torch]'",
+    "all.pt": "pip install 'holdfast[torch]'",
+    "_CHECKPOINT_METADATA": "pip install 'holdfast[orbax]'",
+}
 
 
 @pytest.fixture(scope="module")
@@ -90,54 +92,48 @@ def test_in_one_process(results, script, name):
     assert results(script)[name] == "ok", results(script)[name]
 
 
-@pytest.mark.parametrize("command", ["adopt", "export"])
-def test_without_tensorflow_it_says_how_to_install_it(folder, tmp_path, command):
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """How each command of LACKING ends where no framework is there, and the run it would make."""
     from holdfast import Run
 
-    if command == "export":
-        with Run(folder, weights=[1.0]) as run:
-            run.finish()
-        words = ["export", folder, tmp_path / "out", "--to", "tensorflow"]
-    else:
-        (tmp_path / "checkpoint").touch()  # by which TensorFlow's folders are known
-        words = ["adopt", folder, "--from", tmp_path]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(),
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert len(done.stderr.splitlines()) == 2, done.stderr
-    assert "pip install 'holdfast[tensorflow]'" in done.stderr
-    assert command == "export" or not folder.exists()
+    place = tmp_path_factory.mktemp("without")
+    with Run(place / "trained", weights=[1.0]) as run:
+        run.finish()
+    commands = {"export": ["export", place / "trained", place / "out", "--to", "tensorflow"]}
+    for name in LACKING.keys() - {"export"}:
+        (place / name).mkdir()
+        # By a file of this name the folders of TensorFlow are known, and those of orbax by theirs.
+        source = place / name / ("checkpoint" if name == "adopt" else name)
+        source.touch()
+        is_file = source.suffix in (".safetensors", ".pt")
+        commands[name] = [
+            "adopt",
+            place / f"of-{name}",
+            "--from",
+            source if is_file else source.parent,
+        ]
+    ended = holdfast_without(["tensorflow", "torch", "orbax"], list(commands.values()))
+    return {name: (done, place / f"of-{name}") for name, done in zip(commands, ended, strict=True)}
 
 
-@pytest.mark.parametrize(
-    ("hidden", "name", "line"),
-    [
-        ("torch", "model.safetensors", "pip install 'holdfast[torch]'"),
-        ("torch", "all.pt", "pip install 'holdfast[torch]'"),
-        ("orbax", "_CHECKPOINT_METADATA", "pip install 'holdfast[orbax]'"),
-    ],
-)
-def test_what_reads_a_format_is_named_where_it_is_missing(folder, tmp_path, hidden, name, line):
-    source = tmp_path / name
-    source.touch()
-    words = ["adopt", folder, "--from", tmp_path if hidden == "orbax" else source]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.replace("tensorflow", hidden), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(JAX_PLATFORMS="cpu"),
-        check=False,
-    )
+def check_refusal(done, line):
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 2, done.stderr
     assert line in done.stderr
+
+
+@pytest.mark.parametrize("command", ["adopt", "export"])
+def test_without_tensorflow_it_says_how_to_install_it(refusals, command):
+    done, folder = refusals[command]
+    check_refusal(done, LACKING[command])
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "all.pt", "_CHECKPOINT_METADATA"])
+def test_what_reads_a_format_is_named_where_it_is_missing(refusals, name):
+    done, folder = refusals[name]
+    check_refusal(done, LACKING[name])
     assert not folder.exists()
 
 

@@ -30,15 +30,15 @@ def with_program(**extra):
     return environment(PATH=path, **extra)
 
 
-def complete(place, *words):
-    """What bash would offer for the last of these words."""
-    typed = " ".join(f"'{word}'" for word in words)
-    script = (
-        'eval "$(holdfast completion bash)"; '
-        f"COMP_WORDS=(holdfast {typed}); COMP_CWORD={len(words)}; COMPREPLY=(); "
-        'compopt() { echo "compopt $*"; }; '
-        '_holdfast_completion holdfast; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
+def complete(place, *asked):
+    """What bash would offer for the last word of each of these, one after the other."""
+    script = 'eval "$(holdfast completion bash)"; compopt() { printf "%s " compopt "$@"; }; '
+    for words in asked:
+        typed = " ".join(f"'{word}'" for word in words)
+        script += (
+            f"COMP_WORDS=(holdfast {typed}); COMP_CWORD={len(words)}; COMPREPLY=(); "
+            '_holdfast_completion holdfast; echo "${COMPREPLY[@]}"; '
+        )
     done = subprocess.run(
         ["bash", "--norc", "-c", script],
         cwd=place,
@@ -48,27 +48,47 @@ def complete(place, *words):
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout.split()
+    return [line.split() for line in done.stdout.splitlines()]
 
 
-@bash
+def answers(place, *words):
+    """What holdfast answers the script of bash, as bash would then have it."""
+    asked = {
+        "_HOLDFAST_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["holdfast", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    found = []
+    for line in succeed(cwd=place, env=environment(**asked)).splitlines():
+        kind, word = line.split(",", 1)
+        found += ["compopt", "-o", "dirnames"] if kind == "dir" else [word]
+    return found
+
+
 def test_bash_completes_commands_options_and_run_folders(place):
-    assert complete(place, "st") == ["status", "stacks", "stop"]
-    assert complete(place, "export", "--s") == ["--step", "--strip"]
-    assert complete(place, "ls", "runs/f") == ["runs/first"]
+    assert answers(place, "st") == ["status", "stacks", "stop"]
+    assert answers(place, "export", "--s") == ["--step", "--strip"]
+    assert answers(place, "ls", "runs/f") == ["runs/first"]
     everything = ["deep/er/third", "runs/first", "runs/second", "runs/with-ümlaut"]
     for command in ("status", "export", "clean"):
-        assert sorted(complete(place, command, "")) == everything
-    assert complete(place, "ls", "./runs/s") == ["./runs/second"]
-    assert complete(place, "ls", f"{place}/runs/s") == [f"{place}/runs/second"]
-    assert complete(place / "data", "ls", "../runs/s") == ["../runs/second"]
-    assert complete(place, "completion", "") == ["bash", "zsh", "fish"]
+        assert sorted(answers(place, command, "")) == everything
+    assert answers(place, "ls", "./runs/s") == ["./runs/second"]
+    assert answers(place, "ls", f"{place}/runs/s") == [f"{place}/runs/second"]
+    assert answers(place / "data", "ls", "../runs/s") == ["../runs/second"]
+    assert answers(place, "completion", "") == ["bash", "zsh", "fish"]
+
+
+def test_where_there_is_no_run_bash_is_asked_for_folders(place):
+    assert answers(place, "ls", "da") == ["compopt", "-o", "dirnames"]
+    assert answers(place, "ls", "/nowhere/at/all") == ["compopt", "-o", "dirnames"]
 
 
 @bash
-def test_where_there_is_no_run_bash_is_asked_for_folders(place):
-    assert complete(place, "ls", "da") == ["compopt", "-o", "dirnames"]
-    assert complete(place, "ls", "/nowhere/at/all") == ["compopt", "-o", "dirnames"]
+def test_the_script_in_bash_takes_the_answers_as_they_are_meant(place):
+    asked = [("export", "--s"), ("ls", "../runs/w"), ("ls", "../dat")]
+    expected = [["--step", "--strip"], ["../runs/with-ümlaut"], ["compopt", "-o", "dirnames"]]
+    assert complete(place / "data", *asked) == expected
+    assert [answers(place / "data", *words) for words in asked] == expected
 
 
 @bash

@@ -11,7 +11,14 @@ import pytest
 from holdfast._cli.demo import show_comparison
 from holdfast._cli.show import Screen
 from holdfast._demo.story import KILL_AT, STEPS, find_differences
-from tests.cli.command import PROGRAM, environment, holdfast, status_of, succeed
+from tests.cli.command import (
+    PROGRAM,
+    environment,
+    holdfast,
+    holdfast_process,
+    output_of,
+    status_of,
+)
 from tests.support import SHM, wait_until
 
 
@@ -36,14 +43,14 @@ def stage(tmp_path):
 @pytest.mark.slow
 def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
     pytest.importorskip("torch", reason="pip install torch")
-    shown = succeed("demo", "--framework", "torch", env=stage)
+    shown = output_of(holdfast_process("demo", "--framework", "torch", env=stage))
     assert "PyTorch" in shown
     assert_told(shown)
     assert list(tmp_path.glob("holdfast*")) == []  # torch makes a cache of its own there
 
 
 def test_a_sabotaged_resume_is_seen_and_leaves_nothing(stage, tmp_path):
-    done = holdfast("demo", "--framework", "numpy", "--sabotage", env=stage)
+    done = holdfast_process("demo", "--framework", "numpy", "--sabotage", env=stage)
     assert done.returncode == 1
     assert "NOT equal" in done.stdout
     assert "weights.w0" in done.stdout
@@ -53,7 +60,7 @@ def test_a_sabotaged_resume_is_seen_and_leaves_nothing(stage, tmp_path):
 
 def test_the_numpy_story_ends_equal_and_its_runs_can_be_kept_and_looked_at(tmp_path):
     keep = tmp_path / "kept"
-    shown = succeed("demo", "--framework", "numpy", "--keep", keep)
+    shown = output_of(holdfast_process("demo", "--framework", "numpy", "--keep", keep))
     assert_told(shown)
     assert f"The two runs are in {keep}" in shown
     found = status_of(keep / "killed")

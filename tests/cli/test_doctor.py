@@ -16,7 +16,7 @@ import pytest
 
 import holdfast as library
 from tests.cli.command import PROGRAM, environment, holdfast
-from tests.cli.screen import TerminalScreen
+from tests.cli.screen import Picture
 from tests.crash.small_disk import mount_small_disk
 from tests.hangs.dead_disk import dead_disk, why_not
 from tests.ordinary_user import as_user, home_of_user, why_no_user
@@ -53,15 +53,19 @@ def examine(*arguments, **options):
 
 
 def examine_whole(*arguments, status=0, prefix=(), **extra):
-    """What --json says."""
-    done = subprocess.run(
-        [*prefix, PROGRAM, "doctor", "--json", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,  # beside a terminal more is tried
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment(**extra),
-    )
+    """What --json says; by a process of its own where signals are sent or a prefix changes it."""
+    words = ["doctor", "--json", *map(str, arguments)]
+    if "--quick" in words and not prefix:
+        done = holdfast(*words, env=environment(**extra))
+    else:
+        done = subprocess.run(
+            [*prefix, PROGRAM, *words],
+            stdin=subprocess.DEVNULL,  # beside a terminal more is tried
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment(**extra),
+        )
     assert "Traceback" not in done.stderr
     assert done.returncode == status, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -111,9 +115,9 @@ def test_a_pipe_gets_plain_lines_the_worst_last(tmp_path):
 
 
 def test_a_terminal_gets_colours(tmp_path):
-    screen = TerminalScreen(PROGRAM, "doctor", "--quick", "--size", "900TB", columns=100)
-    assert screen.wait() == 1
-    assert b"\x1b[1;31mfail" in screen.raw
+    picture = Picture("doctor", "--quick", "--size", "900TB", columns=100)
+    assert picture.returncode == 1
+    assert b"\x1b[1;31mfail" in picture.raw
 
 
 def test_a_folder_that_is_not_there_yet_is_looked_at_where_it_will_be(tmp_path):
@@ -207,22 +211,19 @@ def test_an_ordinary_user_is_told_what_is_closed():
         assert "cannot be entered (Permission denied)" in found["run folder"]["found"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "name", "state"),
-    [
-        ("-n 100", "open files", "fail"),
-        ("-f 1000", "file size", "fail"),
-        ("-t 600", "cpu time", "warn"),
-    ],
-)
-def test_a_lowered_limit_is_seen_and_raised_by_the_remedy(run, limit, name, state):
-    shell = ("bash", "-c", f'ulimit -S {limit}; exec "$@"', "bash")
-    found = examine(run, "--quick", prefix=shell, status=int(state == "fail"))
-    assert found[name]["state"] == state
-    remedy = found[name]["remedy"].partition("   (")[0]
-    assert remedy.startswith("ulimit ")
-    shell = ("bash", "-c", f'ulimit -S {limit}; {remedy}; exec "$@"', "bash")
-    assert examine(run, "--quick", prefix=shell).get(name, {"state": "ok"})["state"] == "ok"
+def test_lowered_limits_are_seen_and_raised_by_their_remedies(run):
+    states = {"open files": "fail", "file size": "fail", "cpu time": "warn"}
+    lowered = "ulimit -S -n 100; ulimit -S -f 1000; ulimit -S -t 600"
+    found = examine(
+        run, "--quick", prefix=("bash", "-c", f'{lowered}; exec "$@"', "bash"), status=1
+    )
+    assert {name: found[name]["state"] for name in states} == states
+    remedies = [found[name]["remedy"].partition("   (")[0] for name in states]
+    assert all(remedy.startswith("ulimit ") for remedy in remedies)
+    raised = "; ".join([lowered, *remedies])
+    found = examine(run, "--quick", prefix=("bash", "-c", f'{raised}; exec "$@"', "bash"))
+    for name in states:
+        assert found.get(name, {"state": "ok"})["state"] == "ok"
 
 
 def test_variables_and_programs_that_are_missing_are_told(tmp_path):

@@ -11,7 +11,14 @@ import sys
 import pytest
 
 import holdfast as package
-from tests.cli.command import PROGRAM, TRAIN_NUMPY, environment, holdfast, succeed
+from tests.cli.command import (
+    PROGRAM,
+    TRAIN_NUMPY,
+    environment,
+    holdfast,
+    holdfast_process,
+    succeed,
+)
 from tests.support import wait_until
 
 COMMANDS = ("status", "ls", "verify", "stop", "save")
@@ -57,15 +64,9 @@ def test_a_reader_that_has_gone_is_no_error(arguments, folder, start):
     assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run(
-        [PROGRAM, arguments[0], str(folder), *arguments[1:]],
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        check=False,
-    )
+    done = holdfast(arguments[0], folder, *arguments[1:], stdout=theirs)
     os.close(theirs)
-    assert done.stderr == b""
+    assert done.stderr == ""
     assert done.returncode == 141
 
 
@@ -95,7 +96,7 @@ def test_ctrl_c_while_waiting_is_silent(folder, start):
 def test_a_terminal_that_knows_only_ascii_is_served(tmp_path, start):
     folder = tmp_path / "schön"
     assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
-    done = holdfast("status", folder, env=environment(PYTHONIOENCODING="ascii"))
+    done = holdfast_process("status", folder, env=environment(PYTHONIOENCODING="ascii"))
     assert done.returncode == 0
     assert "sch?n: finished" in done.stdout
 

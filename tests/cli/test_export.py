@@ -13,8 +13,17 @@ import sys
 import pytest
 
 from holdfast._record.layout import RunLayout
-from tests.cli.command import PROGRAM, TRAIN_NUMPY, environment, holdfast, status_of, succeed
+from tests.cli.command import (
+    TRAIN_NUMPY,
+    environment,
+    holdfast,
+    holdfast_process,
+    output_of,
+    status_of,
+    succeed,
+)
 from tests.cli.test_verify import flip
+from tests.cli.without import holdfast_without
 from tests.support import arena_files, checkpoint_steps, keepers, wait_until
 
 EVERY_5 = json.dumps({"checkpoint_every": 5})
@@ -190,21 +199,17 @@ def test_a_killed_export_leaves_what_was_there(run, tmp_path, stage, old):
         out.write_text(old)
     fault = environment(HOLDFAST_FAULT=f"{stage}@{tmp_path / 'killed'}")
     force = [] if old is None else ["--force"]
-    assert holdfast("export", run, out, *force, env=fault).returncode == -signal.SIGKILL
+    done = holdfast_process("export", run, out, *force, env=fault)
+    assert done.returncode == -signal.SIGKILL
     assert [p.read_text() for p in out.parent.iterdir()] == ([] if old is None else [old])
-    succeed("export", run, out, *force, env=fault)
+    succeed("export", run, out, *force)
     assert weights(out).shape == (1000,)
 
 
 def test_a_full_disk_is_a_sentence_and_leaves_nothing(run, tmp_path):
     out = tmp_path / "out.safetensors"
-    done = subprocess.run(
-        [PROGRAM, "export", run, out],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
-    )
+    limit = (resource.RLIMIT_FSIZE, (4096, 4096))
+    done = holdfast_process("export", run, out, preexec_fn=lambda: resource.setrlimit(*limit))
     two_lines(done, 1, f"{out}: could not be written (", "Nothing was left there")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
@@ -233,14 +238,11 @@ def test_wrong_wishes_are_two_lines(run, tmp_path):
 
 
 def test_without_torch_a_pt_file_says_what_to_install(run, tmp_path):
-    (tmp_path / "hidden" / "torch").mkdir(parents=True)
-    (tmp_path / "hidden" / "torch" / "__init__.py").write_text(
-        "raise ModuleNotFoundError(\"No module named 'torch'\")"
-    )
-    hidden = environment(PYTHONPATH=str(tmp_path / "hidden"))
-    done = holdfast("export", run, tmp_path / "out.pt", env=hidden)
-    two_lines(done, 1, "needs PyTorch", "pip install 'holdfast[torch]'")
-    succeed("export", run, tmp_path / "out.safetensors", env=hidden)
+    commands = [["export", run, tmp_path / name] for name in ("out.pt", "out.safetensors")]
+    refused, done = holdfast_without(["torch"], commands)
+    two_lines(refused, 1, "needs PyTorch", "pip install 'holdfast[torch]'")
+    output_of(done)
+    assert weights(tmp_path / "out.safetensors").shape == (1000,)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

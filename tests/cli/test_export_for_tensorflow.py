@@ -9,7 +9,7 @@ import importlib.util
 
 import pytest
 
-from tests.cli.command import holdfast, status_of, succeed
+from tests.cli.command import holdfast, holdfast_process, output_of, status_of, succeed
 from tests.support import SCRIPTS, wait_for_keeper_gone
 
 pytestmark = [
@@ -35,14 +35,15 @@ def test_of_a_killed_run_to_tensorflow_and_back_to_a_run(start, folder, tmp_path
     out, back = tmp_path / "out", tmp_path / "back"
     step = status_of(folder)["disk_step"]
     assert 0 < step <= 7
-    shown = succeed("export", folder, out, "--to", "tensorflow")
+    # In processes: TensorFlow leaves threads, and the tests' own process must be able to fork.
+    shown = output_of(holdfast_process("export", folder, out, "--to", "tensorflow"))
     assert shown.startswith(f"{out}: step {step} (attempt 1) of {folder}, 14 tensors")
     assert sorted(file.name for file in out.iterdir()) == [
         "checkpoint",
         "ckpt-1.data-00000-of-00001",
         "ckpt-1.index",
     ]
-    shown = succeed("adopt", back, "--from", out)
+    shown = output_of(holdfast_process("adopt", back, "--from", out))
     assert shown.startswith(f"{back}: step {step} (by optimizer/_iterations), adopted from {out}")
     for number, run in enumerate((folder, back)):
         succeed("export", run, tmp_path / f"{number}.safetensors")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import PROGRAM, environment, holdfast, succeed
-from tests.cli.screen import TerminalScreen
+from tests.cli.command import holdfast, succeed
+from tests.cli.screen import Picture
 
 BAD = """#!/bin/bash
 #SBATCH --job-name=train
@@ -37,13 +36,6 @@ def script(tmp_path) -> Path:
     path = tmp_path / "job.sbatch"
     path.write_text(BAD)
     return path
-
-
-def pipe(text: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PROGRAM, "lint", *arguments], input=text, text=True, capture_output=True, timeout=60,
-        cwd=cwd, env=environment(), check=False,
-    )  # fmt: skip
 
 
 def test_each_finding_has_its_line_what_happens_and_the_correction(script):
@@ -152,10 +144,10 @@ def test_a_script_that_may_not_be_written_stays(script):
 
 
 def test_standard_input_is_a_script_too(tmp_path):
-    done = pipe(BAD, "-", cwd=tmp_path)
+    done = holdfast("lint", "-", given=BAD, cwd=tmp_path)
     assert done.returncode == 1
     assert "stdin:6: error: SIGUSR2 never arrives" in done.stdout
-    done = pipe(BAD, "-", "--fix", cwd=tmp_path)
+    done = holdfast("lint", "-", "--fix", given=BAD, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == CORRECTED
     assert "+ srun python train.py" in done.stderr
@@ -212,13 +204,13 @@ def test_what_submit_writes_is_good(tmp_path, command):
     made = holdfast("submit", "--print", *options, "--", *command.split(), cwd=tmp_path).stdout
     assert "srun" in made
     (tmp_path / "logs").mkdir(exist_ok=True)
-    done = pipe(made, "-", cwd=tmp_path)
+    done = holdfast("lint", "-", given=made, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + made
 
 
 def test_a_terminal_gets_colours_and_a_pipe_none(script):
     assert "\x1b" not in holdfast("lint", script).stdout
-    screen = TerminalScreen(PROGRAM, "lint", script.name, columns=200, cwd=script.parent)
-    assert screen.wait() == 1
-    assert b"\x1b[1;31merror" in screen.raw
-    assert any("srun python train.py" in line for line in screen.lines)
+    picture = Picture("lint", script.name, columns=200, cwd=script.parent)
+    assert picture.returncode == 1
+    assert b"\x1b[1;31merror" in picture.raw
+    assert any("srun python train.py" in line for line in picture.lines)

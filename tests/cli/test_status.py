@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.cli.command import PROGRAM, TRAIN_NUMPY, environment, holdfast, status_of, succeed
+from tests.cli.command import TRAIN_NUMPY, environment, holdfast, status_of, succeed
+from tests.cli.screen import Picture
 from tests.support import keepers, wait_for_keeper_gone, wait_until
 
 MIB = 1 << 20
@@ -170,16 +169,9 @@ def test_no_line_is_wider_than_the_terminal(tmp_path, start):
 @pytest.mark.parametrize(("extra", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_a_terminal_gets_colours_unless_told_otherwise(folder, start, extra, coloured):
     assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
-    ours, theirs = pty.openpty()
-    subprocess.run(
-        [PROGRAM, "status", str(folder)],
-        stdout=theirs,
-        env=environment(TERM="xterm", COLUMNS="80", **extra),
-        check=True,
-    )
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
+    picture = Picture("status", folder, env=environment(TERM="xterm", COLUMNS="80", **extra))
+    assert picture.returncode == 0
+    shown = picture.raw.decode()
     assert "finished" in shown
     assert ("\x1b[1;32m" in shown) == coloured
 

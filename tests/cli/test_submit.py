@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import environment, holdfast, succeed
+from tests.cli.command import environment, holdfast, holdfast_process, succeed
 
 TRAIN = ("--", "python", "train.py", "--print")
 
@@ -106,7 +106,7 @@ def test_a_file_of_the_persons_own_is_not_replaced(tmp_path, cluster):
 
 def test_what_sbatch_says_and_its_status_are_passed_on(tmp_path, cluster):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 'sbatch: error: no' >&2\nexit 3\n")
-    done = holdfast("submit", "--time=60", *TRAIN, cwd=tmp_path, env=cluster)
+    done = holdfast_process("submit", "--time=60", *TRAIN, cwd=tmp_path, env=cluster)
     assert done.returncode == 3
     assert done.stderr == "sbatch: error: no\n"
     assert done.stdout == ""

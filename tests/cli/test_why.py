@@ -13,7 +13,7 @@ import pytest
 
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
-from tests.cli.command import TRAIN_NUMPY, environment, holdfast, succeed
+from tests.cli.command import TRAIN_NUMPY, environment, holdfast, holdfast_process, succeed
 from tests.support import keepers, wait_for_keeper_gone, wait_until
 
 KEYS = [
@@ -167,7 +167,8 @@ def test_a_log_a_process_and_the_newest_run(folder, tmp_path, start):
 def test_what_holdfast_run_has_led_is_told_by_its_command(tmp_path):
     state = environment(HOLDFAST_STATE=str(tmp_path / "state"))
     led = ("run", "--max-restarts", "0", "--")
-    assert holdfast(*led, "sh", "-c", "kill -SEGV $$", env=state).returncode == 139
+    done = holdfast_process(*led, "sh", "-c", "kill -SEGV $$", env=state)
+    assert done.returncode == 139
     (life,) = (tmp_path / "state" / "led").glob("*/life-0001")
     for place in (life, life.parent):
         found = verdict_of(place, env=state)

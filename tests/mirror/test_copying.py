@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast._resume.damage import find_damage
-from tests.cli.command import environment, holdfast, succeed
+from tests.cli.command import environment, holdfast, holdfast_process, succeed
 from tests.linked_files import link_unchanged, make_checkpoint
 from tests.mirror.conftest import (
     SIZE,
@@ -97,7 +97,8 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(stage, folder, mirror, tmp_
     make_checkpoint(folder, 10, [_state(1)])
     marker = tmp_path / "marker"
     fault = environment(HOLDFAST_FAULT=f"{stage}@{marker}")
-    assert holdfast("mirror", folder, "--push", "--at", mirror, env=fault).returncode == -9
+    done = holdfast_process("mirror", folder, "--push", "--at", mirror, env=fault)
+    assert done.returncode == -9
     committed = list(mirror.glob("checkpoints/*/manifest.json"))
     assert bool(committed) == (stage == "mirror-committed")
     before = _pieces(mirror)
@@ -111,11 +112,12 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(stage, folder, mirror, tmp_
 def test_a_removal_that_was_killed_leaves_no_half_checkpoint(folder, mirror, tmp_path):
     for step in (10, 20, 30, 40):
         make_checkpoint(folder, step, [_state(step)])
-        fault = (
-            {} if step < 40 else {"HOLDFAST_FAULT": f"mirror-half-removed@{tmp_path / 'marker'}"}
-        )
-        done = holdfast("mirror", folder, "--push", "--at", mirror, env=environment(**fault))
-        assert done.returncode == (0 if step < 40 else -9), done.stderr
+        if step < 40:
+            done = holdfast("mirror", folder, "--push", "--at", mirror)
+            assert done.returncode == 0, done.stderr
+    fault = environment(HOLDFAST_FAULT=f"mirror-half-removed@{tmp_path / 'marker'}")
+    done = holdfast_process("mirror", folder, "--push", "--at", mirror, env=fault)
+    assert done.returncode == -9, done.stderr
     listed = json.loads(succeed("mirror", folder, "--json"))
     assert [each["step"] for each in listed["checkpoints"]] == [20, 30, 40]
     push(folder, mirror)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast._resume.damage import find_damage
-from tests.cli.command import environment, holdfast, succeed
+from tests.cli.command import environment, holdfast, holdfast_process, succeed
 from tests.mirror.conftest import SIZE, uploaders, wait_for_copy
 from tests.support import checkpoint_steps, journal_events, run_id, wait_for_keeper_gone, wait_until
 
@@ -92,7 +92,8 @@ def test_a_fetch_that_was_killed_goes_on_where_it_was(folder, mirror, train, tmp
     _lose_machine(folder, 10)
     fault = environment(HOLDFAST_FAULT=f"mirror-fetched@{tmp_path / 'marker'}")
     new = tmp_path / "new"
-    assert holdfast("mirror", new, "--fetch", "--at", mirror, env=fault).returncode == -9
+    done = holdfast_process("mirror", new, "--fetch", "--at", mirror, env=fault)
+    assert done.returncode == -9
     assert checkpoint_steps(new) == []
     found = json.loads(succeed("mirror", new, "--fetch", "--at", mirror, "--json"))
     assert (found["step"], found["came_bytes"]) == (10, 0)

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from holdfast._errors import SettingsError
-from tests.cli.command import environment, holdfast
+from tests.cli.command import environment, holdfast_process
 from tests.support import SLACK, wait_until
 from tests.ui.made_runs import make_run
 from tests.ui.server import INSTALL, Ui
@@ -68,7 +68,7 @@ def test_the_address_is_printed_when_it_answers(ui):
 def test_a_port_that_is_taken_is_told_in_two_lines(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = holdfast("ui", tmp_path, "--no-open", "--port", port)
+        done = holdfast_process("ui", tmp_path, "--no-open", "--port", port)
     assert done.returncode == 2
     assert done.stderr == (
         f"port {port} of 127.0.0.1: is taken by another program.\n"
@@ -77,7 +77,7 @@ def test_a_port_that_is_taken_is_told_in_two_lines(tmp_path):
 
 
 def test_another_address_than_loopback_is_refused_in_two_lines(tmp_path):
-    done = holdfast("ui", tmp_path, "--no-open", "--host", "0.0.0.0")
+    done = holdfast_process("ui", tmp_path, "--no-open", "--host", "0.0.0.0")
     assert done.returncode == 2
     assert "the page is for this machine only" in done.stderr
     assert len(done.stderr.splitlines()) == 2
@@ -123,7 +123,7 @@ def test_without_the_extra_the_install_line_is_told(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
-    done = holdfast("ui", tmp_path / "no", "--no-open")
+    done = holdfast_process("ui", tmp_path / "no", "--no-open")
     assert done.returncode == 2
     assert "there is no such folder" in done.stderr
     assert len(done.stderr.splitlines()) == 2
