@@ -16,13 +16,6 @@ from tests.report_runs import MAKERS, make_long_journal
 from tests.support import environment
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(scope="session")
 def shared_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if (words := missing()) is not None:

@@ -40,7 +40,6 @@ def stage(tmp_path):
     return environment(TMPDIR=str(tmp_path))
 
 
-@pytest.mark.slow
 def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
     pytest.importorskip("torch", reason="pip install torch")
     shown = output_of(holdfast_process("demo", "--framework", "torch", env=stage))

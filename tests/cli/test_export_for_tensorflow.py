@@ -13,7 +13,6 @@ from tests.cli.command import holdfast, holdfast_process, output_of, status_of, 
 from tests.support import SCRIPTS, wait_for_keeper_gone
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not all(importlib.util.find_spec(name) for name in ("tensorflow", "keras", "safetensors")),

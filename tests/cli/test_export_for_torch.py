@@ -18,8 +18,6 @@ from tests.cli.command import succeed
 from tests.scripts import train_varied
 from tests.support import SCRIPTS, Trainer
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def varied(tmp_path_factory):

@@ -138,7 +138,6 @@ def test_json_is_a_line_for_each_change(folder, start, piped):
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.slow
 def test_a_run_that_is_removed_and_one_that_is_new_are_noticed(tmp_path, start, piped):
     assert start(tmp_path / "one", "--total", 2, script=TRAIN_NUMPY).wait() == 0
     _, lines = piped(".", "--watch", "0.1", cwd=tmp_path)
@@ -149,7 +148,6 @@ def test_a_run_that_is_removed_and_one_that_is_new_are_noticed(tmp_path, start, 
     wait_until(lambda: any("two: finished" in line for line in lines), 30)
 
 
-@pytest.mark.slow
 def test_it_takes_less_than_two_percent_of_a_core_also_for_many_runs(tmp_path, start, watch):
     source = tmp_path / "00"
     assert start(source, "--total", 2, script=TRAIN_NUMPY).wait() == 0

@@ -76,7 +76,6 @@ def test_a_keeper_killed_in_a_commit_is_replaced_and_nothing_is_lost(
     assert len(journal_events(folder, "start")) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", COMMIT_STAGES)
 def test_keeper_and_trainer_killed_in_a_commit_leave_a_good_checkpoint(
     stage, folder, tmp_path, start, undisturbed

@@ -21,8 +21,6 @@ from tests.support import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slow
-
 LIGHT = SCRIPTS / "light.py"
 SIZE = 40_000  # 320 kB of weights
 TOTAL = 400

@@ -54,7 +54,7 @@ QUICK = ("half-written", "synced", "half-removed")
 @pytest.mark.parametrize(
     "stage",
     [
-        pytest.param(stage, marks=() if stage in QUICK else pytest.mark.slow)
+        pytest.param(stage, marks=() if stage in QUICK else pytest.mark.nightly)
         for stage in COMMIT_STAGES
     ],
 )

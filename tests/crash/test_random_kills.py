@@ -198,13 +198,12 @@ def kill_all(
         assert arena_files(folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_dozen_random_kills_change_no_bit_and_cost_no_second(tmp_path, start, reference):
     kill_all(tmp_path, start, reference, kills=12, seed=1)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_a_hundred_random_kills_change_no_bit_and_cost_no_second(tmp_path, start, reference):
     kill_all(tmp_path, start, reference, kills=100, seed=2)

@@ -92,14 +92,13 @@ def interrupt_again_and_again(folder, start, reference, number, count, seed) -> 
     assert arena_files(folder) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
         signal.SIGTERM,
-        pytest.param(signal.SIGQUIT, marks=pytest.mark.soak),
+        pytest.param(signal.SIGQUIT, marks=pytest.mark.nightly),
     ],
     ids=lambda number: number.name,
 )
@@ -107,7 +106,7 @@ def test_a_few_random_signals_change_no_bit(number, folder, start, reference):
     interrupt_again_and_again(folder, start, reference, number, count=4, seed=int(number))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("number", list(STATUS), ids=lambda number: number.name)
 def test_many_random_signals_change_no_bit(number, folder, start, reference):

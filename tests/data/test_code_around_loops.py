@@ -184,19 +184,18 @@ SHAPES = [
 ]
 OFTEN = (draws_at_the_top, splits_within_the_block, decays_between_loops, hides_its_generator)
 SOME_SHAPES = [
-    pytest.param(shape, id=shape.__name__, marks=[] if shape in OFTEN else [pytest.mark.soak])
+    pytest.param(shape, id=shape.__name__, marks=[] if shape in OFTEN else [pytest.mark.nightly])
     for shape in SHAPES
 ]
 
 
-@pytest.mark.slow
 # In the middle of loops, at their last step, and at the turn behind it.
 @pytest.mark.parametrize(
     "ends",
     [
         [8, 15, 20],
-        pytest.param([3], marks=pytest.mark.soak),
-        pytest.param([7, 12], marks=pytest.mark.soak),
+        pytest.param([3], marks=pytest.mark.nightly),
+        pytest.param([7, 12], marks=pytest.mark.nightly),
     ],
     ids=str,
 )

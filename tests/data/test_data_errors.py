@@ -54,7 +54,7 @@ def told(folder, loader, kind=ValueError) -> tuple[str, str]:
         ({"batch_size": None}, "sample 9"),
         (FORK, "worker 0, sample 9"),
         ({**FORK, "prefetch_factor": 4}, "worker 0, sample 9"),
-        pytest.param(SPAWN, "worker 0, sample 9", marks=pytest.mark.soak),
+        pytest.param(SPAWN, "worker 0, sample 9", marks=pytest.mark.nightly),
     ],
     ids=["alone", "one by one", "fork", "prefetch", "spawn"],
 )

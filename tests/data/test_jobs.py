@@ -14,7 +14,6 @@ import holdfast
 from tests.support import SCRIPTS, checkpoint_steps, wait_until
 
 
-@pytest.mark.slow
 def test_a_sigterm_to_the_whole_job_ends_the_step_and_loses_nothing(folder, start):
     for life in range(2):
         trainer = start(folder, script=SCRIPTS / "train_with_workers.py", start_new_session=True)
@@ -28,7 +27,6 @@ def test_a_sigterm_to_the_whole_job_ends_the_step_and_loses_nothing(folder, star
         assert max(checkpoint_steps(folder)) == last + 1 > begun
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_may_be_started_in_every_way(tmp_path, method):
     data = TensorDataset(torch.arange(8))
@@ -37,7 +35,6 @@ def test_workers_may_be_started_in_every_way(tmp_path, method):
         assert [b.tolist() for (b,) in run.batches(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.slow
 def test_an_error_of_a_sample_does_not_let_the_trainer_wait_for_its_workers(folder, start):
     trainer = start(folder, "--bad-sample", script=SCRIPTS / "train_with_workers.py")
     trainer.wait_for("ValueError: on purpose")

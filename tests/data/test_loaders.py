@@ -25,25 +25,24 @@ pytest.importorskip("torchdata", reason="pip install torchdata")
 
 from tests.data.kinds import KINDS
 
-STOPS = [4, pytest.param(10, marks=pytest.mark.soak)]
-KILLS = [6, pytest.param(10, marks=pytest.mark.soak)]
+STOPS = [4, pytest.param(10, marks=pytest.mark.nightly)]
+KILLS = [6, pytest.param(10, marks=pytest.mark.nightly)]
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 # Spawned workers import torch in every life: a minute and more. tests/data/test_jobs.py has some.
 # The others differ from a kind that is here by their number of workers, or by little else.
-LEFT_TO_SOAK = {"spawn", "prefetch", "batch_sampler", "subset", "weighted", "drop_last"}
-LEFT_TO_SOAK |= {"generator_outside", "iterable", "iterable_one_by_one", "accumulate_iterable"}
-LEFT_TO_SOAK |= {kind for kind in KINDS if kind.endswith(("_alone", "_own", "_stateless"))}
+NIGHTLY = {"spawn", "prefetch", "batch_sampler", "subset", "weighted", "drop_last"}
+NIGHTLY |= {"generator_outside", "iterable", "iterable_one_by_one", "accumulate_iterable"}
+NIGHTLY |= {kind for kind in KINDS if kind.endswith(("_alone", "_own", "_stateless"))}
 SOME_STOPPED = [
-    pytest.param(kind, marks=[pytest.mark.soak] if kind in LEFT_TO_SOAK else []) for kind in KINDS
+    pytest.param(kind, marks=[pytest.mark.nightly] if kind in NIGHTLY else []) for kind in KINDS
 ]
 # What differs after a kill is how much is made again, not how a kind is brought to its place.
 KILLED = ("fork", "persistent", "iterable_workers", "stateful_map", "several", "accumulate")
 SOME_KILLED = [
-    pytest.param(kind, marks=[] if kind in KILLED else [pytest.mark.soak]) for kind in KINDS
+    pytest.param(kind, marks=[] if kind in KILLED else [pytest.mark.nightly]) for kind in KINDS
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", KILLS)
 @pytest.mark.parametrize("kind", SOME_KILLED)
@@ -56,7 +55,6 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
     assert _effective(lives) == _of_training(reference)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", STOPS)
 @pytest.mark.parametrize("kind", SOME_STOPPED)
@@ -73,7 +71,6 @@ def test_stopped_at_random_instants_no_batch_is_given_twice(
     assert [line for lines in lives for line in lines] == _of_training(reference)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_undisturbed_epoch_has_every_sample_once(kind: str, undisturbed: Undisturbed):

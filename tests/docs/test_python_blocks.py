@@ -132,7 +132,6 @@ def _start(folder: Path, kind: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "block",

@@ -53,7 +53,6 @@ CASES = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # twelve lives, each of which compiles its step
 @pytest.mark.parametrize("training", of_layers(FRAMEWORK_OF))
 def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
@@ -127,7 +126,6 @@ FORGOTTEN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", of_layers(FORGOTTEN))
 def test_what_is_left_out_of_the_state_is_found(training, frameworks, tmp_path):
     project = make_project(tmp_path / "project", training)

@@ -73,7 +73,7 @@ SOAKED = ("shuffled", "own-generator", "stateful")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.soak if case in SOAKED else ()) for case in CASES],
+    [pytest.param(case, marks=pytest.mark.nightly if case in SOAKED else ()) for case in CASES],
 )
 def test_batches_are_the_same_in_one_life_and_in_several(case, tmp_path):
     if case == "stateful":

@@ -47,7 +47,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # the first of them waits for all checks
 @pytest.mark.parametrize("name", _NAMES)
 def test_that(name: str, results: dict[str, str]) -> None:

@@ -18,10 +18,10 @@ CASES = [
     pytest.param(
         "tensorflow",
         ["repeated", "of-unknown-length", "generator", "twice", "unbuilt", "scaled"],
-        marks=pytest.mark.soak,
+        marks=pytest.mark.nightly,
     ),
-    pytest.param("jax", ["arrays"], marks=pytest.mark.soak),
-    pytest.param("torch", ["loader"], marks=pytest.mark.soak),
+    pytest.param("jax", ["arrays"], marks=pytest.mark.nightly),
+    pytest.param("torch", ["loader"], marks=pytest.mark.nightly),
 ]
 
 
@@ -40,7 +40,6 @@ def lives(backend: str, folder: Path, *cases: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("backend", "cases"), CASES)
 def test_fit_goes_on_to_the_same_bits(backend: str, cases: list[str], tmp_path: Path) -> None:

@@ -121,7 +121,6 @@ print("all is well")
 """
 
 
-@pytest.mark.slow
 def test_names_and_refusals(tmp_path: Path) -> None:
     if find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")

@@ -27,10 +27,10 @@ CASES = [
             *("manual", "steps", "unknown", "combined", "swa", "module", "checkpoints", "early"),
             *("plain", "workers", "ema", "killed"),
         ],
-        marks=pytest.mark.soak,
+        marks=pytest.mark.nightly,
     ),
     pytest.param("pytorch_lightning", ["killed"]),
-    pytest.param("pytorch_lightning", ["plain", "scaled", "plateau"], marks=pytest.mark.soak),
+    pytest.param("pytorch_lightning", ["plain", "scaled", "plateau"], marks=pytest.mark.nightly),
 ]
 
 
@@ -60,7 +60,6 @@ def python(module: str, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("package", "cases"), CASES)
 def test_fit_goes_on_to_the_same_bits(package: str, cases: list[str], tmp_path: Path) -> None:
@@ -77,7 +76,6 @@ def corners(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python("lightning_corners", tmp_path_factory.mktemp("corners"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("corner", corner_names())
 def test_of_the_callback(corner: str, corners: str) -> None:
@@ -100,7 +98,6 @@ def step_of(folder: Path) -> int:
     return max([e["step"] for e in journal_events(folder, "stop")], default=0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_ranks_of_lightning_stop_together_and_go_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = ranks(tmp_path / "whole")

@@ -14,7 +14,7 @@ from tests.support import environment
 
 pytest.importorskip("tensorflow", reason="pip install 'holdfast[tensorflow]'")
 # One process for all trainings, and one for all corners: the first test of each waits for it.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 ROOT = Path(__file__).parents[2]
 Results = dict[str, dict[str, Any]]

@@ -13,7 +13,7 @@ from tests.support import Trainer
 
 pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 # Reading it sums or averages floats in another order.
 _CLOSE = {"rel": 1e-6}

@@ -299,7 +299,6 @@ def test_millions_of_objects_are_not_all_looked_at():
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a torch built for it"
 )
-@pytest.mark.slow
 def test_a_gpu_that_is_full_is_told_by_names(folder, start):
     trainer = start(folder, script=SCRIPTS / "cuda_oom.py")
     assert trainer.wait() == 1
@@ -323,7 +322,6 @@ def test_a_gpu_that_is_full_is_told_by_names(folder, start):
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a torch built for it"
 )
-@pytest.mark.slow
 def test_a_gpu_whose_memory_is_in_pieces_is_told(folder, start):
     trainer = start(folder, "--cut", script=SCRIPTS / "cuda_oom.py")
     assert trainer.wait() == 1

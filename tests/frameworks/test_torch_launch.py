@@ -270,7 +270,6 @@ except holdfast.RanksError as error:
 """
 
 
-@pytest.mark.slow
 def test_torchrun_starts_ranks_again_and_sees_no_word_until_the_script_changes_a_variable(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(BY_TORCHRUN)
@@ -305,7 +304,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_spawned_ranks_start_without_a_word(tmp_path, port):
     script = tmp_path / "train.py"
     script.write_text(BY_SPAWN.replace("{port}", str(port)))

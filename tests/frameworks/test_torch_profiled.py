@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.support import environment
 
 _TRAINING = """
@@ -67,7 +65,6 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.slow
 def test_tools_of_torch_are_seen_while_they_work(folder):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _TRAINING, str(folder)],

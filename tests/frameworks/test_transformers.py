@@ -30,12 +30,11 @@ CASES = [
     pytest.param(["accumulated", "evaluated"]),
     pytest.param(
         ["plain", "of-unknown-length", "max-steps", "epoch-stopped", "theirs"],
-        marks=pytest.mark.soak,
+        marks=pytest.mark.nightly,
     ),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cases", CASES, ids=lambda cases: cases[0])
 def test_a_training_goes_on_to_the_same_bits(
@@ -74,7 +73,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**found, "said": done.stderr}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
@@ -94,14 +92,12 @@ def test_what_cannot_be_exact_is_refused(script, what, sentence):
     assert "\n" in text  # and what to do
 
 
-@pytest.mark.slow
 def test_the_trainers_own_handler_of_sigterm_yields(script):
     assert "enable_jit_checkpoint: the Trainer's own handler" in script["said"]
     assert script["handler_after"] == str(signal.SIG_DFL)
     assert "JITCheckpointCallback" not in script["callbacks"]
 
 
-@pytest.mark.slow
 def test_which_of_two_states_counts_is_said_and_no_step_is_logged_twice(script):
     (begun, steps_begun), (resumed, steps_resumed) = script["resumed"]
     assert "the run begins with what the Trainer has loaded from" in begun
@@ -111,26 +107,22 @@ def test_which_of_two_states_counts_is_said_and_no_step_is_logged_twice(script):
     assert steps_resumed == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.slow
 def test_the_trainer_is_its_own_again_afterwards(script):
     assert script["left"] == ["_inner_training_loop"]
     assert script["is_skip_put_back"]
     assert script["run_afterwards"] is None
 
 
-@pytest.mark.slow
 def test_a_callback_that_fails_leaves_a_trainer_that_can_train(script):
     left, steps = script["failed"]
     assert left == ["_inner_training_loop"]
     assert steps == 12
 
 
-@pytest.mark.slow
 def test_a_run_that_begins_in_their_checkpoint_trains_what_the_trainer_would(script):
     assert script["from_theirs"] == {"4": True, "6": True}
 
 
-@pytest.mark.slow
 def test_a_rule_ends_the_training_well(script):
     steps, over, again = script["rule"]
     assert steps < 12

@@ -16,7 +16,6 @@ from tests.gpu.ways import WAYS
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
 

@@ -13,7 +13,6 @@ from holdfast.loggers import _logger
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
 

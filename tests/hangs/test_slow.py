@@ -26,7 +26,6 @@ def _check(stage, *says):
     assert not stage.layout.hang(1).exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "by"),
     [

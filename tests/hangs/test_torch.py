@@ -17,7 +17,6 @@ from tests.support import wait_until
 pytest.importorskip("torch")
 
 
-@pytest.mark.slow
 def test_the_line_of_a_worker_is_named(stage, keep_evidence):
     stage.start_hang(LOADER)
     stage.found()
@@ -25,7 +24,6 @@ def test_the_line_of_a_worker_is_named(stage, keep_evidence):
     keep_evidence("hangs", LOADER.name, "live", stage.home, SCRIPTS / LOADER.script)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hang", cases(RANKS))
 def test_the_ranks_are_compared(hang, stage, keep_evidence):
     stage.start_hang(hang)

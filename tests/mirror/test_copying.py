@@ -26,7 +26,7 @@ from tests.support import journal_events, keepers, wait_until
 
 _STAGES = (
     "mirror-piece",
-    pytest.param("mirror-sent", marks=pytest.mark.soak),
+    pytest.param("mirror-sent", marks=pytest.mark.nightly),
     "mirror-indexed",
     "mirror-committed",
 )

@@ -15,7 +15,6 @@ from tests.mirror.conftest import PIECE_BYTES, SIZE, copied_steps, uploaders, wa
 from tests.support import journal_events, run_id, wait_for_keeper_gone, wait_until
 
 
-@pytest.mark.slow
 def test_a_new_machine_goes_on_from_the_bucket_to_the_same_bits(
     folder, bucket, train, light_reference
 ):
@@ -32,7 +31,6 @@ def test_a_new_machine_goes_on_from_the_bucket_to_the_same_bits(
     assert run_id(folder) == known
 
 
-@pytest.mark.slow
 def test_an_upload_that_was_cut_goes_on_with_what_is_missing(folder, bucket, wire, train):
     wire.budget = 900_000  # of 1.6 MB
     trainer = train(folder, bucket.address, "--total", 100, "--hold-at", 15, "--sleep", 0.02)
@@ -50,7 +48,6 @@ def test_an_upload_that_was_cut_goes_on_with_what_is_missing(folder, bucket, wir
     trainer.kill()
 
 
-@pytest.mark.slow
 def test_with_wrong_credentials_there_is_one_line_and_training_goes_on(
     folder, bucket, refusing, train
 ):
@@ -63,8 +60,7 @@ def test_with_wrong_credentials_there_is_one_line_and_training_goes_on(
     assert copied_steps(folder) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("waits", [pytest.param(False, marks=pytest.mark.soak), True])
+@pytest.mark.parametrize("waits", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_store_that_hangs_never_holds_a_stop_beyond_its_grace(folder, bucket, wire, train, waits):
     trainer = train(
         folder, bucket.address, "--total", 5000, "--sleep", 0.02,
@@ -81,7 +77,7 @@ def test_a_store_that_hangs_never_holds_a_stop_beyond_its_grace(folder, bucket, 
     assert not waits or took > 2.0
 
 
-@pytest.mark.soak  # with a folder it is in test_copying.py
+@pytest.mark.nightly  # with a folder it is in test_copying.py
 def test_an_object_that_the_store_has_changed_is_found_by_its_tag_and_sent_again(
     folder, bucket, tmp_path
 ):
@@ -97,7 +93,6 @@ def test_an_object_that_the_store_has_changed_is_found_by_its_tag_and_sent_again
     succeed("mirror", tmp_path / "new", "--fetch", "--at", bucket.address)
 
 
-@pytest.mark.slow
 def test_a_bucket_that_is_not_there_keeps_an_empty_folder_from_beginning_and_no_other(
     folder, bucket, train, tmp_path
 ):
@@ -112,7 +107,7 @@ def test_a_bucket_that_is_not_there_keeps_an_empty_folder_from_beginning_and_no_
     begun.kill()
 
 
-@pytest.mark.soak  # with a folder it is in test_restoring.py
+@pytest.mark.nightly  # with a folder it is in test_restoring.py
 def test_a_damaged_object_is_found_when_it_is_fetched_and_the_one_before_is_used(
     folder, bucket, tmp_path
 ):

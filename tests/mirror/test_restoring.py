@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_on_a_new_machine_to_the_same_bits(
     assert again.output.count("every byte checked") == 1
 
 
-@pytest.mark.parametrize("what", ["pieces", pytest.param("checkpoints", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("what", ["pieces", pytest.param("checkpoints", marks=pytest.mark.nightly)])
 def test_a_damaged_copy_is_not_used_and_does_not_hide_the_one_before(
     what, folder, gate, mirror, train, light_reference
 ):
@@ -73,7 +73,7 @@ def test_a_damaged_copy_is_not_used_and_does_not_hide_the_one_before(
     assert "ready 10 10 2" in again.output
 
 
-@pytest.mark.soak  # with damaged manifests it is in test_strange.py
+@pytest.mark.nightly  # with damaged manifests it is in test_strange.py
 def test_where_every_copy_is_damaged_nothing_is_begun_anew(folder, mirror, train):
     trainer = train(folder, mirror, "--total", 10, mirror_wait=True)
     assert trainer.wait() == 0, trainer.output

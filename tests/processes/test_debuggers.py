@@ -82,7 +82,6 @@ def at_a_terminal(*command: object) -> Iterator[Terminal]:
         terminal.end()
 
 
-@pytest.mark.slow
 def test_pdb_holds_the_trainer_only_while_it_waits_for_the_person(folder, training):
     with at_a_terminal(Path("-m"), "pdb", training, folder) as terminal:
         terminal.press("c\n")
@@ -125,7 +124,6 @@ def test_pdb_holds_the_trainer_only_while_it_waits_for_the_person(folder, traini
         terminal.press("q\n")
 
 
-@pytest.mark.slow
 def test_debugpy_holds_the_trainer_at_a_breakpoint_and_the_pulse_goes_on(folder, training, start):
     port = free_port()
     listen = ("debugpy", "--listen", f"127.0.0.1:{port}")
@@ -193,7 +191,6 @@ def test_the_pulse_stops_while_a_call_holds_the_lock_and_strace_is_seen(folder, 
     assert trainer.wait() == 0
 
 
-@pytest.mark.slow
 def test_a_notebook_between_two_cells_waits_for_a_person(folder, notebook):
     notebook.run(f"import holdfast, time\nrun = holdfast.Run({str(folder)!r}, at=0).__enter__()")
     shared = SharedWords(notebook.pid)

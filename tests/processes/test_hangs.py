@@ -58,7 +58,6 @@ def test_steps_of_50_ms_that_stop_are_found_within_30_seconds_without_any_settin
     assert psutil.pid_exists(trainer.pid), "nothing was done to it"
 
 
-@pytest.mark.slow
 def test_a_run_that_hangs_saves_and_leaves_when_it_is_told_to(folder, light):
     settings = '{"hang_timeout": 1.5, "max_overhead": 1.0, "grace_seconds": 2}'
     trainer = light(
@@ -84,7 +83,6 @@ def test_a_step_that_is_made_after_all_ends_the_hang(folder, light, gate):
 
 
 # With the interpreter held: test_supervisor_hangs.py has it below a real leader.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "stick", [pytest.param("with-gil", marks=pytest.mark.nightly), "without-gil"]
 )
@@ -123,7 +121,6 @@ def test_what_is_stopped_is_no_hang_and_is_never_killed(folder, light):
     assert len(journal_events(folder, "resumed")) == 1
 
 
-@pytest.mark.slow
 def test_a_run_that_waits_for_a_reader_of_what_it_prints_is_never_ended(folder, script):
     trainer = script(
         folder,

@@ -187,7 +187,6 @@ def disk(tmp_path):
     yield from mount_small_disk(tmp_path / "disk", "1m")
 
 
-@pytest.mark.slow
 def test_a_disk_that_was_full_when_torch_saved_is_seen(folder, script, disk):
     pytest.importorskip("torch", reason="pip install torch")
     trainer = script(

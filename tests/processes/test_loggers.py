@@ -92,7 +92,6 @@ def test_tensorboard_shows_every_step_once_after_a_kill(folder, train, light_ref
     assert len(list(Path(f"{folder}-tensorboard").iterdir())) == 2
 
 
-@pytest.mark.slow
 @needs("tensorboard")
 def test_what_was_logged_before_a_snapshot_in_memory_is_never_missing(folder, train):
     for _ in range(2):
@@ -116,7 +115,6 @@ def newest_mark(folder: Path) -> int:
     return max((mark for mark, _ in json.loads(state.read_text())["last"].values()), default=-1)
 
 
-@pytest.mark.slow
 @needs("tensorboard")
 def test_a_validation_stays_when_the_run_resumes_behind_it(folder, train):
     held = ("tensorboard", "--epochs", 4, "--settings", EAGER)
@@ -132,7 +130,6 @@ def test_a_validation_stays_when_the_run_resumes_behind_it(folder, train):
     assert steps_of(found["epoch"]) == [0, 50, 100, 150]
 
 
-@pytest.mark.slow
 @needs("tensorboard", "wandb", "mlflow")
 def test_no_logger_has_a_step_twice_and_the_bits_are_the_same(folder, train, light_reference):
     kinds = ("tensorboard", "wandb", "mlflow")
@@ -156,7 +153,6 @@ def test_no_logger_has_a_step_twice_and_the_bits_are_the_same(folder, train, lig
     assert len(list((folder / "loggers" / "wandb").glob("offline-run-*"))) == 2
 
 
-@pytest.mark.slow
 @needs("wandb")
 def test_without_a_key_wandb_keeps_files_and_the_training_goes_on(folder, train, light_reference):
     trainer = train("wandb-online", "--hold-at", 100)
@@ -180,7 +176,6 @@ def test_ctrl_c_at_a_terminal_loses_no_value(folder, train):
     assert steps_of(logged_by("tensorboard", folder)["at"]) == list(range(101))
 
 
-@pytest.mark.slow
 @needs("tensorboard")
 def test_a_worker_that_holds_the_pipe_does_not_keep_a_logger_alive(folder, train):
     trainer = train("tensorboard", "--fork", "--hold-at", 100)
@@ -198,7 +193,6 @@ def test_a_worker_that_holds_the_pipe_does_not_keep_a_logger_alive(folder, train
     assert steps_of(logged_by("tensorboard", folder)["at"]) == list(range(101))
 
 
-@pytest.mark.slow
 @needs("tensorboard")
 def test_a_logger_that_is_killed_costs_its_curve_and_nothing_else(folder, train, light_reference):
     trainer = train("tensorboard", "--hold-at", 100)
@@ -211,7 +205,6 @@ def test_a_logger_that_is_killed_costs_its_curve_and_nothing_else(folder, train,
     assert steps_of(logged_by("tensorboard", folder)["at"]) == list(range(101))
 
 
-@pytest.mark.slow
 @needs("tensorboard")
 def test_a_logger_that_stands_still_holds_nothing_up(folder, train):
     trainer = train("tensorboard", "--hold-at", 10, "--few-rows", "--total", 3000)
@@ -237,7 +230,6 @@ def disk(tmp_path):
     yield from mount_small_disk(tmp_path / "disk", "3m")
 
 
-@pytest.mark.slow
 @needs("tensorboard")
 def test_a_logger_outlives_a_full_disk(start, disk):
     folder = disk.place / "run"

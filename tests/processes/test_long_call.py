@@ -21,7 +21,6 @@ _EAGER = {"max_overhead": 1.0}
 _STUCK = ("--total", 40, "--hold-at", 8, "--sleep", 0.06)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stick", ["with-gil", "without-gil"])
 def test_the_last_snapshot_is_durable_before_the_grace_time_ends(
     folder, light, light_reference, stick
@@ -71,7 +70,6 @@ def test_a_second_ctrl_c_leaves_at_once_from_a_call_that_never_returns(
     assert light(folder, "--total", 40).state_hash() == light_reference(40)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [_EAGER, {"max_overhead": 0.0, "checkpoint_every": 1}],

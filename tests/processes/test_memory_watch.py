@@ -135,7 +135,6 @@ def _check_warned_saved_and_killed(trainer: Trainer, folder: Path, room: Limited
 
 
 @needs_cgroup
-@pytest.mark.slow
 def test_before_the_kernel_kills_it_there_is_a_warning_and_a_checkpoint(folder, leaking, room):
     trainer = leaking(folder, *_LEAK, *_RARE, prefix=room.prefix)
     _check_warned_saved_and_killed(trainer, folder, room)
@@ -146,7 +145,6 @@ def test_before_the_kernel_kills_it_there_is_a_warning_and_a_checkpoint(folder, 
 
 
 @needs_cgroup
-@pytest.mark.slow
 @pytest.mark.skipif(why_no_user() is not None, reason=why_no_user() or "")
 def test_an_ordinary_user_is_warned_and_saved_as_well(leaking, room):
     with home_of_user() as home:
@@ -161,7 +159,6 @@ def test_an_ordinary_user_is_warned_and_saved_as_well(leaking, room):
 
 
 @needs_cgroup
-@pytest.mark.slow
 def test_two_ranks_save_together_before_the_memory_of_one_is_full(folder, leaking, room):
     ranks = [
         leaking(
@@ -260,7 +257,6 @@ def _score_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
-@pytest.mark.slow
 def test_a_training_that_becomes_another_program_is_not_called_dead_by_a_signal(folder, start):
     """By exec: it has said no goodbye, but it is there."""
     script = folder.parent / "becomes.py"

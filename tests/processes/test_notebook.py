@@ -7,8 +7,6 @@ import re
 import signal
 import time
 
-import pytest
-
 import holdfast
 from tests.processes.notebook import TOTAL, line_of, train
 from tests.support import (
@@ -92,7 +90,6 @@ def test_stop_now_from_another_process_ends_the_cell_and_not_the_kernel(folder, 
     assert notebook.pid == pid
 
 
-@pytest.mark.slow
 def test_the_kernel_lives_on_when_the_time_for_leaving_is_over(folder, notebook):
     cell = notebook.begin(train(folder, hold_at=8, held="time.sleep(0.5)", grace_seconds=1))
     notebook.wait_for(cell, "holding")
@@ -104,7 +101,6 @@ def test_the_kernel_lives_on_when_the_time_for_leaving_is_over(folder, notebook)
     assert journal_events(folder, "killed-by-keeper") == []
 
 
-@pytest.mark.slow
 def test_a_cell_stuck_in_c_is_durable_and_its_kernel_is_left_to_the_person(
     folder, open_notebook, light_reference
 ):

@@ -129,9 +129,7 @@ def test_run_magic_behaves_like_a_cell(folder, notebook, tmp_path, light_referen
     assert line_of(again, "hash") == light_reference(TOTAL)
 
 
-@pytest.mark.parametrize(
-    "is_killed", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["killed", "restarted"]
-)
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "restarted"])
 def test_a_new_kernel_goes_on_from_the_last_snapshot_of_the_old_one(
     folder, open_notebook, light_reference, is_killed
 ):

@@ -133,7 +133,11 @@ def _is_copied(path, copy):
 
 @pytest.mark.parametrize(
     "how",
-    ["its own", "file of a stranger", *(pytest.param(how, marks=pytest.mark.soak) for how in _ODD)],
+    [
+        "its own",
+        "file of a stranger",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in _ODD),
+    ],
 )
 def test_only_a_private_plain_file_of_its_own_is_resumed_from(
     folder, home, user, light_reference, how

@@ -67,7 +67,6 @@ def processes_of(place: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.slow
 def test_all_signals_reach_a_training_that_is_the_command_itself(place):
     found = try_out(place, sys.executable, "train.py", signals=(USR1, USR2, INT, TERM))
     for number in (USR1, USR2, INT, TERM):
@@ -91,7 +90,6 @@ def test_exec_puts_it_right(place):
     assert try_out(place, "bash", job)["signal SIGTERM"].state == "ok"
 
 
-@pytest.mark.slow
 def test_holdfast_run_puts_it_right(place):
     job = write(place, "job.sh", f"{PYTHON} train.py")
     command = [sys.executable, "-m", "holdfast", "run", "--", "bash", job]
@@ -102,7 +100,6 @@ def test_holdfast_run_puts_it_right(place):
         assert check.data["hops"] == ["holdfast run", "bash job.sh", "train.py"]
 
 
-@pytest.mark.slow
 def test_in_a_pipe_and_in_the_background_exec_alone_is_no_remedy(place):
     job = write(place, "job.sh", "S=train.py", f"{PYTHON} train.py 2>&1 | tee log")
     check = try_out(place, "bash", job)["signal SIGTERM"]
@@ -118,7 +115,6 @@ def test_in_a_pipe_and_in_the_background_exec_alone_is_no_remedy(place):
     assert "train.py runs on" in check.found
 
 
-@pytest.mark.slow
 def test_a_trap_that_has_to_wait_is_told_from_one_that_passes_on(place):
     late = write(place, "late.sh", "trap 'echo' TERM", f"{PYTHON} train.py")
     check = try_out(place, "bash", late)["signal SIGTERM"]
@@ -144,7 +140,6 @@ def test_what_a_trap_asks_of_slurm_is_not_passed_on(place, tmp_path, monkeypatch
     assert check.data["asked_of_slurm"] == ["scontrol requeue 7"]
 
 
-@pytest.mark.slow
 def test_the_signal_of_the_job_is_the_one_that_counts(place):
     lines = ("#SBATCH --signal=B:USR1@90", f"{PYTHON} prepare.py", f"{PYTHON} train.py")
     (place / "prepare.py").write_text("open('prepared', 'w')")

@@ -25,7 +25,6 @@ from tests.terminal import ForegroundJob
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it steps aside"),
-    pytest.mark.slow,
 ]
 RUN = (str(PROGRAM), "run")
 SECOND = (*RUN, "--hang-timeout", "1", "--")

@@ -82,7 +82,6 @@ def _lives(state: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(state.glob("led/*/life-*/led.json"))]
 
 
-@pytest.mark.slow
 def test_after_a_kill_it_goes_on_at_once_and_all_of_it_is_noted(supervised, folder, state):
     trainer = supervised({1: (20, KILL), 2: (40, KILL)}, "--max-restarts", "1")
     assert trainer.wait() == 0, trainer.output
@@ -100,7 +99,6 @@ def test_after_a_kill_it_goes_on_at_once_and_all_of_it_is_noted(supervised, fold
     assert f"more: holdfast why {folder}" in trainer.output
 
 
-@pytest.mark.slow
 def test_a_crash_counts(supervised, state):
     crash = "raise ValueError('planted')"
     ends = {life: (10 * life, crash) for life in range(1, 4)}
@@ -138,7 +136,6 @@ def test_an_error_before_the_first_step_is_never_restarted(supervised, state):
     assert len(_lives(state)) == 1, trainer.output
 
 
-@pytest.mark.slow
 def test_three_lives_without_a_new_step_are_the_last(supervised, state):
     ends = dict.fromkeys(range(1, 20), (10, KILL))
     trainer = supervised(ends)
@@ -240,7 +237,6 @@ def _runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
 def test_the_ranks_of_torchrun_end_with_the_leader(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
@@ -272,7 +268,6 @@ def test_the_keeper_of_a_killed_trainer_has_left_before_the_next_life(supervised
     assert ends == [1, 2]
 
 
-@pytest.mark.slow
 def test_out_of_memory_is_tried_once(supervised, state):
     from tests.cgroups import limited_memory, why_not
 

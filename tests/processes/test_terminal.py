@@ -137,8 +137,7 @@ def _workers(trainer: Terminal, folder: Path) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_workers_outlive_the_ctrl_c_until_the_step_is_done(folder, gate, terminal, start, context):
     workers = ("--workers", 2, "--context", context)
     held = terminal(TRAIN, folder, "--total", 40, "--hold-at", 8, "--gate", gate, *workers)
@@ -163,7 +162,6 @@ def test_workers_outlive_the_ctrl_c_until_the_step_is_done(folder, gate, termina
     assert "trained to step 20" in again.output
 
 
-@pytest.mark.slow
 def test_no_worker_is_left_after_a_second_ctrl_c(folder, gate, terminal):
     held = terminal(TRAIN, folder, "--total", 40, "--hold-at", 8, "--gate", gate, "--workers", 2)
     held.wait_for("holding")

@@ -13,7 +13,6 @@ from tests.cli.command import PROGRAM
 from tests.support import SCRIPTS, environment, journal_events, keepers
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it steps aside"),
 ]

@@ -100,7 +100,6 @@ def _killed_at_8(folder: Path, light) -> int:
     return in_memory
 
 
-@pytest.mark.slow
 def test_a_silent_process_of_another_host_is_taken_over_after_a_bounded_watch(
     folder, light, light_reference
 ):
@@ -113,7 +112,6 @@ def test_a_silent_process_of_another_host_is_taken_over_after_a_bounded_watch(
     assert second.state_hash() == light_reference(40)
 
 
-@pytest.mark.slow
 def test_a_live_process_of_another_host_is_refused(folder, light):
     _killed_at_8(folder, light)
     _move_elsewhere(folder)

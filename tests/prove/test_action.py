@@ -129,7 +129,6 @@ def test_what_could_not_even_begin_is_said_in_the_summary(runner):
     assert "Not tried" in runner.summary.read_text()
 
 
-@pytest.mark.slow
 def test_a_tiny_training_is_proved(runner):
     (runner.folder / "work").mkdir()
     (runner.folder / "work" / "train.py").write_text(SCRIPT)

@@ -31,14 +31,12 @@ def test_every_wrong_case_is_tried_here():
     assert {path.stem for path in (CASES / "wrong").glob("*.py")} == set(CAUSES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_only_looks_forgotten_is_equal(name, prove):
     proof = prove(CASES / "right" / f"{name}.py", kills=6, seed=7)
     assert proof.verdict == "equal", plain_text(proof)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSES)
 def test_what_is_well_hidden_is_found_and_named(name, prove):
     proof = prove(CASES / "wrong" / f"{name}.py", kills=8, seed=7)
@@ -47,7 +45,6 @@ def test_what_is_well_hidden_is_found_and_named(name, prove):
     assert proof.difference.cause in CAUSES[name], plain_text(proof)
 
 
-@pytest.mark.slow
 def test_what_stands_in_a_module_of_the_project_is_seen(frameworks, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(CASES / "folder", folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -30,7 +30,6 @@ def last_line(course: Path) -> str:
     return said[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

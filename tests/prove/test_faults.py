@@ -25,7 +25,7 @@ CAUSES = {
 
 # What the names of things mean to it is seen by a few; the rest takes another minute.
 RENAMED = [
-    pytest.param(name, marks=[] if number % 3 == 0 else [pytest.mark.soak])
+    pytest.param(name, marks=[] if number % 3 == 0 else [pytest.mark.nightly])
     for number, name in enumerate(CAUSES)
 ]
 
@@ -34,7 +34,6 @@ def test_every_fault_is_tried_here():
     assert {path.stem for path in FAULTS.glob("*.py")} == set(CAUSES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_planted_fault_is_found_and_named(name, prove):
     proof = prove(FAULTS / f"{name}.py", kills=8, seed=7)
@@ -43,7 +42,6 @@ def test_a_planted_fault_is_found_and_named(name, prove):
     assert proof.difference.cause == CAUSES[name], plain_text(proof)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RENAMED)
 def test_it_is_found_with_all_names_changed(name, prove):
     renamed = rename((FAULTS / f"{name}.py").read_text())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 import holdfast
 from tests.cli.command import environment
 
@@ -55,7 +53,6 @@ def test_pytest_does_not_warn_where_holdfast_was_imported_before_it():
     assert "PYTEST_DONT_REWRITE" in holdfast.__doc__
 
 
-@pytest.mark.slow
 def test_a_script_is_proved_in_a_suite_with_nothing_but_the_fixture(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "test_it.py").write_text(TESTS)
@@ -63,7 +60,6 @@ def test_a_script_is_proved_in_a_suite_with_nothing_but_the_fixture(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_a_script_that_loses_something_fails_its_test_with_the_report(tmp_path):
     forgets = SCRIPT.replace("with holdfast", "momentum = np.zeros(4)\nwith holdfast")
     forgets = forgets.replace("weights +=", "momentum += 0.1\n        weights += momentum +")

@@ -17,7 +17,6 @@ FORGOTTEN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GOOD if name != "resume_option"])
 def test_a_good_script_is_equal(name, prove):
     proof = prove(HERE / "good" / f"{name}.py", kills=8, seed=7)
@@ -25,7 +24,6 @@ def test_a_good_script_is_equal(name, prove):
     assert sum(interruption.struck for interruption in proof.interruptions) >= 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FORGOTTEN)
 def test_what_a_run_was_not_told_of_is_named(name, prove):
     proof = prove(HERE / "forgotten" / f"{name}.py", kills=6, seed=7)

@@ -26,13 +26,11 @@ def run(folder: Path, text: str, *arguments: str, kills: int = 4) -> Proof:
     return prove(Wishes(command, kills=kills, signals=signals, folder=folder), Watcher())
 
 
-@pytest.mark.slow
 def test_half_precision_is_equal(tmp_path):
     proof = run(tmp_path, SCRIPT.read_text())
     assert proof.verdict == "equal", plain_text(proof)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
@@ -48,7 +46,6 @@ def test_what_is_forgotten_on_a_gpu_is_found(tmp_path, line, cause):
     assert proof.difference.cause == cause, plain_text(proof)
 
 
-@pytest.mark.slow
 def test_sums_in_no_fixed_order_are_told(tmp_path):
     # Many numbers are added to one place by atomic operations, as they come.
     text = SCRIPT.read_text().replace(
@@ -64,7 +61,6 @@ def test_sums_in_no_fixed_order_are_told(tmp_path):
     assert proof.unrepeatable.cause == "nondeterministic-kernels", plain_text(proof)
 
 
-@pytest.mark.slow
 def test_the_example_in_mixed_precision_is_equal(tmp_path):
     text = (EXAMPLES / "mixed_precision.py").read_text()
     proof = run(tmp_path, text, *SIZES["mixed_precision"].split())

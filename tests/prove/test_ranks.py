@@ -36,7 +36,7 @@ def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
     assert {("KILL", "rank"), ("KILL", "the"), ("INT", "all")} <= targets(proof), plain_text(proof)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     shutil.copy(RUN, tmp_path / "train.py")
@@ -46,7 +46,7 @@ def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     assert targets(proof) == {("KILL", "rank"), ("KILL", "the")}, plain_text(proof)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize(
     "command",
@@ -77,7 +77,7 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
         assert arena_files(run) == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     shutil.copy(SCRIPT, tmp_path / "train.py")
@@ -88,7 +88,7 @@ def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     assert len(proof.interruptions) == 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_what_one_rank_forgets_is_found(tmp_path):
     text = SCRIPT.read_text()

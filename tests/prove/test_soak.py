@@ -13,7 +13,7 @@ from tests.prove.test_good import GOOD
 
 HERE = Path(__file__).parent
 SEEDS = range(20, 30)
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -21,7 +21,6 @@ EACH = (
 )
 ProveScript = Callable[..., Proof]
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("tensorflow") is None, reason="pip install tensorflow"
     ),

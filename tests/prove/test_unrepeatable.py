@@ -21,10 +21,9 @@ CAUSES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n == "no_seed" else [pytest.mark.soak]) for n in CAUSES],
+    [pytest.param(n, marks=[] if n == "no_seed" else [pytest.mark.nightly]) for n in CAUSES],
 )
 def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, tmp_path):
     # A process of its own for each life: forks of one would draw the same "random" numbers.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from holdfast._prove.report import plain_text
 
 HERE = Path(__file__).parent
@@ -33,7 +31,6 @@ for step in range(first, 40):
 """
 
 
-@pytest.mark.slow
 def test_another_command_may_resume(prove):
     resume = ("python", "train.py", "--resume", "latest.pt")
     script = HERE / "good" / "resume_option.py"
@@ -43,7 +40,6 @@ def test_another_command_may_resume(prove):
     assert "--resume-cmd" in proof.more
 
 
-@pytest.mark.slow
 def test_a_result_that_is_overwritten_by_a_worse_one_is_found_unasked(prove):
     proof = prove(BEST.replace("RECALL", "pass"), kills=6, seed=7)
     assert proof.verdict == "differs", plain_text(proof)
@@ -52,13 +48,11 @@ def test_a_result_that_is_overwritten_by_a_worse_one_is_found_unasked(prove):
     assert "best.pt" in proof.difference.item
 
 
-@pytest.mark.slow
 def test_the_same_script_is_equal_when_it_knows_its_best(prove):
     proof = prove(BEST.replace("RECALL", 'best = kept["best"]'), kills=6, seed=7)
     assert proof.verdict == "equal", plain_text(proof)
 
 
-@pytest.mark.slow
 def test_one_interruption_can_be_repeated_alone(prove, tmp_path):
     script = HERE / "faults" / "scheduler_not_saved.py"
     whole = prove(script, kills=8, seed=7)
@@ -74,7 +68,6 @@ def test_one_interruption_can_be_repeated_alone(prove, tmp_path):
     assert alone.difference.cause == whole.difference.cause
 
 
-@pytest.mark.slow
 def test_a_budget_ends_the_interruptions_and_not_the_comparison(prove):
     proof = prove(HERE / "good" / "plain_loop.py", kills=500, seed=7, budget_seconds=12.0)
     assert proof.verdict == "equal", plain_text(proof)
@@ -82,7 +75,6 @@ def test_a_budget_ends_the_interruptions_and_not_the_comparison(prove):
     assert any("time was up" in note for note in proof.notes)
 
 
-@pytest.mark.slow
 def test_a_script_that_fails_by_itself_is_not_tried(prove):
     proof = prove("import torch\nraise SystemExit('no data')\n", kills=2)
     assert proof.verdict == "not tried"
@@ -90,7 +82,6 @@ def test_a_script_that_fails_by_itself_is_not_tried(prove):
     assert "exit status 1" in str(proof.trouble)
 
 
-@pytest.mark.slow
 def test_a_script_that_trains_nothing_is_not_tried(prove):
     proof = prove("import torch\n", kills=2)
     assert proof.verdict == "not tried"

@@ -21,7 +21,7 @@ pytest.importorskip("accelerate", reason="pip install accelerate")
 pytest.importorskip("transformers", reason="pip install transformers")
 
 # Processes that import torch, one after another on a machine that is busy.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.timeout(500)
 
 # Long enough to be stopped amid its steps, however slow the machine is.
 LOOP = ("accelerate_loop", "--epochs", 12, "--size", 3000)
@@ -74,7 +74,7 @@ def train(fork_server: ForkServer, folder: Path, output: Path, name: str, *argum
 
 
 @pytest.mark.parametrize(
-    "example", [LOOP, pytest.param(TRAINER, marks=pytest.mark.soak)], ids=lambda words: words[0]
+    "example", [LOOP, pytest.param(TRAINER, marks=pytest.mark.nightly)], ids=lambda words: words[0]
 )
 def test_stopped_by_the_agent_it_goes_on_to_the_same_bits(
     example, folder, torchrun, fork_server, tmp_path

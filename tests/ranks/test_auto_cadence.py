@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support import checkpoint_steps
 
 _TOTAL = 30
 
 
-@pytest.mark.slow
 def test_of_several_ranks_the_first_finds_the_interval_and_says_it_once(jobs, undisturbed):
     events = [(1, 8, "save", None), (1, 12, "wait", None)]
     settings = {"checkpoint_every": "auto"}

@@ -29,7 +29,7 @@ from tests.support import (
 torch = pytest.importorskip("torch")
 
 # Ten processes that import torch, one after another on a machine that is busy.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DDP = ("ddp", "--epochs", 3, "--size", 6400)
@@ -134,7 +134,7 @@ def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun, for
     check_nothing_left(folder)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_fsdp_saved_on_four_ranks_goes_on_with_two(folder, torchrun, tmp_path):
     step = stop_amid(torchrun(4, *FSDP), folder)
     stored = stored_hash(folder, tmp_path / "stored.pt")

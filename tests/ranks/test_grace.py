@@ -19,7 +19,7 @@ _GRACE_SECONDS = 2.5
         ("group", "gate", 0),
         ("group", "call", 1),
         ("files", "call", 0),
-        pytest.param("files", "gate", 1, marks=pytest.mark.soak),
+        pytest.param("files", "gate", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_what_all_hold_is_durable_before_the_grace_time_ends(

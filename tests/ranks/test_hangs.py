@@ -6,8 +6,6 @@ import json
 import signal
 import time
 
-import pytest
-
 from holdfast._record.attempts import read_json
 from holdfast._stop.request import ask
 from tests.support import checkpoint_steps, wait_until
@@ -24,7 +22,6 @@ def _told_to_leave(world):
     return {rank: {"HOLDFAST_HANG_TIMEOUT": "1.5"} for rank in range(world)}
 
 
-@pytest.mark.slow
 def test_a_hang_in_one_of_three_ranks_is_found_named_and_left_by_all(jobs, undisturbed):
     events = [(1, 20, "hang", None)]
     job = jobs.start(3, total=_TOTAL, pauses=0.03, events=events, environment=_told_to_leave(3))
@@ -47,7 +44,6 @@ def test_a_hang_in_one_of_three_ranks_is_found_named_and_left_by_all(jobs, undis
     assert set(again.started_at()) == {step}
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_stopped_makes_the_others_wait_and_is_no_hang(jobs, undisturbed):
     job = jobs.start(total=_TOTAL, pauses=0.05, environment=_told_to_leave(2))
     job.wait_for_step(10)
@@ -63,7 +59,6 @@ def test_a_rank_that_is_stopped_makes_the_others_wait_and_is_no_hang(jobs, undis
     assert jobs.events("hang") == []
 
 
-@pytest.mark.slow
 def test_ranks_that_wait_for_an_evaluation_of_one_do_not_hang(jobs):
     plan = {"loop": "eval", "total": 2, "evaluates": [0]}
     events = [(0, 12, "eval:sleep", 7.0)]

@@ -59,7 +59,6 @@ def _left_at(trainer: Trainer) -> int:
     return int(next(line for line in trainer.lines if line.startswith("left ")).split()[1])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)  # nine processes that import JAX, one after the other
 def test_stopped_and_killed_it_ends_with_the_same_bits(jobs: Jobs, tmp_path: Path) -> None:
     expected = [rank.state_hash() for rank in jobs.start(tmp_path / "whole")]

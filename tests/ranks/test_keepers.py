@@ -36,9 +36,9 @@ def _check(jobs, job, undisturbed, *, world=2, status=143, **plan) -> None:
     [
         ("group", 2, 0),
         ("group", 2, 1),
-        pytest.param("group", 4, 2, marks=pytest.mark.soak),
-        pytest.param("files", 2, 0, marks=pytest.mark.soak),
-        pytest.param("group", 4, 0, marks=pytest.mark.soak),
+        pytest.param("group", 4, 2, marks=pytest.mark.nightly),
+        pytest.param("files", 2, 0, marks=pytest.mark.nightly),
+        pytest.param("group", 4, 0, marks=pytest.mark.nightly),
     ],
 )
 def test_kill_9_of_a_keeper_holds_nothing_up_and_a_stop_works_afterwards(
@@ -90,9 +90,9 @@ def test_a_stop_at_the_very_moment_a_keeper_is_killed(jobs, undisturbed, rank):
     [
         (1, "half-written"),
         (0, "before-publish"),
-        pytest.param(1, "synced", marks=pytest.mark.soak),
-        pytest.param(0, "begun", marks=pytest.mark.soak),
-        pytest.param(0, "half-written", marks=pytest.mark.soak),
+        pytest.param(1, "synced", marks=pytest.mark.nightly),
+        pytest.param(0, "begun", marks=pytest.mark.nightly),
+        pytest.param(0, "half-written", marks=pytest.mark.nightly),
     ],
 )
 def test_kill_9_of_a_keeper_in_the_middle_of_the_last_checkpoint(

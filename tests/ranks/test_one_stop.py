@@ -40,7 +40,7 @@ def _check(jobs, job, undisturbed, status, *, world=2, meets="group") -> int:
         ("group", 2),
         ("files", 2),
         ("group", 4),
-        pytest.param("files", 4, marks=pytest.mark.soak),
+        pytest.param("files", 4, marks=pytest.mark.nightly),
     ],
 )
 def test_a_signal_to_one_rank_stops_all(jobs, undisturbed, meets, world):
@@ -53,7 +53,7 @@ def test_a_signal_to_one_rank_stops_all(jobs, undisturbed, meets, world):
     assert [(each["rank"], each["reason"]) for each in asked] == [(world - 1, "SIGTERM")]
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_a_signal_to_all_ranks_at_once_is_one_stop(jobs, undisturbed, world):
     job = jobs.start(world, total=_TOTAL)
     job.wait_for_step(8)

@@ -135,7 +135,6 @@ def undisturbed(place: Path, epochs: int) -> str:
     return find_line(ranks[0].output)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_worker_and_a_stop_and_another_fit_end_with_the_bits_of_an_undisturbed_run(
     script, tmp_path
@@ -164,7 +163,7 @@ def test_a_killed_worker_and_a_stop_and_another_fit_end_with_the_bits_of_an_undi
     check_nothing_left(script.folder)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_ctrl_c_by_which_ray_kills_its_workers_leaves_the_newest_step_durable(script):
     life = script.start()

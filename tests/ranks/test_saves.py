@@ -62,7 +62,7 @@ def test_run_save_on_one_of_ranks_that_run_free_waits_for_the_step_of_the_other(
 
 @pytest.mark.parametrize(
     ("meets", "world"),
-    [("group", 2), ("files", 2), pytest.param("group", 4, marks=pytest.mark.soak)],
+    [("group", 2), ("files", 2), pytest.param("group", 4, marks=pytest.mark.nightly)],
 )
 def test_run_save_on_all_ranks_is_one_checkpoint(jobs, undisturbed, meets, world):
     events = [(None, 8, "save", None), (None, 14, "wait", None)]

@@ -14,7 +14,7 @@ _TOTAL = 600
 _ASKED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("meets", ["group", "files"])
 @pytest.mark.parametrize("world", [2, 4])
@@ -52,7 +52,7 @@ def test_random_interruptions_of_random_ranks(jobs, undisturbed, meets, world, s
     jobs.check_nothing_left()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("meets", ["group", "files"])
 def test_a_keeper_that_does_not_answer_holds_up_nobody_for_ever(jobs, undisturbed, meets):
     """It comes back when the others have decided without it."""

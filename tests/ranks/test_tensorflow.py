@@ -17,7 +17,7 @@ from tests.support import checkpoint_steps, wait_until
 
 pytest.importorskip("tensorflow")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 _TRAINING = (Path(__file__).with_name("tf_train.py"), "tensorflow")
 _EPOCHS = 3  # of 12 steps
@@ -91,7 +91,7 @@ def test_a_stop_in_mid_epoch_is_one_step_of_all_and_goes_on_to_the_same_bits(
     check_goes_on(jobs, kind, step, undisturbed(kind))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mirrored", marks=pytest.mark.soak), "workers"])
+@pytest.mark.parametrize("kind", [pytest.param("mirrored", marks=pytest.mark.nightly), "workers"])
 def test_kill_9_leaves_what_all_hold_and_the_others_leave(jobs, undisturbed, kind):
     job = begin(jobs, kind, 0.05)
     wait_for_step(job, 15)

@@ -21,7 +21,7 @@ from tests.cli.command import succeed
 from tests.ranks.hosts import SCRIPT, TwoHosts, has_ipv6, why_not
 from tests.support import checkpoint_steps, journal_events, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 _TOTAL = 1500
 # Snapshots as often as they can be, and no checkpoint that nobody asks for.
 _EAGER = ("--settings", json.dumps({"max_overhead": 1.0, "checkpoint_every": "10h"}))
@@ -148,7 +148,7 @@ def _check_goes_on(hosts, step):
     assert left == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @_story
 def test_a_stop_while_the_cable_is_cut_reaches_both_by_mail(hosts):
     ranks = _start(hosts, MASTER_ADDR=hosts.addresses[0])

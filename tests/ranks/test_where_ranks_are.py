@@ -11,7 +11,7 @@ from tests.support import checkpoint_steps
 
 _TOTAL = 400  # so many that it is still at it when a test acts, however slow the machine is
 # Whichever rank is signalled, its keeper passes it on: in a long step that is shown for both.
-ONE_OF_TWO = [1, pytest.param(0, marks=pytest.mark.soak)]
+ONE_OF_TWO = [1, pytest.param(0, marks=pytest.mark.nightly)]
 
 
 def _check_stop(jobs, job, *, world=2) -> int:
@@ -41,11 +41,11 @@ def _check(jobs, job, undisturbed, *, world=2, **plan) -> int:
         ("group", "sleep", 0),
         ("group", "call", 1),
         ("files", "call", 0),
-        pytest.param("group", "sleep", 1, marks=pytest.mark.soak),
-        pytest.param("group", "call", 0, marks=pytest.mark.soak),
-        pytest.param("files", "sleep", 0, marks=pytest.mark.soak),
-        pytest.param("files", "sleep", 1, marks=pytest.mark.soak),
-        pytest.param("files", "call", 1, marks=pytest.mark.soak),
+        pytest.param("group", "sleep", 1, marks=pytest.mark.nightly),
+        pytest.param("group", "call", 0, marks=pytest.mark.nightly),
+        pytest.param("files", "sleep", 0, marks=pytest.mark.nightly),
+        pytest.param("files", "sleep", 1, marks=pytest.mark.nightly),
+        pytest.param("files", "call", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_a_rank_in_a_long_step_is_waited_for_and_the_decision_is_not(
@@ -91,8 +91,8 @@ def test_a_slow_rank_is_waited_for(jobs):
     [
         ([0.002, 0.05], 1),
         ([0.05, 0.002], 1),
-        pytest.param([0.002, 0.05], 0, marks=pytest.mark.soak),
-        pytest.param([0.05, 0.002], 0, marks=pytest.mark.soak),
+        pytest.param([0.002, 0.05], 0, marks=pytest.mark.nightly),
+        pytest.param([0.05, 0.002], 0, marks=pytest.mark.nightly),
     ],
 )
 def test_ranks_that_run_free_stop_at_the_step_of_the_quickest(jobs, undisturbed, pauses, signalled):
@@ -186,8 +186,8 @@ def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else
     [
         ("group", 1),
         ("files", 0),
-        pytest.param("group", 0, marks=pytest.mark.soak),
-        pytest.param("files", 1, marks=pytest.mark.soak),
+        pytest.param("group", 0, marks=pytest.mark.nightly),
+        pytest.param("files", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_an_evaluation_on_rank_0_only_is_waited_for(jobs, undisturbed, meets, signalled):

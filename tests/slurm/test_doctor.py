@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.slurm.cluster import Cluster
 from tests.support import wait_until
 
@@ -26,7 +24,6 @@ def examine(cluster: Cluster, place: Path, *command: str) -> dict[str, dict[str,
     return {each["name"]: each for each in json.loads(said.splitlines()[-1])}
 
 
-@pytest.mark.slow
 def test_the_hop_of_a_step_that_swallows_the_warning_is_named(cluster: Cluster, tmp_path):
     (tmp_path / "train.py").write_text("open('trained', 'w')")
     job = tmp_path / "task.sh"

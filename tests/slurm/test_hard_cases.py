@@ -14,7 +14,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SECONDS, STEPS, TRAIN, Training, holdfast, submit
 from tests.support import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 
 def start(cluster: Cluster, place: Path, *options: str, **more) -> Training:

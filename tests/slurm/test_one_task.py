@@ -21,8 +21,6 @@ from tests.slurm.jobs import (
 )
 from tests.support import wait_until
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:

@@ -17,7 +17,7 @@ from tests.slurm.jobs import TRAIN, TRAIN_RANKS, Training, holdfast, read
 from tests.slurm.jobs import submit as submit_command
 from tests.support import journal_events, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=2")
 STEPS = 400
 
@@ -79,7 +79,7 @@ def test_a_warning_on_two_nodes_changes_no_bit(cluster, tmp_path, undisturbed):
     check_equal(training, undisturbed)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_four_interruptions_on_two_nodes_change_no_bit(cluster, tmp_path, undisturbed):
     node = cluster.nodes[0]
     where = f"--nodelist={','.join(cluster.nodes[:2])}"
@@ -111,7 +111,7 @@ def test_four_interruptions_on_two_nodes_change_no_bit(cluster, tmp_path, undist
     check_equal(training, undisturbed)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_torchrun_in_a_task_needs_no_flag_for_the_warning(cluster, tmp_path):
     """It would die of USR2; the leader gives it to the ranks instead."""
     folder = tmp_path / "run"
@@ -165,7 +165,7 @@ def test_a_memory_limit_that_kills_a_rank_leaves_its_state(cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "noticed", ["by an operator", pytest.param("by SLURM", marks=pytest.mark.soak)]
+    "noticed", ["by an operator", pytest.param("by SLURM", marks=pytest.mark.nightly)]
 )
 def test_a_life_on_a_lost_node_is_fenced_off(cluster, tmp_path, noticed):
     """SLURM starts the job elsewhere, and the old life runs on: of two writers one counts."""

@@ -10,7 +10,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import TRAIN, Training, holdfast, submit, train_undisturbed
 from tests.support import journal_events, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

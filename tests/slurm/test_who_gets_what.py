@@ -1,7 +1,7 @@
 """Who gets SLURM's warning and who its end: the table of docs/slurm.md, row by row.
 
 The rows run side by side, since all they do is wait. In `make test` the warning is sent by scancel,
-which reaches the same processes; in `make soak` it is the one that `--signal` asks for.
+which reaches the same processes; in `make nightly` it is the one that `--signal` asks for.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_scancel_reaches(name: str, warned_by_hand: dict[str, Outcome]) -> None:
     _compare(ROWS[name], warned_by_hand[name])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ROWS)
 def test_the_warning_reaches(name: str, warned_by_slurm: dict[str, Outcome]) -> None:

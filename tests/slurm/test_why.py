@@ -11,7 +11,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import holdfast
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 _TOO_MUCH = "import time; held = bytearray(200 << 20); time.sleep(60)"
 _FAILS = 'rates = {}; rates["lr"]'

@@ -188,7 +188,6 @@ def test_a_connection_that_hangs_is_noticed_and_mail_goes_on(begin, mail):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.slow
 def test_random_cuts_never_lose_double_or_reorder(begin, mail, seed):
     dice = random.Random(seed)
     center = begin(hub(mail, 3, pace=QUICK))

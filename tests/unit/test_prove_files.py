@@ -49,7 +49,6 @@ def checkpoint():
 
 @pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.bin", "a.ckpt", "last"])
 @pytest.mark.parametrize("is_zip", [True, False])
-@pytest.mark.slow
 def test_equal_checkpoints_are_equal_whatever_their_bytes(pair, name, is_zip):
     expected, found = pair(name)
     for path, folder in ((expected, "one"), (found, "two")):
@@ -206,7 +205,6 @@ def test_a_truncated_file_cannot_be_read(pair, suffix, part):
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15
 )
 @given(st.data())
-@pytest.mark.slow
 def test_a_flipped_byte_never_ends_in_an_error(pair, suffix, data):
     expected, found = pair(f"last{suffix}")
     whole = bytearray(written(expected))

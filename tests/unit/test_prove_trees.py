@@ -33,7 +33,6 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@pytest.mark.slow
 def test_a_tree_does_not_differ_from_itself(tree):
     assert first_difference("f", tree, tree) is None
 
@@ -81,7 +80,6 @@ def test_an_array_is_not_away_from_itself(array):
 
 
 @given(FLOATS, FLOATS)
-@pytest.mark.slow
 def test_any_two_arrays_have_a_distance(one, other):
     assert distance(one, other)
     assert relative_distance([(one, other)]) >= 0

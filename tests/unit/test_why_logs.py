@@ -31,7 +31,6 @@ def test_a_log_tells_by_its_end(tmp_path: Path) -> None:
     assert not evidence.is_live
 
 
-@pytest.mark.slow
 def test_of_a_huge_log_only_the_beginning_and_the_end_are_read(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     line = "step 1234 loss 0.5 " + "." * 80 + "\n"
@@ -46,7 +45,6 @@ def test_of_a_huge_log_only_the_beginning_and_the_end_are_read(tmp_path: Path) -
     assert len(tail) <= logs.OUTPUT_CHARACTERS
 
 
-@pytest.mark.slow
 def test_a_log_that_is_too_long_to_count_is_quick_to_read(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     with path.open("wb") as file:

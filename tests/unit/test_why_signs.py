@@ -269,7 +269,6 @@ WORDS = [
 
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=30)), max_size=40))
 @settings(max_examples=150, deadline=None)
-@pytest.mark.slow
 def test_no_text_is_too_much(parts: list[str]) -> None:
     text = "".join(parts)
     signs = read_signs(text)
@@ -281,7 +280,6 @@ def test_no_text_is_too_much(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("many", ["log", "tracebacks", "one line"])
-@pytest.mark.slow
 def test_ten_megabytes_take_less_than_two_seconds(many: str) -> None:
     line = {
         "log": "2026-11-16 02:44:19 INFO step 1234 loss=0.1234 lr=0.001\n",

@@ -95,7 +95,6 @@ def test_the_lines_become_rarer(monkeypatch):
     assert len(said) == 6
 
 
-@pytest.mark.slow
 @pytest.mark.layer("interactive")
 def test_a_notebook_gets_plain_lines(surroundings, tmp_path):
     manager = jupyter_client.KernelManager(kernel_name="python3")
