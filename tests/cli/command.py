@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.in_process import run_main
-from tests.support import SCRIPTS
+from tests.support import SCRIPTS, SLACK
 
 TRAIN_NUMPY = SCRIPTS / "train_numpy.py"
 PROGRAM = Path(sys.executable).with_name("holdfast")
@@ -43,7 +43,7 @@ def holdfast_process(
     *arguments: Any, env: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Start the program, and wait for its end; through pipes, unless `options` say otherwise."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60 * SLACK}
     return subprocess.run(
         [PROGRAM, *map(str, arguments)],
         text=True,
