@@ -6,7 +6,6 @@ import re
 import subprocess
 import textwrap
 
-import jupyter_client
 import pytest
 
 from holdfast._progress import Standing, line
@@ -97,6 +96,7 @@ def test_the_lines_become_rarer(monkeypatch):
 
 @pytest.mark.layer("interactive")
 def test_a_notebook_gets_plain_lines(surroundings, tmp_path):
+    jupyter_client = pytest.importorskip("jupyter_client", reason="pip install ipykernel")
     manager = jupyter_client.KernelManager(kernel_name="python3")
     env = surroundings(JUPYTER_PLATFORM_DIRS="1", IPYTHONDIR=str(tmp_path))
     manager.start_kernel(env=env)
