@@ -210,7 +210,7 @@ print("went on with", state["x"])
 """
 
 
-# A run at a prompt of pdb is in tests/hangs/test_held.py, without a leader.
+# A run at a prompt of pdb is in tests/hangs/test_held.py; the leader waits for either in one way.
 @pytest.mark.parametrize(
     "text",
     [_PLAIN, pytest.param(_IN_A_RUN, marks=pytest.mark.nightly)],
@@ -234,7 +234,7 @@ def test_a_prompt_of_pdb_is_waited_for_however_long(tmp_path, folder, state, tex
         job.end()
 
 
-@pytest.mark.nightly  # who traces is told of strace in tests/hangs/test_held.py
+@pytest.mark.nightly  # a tracer is seen in test_look.py; what is held is waited for as above
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
 def test_a_command_that_gdb_holds_is_waited_for_and_judged_afterwards(led):
     trainer = led(_HANGS)
@@ -283,6 +283,7 @@ def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, g
     assert trainer.wait() == 0, trainer.output  # it was killed, and goes on
 
 
+# Where the interpreter is free, the run leaves by itself: test_hangs.py.
 @pytest.mark.parametrize(
     "stick", ["with-gil", pytest.param("without-gil", marks=pytest.mark.nightly)]
 )
