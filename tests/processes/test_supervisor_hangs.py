@@ -115,6 +115,7 @@ def test_a_command_that_hangs_is_named_and_killed_with_all_that_it_has_started(l
     }
 
 
+@pytest.mark.nightly  # of a run: test_a_run_that_hangs_is_saved_ended_and_goes_on_to_the_same_bits
 def test_it_is_started_again_where_that_is_wanted(led, state):
     prefix = (*RUN, "--max-restarts", "1", "--hang-timeout", "1", "--")
     trainer = led(
@@ -149,6 +150,7 @@ def test_whatever_prints_or_computes_is_no_hang(led, tmp_path):
     assert "hang" not in trainer.output
 
 
+@pytest.mark.nightly  # of a run: test_hangs.py
 def test_a_reader_that_does_not_read_is_no_hang_of_the_command(state):
     env = environment(HOLDFAST_STATE=str(state))
     process = subprocess.Popen(
@@ -165,6 +167,7 @@ def test_a_reader_that_does_not_read_is_no_hang_of_the_command(state):
         assert process.wait(20) == 0
 
 
+@pytest.mark.nightly  # of a run: test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option
 def test_without_the_option_nothing_is_ended(led, state):
     trainer = led(_HANGS, prefix=(*RUN, "--"))
     trainer.wait_for("ready")
@@ -177,6 +180,7 @@ def test_without_the_option_nothing_is_ended(led, state):
 # -- held by a person -------------------------------------------------------------------
 
 
+@pytest.mark.nightly  # the leader waits in the same way at a prompt of pdb: below
 def test_a_command_that_is_stopped_is_waited_for(led):
     trainer = led(
         """\
