@@ -49,7 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--record-evidence"):
         config.option.markexpr = ""
-        items[:] = [each for each in items if "keep_evidence" in getattr(each, "fixturenames", ())]
+        kept = [each for each in items if "keep_evidence" in getattr(each, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[each for each in items if each not in kept])
+        items[:] = kept
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_a_run_that_finished(stage):
         assert verdict.cause is Cause.FINISHED, text_of(verdict)
 
 
-@pytest.mark.nightly  # a process that lives is in test_why.py, a run in tests/hangs/test_held.py
+@pytest.mark.nightly  # test_why.py has a process that lives, tests/hangs/test_one_process.py a run
 def test_a_run_that_goes_on(stage):
     trainer = _start(stage)
     trainer.wait_for("dying")

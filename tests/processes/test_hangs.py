@@ -103,7 +103,7 @@ def test_under_a_leader_it_saves_and_leaves_with_77(folder, light, light_referen
     assert again.state_hash() == light_reference(60)
 
 
-# tests/hangs/test_held.py has it without a leader, tests/ranks/test_hangs.py with one.
+# tests/ranks/test_hangs.py has it of a rank.
 @pytest.mark.nightly
 def test_what_is_stopped_is_no_hang_and_is_never_killed(folder, light):
     led = environment(HOLDFAST_HANG_TIMEOUT="1.5")

@@ -114,6 +114,7 @@ def test_a_command_that_hangs_is_named_and_killed_with_all_that_it_has_started(l
     }
 
 
+@pytest.mark.nightly  # of a run: test_a_run_that_hangs_is_saved_ended_and_goes_on_to_the_same_bits
 def test_it_is_started_again_where_that_is_wanted(led, state):
     prefix = (*RUN, "--max-restarts", "1", "--hang-timeout", "1", "--")
     trainer = led(
@@ -148,6 +149,7 @@ def test_whatever_prints_or_computes_is_no_hang(led, tmp_path):
     assert "hang" not in trainer.output
 
 
+@pytest.mark.nightly  # of a run: test_hangs.py
 def test_a_reader_that_does_not_read_is_no_hang_of_the_command(state):
     env = environment(HOLDFAST_STATE=str(state))
     process = subprocess.Popen(
@@ -164,6 +166,7 @@ def test_a_reader_that_does_not_read_is_no_hang_of_the_command(state):
         assert process.wait(20) == 0
 
 
+@pytest.mark.nightly  # of a run: test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option
 def test_without_the_option_nothing_is_ended(led, state):
     trainer = led(_HANGS, prefix=(*RUN, "--"))
     trainer.wait_for("ready")
@@ -176,6 +179,7 @@ def test_without_the_option_nothing_is_ended(led, state):
 # -- held by a person -------------------------------------------------------------------
 
 
+@pytest.mark.nightly  # the leader waits in the same way at a prompt of pdb: below
 def test_a_command_that_is_stopped_is_waited_for(led):
     trainer = led(
         """\
@@ -209,7 +213,7 @@ print("went on with", state["x"])
 """
 
 
-# A run at a prompt of pdb is in tests/hangs/test_held.py, without a leader.
+# A run at a prompt of pdb is in tests/hangs/test_held.py; the leader waits for either in one way.
 @pytest.mark.parametrize(
     "text",
     [_PLAIN, pytest.param(_IN_A_RUN, marks=pytest.mark.nightly)],
@@ -233,7 +237,7 @@ def test_a_prompt_of_pdb_is_waited_for_however_long(tmp_path, folder, state, tex
         job.end()
 
 
-@pytest.mark.nightly  # who traces is told of strace in tests/hangs/test_held.py
+@pytest.mark.nightly  # a tracer is seen in test_look.py; what is held is waited for as above
 @pytest.mark.layer("interactive")
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
 def test_a_command_that_gdb_holds_is_waited_for_and_judged_afterwards(led):
@@ -283,6 +287,7 @@ def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, g
     assert trainer.wait() == 0, trainer.output  # it was killed, and goes on
 
 
+# Where the interpreter is free, the run leaves by itself: test_hangs.py.
 @pytest.mark.parametrize(
     "stick", ["with-gil", pytest.param("without-gil", marks=pytest.mark.nightly)]
 )

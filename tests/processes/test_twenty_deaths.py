@@ -13,6 +13,9 @@ from tests.cli.command import PROGRAM
 from tests.support import SCRIPTS, environment, journal_events, keepers
 
 pytestmark = [
+    # A leader that starts again is in test_supervisor_restarts.py, equal bits after a kill in
+    # test_kill.py.
+    pytest.mark.nightly,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it steps aside"),
 ]

@@ -24,12 +24,14 @@ def _check_goes_on(jobs, undisturbed, step, *, world=2, **plan) -> None:
 @pytest.mark.parametrize(
     ("meets", "world", "killed"),
     [
-        ("group", 2, 0),
         ("files", 2, 1),
         ("group", 4, 2),
         *(
             pytest.param(*each, marks=pytest.mark.nightly)  # as those above
-            for each in (("group", 2, 1), ("files", 2, 0), *(("group", 4, n) for n in (0, 1, 3)))
+            for each in (
+                *(("group", 2, 0), ("group", 2, 1), ("files", 2, 0)),
+                *(("group", 4, rank) for rank in (0, 1, 3)),
+            )
         ),
     ],
 )
@@ -70,7 +72,9 @@ def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
     assert [jobs.post_mortem(rank)["status"] for rank in range(2)] == [-9, -9]
 
 
-@pytest.mark.parametrize("pauses", [[0.004, 0.02], [0.02, 0.004]])
+@pytest.mark.parametrize(
+    "pauses", [[0.004, 0.02], pytest.param([0.02, 0.004], marks=pytest.mark.nightly)]
+)
 def test_ranks_that_run_free_hold_a_step_in_common_that_a_kill_leaves(jobs, undisturbed, pauses):
     """It is set ahead of the quick one, and the slow one comes there later."""
     plan = {"meets": "files", "total": 4000}
@@ -137,7 +141,7 @@ def test_a_rank_that_raises_shows_its_traceback_and_the_others_a_sentence(
     _check_goes_on(jobs, undisturbed, step, meets=meets)
 
 
-@pytest.mark.parametrize("meets", ["group", "files"])
+@pytest.mark.parametrize("meets", ["group", pytest.param("files", marks=pytest.mark.nightly)])
 def test_a_signal_to_a_rank_before_its_loop_ends_all(jobs, meets):
     """It leaves at once, as any script does, and the others cannot go on without it."""
     events = [(1, 0, "before:sleep", 20.0)]

@@ -59,6 +59,9 @@ def test_a_rank_that_is_stopped_makes_the_others_wait_and_is_no_hang(jobs, undis
     assert jobs.events("hang") == []
 
 
+# tests/unit/test_hang_judge.py:
+# test_a_rank_in_a_phase_is_waited_for_as_long_as_the_phase_may_take
+@pytest.mark.nightly
 def test_ranks_that_wait_for_an_evaluation_of_one_do_not_hang(jobs):
     plan = {"loop": "eval", "total": 2, "evaluates": [0]}
     events = [(0, 12, "eval:sleep", 7.0)]
@@ -67,6 +70,7 @@ def test_ranks_that_wait_for_an_evaluation_of_one_do_not_hang(jobs):
     assert jobs.events("hang") == []
 
 
+@pytest.mark.nightly  # by `holdfast stacks` in tests/hangs/test_torch.py
 def test_the_stacks_of_all_ranks_are_there_when_somebody_asks(jobs):
     events = [(1, 10, "gate", str(jobs.gate))]
     job = jobs.start(total=_TOTAL, pauses=0.01, events=events)
