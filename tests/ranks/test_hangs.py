@@ -6,6 +6,8 @@ import json
 import signal
 import time
 
+import pytest
+
 from holdfast._record.attempts import read_json
 from holdfast._stop.request import ask
 from tests.support import checkpoint_steps, wait_until
