@@ -11,8 +11,8 @@ import random
 import signal
 import time
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,32 +20,32 @@ from tests.data.lives import Line, Training, interrupt_all
 from tests.fork_server import ForkServer
 from tests.support import wait_until
 
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
 torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
 
 from tests.data.kinds import KINDS
 
+Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
+# One of each way to bring a loader to its place: by its sampler, by the state of a data set, by the
+# loader's own state, by replay. All the others are nightly.
+STOPPED = ("fork", "iterable_workers", "stateful_map", "list", "several", "accumulate")
+KILLED = ("fork", "iterable_stateful")
+
+
+def _kinds(often: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(k, marks=[] if k in often else [pytest.mark.nightly]) for k in KINDS]
+
+
 STOPS = [4, pytest.param(10, marks=pytest.mark.nightly)]
 KILLS = [6, pytest.param(10, marks=pytest.mark.nightly)]
-Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
-# Spawned workers import torch in every life: a minute and more. tests/data/test_jobs.py has some.
-# The others differ from a kind that is here by their number of workers, or by little else.
-NIGHTLY = {"spawn", "prefetch", "batch_sampler", "subset", "weighted", "drop_last"}
-NIGHTLY |= {"generator_outside", "iterable", "iterable_one_by_one", "accumulate_iterable"}
-NIGHTLY |= {kind for kind in KINDS if kind.endswith(("_alone", "_own", "_stateless"))}
-SOME_STOPPED = [
-    pytest.param(kind, marks=[pytest.mark.nightly] if kind in NIGHTLY else []) for kind in KINDS
-]
-# What differs after a kill is how much is made again, not how a kind is brought to its place.
-KILLED = ("fork", "persistent", "iterable_workers", "stateful_map", "several", "accumulate")
-SOME_KILLED = [
-    pytest.param(kind, marks=[] if kind in KILLED else [pytest.mark.nightly]) for kind in KINDS
-]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", KILLS)
-@pytest.mark.parametrize("kind", SOME_KILLED)
+@pytest.mark.parametrize("kind", _kinds(KILLED))
 def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
     kind: str, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ):
@@ -57,7 +57,7 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", STOPS)
-@pytest.mark.parametrize("kind", SOME_STOPPED)
+@pytest.mark.parametrize("kind", _kinds(STOPPED))
 def test_stopped_at_random_instants_no_batch_is_given_twice(
     kind: str, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ):
@@ -72,7 +72,7 @@ def test_stopped_at_random_instants_no_batch_is_given_twice(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _kinds({*STOPPED, *KILLED}))
 def test_an_undisturbed_epoch_has_every_sample_once(kind: str, undisturbed: Undisturbed):
     lines, _ = undisturbed(kind)
     loops: dict[tuple[int, str], list[int]] = {}
