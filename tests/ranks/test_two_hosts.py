@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from holdfast._record.manifest import parse
-from tests.cli.command import succeed
+from tests.cli.command import holdfast_process, output_of
 from tests.ranks.hosts import SCRIPT, TwoHosts, has_ipv6, why_not
 from tests.support import checkpoint_steps, journal_events, wait_until
 
@@ -106,7 +106,7 @@ def _start(hosts, *arguments, **variables):
 def _save(hosts):
     """Ask both for a checkpoint, as a person does; returns its step."""
     before = len(checkpoint_steps(hosts.folder))
-    succeed("save", hosts.folder)
+    output_of(holdfast_process("save", hosts.folder))
     wait_until(lambda: len(checkpoint_steps(hosts.folder)) > before, 20, "a checkpoint")
     step = checkpoint_steps(hosts.folder)[-1]
     _check_checkpoint(hosts, step)
@@ -157,7 +157,7 @@ def test_a_stop_while_the_cable_is_cut_reaches_both_by_mail(hosts):
     for rank in ranks:
         rank.wait_for_step(rank.step + 5)
     wait_until(lambda: not hosts.hosts[1].talks_to(), 10, "the end of the connection")
-    succeed("stop", hosts.folder)
+    output_of(holdfast_process("stop", hosts.folder))
     step = _check_stop(hosts, ranks, 130, 30)
     hosts.heal()
     _check_goes_on(hosts, step)
@@ -194,7 +194,7 @@ def test_after_a_cable_with_ipv6_is_healed_checkpoints_are_of_both_again(hosts):
     _wait_for_event(hosts, "keeper-found")
     wait_until(lambda: _common_step(hosts) > reached, 30, "a newer snapshot that both hold")
     assert _save(hosts) > reached
-    succeed("stop", hosts.folder)
+    output_of(holdfast_process("stop", hosts.folder))
     _check_goes_on(hosts, _check_stop(hosts, ranks, 130, 15))
 
 
@@ -211,7 +211,7 @@ def test_a_cut_for_longer_than_a_lost_host_is_waited_for_ends_nobody(hosts):
     hosts.heal()
     _wait_for_event(hosts, "keeper-found")
     assert _events(hosts, "rank-died") == []
-    succeed("stop", hosts.folder)
+    output_of(holdfast_process("stop", hosts.folder))
     _check_stop(hosts, ranks, 130, 15)
 
 
