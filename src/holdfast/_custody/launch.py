@@ -23,6 +23,7 @@ from holdfast._save.control import ControlPage
 from holdfast._say import say
 from holdfast._slurm.job import Job
 from holdfast._stop.dump import StackDump
+from holdfast._watch.run_queue import FairDeadline
 
 _GOODBYE_SECONDS = 600.0
 _PART_SECONDS = 5.0
@@ -139,8 +140,8 @@ class KeeperLink:
     def part(self) -> None:
         """Say goodbye and do not wait: it has told us already that all is durable."""
         self.send("goodbye")
-        deadline = time.monotonic() + _PART_SECONDS
-        while not self._outbox.is_empty and time.monotonic() < deadline and self.is_alive():
+        deadline = FairDeadline(_PART_SECONDS, lambda: [self.pid])
+        while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
             self.flush()
             time.sleep(0.001)
         self.close()

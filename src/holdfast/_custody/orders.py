@@ -165,6 +165,10 @@ class Custody:
     def keeper_pid(self) -> int | None:
         return self._link.pid if self._link else None
 
+    def keeper_pids(self) -> list[int]:
+        """The same for a deadline, which moves while the keeper waits for a processor."""
+        return [self._link.pid] if self._link else []
+
     def serve(self, snapshots: Snapshots) -> None:
         """Say whose slots are to be kept."""
         self._snapshots = snapshots
