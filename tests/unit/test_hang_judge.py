@@ -6,87 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast._keeper.hang_judge import ANSWER_SECONDS, HangJudge
+from holdfast._keeper.hang_judge import ANSWER_SECONDS
 from holdfast._keeper.hang_record import slim
-
-IDLE: dict[str, Any] = {}
-BUSY = {"cpu": 1.0}
-MOVING = {"moved": True}
-DISK = {"state": "D"}
-STOPPED = {"state": "T"}
-TRACED = {"tracer": 77, "tracer_name": "gdb"}
-
-
-def make_look(rank: int, does: dict[str, Any] = IDLE, line: int = 7, **more: Any) -> dict[str, Any]:
-    frames = [{"file": "train.py", "line": line, "name": "step"}]
-    thread = {"tid": 5, "is_main": True, "frames": frames, "moved": does.get("moved", False)}
-    process = {"pid": 5, "state": "S", "cpu": 0.0, "threads": [thread], **does}
-    process.pop("moved", None)
-    told = {"rank": rank, "mark": 20, "boundary_age": 25.0, "stretch": "step"}
-    return {"seconds": 0.5, "processes": [process], "patience": 20.0, "stood": 25.0, **told, **more}
-
-
-class Scene:
-    """The hands of a judge, its clock, and ranks that answer as they are told."""
-
-    def __init__(self, ranks: int = 1, policy: str = "report") -> None:
-        self.time = 1000.0
-        self.looks: dict[int, dict[str, Any] | None] = {r: make_look(r) for r in range(ranks)}
-        self.notes: list[str] = []
-        self.said: list[str] = []
-        self.orders: list[tuple[int, str]] = []
-        self.filed: list[dict[str, Any]] = []
-        self.restarted: list[int | None] = []
-        self.since: dict[int, float] = {}  # when a stuck rank stood already
-        self.starved = 0.0  # of each second, that its main thread waits for a processor
-        self._policy = policy
-        self.cause = "hang-lock"
-        self.judge = HangJudge(self, lambda: self.time)
-
-    def ranks(self) -> list[int]:
-        return sorted(self.looks)
-
-    def order(self, rank: int, kind: str, **fields: Any) -> None:
-        self.orders.append((rank, kind))
-        look = self.looks[rank]
-        if kind == "look" and look is not None:
-            if rank in self.since:
-                look = {**look, "stood": self.time - self.since[rank]}
-            self.judge.hear(rank, {"kind": "looked", "look": look, **fields})
-
-    def say(self, kind: str, **fields: Any) -> None:
-        self.said.append(kind)
-
-    def note(self, event: str, **fields: Any) -> None:
-        self.notes.append(event)
-
-    def facts(self) -> dict[str, Any]:
-        return {"policy": self._policy, "attempt": 1, "durable_step": 3}
-
-    def file(self, record: dict[str, Any]) -> None:
-        self.filed.append(record)
-        record |= {"cause": self.cause, "sentence": "It waits."}
-        self.judge.explained(record, 0)
-
-    def file_again(self, record: dict[str, Any]) -> None:
-        self.filed.append(dict(record))
-
-    def restart(self, rank: int | None) -> None:
-        self.restarted.append(rank)
-
-    def stuck(self, rank: int = 0, **more: Any) -> None:
-        told = {"stood": 20.0, "patience": 20.0, "how": "learned", "paused": "", **more}
-        self.since[rank] = self.time - told["stood"]
-        self.judge.hear(rank, {"kind": "stuck", **told})
-
-    def going(self, rank: int = 0, *, moved: bool = True) -> None:
-        self.judge.hear(rank, {"kind": "going", "moved": moved})
-
-    def wait(self, seconds: float) -> None:
-        for _ in range(int(4 * seconds)):
-            self.time += 0.25
-            self.since = {r: at + 0.25 * self.starved for r, at in self.since.items()}
-            self.judge.tick()
+from tests.unit.hang_scene import BUSY, DISK, MOVING, STOPPED, TRACED, Scene, make_look
 
 
 def test_one_that_is_idle_twice_hangs():
@@ -335,69 +257,6 @@ def test_nothing_seen_is_no_proof():
     scene.stuck()
     scene.wait(100)
     assert scene.notes == ["slow"]
-
-
-def test_time_for_which_its_main_thread_waits_for_a_processor_is_not_counted():
-    """It computes at one line: reported after 80 s in which it could run, which take 1600 s."""
-    scene = Scene()
-    scene.looks[0] = make_look(0, BUSY)
-    scene.starved = 0.95
-    scene.stuck()
-    scene.wait(1100)
-    assert scene.filed == []
-    scene.wait(200)
-    assert [record["activity"] for record in scene.filed] == ["busy"]
-
-
-def _with_worker(waits: float) -> dict[str, Any]:
-    look = make_look(0)
-    worker = {"tid": 9, "is_main": True, "state": "R", "waits": waits, "moved": False}
-    look["processes"].append({"pid": 9, "state": "R", "cpu": 1.0 - waits, "threads": [worker]})
-    worker["frames"] = [{"file": "data.py", "line": 3, "name": "decode"}]
-    return look
-
-
-def test_one_whose_worker_waits_for_a_processor_has_as_much_longer_as_that_waits():
-    scene = Scene()
-    scene.looks[0] = _with_worker(0.95)  # a twentieth of a core is its own
-    scene.stuck()
-    scene.wait(1500)
-    assert scene.filed == []
-    scene.wait(100)
-    assert len(scene.filed) == 1, "80 s of work were enough for a worker that nobody disturbs"
-
-
-def test_a_worker_that_nobody_disturbs_has_no_longer():
-    scene = Scene()
-    scene.looks[0] = _with_worker(0.0)
-    scene.stuck()
-    scene.wait(70)
-    assert len(scene.filed) == 1
-
-
-def test_what_waits_for_a_processor_is_not_idle_however_little_it_computes():
-    scene = Scene(policy="restart")
-    look = make_look(0)
-    look["processes"][0]["threads"][0]["waits"] = 1.0
-    scene.looks[0], scene.starved = look, 1.0
-    scene.stuck(how="given", patience=1.0, stood=1.0)
-    scene.wait(3600)
-    assert (scene.restarted, scene.notes) == ([], [])
-
-
-def test_a_keeper_that_says_that_it_still_looks_is_waited_for():
-    scene = Scene(2)
-    scene.looks[1] = None
-    scene.stuck(0)
-    scene.wait(1)
-    for _ in range(20):
-        scene.judge.hear(1, {"kind": "looking", "round": scene.judge._count})
-        scene.wait(5)
-    assert scene.filed == []
-    scene.judge.hear(1, {"kind": "looked", "round": scene.judge._count, "look": make_look(1)})
-    scene.looks[1] = make_look(1)
-    scene.wait(5)
-    assert [record["missing"] for record in scene.filed] == [[]]
 
 
 def test_a_large_look_is_made_to_fit():

@@ -53,6 +53,7 @@ class Ends:
     pidfd: int | None
     trainer_pid: int
     stacks: int | None = None  # the file that the trainer writes its stacks into when asked
+    counters: dict[str, Any] | None = None  # of OOM kills, when the keeper was started
 
 
 class Asked:

@@ -50,7 +50,7 @@ class Keeper(Asked):
         selector.register(self._ends.signals, selectors.EVENT_READ, self._hear_signals)
         if self._ends.pidfd is not None:
             selector.register(self._ends.pidfd, selectors.EVENT_READ, self._bury)
-        self._memory = MemoryWatch(self._ends.trainer_pid)
+        self._memory = MemoryWatch(self._ends.trainer_pid, self._ends.counters)
         self._hangs = Hangs(self)
         self._change = Change()
         path = self._policy.layout.series(self._policy.attempt)
