@@ -290,7 +290,7 @@ class Attempt(Boundaries):
             phase=None if error is None else self._phases.was_left_by(error),
             where="loop" if is_in_loop and not self._words[DONE] else "outside",
             state=self._state,
-            counters=self._custody.first_counters if self._custody else None,
+            counters=self._custody.first_counters,
         )
 
     def _keep_last(self, error: BaseException | None) -> bool:

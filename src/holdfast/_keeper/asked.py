@@ -40,6 +40,7 @@ _HEAR_SECONDS = 3.0  # for a phase to hear of a stop: a long call in C does not
 _LEAVING_SECONDS = 10.0
 _LEAST_SECONDS = 20.0
 _SIGNALS_KEPT = 32
+_MOST_PENDING = 1000
 _OF_CHILDREN = (signal.SIGCHLD,)  # loaders handle it; it is no news of the run
 
 
@@ -338,6 +339,7 @@ class Asked:
 
     def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
         """Write the newest whole slot unless it is durable already; False if there is none."""
+        self._hear_pending()
         for _ in range(100):
             newest = self._holdings.newest()
             if newest is None or newest[1].sequence <= self._durable_sequence:
@@ -348,6 +350,17 @@ class Asked:
                 return True
             time.sleep(0.01)  # the trainer has just made a newer one whole
         return False
+
+    def _hear_pending(self) -> None:
+        """Hear all that the trainer has sent: a keeper that starts late knows no arena yet."""
+        for _ in range(_MOST_PENDING):
+            if not any(key.fileobj is self._ends.link for key, _ in self._selector.select(0)):
+                return
+            self._hear()
+
+    def _hear(self) -> None:
+        """Take in one message of the trainer."""
+        raise NotImplementedError
 
     def _outcome(self, outcome: Outcome) -> None:
         """A write has ended, well or not."""
