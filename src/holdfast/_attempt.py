@@ -281,8 +281,7 @@ class Attempt(Boundaries):
         # A loop that an exception has left is over by now.
         is_in_loop = self._loop_number >= 0 or self._is_by_hand
         return Scene(
-            self._layout,
-            self.attempt,
+            *(self._layout, self.attempt),
             rank=0 if party is None else party.rank,
             ranks=1 if party is None else party.size,
             step=self.step,
@@ -291,6 +290,7 @@ class Attempt(Boundaries):
             phase=None if error is None else self._phases.was_left_by(error),
             where="loop" if is_in_loop and not self._words[DONE] else "outside",
             state=self._state,
+            counters=self._custody.first_counters,
         )
 
     def _keep_last(self, error: BaseException | None) -> bool:

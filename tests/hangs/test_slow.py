@@ -24,6 +24,7 @@ def _check(stage, *says):
         assert each in text, text
     assert verdict["advice"]
     assert not stage.layout.hang(1).exists()
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -45,9 +46,45 @@ def test_steps_20_times_slower_since_something_looks_on(how, by, stage):
 
 @pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
 def test_more_threads_than_cores(stage):
-    trainer = stage.start("many-threads", "--timeout", 1, "--at", 200)
+    """Twelve that never end, and at times the main thread or our own beside them."""
+    trainer = stage.start("many-threads", "--timeout", 1, "--at", 50)
     trainer.wait_for("hanging")
-    _check(stage, "12 threads", "1 core", "OMP_NUM_THREADS")
+    verdict = _check(stage, "threads of it want to run on 1 core", "OMP_NUM_THREADS")
+    (number,) = re.findall(r"(\d+) threads of it want to run", verdict["sentence"])
+    assert int(number) in range(12, 15)
+
+
+def test_more_threads_than_cores_by_figures():
+    verdict = judge(_slow_run([_thread(tid, "R", waits=0.9) for tid in range(12)], cores=1))
+    assert verdict.cause is Cause.SLOW
+    assert "12 threads of it want to run on 1 core" in verdict.sentence
+    assert "OMP_NUM_THREADS=1" in verdict.advice[0]
+
+
+def test_other_processes_on_the_same_cores_by_figures():
+    verdict = judge(_slow_run([_thread(0, "R", waits=0.95), _thread(1, "S")], cores=2))
+    assert verdict.cause is Cause.SLOW
+    assert "it waits for a processor 95% of the time: other processes have them" in verdict.sentence
+
+
+def _thread(tid, state, **more):
+    frame = {"file": "/home/ada/train.py", "line": 12, "name": "<module>"}
+    told = {"tid": tid, "is_main": tid == 0, "state": state, "cpu": 0.05, "moved": False}
+    return {**told, "frames": [frame] if tid == 0 else [], **more}
+
+
+def _slow_run(threads, cores):
+    """One whose steps take six times as long as before."""
+    process = {"pid": 8732, "name": "python", "state": "R", "cpu": 0.1, "threads": threads}
+    look = {
+        **{"seconds": 0.5, "by": "py-spy", "cores": cores, "rank": 0, "step": 327},
+        **{"boundary_age": 0.01, "pulse_age": 0.55, "in_loop": True, "usual_step_seconds": 0.02},
+        "processes": [process],
+    }
+    evidence = Evidence(subject="runs/a", kind="run", is_live=True)
+    evidence.beat = {"step": 327, "pace": {"usual": 0.02, "now": 0.12, "disturbed": []}}
+    evidence.look = {"looks": [look], "missing": []}
+    return evidence
 
 
 @pytest.mark.nightly  # by its figures: below

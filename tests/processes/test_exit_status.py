@@ -58,7 +58,10 @@ def test_ctrl_backslash_dies_of_the_signal_with_stacks_and_the_last_snapshot(
     trainer.send(signal.SIGQUIT)
     assert trainer.wait() == -signal.SIGQUIT
     wait_for_keeper_gone(folder)
-    assert "in wait_for" in (folder / "attempts/0001/stacks.txt").read_text()
+    stacks = (folder / "attempts/0001/stacks.txt").read_text()
+    assert "in wait_for" in stacks
+    # Other threads change their stacks meanwhile: to walk those has ended trainings by SIGSEGV.
+    assert stacks.count("most recent call first") == 1
     assert checkpoint_steps(folder) == [in_memory]
     assert journal_events(folder, "death")[0]["durable_step"] == in_memory
     again = light(folder, "--total", 40)

@@ -244,7 +244,7 @@ def test_a_look_that_stands_itself_tells_what_it_knows(child, monkeypatch):
     process = child(LOCKED)
     gate = threading.Event()
     monkeypatch.setattr(looks, "command_of", lambda pid: gate.wait(60))
-    monkeypatch.setattr(looks, "_LONGEST_SECONDS", 1.0)
+    monkeypatch.setattr(looks, "_SILENT_SECONDS", 1.0)
     looker = Looker(process.pid)
     record = looker.look()
     assert line_of(main_thread(record)) == 6

@@ -12,6 +12,7 @@ from tests.processes.conftest import EAGER
 from tests.support import (
     checkpoint_steps,
     journal_events,
+    keepers,
     wait_for_keeper_gone,
     wait_until,
 )
@@ -50,6 +51,18 @@ def test_stop_now_leaves_in_mid_step_with_the_last_snapshot(folder, light, light
     again = light(folder, "--total", 40)
     assert again.ready() == in_memory
     assert again.state_hash() == light_reference(40)
+
+
+def test_stop_now_to_a_keeper_that_starts_late_leaves_with_the_last_snapshot(folder, light):
+    trainer = light(folder, *_HELD)
+    (keeper,) = wait_until(lambda: keepers(folder), what="the keeper")
+    keeper.suspend()  # as on a machine that gives it no processor
+    in_memory = int(trainer.wait_for("holding").split()[1])
+    holdfast.stop(folder, now=True)
+    keeper.resume()
+    assert trainer.wait(20) == 130
+    assert f"step {in_memory} is durable. Status 130." in trainer.wait_for("leaving at once")
+    assert checkpoint_steps(folder) == [in_memory]
 
 
 def test_save_makes_a_checkpoint_at_the_next_boundary(folder, gate, light, light_reference):

@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 from holdfast._errors import Stopped
+from holdfast._leave import frames as of_frames
 from holdfast._leave import last_words
 from holdfast._leave.frames import (
     errors_of,
@@ -18,6 +19,7 @@ from holdfast._leave.frames import (
     is_users,
     places_of,
     variables_of,
+    workers_of,
     written_targets,
 )
 from holdfast._leave.last_words import Scene, is_failure, leave_words
@@ -50,6 +52,42 @@ def test_a_stop_a_key_press_and_a_plain_exit_are_no_failures():
         assert not is_failure(error)
     for error in (ValueError(), SystemExit(256), SystemExit(-1), SystemExit("no"), MemoryError()):
         assert is_failure(error)
+
+
+class _Worker:
+    """A process that its parent is told of only after some questions, or never."""
+
+    def __init__(self, answers):
+        self.pid, self._answers = 4711, iter(answers)
+
+    @property
+    def exitcode(self):
+        return next(self._answers, None)
+
+
+@pytest.mark.parametrize(
+    ("stat", "answers", "status"),
+    [
+        (b"4711 (pt_data_worker) R 1 2 3 4 5 4194308 0", [None] * 20 + [-9] * 9, -9),
+        (b"4711 (pt_data_worker) S 1 2 3 4 5 4194304 0", [None, None, -9], None),  # it lives
+    ],
+    ids=["dying", "alive"],
+)
+def test_a_worker_that_is_dying_is_waited_for_until_it_is_known_how(
+    stat, answers, status, monkeypatch
+):
+    """The connection to it is reset a moment before."""
+    monkeypatch.setattr(of_frames, "_children", lambda: [_Worker(answers)])
+    monkeypatch.setattr(of_frames, "read_bytes", lambda path: stat)
+    (found,) = workers_of([])
+    assert (found["exitcode"], found["alive"]) == (status, status is None)
+
+
+def test_one_that_dies_for_ever_is_not_waited_for_as_long(monkeypatch):
+    monkeypatch.setattr(of_frames, "_DYING_SECONDS", 0.05)
+    monkeypatch.setattr(of_frames, "_children", lambda: [_Worker([])])
+    monkeypatch.setattr(of_frames, "read_bytes", lambda path: b"4711 (w) Z 1")
+    assert workers_of([])[0]["alive"]
 
 
 def test_an_exception_is_recorded_with_where_it_came_up(scene):

@@ -170,6 +170,33 @@ def test_who_was_away_himself_counts_anew():
     assert 19 < course.over_after() < 21.5
 
 
+def test_time_for_which_it_waited_for_a_processor_does_not_count():
+    course = Course(given_seconds=1.0)
+    course.train(10, 0.05)
+    waited = 500.0  # in all its life, most of it long ago
+    for _ in range(int(60 / _LOOK)):
+        waited += 0.95 * _LOOK
+        course.look(waited=waited)
+    assert course.patience.is_over(course.now)
+    assert course.patience.stood(course.now) == pytest.approx(3.0, abs=0.5)
+    course = Course(given_seconds=5.0)
+    course.train(10, 0.05)
+    for _ in range(int(60 / _LOOK)):
+        waited += 0.95 * _LOOK
+        course.look(waited=waited)
+    assert not course.patience.is_over(course.now)
+    assert 1.5 < course.over_after() < 2.5, "when nobody is in its way any more"
+
+
+def test_what_it_waited_before_its_last_step_is_not_set_off_against_a_hang():
+    course = Course()
+    course.train(10, 0.05)
+    course.look(waited=10.0)
+    course.train(600, 0.05, waited=None)  # in the calm nobody looks
+    course.look(waited=400.0)
+    assert 19 < course.over_after() < 21.5
+
+
 def test_a_profiler_gives_it_thirty_times_as_long():
     course = Course()
     course.train(10, 0.05)

@@ -13,8 +13,8 @@ from holdfast._stop import dump
 from holdfast._watch.activity import Activity, activity_of, debugger_of, innermost, is_users
 from holdfast._watch.fault_stacks import parse_stacks
 from holdfast._watch.frozen import is_frozen
-from holdfast._watch.look import _state
 from holdfast._watch.pyspy import _reason, find_pyspy
+from holdfast._watch.window import state_between
 
 
 def _thread(*names: str, **more: Any) -> dict[str, Any]:
@@ -46,6 +46,12 @@ def _look(*processes: dict[str, Any], **more: Any) -> dict[str, Any]:
         (_look(_process(cpu=0.9)), Activity.BUSY),
         (_look(_process(1, _thread(state="R"), cpu=0.05)), Activity.BUSY),  # others have the rest
         (_look(_process(1, _thread(state="R"), cpu=0.001)), Activity.IDLE),
+        # It was ready to run for all of the window, and others had the processors.
+        (_look(_process(1, _thread(state="R", waits=0.95), cpu=0.001)), Activity.BUSY),
+        (_look(_process(1, _thread(waits=0.7), cpu=0.01)), Activity.BUSY),
+        (_look(_process(1, _thread(state="S", waits=0.2), cpu=0.001)), Activity.IDLE),
+        (_look(_process(), _process(2, _thread(waits=0.9))), Activity.BUSY),
+        (_look(_process(1, _thread(), _thread(name="holdfast-pulse", waits=1.0))), Activity.IDLE),
         (_look(_process(1, _thread(moved=True))), Activity.MOVING),
         (_look(_process(io=10_000_000)), Activity.MOVING),
         (_look(_process(state="D", major_faults=500)), Activity.MOVING),
@@ -196,7 +202,7 @@ def test_any_text_can_be_read(text):
 
 
 def test_waiting_for_a_disk_counts_when_it_lasts():
-    assert [_state(*each) for each in ("DD", "DS", "SD", "RD", "RZ", "ST")] == [*"DSSRZT"]
+    assert [state_between(*each) for each in ("DD", "DS", "SD", "RD", "RZ", "ST")] == [*"DSSRZT"]
 
 
 def _cgroup(root: Path, line: str, mount: str, state: tuple[str, str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from holdfast._custody.orders import Custody
 from holdfast._data.prints import batch_print
 from holdfast._save.control import AGREES, DUE, HOLD, MARK, PLANNED, WAITS, WORK, at_work
+from holdfast._watch.run_queue import FairDeadline
 
 _DECISION_SECONDS = 15.0
 _FAREWELL_SECONDS = 90.0
@@ -120,14 +121,14 @@ class Crew:
             return next((d for d in self._decided if d.kind == "stop" and d.mark <= mark), None)
 
     def _wait_for_decision(self) -> None:
-        deadline = time.monotonic() + _DECISION_SECONDS
+        deadline = FairDeadline(_DECISION_SECONDS, self._custody.keeper_pids)
         keeper = self._custody.keeper_pid
         while True:
             self._words[WAITS] = number = int(self._words[HOLD])
             with self._changed:
                 if self._is_decided():
                     break
-                if time.monotonic() > deadline:
+                if deadline.is_over():
                     self._round = max(self._round, number)  # nobody answers any more
                     break
                 self._changed.wait(_LOOK_SECONDS if number > self._round else _HOLD_SECONDS)
@@ -224,8 +225,8 @@ class Crew:
         self._words[WORK] = AGREES
         self._custody.send("farewell", agreed=agreed, **told)
         keeper = self._custody.keeper_pid
-        deadline = time.monotonic() + _FAREWELL_SECONDS
-        while self._bye is None and time.monotonic() < deadline and self._custody.has_keeper:
+        deadline = FairDeadline(_FAREWELL_SECONDS, self._custody.keeper_pids)
+        while self._bye is None and not deadline.is_over() and self._custody.has_keeper:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
             self._custody.look_after_keeper()

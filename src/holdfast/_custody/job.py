@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +15,7 @@ from holdfast._record.identity import host_name
 from holdfast._say import say
 from holdfast._settings import Settings
 from holdfast._slurm.job import find_job
+from holdfast._watch.run_queue import FairDeadline
 
 _ANSWER_SECONDS = 50.0  # several questions to SLURM, each with its bound; most take none
 _LOOK_SECONDS = 0.05
@@ -76,9 +76,9 @@ class JobSide:
         say(found["said"])
 
     def _wait_for(self, kind: str) -> dict[str, Any] | None:
-        deadline = time.monotonic() + _ANSWER_SECONDS
+        deadline = FairDeadline(_ANSWER_SECONDS, self._custody.keeper_pids)
         keeper = self._custody.keeper_pid
-        while kind not in self._heard and time.monotonic() < deadline and keeper is not None:
+        while kind not in self._heard and not deadline.is_over() and keeper is not None:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
             self._custody.look_after_keeper()

@@ -23,6 +23,9 @@ from holdfast._save.control import ControlPage
 from holdfast._say import say
 from holdfast._slurm.job import Job
 from holdfast._stop.dump import StackDump
+from holdfast._watch.cgroup import MemoryCgroup
+from holdfast._watch.counters import read_counters
+from holdfast._watch.run_queue import FairDeadline
 
 _GOODBYE_SECONDS = 600.0
 _PART_SECONDS = 5.0
@@ -46,6 +49,7 @@ class KeeperPlan:
         self.numbers = list(numbers)
         self.control = ControlPage.create()
         self.dump = StackDump()
+        self.counters: dict[str, Any] | None = None  # of OOM kills, when the first was started
         # Of the plan and not of one keeper, so that the wakeup descriptor stays the same.
         self.signals_read, self.signals_write = os.pipe()
         os.set_blocking(self.signals_read, False)
@@ -68,6 +72,9 @@ class KeeperLink:
         pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
         inherited = [theirs.fileno(), plan.signals_read, plan.control.descriptor]
         inherited += [each for each in (pidfd, plan.dump.descriptor) if each is not None]
+        # Read here: by the keeper's first look the trainer may have been killed for memory.
+        counters = read_counters(MemoryCgroup.find(os.getpid()))
+        plan.counters = plan.counters or counters
         config = {
             "folder": str(policy.layout.folder),
             "run_id": policy.run_id,
@@ -83,6 +90,7 @@ class KeeperLink:
             "control": plan.control.descriptor,
             "stacks": plan.dump.descriptor,
             "pidfd": pidfd,
+            "counters": counters,
             "trainer_pid": os.getpid(),
             "rank": policy.rank,
             "size": policy.size,
@@ -139,8 +147,8 @@ class KeeperLink:
     def part(self) -> None:
         """Say goodbye and do not wait: it has told us already that all is durable."""
         self.send("goodbye")
-        deadline = time.monotonic() + _PART_SECONDS
-        while not self._outbox.is_empty and time.monotonic() < deadline and self.is_alive():
+        deadline = FairDeadline(_PART_SECONDS, lambda: [self.pid])
+        while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
             self.flush()
             time.sleep(0.001)
         self.close()

@@ -165,6 +165,15 @@ class Custody:
     def keeper_pid(self) -> int | None:
         return self._link.pid if self._link else None
 
+    @property
+    def first_counters(self) -> dict[str, Any] | None:
+        """What the kernel had counted of OOM kills when the run was opened."""
+        return None if self._plan is None else self._plan.counters
+
+    def keeper_pids(self) -> list[int]:
+        """The same for a deadline, which moves while the keeper waits for a processor."""
+        return [self._link.pid] if self._link else []
+
     def serve(self, snapshots: Snapshots) -> None:
         """Say whose slots are to be kept."""
         self._snapshots = snapshots

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast._custody.crew import Crew
     from holdfast._save.snapshots import Snapshots, Taken
 
-_SLOT_SECONDS = 60.0
+_SLOT_SECONDS = 60.0  # less what the keeper waits for a processor
 _BAD = "a rule has called this step bad"
 _REST_SECONDS = 0.5  # for a slot, before a phase that may take minutes
 _LANDING_SECONDS = 5.0  # for a copy that a device has begun
@@ -75,6 +75,7 @@ class Saver:
                 common=lambda: int(custody.words[COMMON]) - 1,
                 landed=self._on_landed,
                 attend=custody.look_after_keeper,
+                readers=custody.keeper_pids,
             )
             custody.serve(self._snapshots)
 

@@ -46,6 +46,7 @@ def main(config_text: str) -> None:
         pidfd=config["pidfd"],
         trainer_pid=config["trainer_pid"],
         stacks=config["stacks"],
+        counters=config["counters"],
     )
     numbers, grace = frozenset(config["numbers"]), config["grace"]
     job = None

@@ -28,6 +28,7 @@ from holdfast._save import control
 from holdfast._save.control import ControlPage
 from holdfast._slurm.cause import Cause
 from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
+from holdfast._watch.run_queue import FairDeadline
 
 _TERM_GRACE_SECONDS = 10.0
 _WARNING_GRACE_SECONDS = 30.0
@@ -39,6 +40,7 @@ _HEAR_SECONDS = 3.0  # for a phase to hear of a stop: a long call in C does not
 _LEAVING_SECONDS = 10.0
 _LEAST_SECONDS = 20.0
 _SIGNALS_KEPT = 32
+_MOST_PENDING = 1000
 _OF_CHILDREN = (signal.SIGCHLD,)  # loaders handle it; it is no news of the run
 
 
@@ -52,6 +54,7 @@ class Ends:
     pidfd: int | None
     trainer_pid: int
     stacks: int | None = None  # the file that the trainer writes its stacks into when asked
+    counters: dict[str, Any] | None = None  # of OOM kills, when the keeper was started
 
 
 class Asked:
@@ -83,13 +86,13 @@ class Asked:
         self._interrupted_at: float | None = None
         self._stop: tuple[str, int, int] | None = None  # reason, status, signal of what was asked
         self._insure_at: float | None = None  # when the last slot must be on its way to disk
-        self._kill_at: float | None = None
+        self._kill: FairDeadline | None = None  # when a trainer that is still there is killed
         self._away_at: float | None = None  # when a phase that heard nothing is left for it
         self._away: tuple[str, int] = ("", 0)
         self._has_nudged = False  # the next SIGINT is the trainer's own
         self._has_warned = False
         self._phase: str | None = None
-        self._bury_at: float | None = None
+        self._gone: FairDeadline | None = None  # when one without a goodbye counts as dead
         self._is_leaving = False
         self._has_killed = False  # a trainer that did not leave
         self._leave_status: int | None = None
@@ -207,7 +210,7 @@ class Asked:
     def _leave_now(self, reason: str, status: int) -> None:
         self._leave_status = status
         # A disk that hangs must not hold a person who wants to leave.
-        self._kill_at = time.monotonic() + _LEAVE_NOW_SECONDS
+        self._kill = FairDeadline(_LEAVE_NOW_SECONDS, lambda: [os.getpid()])
         if not self._persist_newest(reason, leave_status=status):
             self._send_away(reason, status)
 
@@ -231,10 +234,14 @@ class Asked:
 
     def _tell_to_leave(self, reason: str, status: int, **details: Any) -> None:
         self._leave_status = status
-        self._kill_at = time.monotonic() + _KILL_AFTER_SECONDS
+        self._kill = self._deadline(_KILL_AFTER_SECONDS)
         if status == statuses.HUNG:
             details["asked"] = False  # by nobody: whoever leads it is to start it again
         self._tell("leave", status=status, reason=reason, step=self._durable_step, **details)
+
+    def _deadline(self, seconds: float) -> FairDeadline:
+        """For the trainer, which may have to wait for a processor."""
+        return FairDeadline(seconds, lambda: [self._ends.trainer_pid])
 
     def _leave_hung(self, rank: int | None) -> None:  # noqa: ARG002  of several, which
         """It makes no step any more, and whoever leads it wants it to be started again."""
@@ -332,6 +339,7 @@ class Asked:
 
     def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
         """Write the newest whole slot unless it is durable already; False if there is none."""
+        self._hear_pending()
         for _ in range(100):
             newest = self._holdings.newest()
             if newest is None or newest[1].sequence <= self._durable_sequence:
@@ -342,6 +350,17 @@ class Asked:
                 return True
             time.sleep(0.01)  # the trainer has just made a newer one whole
         return False
+
+    def _hear_pending(self) -> None:
+        """Hear all that the trainer has sent: a keeper that starts late knows no arena yet."""
+        for _ in range(_MOST_PENDING):
+            if not any(key.fileobj is self._ends.link for key, _ in self._selector.select(0)):
+                return
+            self._hear()
+
+    def _hear(self) -> None:
+        """Take in one message of the trainer."""
+        raise NotImplementedError
 
     def _outcome(self, outcome: Outcome) -> None:
         """A write has ended, well or not."""

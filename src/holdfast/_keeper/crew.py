@@ -268,7 +268,7 @@ class CrewKeeper(KeeperAmongOthers):
         if self._trainer_gone:
             return
         self._trainer_gone, self._gone_at = True, time.monotonic()
-        self._kill_at = None
+        self._kill = None
         self._memory.stop()
         self._hear_the_rest()  # also of one that was told to leave: it may have made an arena
         self._end_series()

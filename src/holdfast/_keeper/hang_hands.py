@@ -34,6 +34,10 @@ class _Fitting:
     def look(self) -> dict[str, Any]:
         return slim(self._looker.look(), self._ranks)
 
+    @property
+    def alive_at(self) -> float:
+        return self._looker.alive_at
+
 
 class Hangs:
     """The watch, wired into one keeper. Whatever happens here, the keeper goes on."""

@@ -5,6 +5,7 @@ or computes, or is held by a person, the others wait for it, and that is no hang
 
     stuck → looks of all → idle      → again after a moment → hang
                          → computes  → after four times the patience → hang
+                                       (longer by what it waits for a processor)
                          → moves     → slow: look again later
                          → is held   → wait until it is let go; then everybody counts anew
 
@@ -24,6 +25,7 @@ from holdfast._keeper.hang_looks import (
     awaited_processes,
     by_cpu,
     computes_on,
+    crowding,
     held_by,
     is_deaf,
     wait_for,
@@ -31,7 +33,7 @@ from holdfast._keeper.hang_looks import (
 from holdfast._keeper.hang_record import NO_HANG
 from holdfast._watch.patience import FRESH, STEP
 
-ANSWER_SECONDS = 10.0  # for the looks of all ranks; a look itself has less
+ANSWER_SECONDS = 10.0  # without a word from a keeper that looks; one that gets on says so
 _AGAIN_SECONDS = 3.0  # between two looks at one that is idle
 _HELD_SECONDS = 15.0  # between two looks at one that is held in a way which cannot be told cheaply
 _NOBODY_SECONDS = 60.0  # until all are asked again, if no keeper has answered
@@ -62,7 +64,7 @@ class Hands(Protocol):
 class _Round:
     """One look at all ranks, on its way."""
 
-    began: float
+    heard_at: float  # when it began, or a keeper said last that it still looks
     asked: set[int]
     then: Callable[[dict[int, dict[str, Any]], list[int]], None]
     looks: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class HangJudge:
         self._next_at: float | None = None
         self._idle_since: float | None = None
         self._slack = 1.0
+        self._crowding = 1.0  # how many times longer work takes now, since others work here too
         self._busy_before: dict[int, Any] = {}  # the stacks of the last look
         self._awaited_before: dict[int, frozenset[int]] = {}
         self._is_slow = False
@@ -106,9 +109,11 @@ class HangJudge:
             self._on_stuck(rank, message)
         elif kind == "going":
             self._on_going(rank, moved=bool(message.get("moved")))
-        elif kind == "looked":
+        elif kind in ("looked", "looking"):
             found = self._rounds.get(message["round"])
-            if found is not None:
+            if found is not None and kind == "looking":
+                found.heard_at = self._clock()
+            elif found is not None:
                 found.looks[rank] = message["look"]
                 self._conclude_if_all(message["round"])
         else:
@@ -139,7 +144,8 @@ class HangJudge:
             self._end(moved=moved)
 
     def _begin(self) -> None:
-        self._next_at, self._idle_since, self._slack = 0.0, None, 1.0
+        self._next_at, self._idle_since = 0.0, None
+        self._slack = self._crowding = 1.0
         self._busy_before, self._awaited_before, self._is_slow = {}, {}, False
 
     def _end(self, *, moved: bool) -> None:
@@ -156,7 +162,7 @@ class HangJudge:
     def tick(self) -> None:
         now = self._clock()
         for number, each in list(self._rounds.items()):
-            if now - each.began > ANSWER_SECONDS:
+            if now - each.heard_at > ANSWER_SECONDS:
                 self._conclude(number)
         is_due = self._next_at is not None and now >= self._next_at
         if is_due and not self._is_asking and self._stuck and self.record is None:
@@ -200,7 +206,12 @@ class HangJudge:
         if self.held is not None:
             self._let_go()
             return
+        for rank, stuck in self._stuck.items():
+            # Of its own patience, which leaves out what it has waited for a processor.
+            stood = looks.get(rank, {}).get("stood")
+            stuck.since = stuck.since if stood is None else now - stood
         bound = {rank: look for rank, look in looks.items() if not self._is_free(look)}
+        self._crowding = max([self._crowding, *map(crowding, bound.values())])
         if (wait := wait_for(bound)) is not None:
             self._next_at, self._idle_since = now + wait, None
             return
@@ -234,7 +245,7 @@ class HangJudge:
 
     def _busy_seconds(self, stuck: _Stuck) -> float:
         how = stuck.how if stuck.how in _BUSY_TIMES else "learned"
-        found = _BUSY_TIMES[how] * stuck.patience
+        found = _BUSY_TIMES[how] * stuck.patience * self._crowding
         is_ended = self._hands.facts()["policy"] == "restart"
         return max(found, _LEAST_BUSY_SECONDS[how]) if is_ended else found
 

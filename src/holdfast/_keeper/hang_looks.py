@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast._watch.patience import FIRST, OUTSIDE, PHASE, WORK
 
-_COMPUTES = 0.2  # of a core
+_MOST_CROWDED = 60.0
 _WAIT_SECONDS = 5.0  # for a save
 _LONGEST_WAIT_SECONDS = 60.0  # for a phase that may take longer
 AT_WORK = ("BUSY", "POLLS")  # perhaps: these get more time
@@ -67,15 +67,37 @@ def wait_for(bound: dict[int, dict[str, Any]]) -> float | None:
     return min(waits, default=None)
 
 
+def crowding(look: dict[str, Any]) -> float:
+    """How many times longer the work of one takes, since others have the processors.
+
+    Not for the main thread of the trainer: its patience leaves out what that waits.
+    """
+    from holdfast._watch.activity import waiting_share  # only in trouble
+
+    shares = [0.0]
+    for number, process in enumerate(look.get("processes") or []):
+        threads = [
+            each for each in process.get("threads") or [] if number > 0 or not each.get("is_main")
+        ]
+        shares.append(waiting_share({"threads": threads}))
+    return min(_MOST_CROWDED, 1.0 / max(1.0 - max(shares), 1e-3))
+
+
 def computes_on(look: dict[str, Any]) -> bool:
     """Whether a process that computes does so at another place from one moment to the next."""
     for number, process in enumerate(look.get("processes") or []):
         stack, has_moved = main_stack(process)
         # Where a program below it stands that is not Python is not known: the benefit of the doubt.
         is_unknown = number > 0 and not stack
-        if (process.get("cpu") or 0.0) > _COMPUTES and (has_moved or is_unknown):
+        if _computes(process) and (has_moved or is_unknown):
             return True
     return False
+
+
+def _computes(process: dict[str, Any]) -> bool:
+    from holdfast._watch.activity import computes  # only in trouble
+
+    return computes(process)
 
 
 def main_stack(process: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
@@ -92,7 +114,7 @@ def by_cpu(look: dict[str, Any]) -> dict[int, Any]:
     """The stacks of the processes that compute, by pid."""
     found = {}
     for process in look.get("processes") or []:
-        if (process.get("cpu") or 0.0) > _COMPUTES:
+        if _computes(process):
             found[process.get("pid", 0)] = main_stack(process)[0]
     return found
 

@@ -18,9 +18,11 @@ from holdfast._keeper.beat import is_looked_at, state_of
 from holdfast._record.identity import host_name
 from holdfast._save import control
 from holdfast._watch.patience import Patience, Sight
+from holdfast._watch.run_queue import waited_seconds
 
 _TELL_AGAIN_SECONDS = 10.0  # to a judge who may be another one by now
-_LOOK_SECONDS = 8.0  # after which a look is not waited for any more
+_LOOK_SECONDS = 8.0  # without a sign of life, after which a look is not waited for any more
+_LOOKING_SECONDS = 3.0  # after which the judge is told that a look gets on
 _MOST_ABANDONED = 3  # of looks that never came back: each holds a thread
 _HELD_LOOK_SECONDS = 1.0
 _STALE_SECONDS = 10.0  # without a pulse: then what the thread has told of a debugger is old
@@ -30,6 +32,8 @@ class Looks(Protocol):
     """What can look at a tree of processes; may take seconds, and never raises."""
 
     def look(self) -> dict[str, Any]: ...
+    @property
+    def alive_at(self) -> float: ...  # when a look that is under way got on
 
 
 class HangWatch:
@@ -52,6 +56,7 @@ class HangWatch:
         self._looker: Looks | None = None
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
+        self._boundary = 0
         self._boottime = _asleep_seconds()
         self._told_at: float | None = None  # that the patience is over
         self._told_boundary = 0
@@ -60,7 +65,7 @@ class HangWatch:
         self._hold_look_at = 0.0
         self._is_held = False
         self._asked: list[int] = []  # the rounds that wait for the look that is on its way
-        self._look_until = 0.0
+        self._look_began = self._looking_at = 0.0
         self._look_number = 0
         self._abandoned = 0
         self._found: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
@@ -100,10 +105,17 @@ class HangWatch:
                 is_ours=bool(words[control.WORK]),
                 is_held=bool(paused) or self._is_held,
                 is_slowed=bool(words[control.DISTURBED] & control.SLOWING),
+                waited=self._waited_for_processor(),
             )
         )
         self._tell(now)
         self._take_looks(now)
+
+    def _waited_for_processor(self) -> float | None:
+        """Of the trainer's main thread; in the calm, when steps are made, nobody looks."""
+        boundary = int(self._words[control.BOUNDARY_NS])
+        before, self._boundary = self._boundary, boundary
+        return waited_seconds(self._pid, self._pid) if boundary == before else None
 
     def _tell(self, now: float) -> None:
         if not self._patience.is_over(now):
@@ -172,7 +184,7 @@ class HangWatch:
         if self._abandoned >= _MOST_ABANDONED:
             self._answer(_nothing(self._pid, "the looks before did not come to an end"))
             return
-        self._look_until = time.monotonic() + _LOOK_SECONDS
+        self._look_began = self._looking_at = time.monotonic()
         self._look_number += 1
         act = (self._look_number,)
         threading.Thread(target=self._look, args=act, name="look", daemon=True).start()
@@ -194,7 +206,16 @@ class HangWatch:
                 self._answer(look)
             else:
                 self._abandoned -= 1
-        if self._asked and now > self._look_until:
+        if not self._asked:
+            return
+        looker = self._looker
+        alive_at = max(self._look_began, 0.0 if looker is None else looker.alive_at)
+        if now - alive_at < _LOOK_SECONDS:
+            if now - self._looking_at > _LOOKING_SECONDS:
+                self._looking_at = now
+                for number in self._asked:
+                    self._post("looking", round=number)
+        else:
             self._abandoned += 1
             self._look_number += 1
             self._looker = None

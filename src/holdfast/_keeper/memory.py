@@ -10,12 +10,14 @@ cost a few of them and not dozens.
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._watch.counters import Counted, read_counters
+from holdfast._watch.cgroup import MemoryCgroup
+from holdfast._watch.counters import Counted, first_counters, read_counters
 from holdfast._watch.descend import Descendants
 from holdfast._watch.growth import Forecast, Growth
 from holdfast._watch.history import History
@@ -84,8 +86,9 @@ class Episodes:
 class MemoryWatch:
     """The watch over one trainer. Whatever a kernel shows, nothing is raised: saving goes on."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, counters: dict[str, Any] | None = None) -> None:
         self._pid = pid
+        self._counters = counters  # as they were before it could do any harm
         self._sight: _Sight | None = None  # from the first look on
         self._episodes = Episodes()
         self.next_at: float | None = 0.0
@@ -105,7 +108,7 @@ class MemoryWatch:
         began = time.thread_time()
         try:
             if self._sight is None:
-                self._sight = _Sight(self._pid)
+                self._sight = _Sight(self._pid, self._counters)
             period = self._sight.look(now)
         except Exception:  # noqa: BLE001  the keeper must live
             traceback.print_exc()
@@ -143,13 +146,16 @@ class MemoryWatch:
 class _Sight:
     """What is seen of one trainer and of its children."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, counters: dict[str, Any] | None) -> None:
         self._sampler = Sampler(pid)
+        # Of a trainer that is dead before the first look nothing is told: a keeper begins in its
+        # cgroup.
+        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
         self._family = Descendants(pid, self._sampler.tree)
         self._history = History()
         self._growth = Growth()
         self._full_at = 0.0
-        self.counted = Counted(read_counters(self._sampler.cgroup))
+        self.counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))
         self.newest: dict[str, Any] | None = None
         self.forecast: Forecast | None = None
 

@@ -18,6 +18,8 @@ from holdfast._keeper.memory import MemoryWatch
 from holdfast._record.attempts import write_json
 from holdfast._record.identity import host_name
 from holdfast._watch.deaths import exit_code, how_it_died
+from holdfast._watch.run_queue import FairDeadline
+from holdfast._watch.tree import parent
 
 _ASK_SECONDS = 0.6  # for its parent to hear of it: until then the system may not say
 _GONE_SECONDS = 0.05  # and once it has heard, an older kernel has nothing left to say
@@ -33,6 +35,8 @@ class PostMortem:
         self._path = policy.layout.death(policy.attempt, policy.rank)
         self._ends = ends
         self._watch = watch
+        # By whoever started it, which may have to wait for a processor first.
+        self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(ends.trainer_pid)])
         self._began = time.monotonic()
         self.status: int | None = None  # as subprocess gives it
         self.how: str | None = None  # in words
@@ -50,11 +54,16 @@ class PostMortem:
 
     def ask(self) -> bool:
         """Ask the system how it ended; whether it has said so, or never will."""
-        patience = _ASK_SECONDS if self._is_there() else _GONE_SECONDS
+        is_there = self._is_there()
         if self.status is None:
             dead = (self._ends.pidfd, self._ends.trainer_pid)
             self.status, self.how = exit_code(*dead), how_it_died(*dead)
-        return self.status is not None or time.monotonic() - self._began > patience
+        if self.status is not None:
+            return True
+        return self._heard.is_over() if is_there else self._is_gone_for_long()
+
+    def _is_gone_for_long(self) -> bool:
+        return time.monotonic() - self._began > _GONE_SECONDS
 
     def _is_there(self) -> bool:
         return Path(f"/proc/{self._ends.trainer_pid}").exists()

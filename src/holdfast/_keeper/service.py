@@ -50,7 +50,7 @@ class Keeper(Asked):
         selector.register(self._ends.signals, selectors.EVENT_READ, self._hear_signals)
         if self._ends.pidfd is not None:
             selector.register(self._ends.pidfd, selectors.EVENT_READ, self._bury)
-        self._memory = MemoryWatch(self._ends.trainer_pid)
+        self._memory = MemoryWatch(self._ends.trainer_pid, self._ends.counters)
         self._hangs = Hangs(self)
         self._change = Change()
         path = self._policy.layout.series(self._policy.attempt)
@@ -86,16 +86,17 @@ class Keeper(Asked):
                 self._away_at = None
                 if self._ends.control.words[control.REST] == control.RESTS:
                     self._leave_now(*self._away)
-            if self._kill_at is not None and now >= self._kill_at:
-                self._kill_at = None
+            if self._kill is not None and self._kill.is_over():
+                self._kill = None
                 self._kill_trainer()
-            if self._bury_at is not None and now >= self._bury_at:
-                self._bury_at = None
+            if self._gone is not None and self._gone.is_over():
+                self._gone = None
                 self._note_survivor()
                 self._bury()
                 continue
-            timers = [next_beat, next_look, self._insure_at, self._kill_at, self._bury_at]
-            timers += [self._away_at, self._memory.next_at, self._next_tick()]
+            timers = [next_beat, next_look, self._insure_at, self._away_at]
+            timers += [self._memory.next_at, self._next_tick()]
+            timers += [each.at for each in (self._kill, self._gone) if each is not None]
             wait = min(at for at in timers if at is not None) - time.monotonic()
             for key, _ in selector.select(max(0.0, wait)):
                 key.data()
@@ -132,7 +133,7 @@ class Keeper(Asked):
             # The trainer's end is closed: it has died, as the pidfd will tell, or has
             # become another program by exec, which says no goodbye either.
             self._selector.unregister(self._ends.link)
-            self._bury_at = time.monotonic() + _GONE_AFTER_SECONDS
+            self._gone = self._deadline(_GONE_AFTER_SECONDS)
             return
         self._take_in(*received)
 
@@ -158,7 +159,7 @@ class Keeper(Asked):
         elif kind == "leaving":
             # The trainer's own thread comes first, and may have to wait for the interpreter.
             margin = max(_KILL_AFTER_SECONDS, message["seconds"] / 2)
-            self._kill_at = time.monotonic() + message["seconds"] + margin
+            self._kill = self._deadline(message["seconds"] + margin)
             self._leave_status = message["status"]
             self._is_leaving = True
             self._away_at = self._insure_at = None
@@ -340,7 +341,7 @@ class Keeper(Asked):
         if self._ends.pidfd is not None:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._ends.pidfd, signal.SIGKILL)
-        self._bury_at = time.monotonic() + _SURVIVES_SECONDS
+        self._gone = self._deadline(_SURVIVES_SECONDS)
 
     def _note_survivor(self) -> None:
         """Of one that was killed and is still there: its next life must not wait for it."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from holdfast._watch.proc import is_leaving, read_bytes
+from holdfast._watch.run_queue import FairDeadline
 
 Frames = list[tuple[FrameType, int]]  # each with the line that it was in, the outermost first
 View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # its variables, and the module's
@@ -24,6 +28,8 @@ _CO_OPTIMIZED = 1  # the code of a function
 _MOST_CAUSES = 10
 _MOST_TARGETS = 6
 _MOST_WORKERS = 64
+_DYING_SECONDS = 1.0  # for a worker that has closed its connections to be gone
+_PAUSE_SECONDS = 0.005
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARY = str(Path(re.__file__).parents[1])  # Python's own
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
@@ -149,7 +155,12 @@ def _targets_in(frame: FrameType) -> Iterator[str]:
 def workers_of(frames: Frames) -> list[dict[str, Any]]:
     """The processes that worked for this one, those that have ended first."""
     found: dict[int, dict[str, Any]] = {}
-    for process in [*_children(), *_loader_workers(frames)]:
+    workers = [*_children(), *_loader_workers(frames)]
+    # The connection to one that dies is reset before the system says how it died.
+    deadline = FairDeadline(_DYING_SECONDS, lambda: map(_pid_of, workers))
+    while any(map(_is_dying, workers)) and not deadline.is_over():
+        time.sleep(_PAUSE_SECONDS)
+    for process in workers:
         with contextlib.suppress(Exception):  # processes of any library's making
             status = process.exitcode
             if process.pid is not None:
@@ -159,6 +170,20 @@ def workers_of(frames: Frames) -> list[dict[str, Any]]:
                     "exitcode": status,
                 }
     return sorted(found.values(), key=lambda each: bool(each["alive"]))[:_MOST_WORKERS]
+
+
+def _is_dying(process: Any) -> bool:
+    """Whether a process is about to end, and nobody knows yet how."""
+    with contextlib.suppress(Exception):  # as above
+        return process.exitcode is None and is_leaving(
+            read_bytes(f"/proc/{_pid_of(process)}/stat") or b""
+        )
+    return False
+
+
+def _pid_of(process: Any) -> int:
+    found = getattr(process, "pid", None)
+    return found if isinstance(found, int) else 0
 
 
 def _children() -> list[Any]:

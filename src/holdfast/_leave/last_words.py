@@ -35,10 +35,12 @@ from holdfast._leave.record import sentence_of, text_of
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import host_name
 from holdfast._record.layout import RunLayout
+from holdfast._watch.run_queue import FairDeadline
 
 _SECONDS = 3.0  # for all of it
 _SCAN_SECONDS = 1.0  # for what looks through every object that there is
 _DISK_SECONDS = 0.5
+_JOIN_SECONDS = 0.02
 _TRACEBACK_LENGTH = 20_000
 
 
@@ -56,6 +58,7 @@ class Scene:
     phase: str | None = None
     where: str = "outside"  # or "loop", or "opening"
     state: Mapping[str, Any] = field(default_factory=dict)
+    counters: dict[str, Any] | None = None  # of OOM kills, when the run was opened
 
 
 def is_failure(error: BaseException | None) -> bool:
@@ -102,7 +105,14 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
     thread = threading.Thread(target=work, name="holdfast-last-words", daemon=True)
     with contextlib.suppress(RuntimeError):  # there may be no room for another thread
         thread.start()
-        thread.join(seconds)
+        _join([thread], seconds)
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait so long for threads of ours, and longer while they wait for a processor."""
+    deadline = FairDeadline(seconds, lambda: [os.getpid()])
+    while (left := [each for each in threads if each.is_alive()]) and not deadline.is_over():
+        left[0].join(_JOIN_SECONDS)
 
 
 def _of_run(scene: Scene) -> dict[str, Any]:
@@ -161,10 +171,7 @@ def _of_disks(folder: Path, errors: list[BaseException]) -> dict[str, Any]:
     with contextlib.suppress(RuntimeError):
         for thread in threads:
             thread.start()
-    deadline = time.monotonic() + _DISK_SECONDS
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    _join(threads, _DISK_SECONDS)
     return {"disks": [each for each in found if each], "shm": shm_room()}
 
 
@@ -175,9 +182,11 @@ def _of_memory(scene: Scene) -> dict[str, Any]:
     sampler = Sampler(os.getpid())
     # If the kernel has killed a child of late, only its counters tell; the keeper has them as
     # they were before, in its last beat. That is of the first rank, which may run elsewhere.
+    # A run that dies before the first beat has them as they were when it was opened.
     beat = read_json(scene.layout.heartbeat(scene.attempt)) if scene.rank == 0 else {}
+    before = beat.get("counters") or (scene.counters if scene.rank == 0 else None)
     now = read_counters(sampler.cgroup)
-    return {"memory": sampler.take(), "counters": {"before": beat.get("counters"), "death": now}}
+    return {"memory": sampler.take(), "counters": {"before": before, "death": now}}
 
 
 def _of_torch(

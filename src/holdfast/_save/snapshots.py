@@ -19,6 +19,7 @@ from holdfast._save.backing import Backing, populate, reserve
 from holdfast._save.capture import Captured
 from holdfast._save.flight import Landings
 from holdfast._save.generation import Generation
+from holdfast._watch.run_queue import FairDeadline
 
 _BUILD_AT_ONCE_BYTES = 32 << 20
 _BUILD_AT_ONCE_TENSORS = 2000
@@ -58,6 +59,7 @@ class Snapshots:
         common: Callable[[], int] = lambda: -1,
         landed: Callable[[Taken, bool], None] = lambda *_: None,
         attend: Callable[[], None] = lambda: None,
+        readers: Callable[[], list[int]] = list,
     ) -> None:
         self._run_id = run_id
         self._attempt = attempt
@@ -73,6 +75,7 @@ class Snapshots:
         self._in_vain = 0  # arenas in a row whose layout was gone before they were used
         self._promised: dict[int, int] = {}
         self._attend = attend  # to what must not die while one waits
+        self._readers = readers  # the processes that hold slots for a while
         self._landed = landed  # told of what a device has copied, and whether it went well
         self._landings = Landings(say)
         self._in_air: Taken | None = None
@@ -97,12 +100,12 @@ class Snapshots:
         What a device copies by itself may be `in_air` when this returns.
         """
         began = time.perf_counter()
-        deadline = time.monotonic() + patience_seconds
-        if not self._landings.wait(deadline):
+        deadline = FairDeadline(patience_seconds, self._readers)
+        if not self._landings.wait(deadline.at):
             return None
         scalars = captured.scalars({**head, "step": mark // 2})
         if not self._fits(self._current, captured, len(scalars)):
-            if not self._renew(captured, len(scalars), deadline):
+            if not self._renew(captured, len(scalars), deadline.at):
                 return None
             began = time.perf_counter()  # building is paid once, copying each time
         generation = self._current
@@ -110,12 +113,11 @@ class Snapshots:
         slot = generation.arena.begin(self._held(), self._common())
         looked = time.monotonic()
         while slot is None:
-            now = time.monotonic()
-            if now >= deadline:
+            if deadline.is_over():
                 return None
-            if now - looked >= _LOOK_SECONDS:
+            if time.monotonic() - looked >= _LOOK_SECONDS:
                 self._attend()  # whoever reads the slots may have died over it
-                looked = now
+                looked = time.monotonic()
             time.sleep(0.001)
             slot = generation.arena.begin(self._held(), self._common())
         flight = None

@@ -85,8 +85,9 @@ class SignalWatch:
                 # told by way of Python, saves, and has it leave.
                 self._former_quit = signal.signal(_SIGQUIT, self._quit_as_first)
             # At C level: it works while a call holds the interpreter. With `chain`
-            # the process then dies of the signal, as a person at Ctrl-\ expects.
-            faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=True, chain=True)
+            # the process then dies of the signal, as a person at Ctrl-\ expects. Only its own
+            # stack: those of other threads change meanwhile, and to walk them can be a SIGSEGV.
+            faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=False, chain=True)
         self._outer, _installed = _installed, self
         if not _fork_hook_set and hasattr(os, "register_at_fork"):
             os.register_at_fork(

@@ -12,13 +12,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from holdfast import _env
+from holdfast._watch.run_queue import FairDeadline
 
-_LONGEST_SECONDS = 15.0
+_LONGEST_SECONDS = 15.0  # less what it waits for a processor
 _PROGRAM = """\
 import sys
 at = [i for i, p in enumerate(sys.path) if p.endswith("site-packages")]
@@ -33,7 +33,6 @@ class Glance:
 
     def __init__(self, pid: int) -> None:
         """OSError if nobody can be started."""
-        self._deadline = time.monotonic() + _LONGEST_SECONDS
         self._file = os.memfd_create("holdfast-look", os.MFD_CLOEXEC)
         place = str(Path(__file__).parents[2])
         # Not taken for a rank that the command has left behind.
@@ -57,11 +56,12 @@ class Glance:
             os.close(self._file)
             raise
         self.pid = self._process.pid
+        self._deadline = FairDeadline(_LONGEST_SECONDS, lambda: [self.pid])
 
     @property
     def is_done(self) -> bool:
         """Whether there is nothing to wait for any longer."""
-        return self._process.poll() is not None or time.monotonic() > self._deadline
+        return self._process.poll() is not None or self._deadline.is_over()
 
     def take(self) -> dict[str, Any] | None:
         """{"look", "activity", "cause", "sentence", …}; None if it has found nothing in time."""

@@ -18,6 +18,7 @@ _ASKING_SECONDS = 0.001
 _WAKES_PER_SECOND = 50.0  # of the main thread: data comes in, or it asks again and again
 _BYTES_PER_SECOND = 256 * 1024
 _FAULTS_PER_SECOND = 20.0  # pages that come back from a disk
+_WAITS_SHARE = 0.5  # of a window, ready to run: a clock of a library that wakes up waits for less
 _OUR_THREADS = "holdfast-"
 _TRANSFERS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg")
 
@@ -31,7 +32,7 @@ class Activity(enum.Enum):
     FROZEN = "frozen"  # with its cgroup
     UNREAD = "unread"  # nobody reads what it prints: a pager, Ctrl-S, a full pipe
     MOVING = "moving"  # works on
-    BUSY = "busy"  # computes, but stands at one line
+    BUSY = "busy"  # computes or waits for a processor, but stands at one line
     POLLS = "polls"  # hardly computes, and wakes up again and again
     DISK = "disk"  # waits in the kernel for a file system
     IDLE = "idle"  # nothing happens
@@ -218,10 +219,17 @@ def _moves(process: Mapping[str, Any], seconds: float) -> bool:
 def computes(process: Mapping[str, Any]) -> bool:
     """Whether it uses a processor, or would if others did not."""
     cores = _number(process, "cpu")
-    if cores > _COMPUTES_CORES:
+    if cores > _COMPUTES_CORES or waiting_share(process) > _WAITS_SHARE:
         return True
     threads = _list(process, "threads")
     return cores > _WORKS_CORES and any(_text(each, "state") == "R" for each in threads)
+
+
+def waiting_share(process: Mapping[str, Any]) -> float:
+    """Of the window, for the thread that was ready to run for longest and did not."""
+    threads = _list(process, "threads")
+    own = [each for each in threads if not _text(each, "name").startswith(_OUR_THREADS)]
+    return max((_number(each, "waits") for each in own), default=0.0)
 
 
 def _awake(process: Mapping[str, Any]) -> list[Mapping[str, Any]]:

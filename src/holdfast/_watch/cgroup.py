@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._watch.proc import field, read_bytes, read_number
+from holdfast._watch.proc import field, is_leaving, read_bytes, read_number
 
 _UNLIMITED = 1 << 60  # version 1 spells "none" as the largest number of whole pages
-_EXITING = 4  # among the flags of a process, as the kernel has them
 _LIMITS_SECONDS = 5.0  # somebody may change a limit, but not often
 
 
@@ -49,7 +48,7 @@ class MemoryCgroup:
         """
         root = root.rstrip("/")
         told = read_bytes(f"{root}/proc/{pid}/cgroup") or b""
-        if _is_leaving(read_bytes(f"{root}/proc/{pid}/stat") or b""):  # afterwards: it may just die
+        if is_leaving(read_bytes(f"{root}/proc/{pid}/stat") or b""):  # afterwards: it may just die
             return None  # it has left its cgroup, and is shown at the top of the tree
         mounts = (read_bytes(f"{root}/proc/self/mountinfo") or b"").decode(errors="replace")
         lines = [line.split(":", 2) for line in told.decode(errors="replace").splitlines()]
@@ -190,15 +189,6 @@ def find_folder(pid: int, version: int, controller: str, root: str = "") -> str 
 
 def _room(usage: Usage) -> int:
     return (usage.limit or 0) - usage.used
-
-
-def _is_leaving(stat: bytes) -> bool:
-    # The name before may hold anything, even a bracket.
-    words = stat.rpartition(b")")[2].split()
-    if words[:1] in ([b"Z"], [b"X"]):
-        return True
-    # Before it is a zombie, it has left its cgroup for a moment already.
-    return len(words) > 6 and words[6].isdigit() and bool(int(words[6]) & _EXITING)
 
 
 def _is_of_memory(version: int, controllers: str) -> bool:

@@ -18,6 +18,14 @@ def read_counters(cgroup: MemoryCgroup | None) -> dict[str, Any]:
     }
 
 
+def first_counters(told: dict[str, Any] | None, seen: dict[str, Any]) -> dict[str, Any]:
+    """Those of the start as they were told, unless they are of another cgroup."""
+    if told is None:
+        return seen
+    paths = [(each["cgroup"] or {}).get("path") for each in (told, seen)]
+    return told if paths[0] == paths[1] else seen
+
+
 class Counted:
     """The counters over a life: at its start, and before whatever happened in the last seconds."""
 

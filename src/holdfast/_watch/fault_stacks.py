@@ -12,9 +12,10 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast._watch.pyspy import MOST_FRAMES, Dump, PythonThread
+from holdfast._watch.run_queue import FairDeadline
 from holdfast._watch.threads import STACKS_FILE, catches
 
 _PAUSE_SECONDS = 0.01
@@ -33,16 +34,28 @@ class FaultStacks:
         self._descriptor = descriptor
         self.number = _signal_of(descriptor)
 
-    def dump(self, states: Sequence[tuple[int, str]], seconds: float) -> dict[int, Dump]:
-        """Of each process and its state, one after the other, all within that time."""
+    def dump(
+        self,
+        states: Sequence[tuple[int, str]],
+        seconds: float,
+        get_on: Callable[[], None] = lambda: None,
+    ) -> dict[int, Dump]:
+        """Of each process and its state, one after the other, all within that time.
+
+        For a process that waits for a processor it takes longer.
+        """
         deadline = time.monotonic() + seconds
         found: dict[int, Dump] = {}
         for pid, state in states:
+            get_on()
             if state not in _SPEAKS or not self._may_ask(pid):
                 found[pid] = Dump(error=f"process {pid} cannot be asked for its stacks")
-            elif time.monotonic() < deadline:
-                left = deadline - time.monotonic()
-                found[pid] = self._ask(pid, min(left, max(0.2, seconds / 2)))
+            elif (left := deadline - time.monotonic()) > 0:
+                asked = time.monotonic()
+                share = min(left, max(0.2, seconds / 2))
+                found[pid] = self._ask(pid, share)
+                # What one of them waited is not taken from the others.
+                deadline += max(0.0, time.monotonic() - asked - share)
         return found
 
     def _may_ask(self, pid: int) -> bool:
@@ -56,14 +69,14 @@ class FaultStacks:
 
     def _ask(self, pid: int, seconds: float) -> Dump:
         assert self.number is not None
-        deadline = time.monotonic() + seconds
+        deadline = FairDeadline(seconds, lambda: [pid])
         try:
             os.ftruncate(self._descriptor, 0)
             os.kill(pid, self.number)
         except OSError as error:
             return Dump(error=f"process {pid} cannot be asked for its stacks: {error.strerror}")
         size, quiet = 0, 0
-        while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
+        while quiet < _QUIET_LOOKS and not deadline.is_over():
             time.sleep(_PAUSE_SECONDS)
             now = os.fstat(self._descriptor).st_size
             quiet = quiet + 1 if now and now == size else 0

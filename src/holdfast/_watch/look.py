@@ -2,7 +2,8 @@
 
 The stacks are taken twice, so that one can see whether they move. It never raises and never waits
 without bound: what reads from a process in a dead file system can stand there for ever, so it runs
-in a thread of its own, and what is known by then is what is told.
+in a thread of its own. While that thread gets on it is waited for, however crowded the machine is;
+when it shows no sign of life for some seconds, what is known by then is what is told.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from holdfast._record.identity import host_name
@@ -28,9 +30,11 @@ from holdfast._watch.threads import (
     sample_process,
 )
 from holdfast._watch.tree import Tree
+from holdfast._watch.window import moved_between, rate, state_between, waits_between, wakes_between
 
 MOST_PROCESSES = 64
-_LONGEST_SECONDS = 6.0
+_SILENT_SECONDS = 6.0  # without a sign of life of a look: it waits for the system
+_JOIN_SECONDS = 0.1
 _APART_SECONDS = 0.3  # less is too short to see whether a stack moves
 _DUMP_SECONDS = 1.8
 _FAULT_SECONDS = 0.7
@@ -54,9 +58,10 @@ class Looker:
         self._tree = Tree(pid) if tree is None else tree
         self._faults = None if fault_file is None else FaultStacks(fault_file)
         self._stuck: threading.Thread | None = None
+        self.alive_at = 0.0  # when the look under way last got on
 
     def look(self, seconds: float = 0.5) -> dict[str, Any]:
-        """The record of a look, which takes about that long, and a few seconds at most.
+        """The record of a look, which takes about that long; some seconds where it must wait.
 
         {"time", "host", "pid", "seconds" of the window, "by": "py-spy", "faulthandler" or "none",
         "stacks_error": why the process could not be read from outside, "cores", "load",
@@ -65,25 +70,40 @@ class Looker:
         first; py-spy gives names as Class.method, faulthandler the last part alone, and no "tid"
         but the main thread's. What could not be known is None.
         """
-        look = _Look(self._pid, self._tree, self._faults, seconds)
+        look = _Look(self._pid, self._tree, self._faults, seconds, self._get_on)
+        self._get_on()
         if self._stuck is not None and self._stuck.is_alive():
             return look.of_little("an earlier look still waits for the system")
         thread = threading.Thread(target=look.take, name="holdfast-look", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads for us
+        except RuntimeError:
             return look.of_little("no thread could be started")
-        thread.join(_LONGEST_SECONDS + seconds)
+        while thread.is_alive() and time.monotonic() - self.alive_at < _SILENT_SECONDS + seconds:
+            thread.join(_JOIN_SECONDS)
         if thread.is_alive():
             self._stuck = thread
+            with contextlib.suppress(Exception):  # as far as it has come
+                look.sample_again()
         return look.record()
+
+    def _get_on(self) -> None:
+        self.alive_at = time.monotonic()
 
 
 class _Look:
     """One look, as far as it has come."""
 
-    def __init__(self, pid: int, tree: Tree, faults: FaultStacks | None, seconds: float) -> None:
+    def __init__(
+        self,
+        pid: int,
+        tree: Tree,
+        faults: FaultStacks | None,
+        seconds: float,
+        get_on: Callable[[], None],
+    ) -> None:
         self._pid, self._tree, self._faults = pid, tree, faults
+        self._get_on = get_on  # a sign of life
         self._seconds = max(seconds, _APART_SECONDS)
         self._before: dict[int, ProcessSample] = {}
         self._after: dict[int, ProcessSample] = {}
@@ -103,11 +123,18 @@ class _Look:
             self._error = f"the look failed: {error!r}"
 
     def of_little(self, why: str) -> dict[str, Any]:
-        """One sample and no stacks."""
+        """Two samples and no stacks."""
         self._error = why
         with contextlib.suppress(Exception):  # then the reason alone is told
             self._sample(self._before)
+            time.sleep(self._seconds)
+            self.sample_again()
         return self.record()
+
+    def sample_again(self) -> None:
+        """Without a second sample a process that computes would look idle."""
+        if not self._after:
+            self._sample(self._after)
 
     def _take(self) -> None:
         began = time.monotonic()
@@ -117,14 +144,15 @@ class _Look:
         program = find_pyspy()
         readable = self._readable()
         first, second = self._dumps
-        first.update(dump_stacks(readable, _DUMP_SECONDS, program))
+        first.update(dump_stacks(readable, _DUMP_SECONDS, program, self._get_on))
         self._note_how()
         time.sleep(max(_APART_SECONDS, self._seconds - (time.monotonic() - began)))
         if program is not None:
             # Not what has not answered: it would not answer now.
             again = [pid for pid in readable if not first[pid].is_late]
-            second.update(dump_stacks(again, _DUMP_SECONDS, program))
+            second.update(dump_stacks(again, _DUMP_SECONDS, program, self._get_on))
         self._sample(self._after)
+        self._get_on()
         self._look_for_moves(program)
         for pid in [pid for pid in second if first[pid].error]:
             first[pid] = second.pop(pid)  # without stopping it, one reading in many goes wrong
@@ -160,7 +188,7 @@ class _Look:
         """Whether its main thread has; unknown counts as moved."""
         first, second = (each[pid].threads for each in self._dumps)
         later = {each.ident: each for each in second}
-        return all(_moved(each, later) is not False for each in first if each.tid == pid)
+        return all(moved_between(each, later) is not False for each in first if each.tid == pid)
 
     def _note_how(self) -> None:
         self._error = self._dumps[0].get(self._pid, Dump(error="there is nothing to read")).error
@@ -202,6 +230,7 @@ class _Look:
 
     def _ask_for_stacks(self) -> None:
         """Of those that could not be read: by the signal, which can end what they wait in."""
+        self._get_on()
         first, second = self._dumps
         if self._faults is None:
             return
@@ -210,7 +239,7 @@ class _Look:
             for pid, each in self._before.items()
             if pid not in self._frozen and (pid not in first or first[pid].error)
         ]
-        found = self._faults.dump(silent, _FAULT_SECONDS)
+        found = self._faults.dump(silent, _FAULT_SECONDS, self._get_on)
         told = {pid: each for pid, each in found.items() if not each.error}
         if not told:
             return
@@ -219,7 +248,7 @@ class _Look:
             self._by = "faulthandler"
         time.sleep(_APART_SECONDS)
         states = [(pid, self._before[pid].state) for pid in told]
-        second.update(self._faults.dump(states, _FAULT_SECONDS))
+        second.update(self._faults.dump(states, _FAULT_SECONDS, self._get_on))
 
     # -- the record ---------------------------------------------------------------
 
@@ -253,14 +282,14 @@ class _Look:
             "parent": after.parent,
             "name": after.name,
             "command": self._commands.get(pid),
-            "state": _state(before.state, after.state),
+            "state": state_between(before.state, after.state),
             "frozen": pid in self._frozen or (main is not None and main.wchan in FREEZERS),
             "tracer": after.tracer,
             "tracer_name": name_of(after.tracer) if after.tracer else None,
             "wchan": None if main is None else main.wchan,
-            "cpu": _rate(after.cpu_seconds - before.cpu_seconds, window),
+            "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
             "io": None if after.io is None else max(0, after.io - (before.io or 0)),
-            "wakes": _wakes(before, after, window),
+            "wakes": wakes_between(before, after, window),
             "rss": after.rss,
             "swap": after.swap,
             "major_faults": after.major_faults - before.major_faults,
@@ -283,7 +312,7 @@ class _Look:
             record["moved"] = None
             if known is not None:
                 again = later.get(known.ident)
-                record["moved"] = _moved(known, later)
+                record["moved"] = moved_between(known, later)
                 # Both times: whoever works in Python has it now and then, and gives it back.
                 record["owns_gil"] = known.owns_gil and (again is None or again.owns_gil)
             (found if known is not None or tid == pid else silent).append(record)
@@ -292,7 +321,7 @@ class _Look:
         nameless = [each for each in first if each.tid is None]
         return [
             *found,
-            *({**_python_part(each), "moved": _moved(each, later)} for each in nameless),
+            *({**_python_part(each), "moved": moved_between(each, later)} for each in nameless),
             *silent[:_MOST_SILENT_THREADS],
         ]
 
@@ -309,12 +338,13 @@ class _Look:
             "tid": after.tid,
             "name": after.name,
             "is_main": is_main,
-            "state": _state(before.state, after.state),
-            "cpu": _rate(after.cpu_seconds - before.cpu_seconds, window),
+            "state": state_between(before.state, after.state),
+            "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
             "wakes": None
             if after.wakes is None or before.wakes is None
-            else _rate(after.wakes - before.wakes, window),
+            else rate(after.wakes - before.wakes, window),
             "wchan": after.wchan,
+            "waits": waits_between(before, after, window),
         }
         if is_main:
             call, path = self._calls.get(pid, (None, None))
@@ -354,32 +384,6 @@ def _python_part(thread: PythonThread) -> dict[str, Any]:
         "owns_gil": thread.owns_gil,
         "frames": thread.frames,
     }
-
-
-def _moved(thread: PythonThread, later: dict[int, PythonThread]) -> bool | None:
-    if not later:
-        return None
-    again = later.get(thread.ident)
-    return again is None or again.frames != thread.frames
-
-
-def _state(before: str, after: str) -> str:
-    """Over the window: whoever waits for the disk only now and then is at work."""
-    if before == after or after in "TtZX":
-        return after
-    if "R" in (before, after):
-        return "R"
-    return before if after == "D" else after
-
-
-def _rate(count: float, window: float) -> float:
-    return round(max(0.0, count) / window, 3) if window > 0 else 0.0
-
-
-def _wakes(before: ProcessSample, after: ProcessSample, window: float) -> float | None:
-    if before.wakes is None or after.wakes is None:
-        return None
-    return _rate(after.wakes - before.wakes, window)
 
 
 def _shorten(processes: list[dict[str, Any]]) -> None:

@@ -3,7 +3,8 @@
 Learned from the run itself: a step is measured against the steps before it, an evaluation against
 those of its own name. What has no measure yet (the first step, which may compile for long, and
 all that is outside of the loop) gets half an hour. Time in which the run was held by a person, was
-saving, or was not looked at, is never learned and never counts.
+saving, or was not looked at, is never learned and never counts. Time in which its main thread
+waited for a processor that others had does not count either.
 
 Nothing here is a verdict. When the patience is over, somebody looks at the processes, and only
 what neither moves nor computes is called a hang.
@@ -57,6 +58,7 @@ class Sight:
     is_ours: bool = False  # holdfast itself is at work in its main thread
     is_held: bool = False  # by a person, or stopped
     is_slowed: bool = False  # by a profiler or a debugger
+    waited: float | None = None  # for a processor, in all its life; None: not looked at
 
     @property
     def steps_in_loop(self) -> int:
@@ -71,6 +73,8 @@ class Patience:
         self.kind = UNJUDGED
         self._key: tuple[object, ...] = ()
         self._since = 0.0
+        self._waited_before: float | None = None  # at the first look since then that told it
+        self._waited = 0.0  # since then
         self._last: Sight | None = None
         self._steps = 0  # that were seen to be made
         self._is_fresh = True
@@ -105,13 +109,21 @@ class Patience:
         if key != self._key:
             if before == PHASE and last is not None and last.phase and not is_away:
                 self._learn_phase(last.phase, sight.now - self._since)
-            self._key, self._since = key, sight.now
+            self._key = key
+            self._count_from(sight.now)
         if is_away or is_let_go:
-            self._since = sight.now
+            self._count_from(sight.now)
+        if sight.waited is not None:
+            if self._waited_before is None:
+                self._waited_before = sight.waited
+            self._waited = max(0.0, sight.waited - self._waited_before)
+
+    def _count_from(self, now: float) -> None:
+        self._since, self._waited_before, self._waited = now, None, 0.0
 
     def restart(self, now: float) -> None:
         """Begin to count anew: whatever it waited for, it was no fault of its own."""
-        self._since = now
+        self._count_from(now)
         self.taint()
 
     def taint(self) -> None:
@@ -119,8 +131,8 @@ class Patience:
         self._is_tainted = True
 
     def stood(self, now: float) -> float:
-        """For how long there was no sign of progress."""
-        return max(0.0, now - self._since)
+        """For how long there was no sign of progress, though it could have run."""
+        return max(0.0, now - self._since - self._waited)
 
     def is_over(self, now: float) -> bool:
         limit = None if self._last is None else self.limit()

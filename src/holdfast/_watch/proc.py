@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _ENOUGH = 1 << 16
+_EXITING = 4  # among the flags of a process, as the kernel has them
 
 
 def read_bytes(path: str) -> bytes | None:
@@ -45,3 +46,15 @@ def field(text: bytes, name: bytes) -> int | None:
         return int(words[0])
     except (IndexError, ValueError):
         return None
+
+
+def is_leaving(stat: bytes) -> bool:
+    """Whether a process is about to end, or has, by its file `stat`.
+
+    A process leaves its cgroup and closes its files a moment before its parent is told.
+    """
+    # The name before may hold anything, even a bracket.
+    words = stat.rpartition(b")")[2].split()
+    if words[:1] in ([b"Z"], [b"X"]):
+        return True
+    return len(words) > 6 and words[6].isdigit() and bool(int(words[6]) & _EXITING)

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from holdfast import _env
 from holdfast._watch.proc import read_bytes, read_number
+from holdfast._watch.run_queue import FairDeadline
 
 MOST_FRAMES = 60
 _AT_ONCE = 4
@@ -115,16 +116,25 @@ class _Running:
         self._err.close()
 
 
-def dump_stacks(pids: Sequence[int], seconds: float, program: str | None) -> dict[int, Dump]:
-    """Of each process, within that time; the first ones first."""
+def dump_stacks(
+    pids: Sequence[int],
+    seconds: float,
+    program: str | None,
+    get_on: Callable[[], None] = lambda: None,
+) -> dict[int, Dump]:
+    """Of each process, within that time; the first ones first. `get_on` is called meanwhile.
+
+    For a py-spy that waits for a processor, and not for the process, it takes longer.
+    """
     if program is None:
         return {pid: Dump(error=why_missing()) for pid in pids}
     _abandoned[:] = [each for each in _abandoned if each.poll() is None]
-    deadline = time.monotonic() + seconds
     waiting, running = list(pids), list[_Running]()
+    deadline = FairDeadline(seconds, lambda: [each.process.pid for each in running])
     found: dict[int, Dump] = {}
     try:
-        while (waiting or running) and time.monotonic() < deadline:
+        while waiting or running:
+            get_on()
             while waiting and len(running) < _AT_ONCE:
                 pid = waiting.pop(0)
                 try:
@@ -135,6 +145,8 @@ def dump_stacks(pids: Sequence[int], seconds: float, program: str | None) -> dic
                 found[each.pid] = each.result()
                 each.close()
                 running.remove(each)
+            if deadline.is_over():
+                break
             time.sleep(_PAUSE_SECONDS)
     finally:
         for each in running:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from holdfast._watch.proc import field as number_behind
 from holdfast._watch.proc import read_bytes
+from holdfast._watch.run_queue import read_schedstat
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -33,6 +34,7 @@ class ThreadSample:
     cpu_seconds: float
     wakes: int | None  # how often it has gone to sleep of its own will
     wchan: str | None
+    waited_seconds: float | None = None  # for a processor
 
 
 @dataclass(frozen=True)
@@ -105,13 +107,15 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
             continue  # it has ended meanwhile
         name, fields = told
         status = read_bytes(f"{folder}/status") or b""
+        counted = read_schedstat(folder)  # to the nanosecond; else by ticks of the kernel's clock
         found[tid] = ThreadSample(
             tid=tid,
             name=name,
             state=fields[0].decode(errors="replace"),
-            cpu_seconds=_exact_cpu_seconds(folder, fields),
+            cpu_seconds=_cpu_seconds(fields) if counted is None else counted[0],
             wakes=number_behind(status, b"voluntary_ctxt_switches:"),
             wchan=_wchan(folder),
+            waited_seconds=None if counted is None else counted[1],
         )
     return found
 
@@ -159,14 +163,6 @@ def _stat(path: str) -> tuple[str, list[bytes]] | None:
 
 def _cpu_seconds(fields: list[bytes]) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _exact_cpu_seconds(folder: str, fields: list[bytes]) -> float:
-    """To the nanosecond where the kernel counts that; by ticks of its clock elsewhere."""
-    words = (read_bytes(f"{folder}/schedstat") or b"").split(None, 1)
-    with contextlib.suppress(ValueError, IndexError):
-        return int(words[0]) / 1e9
-    return _cpu_seconds(fields)
 
 
 def _io(pid: int) -> int | None:

@@ -18,6 +18,7 @@ from holdfast._record import journal
 from holdfast._record.attempts import is_live, keeper_of, lease_holder, read_json
 from holdfast._record.identity import host_name, of_process
 from holdfast._record.layout import RunLayout
+from holdfast._watch.run_queue import FairDeadline
 from holdfast._why import words
 from holdfast._why.evidence import Evidence, RankEvidence, Record
 from holdfast._why.sign import Sign
@@ -159,8 +160,8 @@ def _await_keeper(layout: RunLayout, attempt: int) -> None:
     keeper = keeper_of(layout, attempt)
     if keeper is None or not keeper.is_here():
         return
-    deadline = time.monotonic() + _KEEPER_SECONDS
-    while time.monotonic() < deadline and keeper.is_alive():
+    deadline = FairDeadline(_KEEPER_SECONDS, lambda: [keeper.pid])
+    while not deadline.is_over() and keeper.is_alive():
         if layout.exit(attempt).exists():
             return
         time.sleep(0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast._watch.activity import waiting_share
 from holdfast._why import words
 from holdfast._why.held import what_holds
 from holdfast._why.stack_words import Standing, standing_of
@@ -17,6 +18,7 @@ _LARGE = ("memory recording", "torch.profiler", "tracemalloc", "a TensorBoard wr
 _MOST_COMPILES = 8  # of one function, after which torch gives up on it
 _MUCH_LARGER = 1.3
 _FAR_TOO_MANY = 4  # threads for each core
+_CROWDED_SHARE = 0.5  # of the time
 
 # What profilers and debuggers use themselves.
 _MEANS = {
@@ -75,7 +77,7 @@ def _of_look(look: Record, looks: list[Record], lately: int | None) -> list[Reas
     standing = standing_of(look)
     who = _who(look, looks)
     return [
-        _too_many_threads(look, who),
+        _too_many_threads(look, who) or _crowded_out(look, _subject(look, looks)),
         _recompiles(look, standing, who, lately),
         _waits_for_data(look, standing, _subject(look, looks)),
     ]
@@ -96,6 +98,17 @@ def _too_many_threads(look: Record, who: str) -> Reason | None:
         told,
         f"Let it use fewer: OMP_NUM_THREADS={each}, torch.set_num_threads, fewer workers",
         is_enough=busy >= _FAR_TOO_MANY * cores,
+    )
+
+
+def _crowded_out(look: Record, subject: str) -> Reason | None:
+    """It is ready to run, and other processes do."""
+    share = max(map(waiting_share, words.records(look.get("processes"))), default=0.0)
+    if share < _CROWDED_SHARE:
+        return None
+    return Reason(
+        f"{subject} waits for a processor {share:.0%} of the time: other processes have them",
+        "See which they are (top), and let them run elsewhere, or give it cores of its own",
     )
 
 

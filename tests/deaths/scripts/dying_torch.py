@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import mmap
 import multiprocessing.connection
 import multiprocessing.resource_sharer
 import os
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 _BATCH = 4
 _LAST = 5 * _BATCH  # the sample at which a worker ends
 _MEGABYTE = 1 << 20
+_taken = mmap.mmap(-1, 1)  # how many batches the trainer has, for its workers to see
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -62,7 +64,20 @@ def _prepare_worker(how: str) -> None:
         multiprocessing.connection.Listener.accept = accept_and_die  # type: ignore[method-assign]
 
 
+def _wait_until_taken() -> None:
+    """Until the trainer has all batches before this one.
+
+    While it fetches one from a worker that dies, it gets ConnectionResetError or FileNotFoundError
+    at random; afterwards it is torch that says how the worker died.
+    """
+    deadline = time.monotonic() + 30
+    while _taken[0] < _LAST // _BATCH and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 def _end_worker(how: str) -> None:
+    if how in ("worker-killed", "worker-exits", "worker-segfault"):
+        _wait_until_taken()
     if how == "worker-killed":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "worker-exits":
@@ -121,6 +136,8 @@ def _batches(how: str, folder: str | None) -> Iterator[Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    global _taken
+    _taken = mmap.mmap(-1, 1)  # not that of another life of the same fork server
     parser = argparse.ArgumentParser()
     parser.add_argument("how")
     parser.add_argument("--run", help="the folder of a run")
@@ -129,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     with _batches(options.how, options.run) as batches:
         for count, _ in enumerate(batches):
+            _taken[0] = min(255, count + 1)
             if count == 5 and options.how == "save-full":
                 _save(options.place)
             elif count == 5 and options.how == "cuda-oom":
