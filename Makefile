@@ -79,6 +79,10 @@ soak: $(STAMP) ## the long tests
 	@tools/in-memory $(BIN)/python -m pytest -m soak --ignore=tests/slurm
 	@tools/in-memory $(BIN)/python -m pytest -m "soak or not soak" tests/slurm
 
+.PHONY: nightly
+nightly: $(STAMP) ## the tests that crowd the machine
+	@tools/in-memory $(BIN)/python -m pytest -m nightly tests/load
+
 .PHONY: check
 check: $(STAMP) ## lint, formatting, types, imports, file sizes
 	$(BIN)/ruff check
