@@ -32,7 +32,7 @@ class Forked:
         self._pipe = pipe
         self._output = output
         self.returncode: int | None = None
-        pid = self._read(_START_SECONDS)
+        pid = self._read("pid", _START_SECONDS)
         assert pid is not None, "the fork server is too slow"
         self.pid = pid
 
@@ -47,7 +47,7 @@ class Forked:
         return self.poll() is not None
 
     def poll(self) -> int | None:
-        if self.returncode is None and (status := self._read(0.0)) is not None:
+        if self.returncode is None and (status := self._read("status", 0.0)) is not None:
             self.returncode = status
             self.close()
         return self.returncode
@@ -79,8 +79,8 @@ class Forked:
             os.close(self._pipe)
             self._pipe = -1
 
-    def _read(self, seconds: float) -> int | None:
-        """The next number that the server has sent."""
+    def _read(self, word: str, seconds: float) -> int | None:
+        """The number behind this word, which is the next one that the server sends."""
         if not select.select([self._pipe], [], [], seconds)[0]:
             return None
         line = b""
@@ -88,7 +88,9 @@ class Forked:
             received = os.read(self._pipe, 1)
             assert received, "the fork server has died; its own output tells why"
             line += received
-        return int(line)
+        said, number = line.decode().split()
+        assert said == word, f"the fork server says {said} {number}"  # no pid is a status
+        return int(number)
 
 
 class ForkServer:

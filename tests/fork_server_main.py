@@ -84,7 +84,7 @@ def serve(requests: socket.socket) -> dict[str, Any]:
             pid, pipe = children.pop(pidfd)
             _, status = os.waitpid(pid, 0)
             with contextlib.suppress(BrokenPipeError):
-                os.write(pipe, b"%d\n" % os.waitstatus_to_exitcode(status))
+                os.write(pipe, b"status %d\n" % os.waitstatus_to_exitcode(status))
             os.close(pipe)
             os.close(pidfd)
         if requests not in ready:
@@ -115,7 +115,7 @@ def become(request: dict[str, Any]) -> str:
     for target in (1, 2):
         os.dup2(request["output"], target)
     os.close(request["output"])
-    os.write(request["pipe"], b"%d\n" % os.getpid())
+    os.write(request["pipe"], b"pid %d\n" % os.getpid())
     os.close(request["pipe"])
     os.chdir(request["cwd"])
     os.environ.clear()
