@@ -129,7 +129,7 @@ def test_debugpy_holds_the_trainer_at_a_breakpoint_and_the_pulse_goes_on(folder,
     listen = ("debugpy", "--listen", f"127.0.0.1:{port}")
     line = 1 + _TRAINING.splitlines().index("    return 1")
     training.write_text(_TRAINING.replace("    breakpoint()\n", "    time.sleep(0)\n"))
-    trainer = start(*listen, training, folder, script=Path("-m"))
+    trainer = start(*listen, training, folder, script=Path("-m"), real=True)
     trainer.wait_for("ready")
     shared = SharedWords(trainer.pid)
     (keeper,) = keepers(folder)

@@ -178,7 +178,7 @@ def test_ctrl_c_at_a_terminal_loses_no_value(folder, train):
 
 @needs("tensorboard")
 def test_a_worker_that_holds_the_pipe_does_not_keep_a_logger_alive(folder, train):
-    trainer = train("tensorboard", "--fork", "--hold-at", 100)
+    trainer = train("tensorboard", "--fork", "--hold-at", 100, real=True)
     trainer.wait_for("holding")
     [worker] = [
         each for each in psutil.Process(trainer.pid).children() if str(TRAINING) in each.cmdline()
