@@ -9,6 +9,9 @@ ENVIRONMENT = @$(PYTHON) -c '$(IS_NEW_ENOUGH)' || \
 	$(PYTHON) tools/environment.py
 TIERS = $(PYTHON) tools/tiers.py
 
+# Compiled modules are kept, whatever the shell says: each process would compile torch and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 
 .PHONY: help

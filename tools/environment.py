@@ -99,11 +99,9 @@ def _make(folder: Path, below: Path | None, *, borrowed: bool) -> None:
 def _pip(folder: Path, words: list[str], name: str) -> None:
     """Run pip and show what it does; its whole output is shown only when it fails."""
     log = folder / "install.log"
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install"]
+    # Modules are compiled when they are first imported: most of torch never is.
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--no-compile"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", *words]
-    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
-        # Modules are compiled when they are first imported: most of torch never is.
-        command.append("--no-compile")
     progress = Progress(name)
     with log.open("w") as written:
         process = subprocess.Popen(

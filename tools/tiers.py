@@ -38,11 +38,8 @@ def pytest(layer: str, marks: str, paths: list[str], parallel: int, *words: str)
     command += ["--layer", layer, "-m", marks]
     if parallel > 1:
         command += ["-n", str(parallel), "--dist", "worksteal"]
-    # Without this variable pytest keeps the tests that it has compiled: else each process of it
-    # spends 15 s on that.
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     command = [*map(str, command), *words, *paths]
-    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def run_part(name: str, marks: str) -> int:
