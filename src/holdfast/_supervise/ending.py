@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from holdfast._supervise import family
 from holdfast._supervise.timeout import Timeout
+from holdfast._watch.run_queue import FairDeadline
 
 
 class Ending:
@@ -31,7 +32,9 @@ class Ending:
         self._child = child
         self._rest = rest
         self._timeout = timeout
-        self._kill_at = time.monotonic() + (0.0 if is_killed else timeout.from_term_to_kill())
+        seconds = 0.0 if is_killed else timeout.from_term_to_kill()
+        # Who saves something meanwhile may have to wait for a processor.
+        self._kill = FairDeadline(seconds, lambda: (child, *rest()))
         self._lost_at: float | None = None
         self.lost: list[int] = []  # those that cannot be killed
         if not is_killed:
@@ -41,7 +44,7 @@ class Ending:
     def look(self) -> None:
         """Do what is due."""
         now = time.monotonic()
-        if now < self._kill_at:
+        if not self._kill.is_over():
             return
         left = [pid for pid in dict.fromkeys((self._child, *self._rest())) if family.is_there(pid)]
         if any(map(family.is_traced, left)):

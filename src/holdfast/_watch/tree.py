@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 
 from holdfast._watch.proc import field, read_bytes
@@ -68,6 +69,21 @@ def swap(pid: int) -> int | None:
 def is_keeper(pid: int) -> bool:
     """Whether a process is a keeper."""
     return any(_KEEPER in word for word in _first_words(pid))
+
+
+def keepers_of(folder: str, attempt: int) -> list[int]:
+    """The keepers on this machine that work for an attempt, by the plan that each is started with.
+
+    For one that has not beaten yet; all processes are gone through.
+    """
+    found = []
+    for pid in filter(is_keeper, _all()):
+        words = (read_bytes(f"/proc/{pid}/cmdline") or b"").rstrip(b"\0").split(b"\0")
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            plan = json.loads(words[-1])
+            if plan["attempt"] == attempt and os.path.realpath(plan["folder"]) == folder:
+                found.append(pid)
+    return found
 
 
 def is_ours(pid: int) -> bool:

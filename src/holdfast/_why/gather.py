@@ -19,6 +19,7 @@ from holdfast._record.attempts import is_live, keeper_of, lease_holder, read_jso
 from holdfast._record.identity import host_name, of_process
 from holdfast._record.layout import RunLayout
 from holdfast._watch.run_queue import FairDeadline
+from holdfast._watch.tree import keepers_of
 from holdfast._why import words
 from holdfast._why.evidence import Evidence, RankEvidence, Record
 from holdfast._why.sign import Sign
@@ -156,8 +157,11 @@ def _is_live(layout: RunLayout, attempt: int) -> bool:
 
 
 def _await_keeper(layout: RunLayout, attempt: int) -> None:
-    """A keeper that lives is about to write what it knows."""
+    """A keeper that lives is about to write what it knows, be it that it has not begun to beat."""
     keeper = keeper_of(layout, attempt)
+    if keeper is None:
+        starting = keepers_of(os.path.realpath(layout.folder), attempt)
+        keeper = of_process(starting[0]) if starting else None
     if keeper is None or not keeper.is_here():
         return
     deadline = FairDeadline(_KEEPER_SECONDS, lambda: [keeper.pid])
