@@ -13,6 +13,7 @@ import pytest
 from holdfast._record.faults import COMMIT_STAGES
 from holdfast._record.layout import RunLayout
 from holdfast._resume.joined import read_checkpoint
+from tests.often import few
 from tests.support import (
     SCRIPTS,
     arena_files,
@@ -76,7 +77,7 @@ def test_a_keeper_killed_in_a_commit_is_replaced_and_nothing_is_lost(
     assert len(journal_events(folder, "start")) == 1
 
 
-@pytest.mark.parametrize("stage", COMMIT_STAGES)
+@pytest.mark.parametrize("stage", few(COMMIT_STAGES, ("half-written", "before-publish")))
 def test_keeper_and_trainer_killed_in_a_commit_leave_a_good_checkpoint(
     stage, folder, tmp_path, start, undisturbed
 ):

@@ -198,6 +198,7 @@ def kill_all(
         assert arena_files(folder) == []
 
 
+@pytest.mark.nightly  # tests/processes/test_kill.py
 @pytest.mark.timeout(300)
 def test_a_dozen_random_kills_change_no_bit_and_cost_no_second(tmp_path, start, reference):
     kill_all(tmp_path, start, reference, kills=12, seed=1)

@@ -92,6 +92,7 @@ def interrupt_again_and_again(folder, start, reference, number, count, seed) -> 
     assert arena_files(folder) == []
 
 
+@pytest.mark.nightly  # tests/processes/test_exit_status.py
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     "number",

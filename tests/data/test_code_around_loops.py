@@ -190,6 +190,7 @@ SOME_SHAPES = [
 
 
 # In the middle of loops, at their last step, and at the turn behind it.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "ends",
     [

@@ -11,17 +11,15 @@ import random
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.data.lives import Line, Training, interrupt_all
 from tests.fork_server import ForkServer
+from tests.often import few
 from tests.support import wait_until
-
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
@@ -34,18 +32,13 @@ Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 STOPPED = ("fork", "iterable_workers", "stateful_map", "list", "several", "accumulate")
 KILLED = ("fork", "iterable_stateful")
 
-
-def _kinds(often: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(k, marks=[] if k in often else [pytest.mark.nightly]) for k in KINDS]
-
-
 STOPS = [4, pytest.param(10, marks=pytest.mark.nightly)]
 KILLS = [6, pytest.param(10, marks=pytest.mark.nightly)]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", KILLS)
-@pytest.mark.parametrize("kind", _kinds(KILLED))
+@pytest.mark.parametrize("kind", few(KINDS, KILLED))
 def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
     kind: str, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ):
@@ -57,7 +50,7 @@ def test_killed_at_random_instants_every_batch_is_the_undisturbed_one(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", STOPS)
-@pytest.mark.parametrize("kind", _kinds(STOPPED))
+@pytest.mark.parametrize("kind", few(KINDS, STOPPED))
 def test_stopped_at_random_instants_no_batch_is_given_twice(
     kind: str, count: int, fork_server: ForkServer, undisturbed: Undisturbed, tmp_path
 ):
@@ -72,7 +65,7 @@ def test_stopped_at_random_instants_no_batch_is_given_twice(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", _kinds({*STOPPED, *KILLED}))
+@pytest.mark.parametrize("kind", few(KINDS, {*STOPPED, *KILLED}))
 def test_an_undisturbed_epoch_has_every_sample_once(kind: str, undisturbed: Undisturbed):
     lines, _ = undisturbed(kind)
     loops: dict[tuple[int, str], list[int]] = {}

@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from tests.data.lives_here import train, train_in_lives
+from tests.often import few
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
@@ -194,7 +195,7 @@ def draw(_) -> None:
     np.random.rand()
 
 
-@pytest.mark.parametrize("name", VARIATIONS)
+@pytest.mark.parametrize("name", few(VARIATIONS, list(VARIATIONS)[::4]))
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 def test_a_variation_of_the_kinds_goes_on_exactly(folder, name):
     kind = VARIATIONS[name]

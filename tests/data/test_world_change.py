@@ -352,6 +352,7 @@ def test_a_pass_in_a_phase_does_not_disturb_the_count():
     laps.close()
 
 
+@pytest.mark.nightly  # the others of this file count the same in one process
 def test_real_runs_go_on_with_fewer_ranks(tmp_path, monkeypatch):
     straight = _train_ranks(tmp_path / "straight", monkeypatch, [(4, 2), (2, None)])
     again = _train_ranks(tmp_path / "again", monkeypatch, [(4, 2), (2, 3), (2, None)])

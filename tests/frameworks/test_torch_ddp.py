@@ -44,6 +44,7 @@ def act(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Ac
     return begin
 
 
+@pytest.mark.nightly
 def test_the_first_step_after_a_resume_sums_as_the_undisturbed_run_did(act: Act) -> None:
     act("bits", 4)
 
@@ -56,6 +57,7 @@ def test_what_is_wrapped_and_what_is_replicated(act: Act) -> None:
     act("state", 2)
 
 
+@pytest.mark.nightly  # tests/unit/test_stragglers.py
 @pytest.mark.parametrize(("late", "where", "world"), [(0, "data", 2), (3, "backward", 4)])
 def test_a_rank_that_sleeps_is_named_within_fifty_steps(
     act: Act, late: int, where: str, world: int

@@ -270,6 +270,7 @@ except holdfast.RanksError as error:
 """
 
 
+@pytest.mark.nightly
 def test_torchrun_starts_ranks_again_and_sees_no_word_until_the_script_changes_a_variable(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(BY_TORCHRUN)
@@ -304,6 +305,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly  # tests/ranks/test_spawned.py
 def test_spawned_ranks_start_without_a_word(tmp_path, port):
     script = tmp_path / "train.py"
     script.write_text(BY_SPAWN.replace("{port}", str(port)))

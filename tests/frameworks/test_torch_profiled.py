@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import environment
 
 _TRAINING = """
@@ -65,6 +67,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.nightly
 def test_tools_of_torch_are_seen_while_they_work(folder):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _TRAINING, str(folder)],

@@ -67,6 +67,7 @@ def test_other_numbers_of_ranks_hold_the_same_whole(act: Act, saved: Saved, worl
     act("resume", "fsdp", saved("fsdp", 4), world)
 
 
+@pytest.mark.nightly  # as the next one
 @pytest.mark.parametrize(
     ("kind", "world", "then", "ranks"),
     [

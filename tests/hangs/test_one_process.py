@@ -89,6 +89,7 @@ def test_with_steps_of_50_ms_a_hang_is_found_within_30_s_without_being_told_how_
     check(stage.why(), _LOCK)
 
 
+@pytest.mark.nightly  # tests/unit/test_hang_judge.py
 def test_a_hang_that_ends_by_itself_is_forgotten(stage):
     """Nobody knows how long a call of the user's may take; when a step is made, all is well."""
     trainer = stage.start("waits", "--timeout", 1)

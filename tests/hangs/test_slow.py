@@ -27,6 +27,7 @@ def _check(stage, *says):
     return verdict
 
 
+@pytest.mark.nightly  # tests/unit/test_why_live.py
 @pytest.mark.parametrize(
     ("how", "by"),
     [

@@ -13,6 +13,7 @@ from tests.support import run_id, wait_until
 _TOTAL = 30
 
 
+@pytest.mark.nightly  # test_restoring.py
 @pytest.mark.parametrize("meets", [pytest.param("group", marks=pytest.mark.nightly), "files"])
 def test_two_ranks_go_on_from_the_mirror_to_the_same_bits(jobs, undisturbed, mirror, meets):  # noqa: F811  as above
     settings = {"mirror": str(mirror), "mirror_wait": True}

@@ -110,6 +110,7 @@ def test_a_trainer_under_holdfast_run_may_be_killed_and_the_keeper_saves(started
     assert checkpoint_steps(folder) == [death["durable_step"]]
 
 
+@pytest.mark.nightly  # test_exit_status.py
 def test_sigquit_to_process_1_leaves_stacks_and_the_newest_snapshot(started, tmp_path):
     folder = tmp_path / "run"
     trainer = started(folder, *_LONG, "--settings", '{"max_overhead": 1.0}')
@@ -121,6 +122,7 @@ def test_sigquit_to_process_1_leaves_stacks_and_the_newest_snapshot(started, tmp
     assert checkpoint_steps(folder)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_after_the_run_a_signal_ends_process_1_as_it_would_any_other(container, tmp_path, number):
     script = tmp_path / "script.py"
@@ -139,6 +141,7 @@ def test_after_the_run_a_signal_ends_process_1_as_it_would_any_other(container, 
         trainer.end()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("leads", [False, True])
 def test_no_orphan_stays_a_zombie(container, tmp_path, leads):
     script = tmp_path / "script.py"

@@ -83,6 +83,7 @@ def test_a_step_that_is_made_after_all_ends_the_hang(folder, light, gate):
 
 
 # With the interpreter held: test_supervisor_hangs.py has it below a real leader.
+@pytest.mark.nightly  # test_supervisor_hangs.py
 @pytest.mark.parametrize(
     "stick", [pytest.param("with-gil", marks=pytest.mark.nightly), "without-gil"]
 )
@@ -121,6 +122,7 @@ def test_what_is_stopped_is_no_hang_and_is_never_killed(folder, light):
     assert len(journal_events(folder, "resumed")) == 1
 
 
+@pytest.mark.nightly  # tests/unit/test_hang_judge.py
 def test_a_run_that_waits_for_a_reader_of_what_it_prints_is_never_ended(folder, script):
     trainer = script(
         folder,

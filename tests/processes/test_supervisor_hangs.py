@@ -89,6 +89,7 @@ def _outlives(trainer: Trainer, seconds: float = 9.0) -> bool:
 # -- a command that opens no run --------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_command_that_hangs_is_named_and_killed_with_all_that_it_has_started(led, state):
     # The shell dies of SIGTERM at once; what it has started ignores it.
     trainer = led(_HANGS, "sh", "-c", '"$@"; true', "sh")
@@ -131,6 +132,7 @@ def test_it_is_started_again_where_that_is_wanted(led, state):
     assert [life["status"] for life in _lives(state)] == [-signal.SIGTERM, 0]
 
 
+@pytest.mark.nightly  # tests/unit/test_hang_judge.py
 def test_whatever_prints_or_computes_is_no_hang(led, tmp_path):
     trainer = led(
         """\
@@ -214,6 +216,7 @@ print("went on with", state["x"])
 
 
 # A run at a prompt of pdb is in tests/hangs/test_held.py; the leader waits for either in one way.
+@pytest.mark.nightly  # tests/unit/test_hang_judge.py
 @pytest.mark.parametrize(
     "text",
     [_PLAIN, pytest.param(_IN_A_RUN, marks=pytest.mark.nightly)],
@@ -269,6 +272,7 @@ def test_a_command_that_gdb_holds_is_waited_for_and_judged_afterwards(led):
 # -- a run --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly  # tests/hangs/test_one_process.py
 def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, gate, light, state):
     """Its interpreter is held: it cannot speak, so the leader does."""
     trainer = light(
@@ -308,6 +312,7 @@ def test_a_run_that_hangs_is_saved_ended_and_goes_on_to_the_same_bits(
     assert second["status"] == 0
 
 
+@pytest.mark.nightly
 def test_a_run_whose_keeper_is_gone_is_watched_by_its_leader(
     folder, gate, light, light_reference, state
 ):
@@ -336,6 +341,7 @@ def frozen() -> Iterator[Any]:
         yield group
 
 
+@pytest.mark.nightly
 def test_a_command_that_survives_sigkill_is_left_where_it_is(led, state, frozen):
     trainer = led(_HANGS)
     trainer.wait_for("ready")

@@ -136,6 +136,7 @@ def test_an_error_before_the_first_step_is_never_restarted(supervised, state):
     assert len(_lives(state)) == 1, trainer.output
 
 
+@pytest.mark.nightly  # tests/unit/test_restarts.py
 def test_three_lives_without_a_new_step_are_the_last(supervised, state):
     ends = dict.fromkeys(range(1, 20), (10, KILL))
     trainer = supervised(ends)
@@ -237,6 +238,7 @@ def _runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.nightly
 def test_the_ranks_of_torchrun_end_with_the_leader(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"

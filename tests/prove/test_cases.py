@@ -10,6 +10,7 @@ import pytest
 from holdfast._prove.proof import Watcher, Wishes
 from holdfast._prove.prove import prove as prove_wishes
 from holdfast._prove.report import plain_text
+from tests.often import few
 
 CASES = Path(__file__).parent / "cases"
 RIGHT = sorted(path.stem for path in (CASES / "right").glob("*.py"))
@@ -31,13 +32,13 @@ def test_every_wrong_case_is_tried_here():
     assert {path.stem for path in (CASES / "wrong").glob("*.py")} == set(CAUSES)
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", few(RIGHT, RIGHT[:1]))
 def test_what_only_looks_forgotten_is_equal(name, prove):
     proof = prove(CASES / "right" / f"{name}.py", kills=6, seed=7)
     assert proof.verdict == "equal", plain_text(proof)
 
 
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("name", few(CAUSES, ("patience",)))
 def test_what_is_well_hidden_is_found_and_named(name, prove):
     proof = prove(CASES / "wrong" / f"{name}.py", kills=8, seed=7)
     assert proof.verdict == "differs", plain_text(proof)
@@ -45,6 +46,7 @@ def test_what_is_well_hidden_is_found_and_named(name, prove):
     assert proof.difference.cause in CAUSES[name], plain_text(proof)
 
 
+@pytest.mark.nightly
 def test_what_stands_in_a_module_of_the_project_is_seen(frameworks, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(CASES / "folder", folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -30,6 +30,7 @@ def last_line(course: Path) -> str:
     return said[-1]
 
 
+@pytest.mark.nightly  # tests/everywhere interrupts a training of each framework
 @pytest.mark.parametrize(
     "name",
     [

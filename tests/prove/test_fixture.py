@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import holdfast
 from tests.cli.command import environment
 
@@ -53,6 +55,7 @@ def test_pytest_does_not_warn_where_holdfast_was_imported_before_it():
     assert "PYTEST_DONT_REWRITE" in holdfast.__doc__
 
 
+@pytest.mark.nightly  # test_command.py calls the fixture
 def test_a_script_is_proved_in_a_suite_with_nothing_but_the_fixture(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "test_it.py").write_text(TESTS)

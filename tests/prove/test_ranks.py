@@ -28,6 +28,7 @@ def targets(proof):
     return {(each.signal, (each.target or "").partition(" ")[0]) for each in proof.interruptions}
 
 
+@pytest.mark.nightly  # tests/ranks has two ranks
 @pytest.mark.timeout(300)
 def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
     proof = prove(RUN, "--start", "fork", kills=6, signals=IN_EARNEST)

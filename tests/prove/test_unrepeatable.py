@@ -21,6 +21,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.nightly  # its words are in test_report.py
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n == "no_seed" else [pytest.mark.nightly]) for n in CAUSES],

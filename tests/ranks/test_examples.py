@@ -126,6 +126,7 @@ def stored_hash(folder: Path, out: Path) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+@pytest.mark.nightly  # test_one_stop.py
 def test_ddp_stopped_by_the_agent_goes_on_to_the_same_bits(folder, torchrun, fork_server, tmp_path):
     step = stop_amid(torchrun(2, *DDP), folder)
     again = torchrun(2, *DDP)

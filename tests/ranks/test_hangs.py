@@ -24,6 +24,7 @@ def _told_to_leave(world):
     return {rank: {"HOLDFAST_HANG_TIMEOUT": "1.5"} for rank in range(world)}
 
 
+@pytest.mark.nightly  # tests/hangs/test_torch.py
 def test_a_hang_in_one_of_three_ranks_is_found_named_and_left_by_all(jobs, undisturbed):
     events = [(1, 20, "hang", None)]
     job = jobs.start(3, total=_TOTAL, pauses=0.03, events=events, environment=_told_to_leave(3))

@@ -51,6 +51,7 @@ def test_kill_9_of_a_keeper_holds_nothing_up_and_a_stop_works_afterwards(
     _check(jobs, job, undisturbed, world=world, meets=meets)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_after_a_keeper_was_replaced_all_hold_snapshots_in_common_again(jobs, undisturbed, rank):
     job = jobs.start(total=_TOTAL, pauses=0.05)
@@ -76,6 +77,7 @@ def test_kill_9_of_the_hub_after_an_agreement(jobs, undisturbed):
     _check(jobs, job, undisturbed)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_at_the_very_moment_a_keeper_is_killed(jobs, undisturbed, rank):
     job = jobs.start(total=_TOTAL, pauses=0.05)
@@ -108,6 +110,7 @@ def test_kill_9_of_a_keeper_in_the_middle_of_the_last_checkpoint(
     _check(jobs, job, undisturbed)
 
 
+@pytest.mark.nightly  # tests/processes/test_two_processes.py fences one process
 def test_a_late_keeper_of_an_older_attempt_neither_commits_nor_deletes(jobs, undisturbed):
     """It was stopped when its rank died, and goes on when the next life has come far."""
     job = jobs.start(total=_TOTAL, pauses=0.02)

@@ -25,6 +25,7 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_two_ranks_tell_how_fast_they_are_and_by_which_interface(place):
     command = [TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py"]
     found = {each.name: each for each in check_ranks(command, folder=place)}

@@ -37,6 +37,7 @@ def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, m
     assert again.started_at() == [11, 11]
 
 
+@pytest.mark.nightly  # tests/processes/test_rules.py
 def test_killed_in_the_bad_step_or_right_after_it_nothing_of_it_is_resumed(jobs, undisturbed):
     """The evaluation of a state that all ranks hold, and have on disk, finds it bad."""
     plan = {"loop": "eval", "total": 2, "stop_when": NOT_FINITE, "settings": EACH}

@@ -23,6 +23,7 @@ def _check_goes_on(jobs, undisturbed, step) -> None:
     jobs.check_nothing_left()
 
 
+@pytest.mark.nightly  # test_one_stop.py
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_stops_all(jobs, undisturbed, rank):
     """Their parent ends the others as soon as one has left: by then all is durable."""

@@ -174,6 +174,7 @@ def _stop_when_the_cable_is_cut(hosts, number):
     _check_goes_on(hosts, step)
 
 
+@pytest.mark.nightly
 @_story
 def test_a_signal_to_rank_0_just_when_the_cable_is_cut_is_one_stop(hosts):
     _stop_when_the_cable_is_cut(hosts, 0)
@@ -229,6 +230,7 @@ def test_when_a_host_is_lost_the_other_leaves_and_the_next_life_goes_on(hosts):
     _check_goes_on(hosts, saved)
 
 
+@pytest.mark.nightly
 @_story
 def test_when_the_host_of_rank_0_is_lost_the_other_leaves_too(hosts):
     ranks = _start(hosts, *_IMPATIENT, MASTER_ADDR=hosts.addresses[0])

@@ -35,6 +35,7 @@ def _check(jobs, job, undisturbed, *, world=2, **plan) -> int:
 # -- in a long step ---------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("meets", "call", "signalled"),
     [
@@ -86,6 +87,7 @@ def test_a_slow_rank_is_waited_for(jobs):
 # -- ranks that run free of each other ------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pauses", "signalled"),
     [
@@ -104,6 +106,7 @@ def test_ranks_that_run_free_stop_at_the_step_of_the_quickest(jobs, undisturbed,
     assert step >= 30
 
 
+@pytest.mark.nightly
 def test_four_ranks_that_run_free_with_very_different_speeds(jobs, undisturbed):
     plan = {"meets": "files", "total": 3000}
     job = jobs.start(4, **plan, pauses=[0.02, 0.002, 0.06, 0.01])
@@ -170,6 +173,7 @@ def test_an_evaluation_on_all_ranks_is_left_at_once(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 24
 
 
+@pytest.mark.nightly
 def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(jobs):
     events = [(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 6.0)]
     job = jobs.start(loop="eval", total=3, events=events)
@@ -181,6 +185,7 @@ def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else
     assert _check_stop(jobs, job) == 24
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("meets", "signalled"),
     [
@@ -214,6 +219,7 @@ def test_no_rank_stops_amid_the_batches_of_one_step(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 7
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("signalled", ONE_OF_TWO)
 def test_in_the_last_step_of_a_loop_that_another_follows(jobs, undisturbed, signalled):
     plan = {"loop": "twice", "total": 40}
