@@ -85,6 +85,7 @@ def results(tmp_path_factory):
     return run
 
 
+# Over 5 s for the first case: it imports torch, and runs them all.
 @pytest.mark.timeout(420)  # of the first of a script, which waits for all of them
 @pytest.mark.parametrize(("script", "name"), CASES)
 def test_in_one_process(results, script, name):
@@ -136,6 +137,7 @@ def test_what_reads_a_format_is_named_where_it_is_missing(refusals, name):
     assert not folder.exists()
 
 
+@pytest.mark.nightly
 def test_what_two_ranks_stored_in_parts_is_adopted_whole_and_taken_in_parts_again(tmp_path):
     if not find_spec("torch"):
         pytest.skip("pip install torch")

@@ -40,6 +40,7 @@ def stage(tmp_path):
     return environment(TMPDIR=str(tmp_path))
 
 
+@pytest.mark.nightly  # the story of NumPy is the same
 def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
     pytest.importorskip("torch", reason="pip install torch")
     shown = output_of(holdfast_process("demo", "--framework", "torch", env=stage))
@@ -48,6 +49,7 @@ def test_the_torch_story_ends_equal_and_leaves_nothing(stage, tmp_path):
     assert list(tmp_path.glob("holdfast*")) == []  # torch makes a cache of its own there
 
 
+# Over 5 s: the whole demo, four trainings.
 def test_a_sabotaged_resume_is_seen_and_leaves_nothing(stage, tmp_path):
     done = holdfast_process("demo", "--framework", "numpy", "--sabotage", env=stage)
     assert done.returncode == 1
@@ -57,6 +59,7 @@ def test_a_sabotaged_resume_is_seen_and_leaves_nothing(stage, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# Over 5 s: the whole demo, four trainings.
 def test_the_numpy_story_ends_equal_and_its_runs_can_be_kept_and_looked_at(tmp_path):
     keep = tmp_path / "kept"
     shown = output_of(holdfast_process("demo", "--framework", "numpy", "--keep", keep))

@@ -135,6 +135,7 @@ def _series(folder) -> str:
     return newest[-1].read_text().rpartition("\n")[0] if newest else ""
 
 
+# Over 5 s: three lives, long enough to have a series.
 def test_a_real_run_that_was_killed_resumed_stopped_and_resumed(folder, start):
     options = ("--total", 400, "--sleep", STEP_SECONDS, "--settings", NO_SNAPSHOTS)
     trainer = start(folder, *options, script=TRAIN_NUMPY)

@@ -53,6 +53,7 @@ CASES = (
 )
 
 
+# Over 5 s: twelve lives of one training.
 @pytest.mark.timeout(300)  # twelve lives, each of which compiles its step
 @pytest.mark.parametrize("training", of_layers(FRAMEWORK_OF))
 def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):

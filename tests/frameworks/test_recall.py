@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections import OrderedDict
 from collections.abc import Callable
@@ -117,7 +118,9 @@ def new_rate(state: dict[str, Any]) -> None:
 
 
 def train(state: dict[str, Any]) -> None:
-    state["optimizer"].step()
+    # After `another_view` a weight has another shape than its moments.
+    with contextlib.suppress(RuntimeError):
+        state["optimizer"].step()
     state["model"].train(not state["model"].training)
 
 
@@ -326,8 +329,9 @@ def test_a_tensor_that_is_replaced_by_a_sparse_one_is_refused_by_its_path() -> N
         look(recall, state)
 
 
+@pytest.mark.layer("keras")  # JAX brings these types
 def test_types_of_one_code_are_told_apart() -> None:
-    types = pytest.importorskip("ml_dtypes")
+    types = pytest.importorskip("ml_dtypes", reason="pip install jax")
     memory = np.arange(4, dtype=np.uint8)
     one, other = memory.view(types.float8_e4m3fn), memory.view(types.float8_e4m3fnuz)
     assert one.dtype.str == other.dtype.str

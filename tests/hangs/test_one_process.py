@@ -39,6 +39,7 @@ def stages(tmp_path_factory, request):
             stage.end()
 
 
+# Over 5 s: a hang is called one after its time and two looks.
 @pytest.mark.parametrize("hang", cases(HANGS))
 def test_it_is_found_and_named(hang, stages, keep_evidence):
     stage = stages[hang]

@@ -17,6 +17,7 @@ from tests.support import wait_until
 pytest.importorskip("torch")
 
 
+# Over 5 s: a hang is called one after its time and two looks.
 def test_the_line_of_a_worker_is_named(stage, keep_evidence):
     stage.start_hang(LOADER)
     stage.found()
@@ -24,6 +25,7 @@ def test_the_line_of_a_worker_is_named(stage, keep_evidence):
     keep_evidence("hangs", LOADER.name, "live", stage.home, SCRIPTS / LOADER.script)
 
 
+# Over 5 s: a hang is called one after its time and two looks.
 @pytest.mark.parametrize("hang", cases(RANKS))
 def test_the_ranks_are_compared(hang, stage, keep_evidence):
     stage.start_hang(hang)

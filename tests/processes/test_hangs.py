@@ -58,6 +58,7 @@ def test_steps_of_50_ms_that_stop_are_found_within_30_seconds_without_any_settin
     assert psutil.pid_exists(trainer.pid), "nothing was done to it"
 
 
+# Over 5 s: a hang is called one after its time and two looks.
 def test_a_run_that_hangs_saves_and_leaves_when_it_is_told_to(folder, light):
     settings = '{"hang_timeout": 1.5, "max_overhead": 1.0, "grace_seconds": 2}'
     trainer = light(

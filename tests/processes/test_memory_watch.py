@@ -134,6 +134,7 @@ def _check_warned_saved_and_killed(trainer: Trainer, folder: Path, room: Limited
     assert death["memory"][-1]["rss"] > death["memory"][0]["rss"]
 
 
+# Over 5 s: the memory grows at the pace of a leak.
 @needs_cgroup
 def test_before_the_kernel_kills_it_there_is_a_warning_and_a_checkpoint(folder, leaking, room):
     trainer = leaking(folder, *_LEAK, *_RARE, prefix=room.prefix)

@@ -76,6 +76,7 @@ def test_a_stop_in_a_phase_is_durable_at_once_and_loses_nothing(
     assert second.state_hash() == undisturbed(shape)
 
 
+# Over 5 s: the call holds the interpreter until the keeper ends it.
 @pytest.mark.parametrize("stick", ["with-gil", "without-gil"])
 def test_a_phase_that_sits_in_c_is_left_for_it(folder, begin, undisturbed, stick):
     first = begin(folder, "--hold-at", 1, "--stick", stick)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from tests.terminal import CTRL_C
 
 _BETWEEN_PRESSES_SECONDS = 0.25
 _IPYTHON = ("-m", "IPython", "--simple-prompt", "--no-banner", "--colors=nocolor")
+_INTERPRETERS = [
+    pytest.param(("-i", "-q"), id="python"),
+    pytest.param(
+        _IPYTHON,
+        id="ipython",
+        marks=[
+            pytest.mark.layer("interactive"),
+            pytest.mark.skipif(find_spec("IPython") is None, reason="pip install ipykernel"),
+        ],
+    ),
+]
 
 
 @pytest.fixture
@@ -58,7 +70,7 @@ def answers(terminal):
     terminal.wait_for("still there")
 
 
-@pytest.mark.parametrize("interpreter", [("-i", "-q"), _IPYTHON], ids=["python", "ipython"])
+@pytest.mark.parametrize("interpreter", _INTERPRETERS)
 def test_ctrl_c_ends_the_loop_and_the_prompt_comes_back(folder, gate, prompt, interpreter):
     terminal = prompt(*interpreter)
     type_in(terminal, train(folder))
@@ -76,7 +88,7 @@ def test_ctrl_c_ends_the_loop_and_the_prompt_comes_back(folder, gate, prompt, in
     assert terminal.process.poll() is None
 
 
-@pytest.mark.parametrize("interpreter", [("-i", "-q"), _IPYTHON], ids=["python", "ipython"])
+@pytest.mark.parametrize("interpreter", _INTERPRETERS)
 def test_a_second_ctrl_c_does_not_wait_for_the_step_and_the_prompt_comes_back(
     folder, prompt, interpreter
 ):

@@ -292,6 +292,7 @@ def test_a_run_that_hangs_says_so_and_is_left_alone_without_the_option(folder, g
 
 
 # Where the interpreter is free, the run leaves by itself: test_hangs.py.
+# Over 5 s: a hang is called one after its time and two looks, and a second life follows.
 @pytest.mark.parametrize(
     "stick", ["with-gil", pytest.param("without-gil", marks=pytest.mark.nightly)]
 )

@@ -135,7 +135,8 @@ def test_ctrl_z_stops_both_and_fg_continues_them(at_terminal, tmp_path, streams)
     (tmp_path / "script.py").write_text(HEADER + _COUNTS)
     words = [*LEAD, sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     shell.press(" ".join([*words, streams.format(tmp_path)]) + "\r")
-    pid = wait_until((tmp_path / "pid").exists, 20) and int((tmp_path / "pid").read_text())
+    wait_until((tmp_path / "pid").exists, 20)
+    pid = int(wait_until((tmp_path / "pid").read_text, 20))  # it is written after it is made
     command = psutil.Process(pid)
     shell.press(CTRL_Z)
     _see(shell, "Stopped")

@@ -25,7 +25,7 @@ def _check_goes_on(jobs, undisturbed, step, *, world=2, **plan) -> None:
     ("meets", "world", "killed"),
     [
         ("files", 2, 1),
-        ("group", 4, 2),
+        pytest.param("group", 4, 2, marks=pytest.mark.nightly),
         *(
             pytest.param(*each, marks=pytest.mark.nightly)  # as those above
             for each in (

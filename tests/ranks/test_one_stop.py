@@ -39,7 +39,7 @@ def _check(jobs, job, undisturbed, status, *, world=2, meets="group") -> int:
     [
         ("group", 2),
         ("files", 2),
-        ("group", 4),
+        pytest.param("group", 4, marks=pytest.mark.nightly),
         pytest.param("files", 4, marks=pytest.mark.nightly),
     ],
 )
@@ -103,6 +103,7 @@ def test_run_stop_on_one_rank_stops_all(jobs, rank):
     assert "enough" in job.said
 
 
+# Over 5 s: a step that does not end is waited for.
 def test_a_second_ctrl_c_does_not_wait_for_the_step(jobs, undisturbed):
     job = jobs.start(total=_TOTAL, events=[(1, 10, "gate", str(jobs.gate))], pauses=0.03)
     job.wait_for("holding", 1)

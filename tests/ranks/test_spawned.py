@@ -36,6 +36,7 @@ def test_a_signal_to_one_rank_stops_all(jobs, undisturbed, rank):
     _check_goes_on(jobs, undisturbed, step)
 
 
+# Over 5 s: spawned ranks import torch.
 def test_when_their_parent_is_killed_the_ranks_save_and_leave(jobs, undisturbed):
     """Nobody else would end them."""
     job = jobs.spawn(total=_TOTAL, pauses=0.05)

@@ -180,6 +180,7 @@ def test_a_signal_to_rank_0_just_when_the_cable_is_cut_is_one_stop(hosts):
     _stop_when_the_cable_is_cut(hosts, 0)
 
 
+@pytest.mark.nightly
 @_story
 def test_a_signal_to_rank_1_just_when_the_cable_is_cut_is_one_stop(hosts):
     _stop_when_the_cable_is_cut(hosts, 1)

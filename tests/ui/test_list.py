@@ -35,6 +35,7 @@ def test_a_row_tells_state_progress_and_what_is_safe(ui):
     assert row["host"] == "gpu-07"
 
 
+# Over 5 s: the page asks once a second.
 def test_only_what_has_changed_since_is_told(tmp_path, serve):
     first, second = (make_run(tmp_path / name) for name in "ab")
     ui = serve(tmp_path)

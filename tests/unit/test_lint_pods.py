@@ -175,6 +175,7 @@ def test_quantities():
     assert quantity("1.5.5") is None
 
 
+@pytest.mark.layer("docs")
 @pytest.mark.parametrize("path", _EXAMPLES, ids=lambda path: path.name)
 @pytest.mark.parametrize("version", ["1.29", "1.31", "latest"])
 def test_the_examples_fit_the_published_schema(path, version):

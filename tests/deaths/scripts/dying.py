@@ -41,7 +41,6 @@ def wait() -> None:
 
 def hog(megabytes: int = 4096) -> None:
     """Take memory and touch it, in the time that a training takes to grow."""
-    wait_for_a_look()  # on a busy machine it would be dead before its keeper has read any counter
     held = []
     for _ in range(megabytes // 4):
         held.append(bytearray(os.urandom(4096)) * 1024)
