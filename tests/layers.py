@@ -2,8 +2,8 @@
 
 A layer is an environment and the tests that need it. tests/tiers.toml lists the files of each
 layer. A file in no list belongs to `test`. A file may be in several lists: its tests belong to the
-first, unless `@pytest.mark.layer("jax")` on a test or a parameter names another. A file that is
-named on the command line is always collected.
+first, unless `@pytest.mark.layer("jax")` on a test or a parameter names another. Files that are
+named on the command line without a layer are collected whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAYERS_OF = pytest.StashKey[dict[Path, list[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--layer", default="test", help="whose tests to run: see tests/tiers.toml")
+    parser.addoption("--layer", help="whose tests to run (test): see tests/tiers.toml")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,17 +38,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not collection_path.name.startswith("test_"):
         return None
     layers = config.stash[_LAYERS_OF].get(collection_path, ["test"])
-    return None if config.getoption("--layer") in layers else True
+    return None if _wanted(config) in layers else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if all(word.partition("::")[0].endswith(".py") for word in config.args):
+    are_files = all(word.partition("::")[0].endswith(".py") for word in config.args)
+    if are_files and config.getoption("--layer") is None:
         return  # A person asks for just these.
-    wanted, files = config.getoption("--layer"), config.stash[_LAYERS_OF]
+    wanted, files = _wanted(config), config.stash[_LAYERS_OF]
     others = [item for item in items if _layer_of(item, files) != wanted]
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if _layer_of(item, files) == wanted]
+
+
+def _wanted(config: pytest.Config) -> str:
+    return config.getoption("--layer") or "test"
 
 
 def _layer_of(item: pytest.Item, files: dict[Path, list[str]]) -> str:

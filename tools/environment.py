@@ -43,6 +43,12 @@ def python_of(layer: str) -> Path:
     return folder_of(layer) / "bin" / "python"
 
 
+def files_of(layer: str) -> list[str]:
+    """The tests that a layer lists."""
+    patterns = read_layers()[layer].get("files", [])
+    return [str(p.relative_to(ROOT)) for each in patterns for p in sorted(ROOT.glob(each))]
+
+
 def prepare(layer: str) -> None:
     """Install what a layer needs and does not have yet, with the layer that it stands on."""
     table = read_layers()

@@ -63,7 +63,7 @@ def main() -> None:
                 own += rank + number
                 run.update(params=params, keys=keys, count=count)
                 jax.block_until_ready(params)
-                time.sleep(0.01)  # so that the test can reach it in the middle
+                time.sleep(0.05)  # so that the test can reach it in the middle
                 print("step", number + 1, flush=True)
     except BaseException:  # told to the test, and raised again
         print("left", run.step, flush=True)

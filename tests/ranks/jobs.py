@@ -126,17 +126,21 @@ class Job:
         return psutil.Process(self.record(rank)["keeper"]["pid"])
 
     def common_step(self) -> int | None:
-        """The newest step that all ranks hold in memory just now."""
-        held: dict[int, set[int]] = {}
-        if not (self.folder / "run.json").exists():
-            return None
-        for path in arena_files(self.folder):
-            with contextlib.suppress(NotAnArena, OSError), Arena(open_leftover(path)) as arena:
-                steps = {record.step for record in arena.whole()}
-                held.setdefault(rank_of(path), set()).update(steps)
-        if len(held) < len(self.lives):
-            return None
-        return max(set.intersection(*held.values()), default=None)
+        return common_step(self.folder, len(self.lives))
+
+
+def common_step(folder: Path, world: int) -> int | None:
+    """The newest step that all ranks hold in memory just now."""
+    held: dict[int, set[int]] = {}
+    if not (folder / "run.json").exists():
+        return None
+    for path in arena_files(folder):
+        with contextlib.suppress(NotAnArena, OSError), Arena(open_leftover(path)) as arena:
+            steps = {record.step for record in arena.whole()}
+            held.setdefault(rank_of(path), set()).update(steps)
+    if len(held) < world:
+        return None
+    return max(set.intersection(*held.values()), default=None)
 
 
 class Jobs:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tests.ports import free_port
-from tests.support import Trainer, environment, wait_for_keeper_gone
+from tests.ranks.jobs import common_step
+from tests.support import Trainer, environment, wait_for_keeper_gone, wait_until
 
 if importlib.util.find_spec("jax") is None:
     pytest.skip("needs JAX: pip install 'holdfast[jax]'", allow_module_level=True)
@@ -73,7 +74,7 @@ def test_stopped_and_killed_it_ends_with_the_same_bits(jobs: Jobs, tmp_path: Pat
     ranks = jobs.start(folder)
     step = ranks[0].ready()
     assert step == _left_at_of(folder)
-    ranks[0].wait_for(f"step {step + 6}\n")
+    wait_until(lambda: (common_step(folder, 2) or 0) > step, 30, "a snapshot that both hold")
     ranks[1].kill()
     assert ranks[1].wait() == -signal.SIGKILL
     assert ranks[0].wait(110) != 0, ranks[0].output

@@ -21,7 +21,7 @@ from tests.cli.command import holdfast_process, output_of
 from tests.ranks.hosts import SCRIPT, TwoHosts, has_ipv6, why_not
 from tests.support import checkpoint_steps, journal_events, wait_until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(240)]
 _TOTAL = 1500
 # Snapshots as often as they can be, and no checkpoint that nobody asks for.
 _EAGER = ("--settings", json.dumps({"max_overhead": 1.0, "checkpoint_every": "10h"}))
@@ -148,7 +148,6 @@ def _check_goes_on(hosts, step):
     assert left == []
 
 
-@pytest.mark.nightly
 @_story
 def test_a_stop_while_the_cable_is_cut_reaches_both_by_mail(hosts):
     ranks = _start(hosts, MASTER_ADDR=hosts.addresses[0])
@@ -174,13 +173,11 @@ def _stop_when_the_cable_is_cut(hosts, number):
     _check_goes_on(hosts, step)
 
 
-@pytest.mark.nightly
 @_story
 def test_a_signal_to_rank_0_just_when_the_cable_is_cut_is_one_stop(hosts):
     _stop_when_the_cable_is_cut(hosts, 0)
 
 
-@pytest.mark.nightly
 @_story
 def test_a_signal_to_rank_1_just_when_the_cable_is_cut_is_one_stop(hosts):
     _stop_when_the_cable_is_cut(hosts, 1)
@@ -231,7 +228,6 @@ def test_when_a_host_is_lost_the_other_leaves_and_the_next_life_goes_on(hosts):
     _check_goes_on(hosts, saved)
 
 
-@pytest.mark.nightly
 @_story
 def test_when_the_host_of_rank_0_is_lost_the_other_leaves_too(hosts):
     ranks = _start(hosts, *_IMPATIENT, MASTER_ADDR=hosts.addresses[0])

@@ -34,6 +34,8 @@ def dead_pid() -> int:
 def test_a_living_process_is_shown_as_it_is() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
+        # Between fork and exec a process has no command line for a moment.
+        wait_until(Path(f"/proc/{process.pid}/cmdline").read_bytes, what="its command line")
         evidence = gather_pid(process.pid)
         assert evidence.is_live
         assert evidence.process is not None
