@@ -52,10 +52,6 @@ affected: ## what the changes since BASE can break, of the tiers beside make tes
 	$(ENVIRONMENT) test
 	@$(TIERS) affected $(if $(BASE),--base $(BASE))
 
-.PHONY: nightly
-nightly: $(STAMP) ## the tests that crowd the machine
-	@tools/in-memory $(BIN)/python -m pytest -m nightly tests/load
-
 .PHONY: check
 check: ## lint, formatting, types, imports, file sizes
 	$(ENVIRONMENT) check
