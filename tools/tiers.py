@@ -28,7 +28,12 @@ Part = dict[str, Any]
 
 
 def read_parts() -> dict[str, Part]:
-    return dict(tomllib.loads(environment.TABLE.read_text())["parts"])
+    """The parts, with the paths of each group in place of its @name."""
+    table = tomllib.loads(environment.TABLE.read_text())
+    groups = {f"@{name}": paths for name, paths in table["groups"].items()}
+    for part in table["parts"].values():
+        part["paths"] = [path for each in part["paths"] for path in groups.get(each, [each])]
+    return dict(table["parts"])
 
 
 def pytest(layer: str, marks: str, paths: list[str], parallel: int, *words: str) -> int:
