@@ -8,6 +8,7 @@ named on the command line without a layer are collected whole.
 
 from __future__ import annotations
 
+import signal
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts the tests in the background, or nohup, has these ignored. A process that
+    # a test starts would inherit that.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     layers = tomllib.loads((ROOT / "tests" / "tiers.toml").read_text())["layers"]
     found: dict[Path, list[str]] = {}
     for name, layer in layers.items():
