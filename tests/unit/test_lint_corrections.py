@@ -227,3 +227,10 @@ def test_a_rule_can_be_left_out(tmp_path):
     around = Surroundings(tmp_path, tmp_path, ignored=("signal-never-arrives",))
     assert lint(text, around) == []
     assert fix(text, around) == text
+
+
+def test_wait_is_added_once_even_where_bash_reads_no_further(tmp_path):
+    once = corrected(tmp_path, "python train.py &;;")
+    assert once[-1] == "wait"
+    assert once.count("wait") == 1
+    assert corrected(tmp_path, *once).count("wait") == 1

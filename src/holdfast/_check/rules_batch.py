@@ -258,6 +258,8 @@ def check_background(job: Job) -> Iterator[Finding]:
             return
         if any(each.command in later and not each.command.is_background for each in job.launches):
             return
+        if job.text.rstrip().endswith("\nwait"):
+            return  # It is there, behind words that bash does not read, such as a stray `;;`.
         end = len(job.text)
         newline = "" if job.text.endswith("\n") else "\n"
         yield note(
