@@ -130,6 +130,7 @@ def test_it_keeps_no_process_alive():
 
 
 def test_a_prompt_around_the_training_does_not_hold_it_but_one_inside_does(page, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # the prompt sets it and leaves it
     paused: list[str] = []
     pulses: list[Pulse] = []
 
