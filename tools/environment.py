@@ -195,7 +195,7 @@ def _install_commands(layer: str, commands: list[str]) -> None:
     finally:
         if not has_policy:
             POLICY.unlink()
-    for name in new:  # A service that was here before belongs to somebody.
+    for name in new:  # Only new ones: a service that was here before stays as it is.
         if Path("/etc/init.d", name).exists():
             subprocess.run(["update-rc.d", name, "disable"], capture_output=True, check=False)
             helper = ["deb-systemd-helper", "disable", f"{name}.service"]

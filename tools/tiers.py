@@ -106,7 +106,7 @@ def changed_files(base: str | None) -> list[str] | None:
 
 
 def _default_base() -> str:
-    """The commit that `make nightly` was last green on: see .ci/base."""
+    """The commit in .ci/base."""
     return (ROOT / ".ci" / "base").read_text().split()[0]
 
 

@@ -27,7 +27,7 @@ def _expected(death, sure):
     return death.cause.value, sure.value
 
 
-# As whoever may read all of it: test_one_process.py has the same death.
+# As root: test_one_process.py has the same death.
 @pytest.mark.nightly
 def test_asked_by_an_ordinary_user_it_says_the_same(on_users_stage):
     stage = on_users_stage(_OOM)

@@ -86,6 +86,7 @@ def _lead() -> tuple[str, ...]:
     return (sys.executable, "-m", "holdfast", "run", "--")
 
 
+# Over 5 s: real starts in a PID namespace.
 @pytest.mark.parametrize("leads", [False, True])
 def test_sigterm_to_process_1_stops_with_everything_saved(started, tmp_path, leads):
     folder = tmp_path / "run"
@@ -96,6 +97,7 @@ def test_sigterm_to_process_1_stops_with_everything_saved(started, tmp_path, lea
     assert checkpoint_steps(folder)[-1] == stop["step"]
 
 
+# Over 5 s: real starts in a PID namespace.
 def test_a_trainer_under_holdfast_run_may_be_killed_and_the_keeper_saves(started, tmp_path):
     folder = tmp_path / "run"
     settings = ("--settings", '{"max_overhead": 1.0, "checkpoint_every": "10h"}')

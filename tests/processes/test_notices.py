@@ -48,6 +48,7 @@ def started(tmp_path):
     wait_for_keeper_gone(tmp_path / "run")
 
 
+# Over 5 s: two lives, and the keeper asks for notices at its own pace.
 def test_a_preemption_stops_the_run_and_the_next_life_goes_on_to_the_same_bits(started, tmp_path):
     folder = tmp_path / "run"
     with serve(of_gcp) as cloud:
@@ -66,6 +67,7 @@ def test_a_preemption_stops_the_run_and_the_next_life_goes_on_to_the_same_bits(s
     assert again.ready() == stop["step"]
 
 
+# Over 5 s: the keeper asks for notices at its own pace.
 def test_an_interruption_of_a_spot_instance_stops_the_run(started, tmp_path):
     with serve(of_aws) as cloud:
         trainer = started(cloud, "aws", *_LONG)

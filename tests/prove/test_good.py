@@ -18,6 +18,7 @@ FORGOTTEN = {
 }
 
 
+# Over 5 s: a proof with eight interruptions.
 @pytest.mark.parametrize(
     "name", few([name for name in GOOD if name != "resume_option"], ("plain_loop",))
 )

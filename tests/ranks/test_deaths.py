@@ -117,6 +117,7 @@ def test_a_stop_when_a_rank_is_dead_leaves_with_the_status_of_the_stop(jobs, und
     _check_goes_on(jobs, undisturbed, step)
 
 
+# Over 5 s: the other rank waits in a collective until it hears of it.
 @pytest.mark.parametrize(
     ("meets", "failing"),
     [

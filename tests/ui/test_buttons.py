@@ -20,6 +20,7 @@ def live_row(ui, name):
     return wait_until(look, what="a live row")
 
 
+# Over 5 s: a real training behind the page.
 def test_a_training_is_saved_looked_at_and_stopped_through_the_page(tmp_path, start, serve):
     trainer = training(start, tmp_path / "a")
     ui = serve(tmp_path)

@@ -112,7 +112,7 @@ class HangWatch:
         self._take_looks(now)
 
     def _waited_for_processor(self) -> float | None:
-        """Of the trainer's main thread; in the calm, when steps are made, nobody looks."""
+        """Of the trainer's main thread. It is not read while steps are made."""
         boundary = int(self._words[control.BOUNDARY_NS])
         before, self._boundary = self._boundary, boundary
         return waited_seconds(self._pid, self._pid) if boundary == before else None

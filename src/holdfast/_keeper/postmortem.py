@@ -35,7 +35,7 @@ class PostMortem:
         self._path = policy.layout.death(policy.attempt, policy.rank)
         self._ends = ends
         self._watch = watch
-        # By whoever started it, which may have to wait for a processor first.
+        # Its parent must hear of it, and may have to wait for a processor first.
         self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(ends.trainer_pid)])
         self._began = time.monotonic()
         self.status: int | None = None  # as subprocess gives it

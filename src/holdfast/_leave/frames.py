@@ -173,7 +173,7 @@ def workers_of(frames: Frames) -> list[dict[str, Any]]:
 
 
 def _is_dying(process: Any) -> bool:
-    """Whether a process is about to end, and nobody knows yet how."""
+    """Whether a process is about to end, with a status that is not known yet."""
     with contextlib.suppress(Exception):  # as above
         return process.exitcode is None and is_leaving(
             read_bytes(f"/proc/{_pid_of(process)}/stat") or b""

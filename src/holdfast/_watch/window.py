@@ -7,7 +7,7 @@ from holdfast._watch.threads import ProcessSample, ThreadSample
 
 
 def state_between(before: str, after: str) -> str:
-    """Over the window: whoever waits for the disk only now and then is at work."""
+    """Over the window: a process that waits for the disk now and then is at work."""
     if before == after or after in "TtZX":
         return after
     if "R" in (before, after):
@@ -35,7 +35,7 @@ def wakes_between(before: ProcessSample, after: ProcessSample, window: float) ->
 
 
 def moved_between(thread: PythonThread, later: dict[int, PythonThread]) -> bool | None:
-    """Whether a thread stood elsewhere later; None where nobody knows."""
+    """Whether a thread stood elsewhere later; None where that is not known."""
     if not later:
         return None
     again = later.get(thread.ident)
