@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import os
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from typing import Any
 
 import environment
@@ -96,12 +96,17 @@ def run_nightly(names: list[str]) -> int:
 
 def changed_files(base: str | None) -> list[str] | None:
     """The files that differ from a commit, uncommitted ones too; None if it is not known."""
-    base = base or os.environ.get("BASE") or _default_base()
+    is_asked = base is not None
+    base = base or _default_base()
     try:
         fork = _git("merge-base", base, "HEAD").strip()
         listed = _git("diff", "--name-only", fork) + _git("ls-files", "-o", "--exclude-standard")
     except subprocess.CalledProcessError:
-        return None
+        if is_asked:
+            sys.exit(
+                f"git does not know {base!r}. Name a commit or a branch: make affected BASE=main"
+            )
+        return None  # A shallow clone may lack the default one.
     return sorted(set(listed.splitlines()))
 
 
@@ -152,13 +157,21 @@ def run_affected(base: str | None, *, only_list: bool) -> int:
     return run_parts(marks)
 
 
+def known(names: list[str], those: Iterable[str]) -> list[str]:
+    """These names; a wrong one ends the program, with the right ones."""
+    for name in names:
+        if name not in those:
+            sys.exit(f"There are no tests of {name!r}. Choose from: {', '.join(those)}")
+    return names
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tiers = parser.add_subparsers(dest="tier", required=True)
     tiers.add_parser("quick")
     tiers.add_parser("test").add_argument("words", nargs="*")
-    tiers.add_parser("frameworks").add_argument("names", nargs="*", choices=[*FRAMEWORKS, []])
-    tiers.add_parser("nightly").add_argument("names", nargs="*", choices=[*read_parts(), []])
+    tiers.add_parser("frameworks").add_argument("names", nargs="*")
+    tiers.add_parser("nightly").add_argument("names", nargs="*")
     of_change = tiers.add_parser("affected")
     of_change.add_argument("--base", help="compare with this commit")
     of_change.add_argument("--list", action="store_true", help="run nothing")
@@ -168,9 +181,9 @@ def main() -> int:
     if options.tier == "test":
         return run_test(options.words)
     if options.tier == "frameworks":
-        return run_frameworks(options.names)
+        return run_frameworks(known(options.names, FRAMEWORKS))
     if options.tier == "nightly":
-        return run_nightly(options.names)
+        return run_nightly(known(options.names, read_parts()))
     return run_affected(options.base, only_list=options.list)
 
 
