@@ -212,7 +212,11 @@ def _apt(*words: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the environment of a layer.")
     parser.add_argument("layer", choices=sorted(read_layers()))
-    prepare(parser.parse_args().layer)
+    layer = parser.parse_args().layer
+    try:
+        prepare(layer)
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted. The same command goes on with what is missing.")
 
 
 if __name__ == "__main__":
