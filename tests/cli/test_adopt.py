@@ -137,7 +137,7 @@ def test_what_reads_a_format_is_named_where_it_is_missing(refusals, name):
     assert not folder.exists()
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: one process; tests/ranks/test_examples.py: ranks that store parts
 def test_what_two_ranks_stored_in_parts_is_adopted_whole_and_taken_in_parts_again(tmp_path):
     if not find_spec("torch"):
         pytest.skip("pip install torch")

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 import holdfast
+from tests.often import few
 
 Shape = Callable[[holdfast.Run, "Training"], None]
 
@@ -190,16 +191,7 @@ SOME_SHAPES = [
 
 
 # In the middle of loops, at their last step, and at the turn behind it.
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "ends",
-    [
-        [8, 15, 20],
-        pytest.param([3], marks=pytest.mark.nightly),
-        pytest.param([7, 12], marks=pytest.mark.nightly),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("ends", few([[8, 15, 20], [3], [7, 12]], [[8, 15, 20]]), ids=str)
 @pytest.mark.parametrize("shape", SOME_SHAPES)
 def test_however_often_it_runs_it_is_done_once(tmp_path, shape, ends):
     undisturbed = train(tmp_path / "undisturbed", shape)

@@ -43,7 +43,7 @@ def test_a_run_that_was_asked_to_stop(stage, name, is_led):
     assert (f"pid {os.getpid()}" in text_of(verdict)) == is_led
 
 
-@pytest.mark.parametrize("name", ["QUIT", pytest.param("HUP", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["QUIT", "HUP"])
 def test_a_run_that_a_signal_ended_at_once(stage, name):
     trainer = _start(stage)
     number = getattr(signal, f"SIG{name}")

@@ -44,7 +44,7 @@ def act(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Ac
     return begin
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # tests/ranks/test_examples.py resumes DDP on two ranks to the bit
 def test_the_first_step_after_a_resume_sums_as_the_undisturbed_run_did(act: Act) -> None:
     act("bits", 4)
 

@@ -243,7 +243,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_fetch_keeps_what_has_come(
     assert not layout.fetching_folders()
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # the test above: a fetch that was cut goes on
 def test_a_fetch_ends_with_the_process_that_asked_for_it(folder, mirror, train, tmp_path):
     _make(folder, 10)
     push(folder, mirror)

@@ -124,7 +124,7 @@ def test_sigquit_to_process_1_leaves_stacks_and_the_newest_snapshot(started, tmp
     assert checkpoint_steps(folder)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # only here; above: signals in the run
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_after_the_run_a_signal_ends_process_1_as_it_would_any_other(container, tmp_path, number):
     script = tmp_path / "script.py"
@@ -143,8 +143,7 @@ def test_after_the_run_a_signal_ends_process_1_as_it_would_any_other(container, 
         trainer.end()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("leads", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_no_orphan_stays_a_zombie(container, tmp_path, leads):
     script = tmp_path / "script.py"
     script.write_text(

@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_leaves_at_once_from_a_call_that_never_returns(
     assert light(folder, "--total", 40).state_hash() == light_reference(40)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: one Ctrl-C; test_terminal.py: a second one to a step that can be left
 @pytest.mark.parametrize(
     "settings",
     [_EAGER, {"max_overhead": 0.0, "checkpoint_every": 1}],

@@ -160,7 +160,7 @@ def test_an_ordinary_user_is_warned_and_saved_as_well(leaking, room):
         _check_warned_saved_and_killed(trainer, folder, room)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: one process; tests/ranks/test_saves.py: ranks save together
 @needs_cgroup
 def test_two_ranks_save_together_before_the_memory_of_one_is_full(folder, leaking, room):
     ranks = [
@@ -260,7 +260,7 @@ def _score_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # only here
 def test_a_training_that_becomes_another_program_is_not_called_dead_by_a_signal(folder, start):
     """By exec: it has said no goodbye, but it is there."""
     script = folder.parent / "becomes.py"

@@ -90,8 +90,7 @@ def _next_arena(folder: Path, attempt: int) -> Path:
     return SHM / f"holdfast-{UID}-{run_id(folder)}-a{attempt}-g1"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("how", ["file", "symlink"])
+@pytest.mark.parametrize("how", [pytest.param("file", marks=pytest.mark.nightly), "symlink"])
 def test_what_a_stranger_has_put_at_the_arenas_path_is_neither_used_nor_followed(
     folder, home, user, light_reference, how
 ):

@@ -75,7 +75,6 @@ def test_all_that_a_whole_training_does_is_in_its_series(script, folder):
     assert max(fold.high or 0.0 for fold in odd) == 148
 
 
-@pytest.mark.nightly
 def test_a_kill_loses_no_step_of_it_and_the_next_life_has_its_own(script, folder):
     trainer = script(folder, TRAIN, LONG)
     wait_until(lambda: has_rows(folder), what="rows")
@@ -119,7 +118,7 @@ def test_another_keeper_goes_on_with_it(script, folder):
     assert rows[-1]["s"] == made(rows) == journal_events(folder, "stop")[0]["step"]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # tests/crash/test_full_disk.py: a full disk costs no step
 def test_a_full_disk_costs_rows_and_no_steps(script, disk):
     folder = disk.place / "run"
     trainer = script(folder, TRAIN, LONG)

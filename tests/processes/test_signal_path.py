@@ -100,7 +100,7 @@ def test_holdfast_run_puts_it_right(place):
         assert check.data["hops"] == ["holdfast run", "bash job.sh", "train.py"]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # tests/unit has the remedies, above is the real path
 def test_in_a_pipe_and_in_the_background_exec_alone_is_no_remedy(place):
     job = write(place, "job.sh", "S=train.py", f"{PYTHON} train.py 2>&1 | tee log")
     check = try_out(place, "bash", job)["signal SIGTERM"]
@@ -141,7 +141,7 @@ def test_what_a_trap_asks_of_slurm_is_not_passed_on(place, tmp_path, monkeypatch
     assert check.data["asked_of_slurm"] == ["scontrol requeue 7"]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: each signal by itself
 def test_the_signal_of_the_job_is_the_one_that_counts(place):
     lines = ("#SBATCH --signal=B:USR1@90", f"{PYTHON} prepare.py", f"{PYTHON} train.py")
     (place / "prepare.py").write_text("open('prepared', 'w')")

@@ -89,7 +89,7 @@ def _outlives(trainer: Trainer, seconds: float = 9.0) -> bool:
 # -- a command that opens no run --------------------------------------------------------
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # below with a run
 def test_a_command_that_hangs_is_named_and_killed_with_all_that_it_has_started(led, state):
     # The shell dies of SIGTERM at once; what it has started ignores it.
     trainer = led(_HANGS, "sh", "-c", '"$@"; true', "sh")
@@ -313,7 +313,7 @@ def test_a_run_that_hangs_is_saved_ended_and_goes_on_to_the_same_bits(
     assert second["status"] == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # only here
 def test_a_run_whose_keeper_is_gone_is_watched_by_its_leader(
     folder, gate, light, light_reference, state
 ):
@@ -342,7 +342,7 @@ def frozen() -> Iterator[Any]:
         yield group
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # only here: needs the freezer of cgroup v1
 def test_a_command_that_survives_sigkill_is_left_where_it_is(led, state, frozen):
     trainer = led(_HANGS)
     trainer.wait_for("ready")

@@ -238,7 +238,7 @@ def _runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: the children of any command
 def test_the_ranks_of_torchrun_end_with_the_leader(tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "script.py"

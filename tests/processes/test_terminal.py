@@ -137,7 +137,6 @@ def _workers(trainer: Terminal, folder: Path) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_workers_outlive_the_ctrl_c_until_the_step_is_done(folder, gate, terminal, start, context):
     workers = ("--workers", 2, "--context", context)

@@ -39,7 +39,7 @@ def test_a_planted_fault_is_found_and_named(name, prove):
     assert proof.difference.cause == CAUSES[name], plain_text(proof)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above with their own names
 @pytest.mark.parametrize("name", RENAMED)
 def test_it_is_found_with_all_names_changed(name, prove):
     renamed = rename((FAULTS / f"{name}.py").read_text())

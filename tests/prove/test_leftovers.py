@@ -39,7 +39,7 @@ def processes_below(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # test_terminal.py has the sentence
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_given_up(tmp_path, name, status):  # a short name: a socket's path has 107 characters
     project, temporary = tmp_path / "project", tmp_path / "t"

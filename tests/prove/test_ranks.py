@@ -37,7 +37,7 @@ def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
     assert {("KILL", "rank"), ("KILL", "the"), ("INT", "all")} <= targets(proof), plain_text(proof)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # only here: two ranks under prove take half a minute
 @pytest.mark.timeout(300)
 def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     shutil.copy(RUN, tmp_path / "train.py")
@@ -47,7 +47,7 @@ def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     assert targets(proof) == {("KILL", "rank"), ("KILL", "the")}, plain_text(proof)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # the long form of the one above
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize(
     "command",
@@ -78,7 +78,7 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
         assert arena_files(run) == []
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # as above, without holdfast.Run
 @pytest.mark.timeout(300)
 def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     shutil.copy(SCRIPT, tmp_path / "train.py")
@@ -89,7 +89,7 @@ def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     assert len(proof.interruptions) == 2
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # test_faults.py has it of one process
 @pytest.mark.timeout(300)
 def test_what_one_rank_forgets_is_found(tmp_path):
     text = SCRIPT.read_text()

@@ -70,7 +70,7 @@ def test_one_interruption_can_be_repeated_alone(prove, tmp_path):
     assert alone.difference.cause == whole.difference.cause
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # twelve seconds of budget pass
 def test_a_budget_ends_the_interruptions_and_not_the_comparison(prove):
     proof = prove(HERE / "good" / "plain_loop.py", kills=500, seed=7, budget_seconds=12.0)
     assert proof.verdict == "equal", plain_text(proof)

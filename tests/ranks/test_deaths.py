@@ -61,7 +61,6 @@ def test_kill_9_of_a_rank_ends_the_others_with_a_line_that_names_it(
     assert found[killed]["pid"] == job.lives[killed].pid
 
 
-@pytest.mark.nightly
 def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
     job = jobs.start(total=_TOTAL, pauses=0.03)
     job.wait_for_step(10)
@@ -73,10 +72,8 @@ def test_kill_9_of_all_ranks_at_once(jobs, undisturbed):
     assert [jobs.post_mortem(rank)["status"] for rank in range(2)] == [-9, -9]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "pauses", [[0.004, 0.02], pytest.param([0.02, 0.004], marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly  # test_where_ranks_are.py: a stop of ranks that run free
+@pytest.mark.parametrize("pauses", [[0.004, 0.02], [0.02, 0.004]])
 def test_ranks_that_run_free_hold_a_step_in_common_that_a_kill_leaves(jobs, undisturbed, pauses):
     """It is set ahead of the quick one, and the slow one comes there later."""
     plan = {"meets": "files", "total": 4000}

@@ -51,7 +51,7 @@ def test_kill_9_of_a_keeper_holds_nothing_up_and_a_stop_works_afterwards(
     _check(jobs, job, undisturbed, world=world, meets=meets)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: a stop after a keeper was replaced
 @pytest.mark.parametrize("rank", [0, 1])
 def test_after_a_keeper_was_replaced_all_hold_snapshots_in_common_again(jobs, undisturbed, rank):
     job = jobs.start(total=_TOTAL, pauses=0.05)
@@ -77,7 +77,7 @@ def test_kill_9_of_the_hub_after_an_agreement(jobs, undisturbed):
     _check(jobs, job, undisturbed)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: a stop after the kill; below: a kill amid the last checkpoint
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_at_the_very_moment_a_keeper_is_killed(jobs, undisturbed, rank):
     job = jobs.start(total=_TOTAL, pauses=0.05)

@@ -62,7 +62,7 @@ def test_a_signal_to_all_ranks_at_once_is_one_stop(jobs, undisturbed, world):
     assert len(jobs.events("stop-asked")) == 1
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: one signal to all is one stop
 def test_different_signals_to_two_ranks_are_one_stop_with_one_status(jobs):
     job = jobs.start(total=_TOTAL)
     job.wait_for_step(8)
@@ -73,7 +73,7 @@ def test_different_signals_to_two_ranks_are_one_stop_with_one_status(jobs):
     _check_stop(jobs, job, status)
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: signals at once to ranks that run
 def test_a_signal_to_a_rank_that_waits_for_the_decision_of_another_changes_nothing(jobs):
     job = jobs.start(total=_TOTAL, events=[(1, 8, "gate", str(jobs.gate))])
     job.wait_for("holding", 1)

@@ -106,7 +106,7 @@ def test_ranks_that_run_free_stop_at_the_step_of_the_quickest(jobs, undisturbed,
     assert step >= 30
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above with two ranks
 def test_four_ranks_that_run_free_with_very_different_speeds(jobs, undisturbed):
     plan = {"meets": "files", "total": 3000}
     job = jobs.start(4, **plan, pauses=[0.02, 0.002, 0.06, 0.01])
@@ -173,7 +173,7 @@ def test_an_evaluation_on_all_ranks_is_left_at_once(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 24
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # above: an evaluation that can be left
 def test_an_evaluation_in_a_call_that_holds_the_interpreter_holds_up_nobody_else(jobs):
     events = [(0, 24, "eval:sleep", 30.0), (1, 24, "eval:call", 6.0)]
     job = jobs.start(loop="eval", total=3, events=events)
@@ -219,7 +219,7 @@ def test_no_rank_stops_amid_the_batches_of_one_step(jobs, undisturbed, signalled
     assert _check(jobs, job, undisturbed, **plan) == 7
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # below: at the turn of an epoch
 @pytest.mark.parametrize("signalled", ONE_OF_TWO)
 def test_in_the_last_step_of_a_loop_that_another_follows(jobs, undisturbed, signalled):
     plan = {"loop": "twice", "total": 40}

@@ -148,7 +148,7 @@ def test_a_look_that_hangs_holds_only_its_own_run_up(tmp_path, monkeypatch):
         runs.close()
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # tests/ui/test_list.py has a few
 def test_a_thousand_runs_are_listed_while_requests_are_answered_quickly(tmp_path, serve):
     for number in range(1200):
         make_run(tmp_path / f"group-{number % 7}" / f"run-{number:04d}", step=number)

@@ -167,7 +167,7 @@ def is_cut(connection: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # its limit is a minute
 def test_half_a_request_is_cut_off_though_it_drips_on(tmp_path, serve):
     ui = serve(tmp_path)
     with ui.connect() as silent, ui.connect() as drip:
