@@ -109,6 +109,15 @@ def test_slots_that_are_held_are_left_alone(arena):
     assert arena.begin(others) is None
 
 
+def test_the_newest_hashed_slot_is_the_last_to_be_written_over(arena):
+    hashed = take(arena, 1)
+    arena.set_digests(hashed, 1, [b""])
+    for sequence in range(2, 6):  # a keeper that gets no processor hashes none of these
+        assert take(arena, sequence) != hashed
+    others = [slot for slot in range(3) if slot != hashed]
+    assert arena.begin(others) == hashed
+
+
 def test_with_one_slot_there_is_nothing_to_write_in_once_it_is_whole():
     with make(slots=1) as arena:
         take(arena, 1)
@@ -148,9 +157,9 @@ def test_checksums_count_only_for_the_state_they_were_made_of(arena):
     arena.set_digests(slot, 1, digests)
     assert arena.newest().is_hashed
     assert arena.digests(slot) == digests
-    take(arena, 2)
+    other = take(arena, 2)
     take(arena, 3)
-    assert take(arena, 4) == slot
+    assert take(arena, 4, held={other}) == slot
     assert not arena.newest().is_hashed
 
 

@@ -80,7 +80,7 @@ class Asked:
         self._save_seconds: float | None = None  # of the slowest checkpoint of late
         self._durable_sequence = 0
         self._durable_step: int | None = None
-        self._failed = False
+        self._failed_step: int | None = None  # which the disk did not take
         self._void_step: float = math.inf  # from which on a rule has called everything bad
         self._beat = 0
         self._interrupted_at: float | None = None

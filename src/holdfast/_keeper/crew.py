@@ -227,13 +227,13 @@ class CrewKeeper(KeeperAmongOthers):
         orders: list[int | None] = [*self._orders.pop((attempt, mark), [])]
         self._writing = {each for each in self._writing if each[:2] != (attempt, mark)}
         if error is None:
-            self._failed = False
+            self._failed_step = None
             if attempt == self._policy.attempt:
                 self._durable_step = mark // 2
             else:
                 self._holdings.retire_salvaged(attempt)
         else:
-            self._failed = not is_fenced and mark // 2 < self._void_step
+            self._failed_step = None if is_fenced else mark // 2
         kind = "durable" if error is None else "fenced" if is_fenced else "failed"
         fields = {} if error is None else {"error": error}
         for order in orders or (None,):
@@ -331,9 +331,8 @@ class CrewKeeper(KeeperAmongOthers):
                 self._holdings.hash_newest()
         if now < self._linger_until and not self._is_followed():
             return
-        self._failed = self._failed or not self._is_released
         self._writer.wait_idle()  # an old checkpoint may be half removed
-        self._let_go()
+        self._let_go(remove=self._is_released)
         self._post.close()
         if self._hub is not None or not self._is_released:  # nobody will read it
             remove_folder(self._policy.layout.mail(self._policy.attempt))

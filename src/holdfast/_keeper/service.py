@@ -213,7 +213,7 @@ class Keeper(Asked):
 
     def _retire_when_idle(self, held: HeldArena) -> None:
         self._writer.wait_idle()
-        held.retire(remove=not self._failed)
+        held.retire(remove=not self._has_failed())
 
     # -- before memory is full ----------------------------------------------------
 
@@ -240,15 +240,14 @@ class Keeper(Asked):
     def _outcome(self, outcome: Outcome) -> None:
         job, record = outcome.job, outcome.job.record
         if outcome.error is None:
-            self._failed = False
+            self._failed_step = None
             self._note_save(outcome.seconds)
             if job.held.arena.attempt == self._policy.attempt:
                 self._durable_sequence = max(self._durable_sequence, record.sequence)
                 self._durable_step = record.step
             self._tell("durable", order=job.order, step=record.step, seconds=outcome.seconds)
         else:
-            # Else nobody will ever need the slot.
-            self._failed = not outcome.is_fenced and record.step < self._void_step
+            self._failed_step = None if outcome.is_fenced else record.step
             self._journal("save-failed", step=record.step, error=outcome.error)
             kind = "fenced" if outcome.is_fenced else "failed"
             self._tell(kind, order=job.order, step=record.step, error=outcome.error)
@@ -322,10 +321,15 @@ class Keeper(Asked):
             with contextlib.suppress(OSError):
                 write_json(layout.exit(attempt), record)
 
-    def _let_go(self) -> None:
+    def _has_failed(self) -> bool:
+        """Whether the disk did not take a state that somebody may need."""
+        return self._failed_step is not None and self._failed_step < self._void_step
+
+    def _let_go(self, *, remove: bool = True) -> None:
         """Remove the arenas; one that the disk would not take stays for the next start."""
         # Where the run folder was deleted there is no next start: its id went with it.
-        remove = not self._failed or not self._policy.layout.identity.exists()
+        is_needed = not remove or self._has_failed()
+        remove = not is_needed or not self._policy.layout.identity.exists()
         if not remove:
             self._holdings.hash_newest()
         self._holdings.let_go(remove=remove)

@@ -152,12 +152,17 @@ class Arena:
         """Lock a slot to write in and mark it torn; None if all others are held or being read.
 
         The newest whole slot is never chosen: it is what a kill leaves. Nor is the one of
-        `mark`, the newest that other ranks hold too.
+        `mark`, the newest that other ranks hold too. The newest hashed slot is the last choice:
+        it is what a kill of trainer and keeper leaves.
         """
-        newest = self.newest()
-        oldest_first = sorted(range(self.slots), key=lambda slot: self._word(slot, _SEQUENCE))
+        whole = self.whole()
+        newest = {record.slot for record in whole[:1]}
+        hashed = {record.slot for record in [r for r in whole if r.is_hashed][:1]}
+        oldest_first = sorted(
+            range(self.slots), key=lambda slot: (slot in hashed, self._word(slot, _SEQUENCE))
+        )
         for slot in oldest_first:
-            if slot in held or (newest is not None and slot == newest.slot):
+            if slot in held or slot in newest:
                 continue
             if self._word(slot, _STATE) == _WHOLE and self._word(slot, _MARK) == mark:
                 continue
