@@ -84,7 +84,10 @@ def test_keeper_and_trainer_killed_in_a_commit_leave_a_good_checkpoint(
     arguments = (folder, "--total", TOTAL, *PACE, *SETTINGS)
     before = start(*arguments, "--hold-at", 25, "--gate", tmp_path / "never", script=LIGHT)
     before.wait_for("holding")
-    wait_until(lambda: good_steps(folder) == [10, 20], 30, "two checkpoints")
+    # Beside a busy disk no slot may be free in time, and one is made some steps later.
+    wait_until(lambda: len(good_steps(folder)) == 2, 30, "two checkpoints")
+    assert min(good_steps(folder)) >= 10
+    assert max(good_steps(folder)) >= 20
     before.kill()
     before.wait()
     wait_for_keeper_gone(folder)

@@ -204,3 +204,12 @@ def test_a_process_is_alive_until_it_is_dead():
     assert not identity.is_alive()  # not even as a zombie, which still has its pid
     child.communicate()
     assert not identity.is_alive()
+
+
+def test_a_keeper_that_has_not_begun_to_beat_is_waited_for(tmp_path):
+    layout, _ = open_folder(tmp_path / "run")
+    dead = claim(layout, tmp_path / "run", pytest.fail)
+    with subprocess.Popen(["sleep", "0.3"]) as keeper:
+        attempts.note_keeper(layout, dead, keeper.pid)
+        attempts.await_keeper(layout, dead, pytest.fail)
+        assert not of_process(keeper.pid).is_alive()

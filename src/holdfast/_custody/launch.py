@@ -19,6 +19,7 @@ from holdfast._child import command
 from holdfast._custody.unheld import never_held, without_debugger
 from holdfast._keeper import messages
 from holdfast._keeper.keep import Policy
+from holdfast._record.attempts import note_keeper
 from holdfast._save.control import ControlPage
 from holdfast._say import say
 from holdfast._slurm.job import Job
@@ -112,6 +113,8 @@ class KeeperLink:
                 pass_fds=inherited,
                 env=_env.child_environment(),
             )
+        if policy.rank == 0:
+            note_keeper(policy.layout, policy.attempt, self._process.pid)
         theirs.close()
         if pidfd is not None:
             os.close(pidfd)

@@ -113,6 +113,13 @@ def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
     return _identity(read_json(layout.heartbeat(attempt)).get("keeper"))
 
 
+def note_keeper(layout: RunLayout, attempt: int, pid: int) -> None:
+    """Name the keeper before it beats itself: whoever takes over must wait for it."""
+    record = {**read_json(layout.heartbeat(attempt)), "keeper": asdict(of_process(pid))}
+    with contextlib.suppress(OSError):
+        write_json(layout.heartbeat(attempt), record, durable=False)
+
+
 def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
     """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
     if layout.exit(attempt).exists():
