@@ -200,11 +200,16 @@ def test_a_process_in_a_long_step_hears_of_the_takeover_too(folder, gate, light)
     trainer = light(folder, "--total", 40, "--hold-at", 8, "--settings", '{"max_overhead": 0}')
     trainer.wait_for("holding")
     heartbeat = folder / "attempts/0001/heartbeat.json"
-    wait_until(heartbeat.exists)
+
+    def beats() -> int:
+        found = json.loads(heartbeat.read_text())["beat"] if heartbeat.exists() else 0
+        return found if isinstance(found, int) else 0  # else it has no keeper yet
+
+    wait_until(beats)
     shutil.copytree(folder / "attempts/0001", folder / ".newer")
     (folder / ".newer").rename(folder / "attempts/0002")
-    first = json.loads(heartbeat.read_text())["beat"]
-    wait_until(lambda: json.loads(heartbeat.read_text())["beat"] > first + 1)
+    first = beats()
+    wait_until(lambda: beats() > first + 1)
     gate.touch()
     assert trainer.wait() == 1
     assert f"holdfast: {folder}: attempt 2 took over" in trainer.output

@@ -121,7 +121,10 @@ def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[_Entry]:
 
 
 def _is_skipped(folder: Path) -> bool:
-    return folder.name in _SKIPPED or any((folder / name).exists() for name in _ENVIRONMENTS)
+    try:
+        return folder.name in _SKIPPED or any((folder / name).exists() for name in _ENVIRONMENTS)
+    except PermissionError:
+        return False
 
 
 def _is_run(folder: Path) -> bool:
