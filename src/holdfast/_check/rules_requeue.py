@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from holdfast._check.finding import ERROR, WARNING, Edit, Finding
 from holdfast._check.job import Job, Trap
 from holdfast._check.noting import note
+from holdfast._check.rules_trap import submits
 from holdfast._check.shell import Command
 
 _REQUEUE = re.compile(
@@ -25,7 +26,7 @@ def check_requeueing(job: Job) -> Iterator[Finding]:
     if job.option("array") is not None:
         yield from check_array(job)
     for trap in job.traps:
-        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler):
+        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler) or submits(trap):
             yield from check_trap(job, trap)
     yield from check_unconditional(job)
 
@@ -61,7 +62,8 @@ def check_trap(job: Job, trap: Trap) -> Iterator[Finding]:
     keeps = [w for w, name in zip(words[-len(trap.signals) :], trap.signals, strict=True)
              if name not in dangerous]  # fmt: skip
     edits = []
-    if keeps:
+    does_submit = submits(trap)
+    if keeps and not does_submit:  # a preempted job comes back by this one, too
         edits = [
             Edit(words[-len(trap.signals)].start, words[-1].end, " ".join(w.text for w in keeps))
         ]
@@ -76,11 +78,11 @@ def check_trap(job: Job, trap: Trap) -> Iterator[Finding]:
         "requeue-after-cancel",
         ERROR,
         trap.command.start,
-        f"{what} requeues the job here: {why}.",
+        f"{what} {'submits' if does_submit else 'requeues'} the job here: {why}.",
         edits=edits,
         corrected=[] if edits else [
             'scontrol show job -o "$SLURM_JOB_ID" | grep -qE "Reason=TimeLimit|PreemptTime=2" && '
-            'scontrol requeue "$SLURM_JOB_ID"'
+            + ("sbatch …" if does_submit else 'scontrol requeue "$SLURM_JOB_ID"')
         ],
     )  # fmt: skip
 
