@@ -53,8 +53,10 @@ def run(text: str, place: Path, programs: Path, status: int = 0) -> tuple[int, l
     trace.write_text("")
     script = place / "job.sh"
     script.write_text(text)
+    ended, is_open = os.pipe()
     done = subprocess.run(
         ["bash", script, "a", "b"],
+        pass_fds=[is_open],
         cwd=home,
         env={
             "HOME": str(home), "TRACE": str(trace), "STATUS": str(status),
@@ -68,6 +70,9 @@ def run(text: str, place: Path, programs: Path, status: int = 0) -> tuple[int, l
         text=True,
         timeout=30,
     )  # fmt: skip
+    os.close(is_open)
+    with open(ended, "rb") as file:  # noqa: PTH123  a number
+        file.read()  # until what it left in the background has ended, too
     started = [_CHANGED.sub("", line) for line in trace.read_text().splitlines()]
     assert "syntax error" not in done.stderr
     return done.returncode, sorted(started)

@@ -72,6 +72,7 @@ def test_a_script_whose_name_stands_in_a_variable_is_a_training(tmp_path, line):
         ["module load cuda", "rsync -a a b", "echo done"],
         ["source ~/venv/bin/activate", "cd x && mkdir -p y", "squeue -j $SLURM_JOB_ID"],
         ["python -c 'import torch; print(torch.__version__)'", "pip install x"],
+        ['python "$HOME/setup.py" develop', 'python -c "$CODE"'],
     ],
 )
 def test_a_script_that_only_prepares_is_understood(tmp_path, lines):

@@ -270,6 +270,8 @@ class Job:
         text = word[1:-1] if word[:1] == word[-1:] and word[:1] in "'\"" else word
         for name in re.findall(r"[\w-]+", text):
             body = [c for c in self.commands if c.function == name]
+            if body:
+                text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", ":", text)
             for each in body:
                 condition = "if " if each.is_conditional else ""
                 text += f"\n{condition}{self.text[each.start : each.end]}"
@@ -291,13 +293,13 @@ def _is_housekeeping(launch: Launch) -> bool:
     if launch.kind != PYTHON:
         return False
     words = [each.text for each in launch.program[1:]]
-    named = next((each for each in launch.program[1:] if not each.text.startswith("-")), None)
-    if "-c" not in words and "-m" not in words and named is not None and named.value is None:
-        return False  # its name is in a variable
     modules = ("pip", "venv", "torch.utils", "json.tool", "ensurepip", "virtualenv", "site")
     if "-m" in words and words.index("-m") + 1 < len(words):
         return words[words.index("-m") + 1].startswith(modules)
-    return launch.script is None or launch.script.endswith("setup.py")
+    if launch.script is not None:
+        return launch.script.endswith("setup.py")
+    named = next((each for each in launch.program[1:] if not each.text.startswith("-")), None)
+    return "-c" in words or named is None or named.value is not None  # else it is in a variable
 
 
 def _is_preparing(launch: Launch) -> bool:

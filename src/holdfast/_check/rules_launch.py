@@ -213,6 +213,8 @@ def check_launcher(job: Job, launch: Launch) -> Iterator[Finding]:
         how = f"{launch.kind}'s launcher does not handle it, and dies of it"
     else:
         return
+    if launch.is_guarded:
+        how = f"{launch.kind} ignores it, and does not pass it on"
     edits = handle_by_torchrun(job, launch)
     corrected: tuple[str, ...] = ()
     if job.uses_holdfast(launch) and launch.is_step and launch.is_editable:

@@ -15,7 +15,7 @@ _REQUEUE = re.compile(
     r"scontrol\s+requeue\s+[\\\"']*"
     r"(\$\{SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\}|\$SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\b)"
 )
-_ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[|\btest\b|&&|\|\||\bcase\b")
+_ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[\[?\s|\btest\b|&&|\|\||\bcase\b")
 _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 
 
@@ -63,7 +63,8 @@ def check_trap(job: Job, trap: Trap) -> Iterator[Finding]:
              if name not in dangerous]  # fmt: skip
     edits = []
     does_submit = submits(trap)
-    if keeps and not does_submit:  # a preempted job comes back by this one, too
+    is_warning = job.signal is not None and job.signal.name in dangerous
+    if keeps and not does_submit and not is_warning:  # what else it is for is not known here
         edits = [
             Edit(words[-len(trap.signals)].start, words[-1].end, " ".join(w.text for w in keeps))
         ]
