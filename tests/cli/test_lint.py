@@ -26,8 +26,9 @@ CORRECTED = """#!/bin/bash
 #SBATCH --signal=USR2@60
 #SBATCH --open-mode=append
 #SBATCH --requeue
-srun python train.py
+srun bash -c 'trap "" USR2; exec "$@"' _ python train.py
 """
+STEP = CORRECTED.splitlines()[-1]
 GOOD = CORRECTED.replace("logs/", "")
 
 
@@ -46,7 +47,7 @@ def test_each_finding_has_its_line_what_happens_and_the_correction(script):
     at = next(i for i, line in enumerate(lines) if line.startswith("job.sbatch:6: "))
     assert lines[at].startswith("job.sbatch:6: error: SIGUSR2 never arrives: ")
     assert lines[at].endswith(" [signal-never-arrives]")
-    assert lines[at + 1 : at + 3] == ["    python train.py", "  → srun python train.py"]
+    assert lines[at + 1 : at + 3] == ["    python train.py", f"  → {STEP}"]
     assert lines[-1] == (
         "1 script: 2 errors, 2 warnings. To put 4 of them right: holdfast lint --fix job.sbatch"
     )
@@ -78,7 +79,7 @@ def test_json_tells_the_same(script):
     assert last["file"] == "job.sbatch"
     assert last["severity"] == "error"
     assert last["source"] == "python train.py"
-    assert last["corrected"] == ["srun python train.py"]
+    assert last["corrected"] == [STEP]
     assert last["fixable"] is True
 
 
@@ -91,7 +92,7 @@ def test_fix_writes_the_script_makes_the_folder_and_says_so(script):
     assert sorted(p.name for p in script.parent.iterdir()) == ["job.sbatch", "logs"]
     assert "logs: made, for the log." in shown
     assert "  - python train.py\n" in shown
-    assert "  + srun python train.py\n" in shown
+    assert f"  + {STEP}\n" in shown
     assert shown.endswith("1 script: nothing is lost here.\n")
 
 
@@ -143,6 +144,36 @@ def test_a_script_that_may_not_be_written_stays(script):
     assert script.read_text() == BAD
 
 
+def test_fix_goes_on_after_a_folder_that_it_cannot_make(script):
+    """Nor does a script that cannot be read keep the others from being written."""
+    place = script.parent
+    (place / "taken").write_text("a file")
+    first = place / "first.sbatch"
+    first.write_text(BAD.replace("logs/", "taken/logs/"))
+    done = holdfast("lint", "--fix", "first.sbatch", "missing.sbatch", "job.sbatch", cwd=place)
+    assert done.returncode == 2
+    assert script.read_text() == CORRECTED
+    assert first.read_text() == CORRECTED.replace("logs/", "taken/logs/")
+    assert "taken/logs: Not a directory.\nThe log of first.sbatch needs this" in done.stderr
+    assert "missing.sbatch: No such file or directory." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "[log-folder-missing]" in done.stdout
+    assert done.stdout.endswith("2 scripts: 1 error left.\n")
+
+
+def test_what_is_not_understood_is_said_with_a_status_of_its_own(script):
+    script.write_text(GOOD.replace("srun", 'bash "$SCRIPT" #'))
+    done = holdfast("lint", "job.sbatch", cwd=script.parent)
+    assert done.returncode == 3
+    assert 'hint: lint cannot see what `bash "$SCRIPT"` starts.' in done.stdout
+    assert done.stdout.endswith("1 script: 1 hint. Not understood: job.sbatch.\n")
+    assert json.loads(holdfast("lint", "--json", script).stdout)[0]["rule"] == "not-understood"
+    done = holdfast("lint", "--fix", script)
+    assert (done.returncode, script.read_text()) == (3, GOOD.replace("srun", 'bash "$SCRIPT" #'))
+    assert "nothing that --fix can do" in done.stdout
+    succeed("lint", "--ignore", "not-understood", script)
+
+
 def test_standard_input_is_a_script_too(tmp_path):
     done = holdfast("lint", "-", given=BAD, cwd=tmp_path)
     assert done.returncode == 1
@@ -150,7 +181,7 @@ def test_standard_input_is_a_script_too(tmp_path):
     done = holdfast("lint", "-", "--fix", given=BAD, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == CORRECTED
-    assert "+ srun python train.py" in done.stderr
+    assert f"+ {STEP}" in done.stderr
 
 
 def test_several_scripts_are_counted_together(script):
@@ -213,4 +244,4 @@ def test_a_terminal_gets_colours_and_a_pipe_none(script):
     picture = Picture("lint", script.name, columns=200, cwd=script.parent)
     assert picture.returncode == 1
     assert b"\x1b[1;31merror" in picture.raw
-    assert any("srun python train.py" in line for line in picture.lines)
+    assert any(STEP in line for line in picture.lines)

@@ -21,7 +21,7 @@ from tests.cli.command import (
     output_of,
     succeed,
 )
-from tests.cli.test_lint import BAD, CORRECTED
+from tests.cli.test_lint import BAD, CORRECTED, STEP
 from tests.rank_folders import capture_of, make_run
 
 
@@ -98,7 +98,7 @@ def test_it_runs_with_its_output_closed(run):
 def test_standard_input_is_read_from_a_pipe(tmp_path):
     done = holdfast_process("lint", "-", "--fix", input=BAD, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, CORRECTED)
-    assert "+ srun python train.py" in done.stderr
+    assert f"+ {STEP}" in done.stderr
 
 
 def test_a_pipe_gets_whole_lines_unless_columns_are_given(run):

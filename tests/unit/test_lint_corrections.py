@@ -10,6 +10,9 @@ from holdfast._check.lint import Surroundings, fix, lint
 
 OPTIONS = "#SBATCH --time=8:00:00 --requeue --open-mode=append"
 
+GUARD = """bash -c 'trap "" USR2; exec "$@"' _"""
+FLAG = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
+
 
 def corrected(tmp_path: Path, *lines: str) -> list[str]:
     text = "\n".join(["#!/bin/bash", OPTIONS, *lines, ""])
@@ -19,37 +22,43 @@ def corrected(tmp_path: Path, *lines: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "command", "expected"),
     [
-        ("", "python train.py", "srun python train.py"),
-        ("", "A=1 python train.py", "A=1 srun python train.py"),
-        ("", "time python train.py", "time srun python train.py"),
-        ("", "timeout 7h python train.py", "timeout 7h srun python train.py"),
+        ("", "python train.py", "srun GUARD python train.py"),
+        ("", "A=1 python train.py", "A=1 srun GUARD python train.py"),
+        ("", "time python train.py", "time srun GUARD python train.py"),
+        ("", "timeout 7h python train.py", "timeout 7h srun GUARD python train.py"),
         (
             "",
             "cd x && python train.py 2>&1 | tee log",
-            "cd x && srun python train.py 2>&1 | tee log",
+            "cd x && srun GUARD python train.py 2>&1 | tee log",
         ),
-        ("", "exec python train.py", "exec srun python train.py"),
-        ("", "~/env/bin/python train.py", "srun ~/env/bin/python train.py"),
-        ("", 'apptainer exec "$I" python train.py', 'srun apptainer exec "$I" python train.py'),
-        (" --ntasks=4", "python train.py", "srun --ntasks=1 python train.py"),
-        (" -N2", "python train.py", "srun --nodes=1 --ntasks=1 python train.py"),
+        ("", "exec python train.py", "exec srun GUARD python train.py"),
+        ("", "~/env/bin/python train.py", "srun GUARD ~/env/bin/python train.py"),
+        (
+            "",
+            'apptainer exec "$I" python train.py',
+            'srun GUARD apptainer exec "$I" python train.py',
+        ),
+        (" --ntasks=4", "python train.py", "srun --ntasks=1 GUARD python train.py"),
+        (" -N2", "python train.py", "srun --nodes=1 --ntasks=1 GUARD python train.py"),
         (
             " -c 8",
             "python train.py",
-            'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python train.py',
+            'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" GUARD python train.py',
         ),
     ],
 )
 def test_a_bare_python_becomes_a_step(tmp_path, options, command, expected):
-    assert corrected(tmp_path, f"#SBATCH --signal=USR2@60{options}", command)[1] == expected
+    """One that nothing kills while it imports."""
+    lines = corrected(tmp_path, f"#SBATCH --signal=USR2@60{options}", command)
+    assert lines[1] == expected.replace("GUARD", GUARD)
 
 
 def test_a_script_that_uses_holdfast_gets_its_leader(tmp_path):
     Path(tmp_path, "train.py").write_text("import holdfast\n")
     lines = corrected(tmp_path, "#SBATCH --signal=USR2@60", "python train.py")
-    assert lines[1] == "srun holdfast run -- python train.py"
+    assert lines[1] == f"srun {GUARD} holdfast run -- python train.py"
     lines = corrected(tmp_path, "#SBATCH --signal=USR2@60", "srun torchrun train.py")
-    assert lines[1] == "srun holdfast run -- torchrun train.py"
+    assert lines[1] == f"srun {GUARD} holdfast run -- torchrun train.py"
 
 
 def test_the_signal_is_added_only_for_a_program_that_hears_it(tmp_path):
@@ -59,7 +68,7 @@ def test_the_signal_is_added_only_for_a_program_that_hears_it(tmp_path):
     Path(tmp_path, "train.py").write_text("signal.signal(signal.SIGUSR2, save)\n")
     assert corrected(tmp_path, "python train.py") == [
         "#SBATCH --signal=USR2@120",
-        "srun python train.py",
+        f"srun {GUARD} python train.py",
     ]
 
 
@@ -155,8 +164,38 @@ def test_that_bash_takes_the_end_of_the_log_along_is_a_hint(tmp_path, lines, is_
 def test_b_goes_and_srun_comes(tmp_path):
     assert corrected(tmp_path, "#SBATCH --signal=B:SIGUSR1@90", "python train.py") == [
         "#SBATCH --signal=SIGUSR1@90",
-        "srun python train.py",
+        f"srun {GUARD.replace('USR2', 'USR1')} python train.py",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("srun -n 4 python train.py", "srun -n 4 GUARD python train.py"),
+        ("srun GUARD python train.py", "srun GUARD python train.py"),
+        ("srun holdfast run -- python train.py", "srun holdfast run -- python train.py"),
+        ('CMD="srun python train.py"; $CMD', 'CMD="srun python train.py"; $CMD'),
+    ],
+)
+def test_a_step_to_which_the_signal_is_turned_gets_the_guard(tmp_path, before, after):
+    lines = corrected(tmp_path, "#SBATCH --signal=B:USR2@60", before.replace("GUARD", GUARD))
+    assert lines == ["#SBATCH --signal=USR2@60", after.replace("GUARD", GUARD)]
+
+
+@pytest.mark.parametrize("signal", ["TERM", "INT", "HUP"])
+def test_a_signal_that_also_means_the_end_is_never_ignored(tmp_path, signal):
+    lines = corrected(tmp_path, f"#SBATCH --signal={signal}@60", "python train.py")
+    assert lines[1] == "srun python train.py"
+
+
+def test_the_guard_hides_nothing_from_the_other_rules(tmp_path):
+    lines = corrected(
+        tmp_path,
+        "#SBATCH --signal=USR2@60",
+        f"srun {GUARD} torchrun --master-port=29500 train.py",
+    )
+    port = "$((20000 + SLURM_JOB_ID % 10000))"
+    assert lines[1] == f"srun {GUARD} torchrun {FLAG} --master-port={port} train.py"
 
 
 def test_a_trap_gets_a_training_that_it_need_not_wait_for(tmp_path):
@@ -172,15 +211,121 @@ def test_a_trap_gets_a_training_that_it_need_not_wait_for(tmp_path):
     ]
 
 
+def test_every_training_goes_to_the_background(tmp_path):
+    lines = corrected(
+        tmp_path,
+        "#SBATCH --signal=B:USR2@60",
+        "trap 'date' USR2",
+        "python train.py --stage 1",
+        "if true; then",
+        "  python train.py --stage 2",
+        "fi",
+    )
+    assert lines == [
+        "#SBATCH --signal=B:USR2@60",
+        "trap 'kill -USR2 \"$trainer\"; date' USR2",
+        "python train.py --stage 1 &",
+        "trainer=$!",
+        'wait "$trainer" || wait "$trainer"',
+        "if true; then",
+        "  python train.py --stage 2 &",
+        "  trainer=$!",
+        '  wait "$trainer" || wait "$trainer"',
+        "fi",
+    ]
+
+
+def test_a_trap_tells_all_trainings_that_run_beside_each_other(tmp_path):
+    lines = corrected(
+        tmp_path,
+        "#SBATCH --signal=B:USR1@60",
+        "trap 'date' USR1",
+        "python train.py --fold 1 &",
+        "python train.py --fold 2 &",
+        "wait",
+    )
+    assert lines[1] == "trap 'kill -USR1 $(jobs -p); date' USR1"
+    assert lines[-1] == "wait || wait"
+
+
+def test_each_wait_of_several_trainings_is_repeated(tmp_path):
+    lines = corrected(
+        tmp_path,
+        "#SBATCH --signal=B:USR1@60",
+        "trap 'kill -USR1 $!' USR1",
+        "python train.py --stage 1 &",
+        "wait",
+        "python train.py --stage 2 &",
+        "wait",
+    )
+    assert [line for line in lines if "wait" in line] == ["wait || wait"] * 2
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        ["trap 'sbatch job.sh' USR1"],
+        ["trap 'kill -USR1 $!; sbatch \"$0\"' SIGUSR1"],
+        ["again() {", "  sbatch \\", "    job.sh", "}", "trap again USR1", "trap again TERM"],
+        ["again() { if true; then sbatch job.sh; fi; }", "trap again USR1"],
+    ],
+)
+@pytest.mark.parametrize(
+    "training", [["python train.py &", "wait"], ["python train.py"], ["bash $SCRIPT"]]
+)
+def test_a_trap_that_submits_is_left_to_a_person(tmp_path, handler, training):
+    """With a second wait it would run a second time, at SIGTERM, and the jobs would double."""
+    lines = ["#SBATCH --signal=B:USR1@60", *handler, *training]
+    assert corrected(tmp_path, *lines) == lines
+    text = "\n".join(["#!/bin/bash", OPTIONS, *lines, ""])
+    found = lint(text, Surroundings(tmp_path, tmp_path))
+    rule = "wait-ends-early" if "wait" in training else "trap-waits-for-command"
+    (early,) = [each for each in found if each.rule == rule]
+    assert any('trap "" USR1 TERM' in line for line in early.corrected)
+    assert ("status 138" in early.message) == (rule == "wait-ends-early")
+    assert [each.rule for each in found if "SIGTERM submits" in each.message] == (
+        ["requeue-after-cancel"] if "trap again TERM" in handler else []
+    )
+
+
 def test_torchrun_is_told_to_pass_the_signal_on(tmp_path):
-    flag = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR2"
     lines = corrected(
         tmp_path,
         "#SBATCH --signal=USR2@60",
         "srun torchrun \\",
         "  train.py",
     )
-    assert lines[1:] == [f"srun torchrun {flag} \\", "  train.py"]
+    assert lines[1:] == [f"srun torchrun {FLAG} \\", "  train.py"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("torchrun -m pkg.train", "torchrun FLAG -m pkg.train"),
+        (
+            "torchrun --nproc_per_node 4 -m pkg.train",
+            "torchrun FLAG --nproc_per_node 4 -m pkg.train",
+        ),
+        ("torchrun --module pkg.train -m 3", "torchrun FLAG --module pkg.train -m 3"),
+        ("torchrun --standalone train.py FLAG", "torchrun FLAG --standalone train.py FLAG"),
+        ("torchrun -m pkg.train FLAG", "torchrun FLAG -m pkg.train FLAG"),
+        (
+            "python -u -m torch.distributed.run --nnodes 1 -m pkg.train",
+            "python -u -m torch.distributed.run FLAG --nnodes 1 -m pkg.train",
+        ),
+        ("torchrun $ARGS FLAG --nnodes=1 -m a", "torchrun $ARGS FLAG --nnodes=1 -m a"),
+        ('T="torchrun --nnodes 1"; srun $T a.py', 'T="torchrun --nnodes 1"; srun $T a.py'),
+        ("T=torchrun; srun $T -m a", "T=torchrun; srun $T FLAG -m a"),
+    ],
+)
+def test_the_flag_of_torchrun_stands_before_what_it_starts(tmp_path, before, after):
+    """Behind the script or the module it is a word for the training, and lint does not count it."""
+    srun = "" if "srun" in before else "srun "
+    lines = corrected(tmp_path, "#SBATCH --signal=USR2@60", srun + before.replace("FLAG", FLAG))
+    assert lines[1] == srun + after.replace("FLAG", FLAG)
+    text = "\n".join(["#!/bin/bash", OPTIONS, *lines, ""])
+    left = {each.rule for each in lint(text, Surroundings(tmp_path, tmp_path))}
+    assert left == ({"launcher-dies"} if FLAG not in lines[1].partition("a.py")[0] else set())
 
 
 def test_late_options_move_up_in_their_order(tmp_path):

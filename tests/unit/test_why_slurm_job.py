@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast._why.judge import judge_strictly
 from holdfast._why.slurm_job import gather_slurm, is_job, parse_accounting, parse_job
+from holdfast._why.verdict import Cause
 
 LINE = (
     "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobName=a JobState=fake b UserId=u(1000) "
@@ -115,3 +117,37 @@ def test_output_that_cannot_be_read_is_said(
     evidence = gather_slurm("12")
     assert evidence.job is not None
     assert "gone.out cannot be read" in evidence.notes[0]
+
+
+_ERROR = """step 10
+Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    rate = settings["lr"]
+KeyError: 'lr'
+"""
+_CANCELLED = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-17T10:00:00 {} ***\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "cause"),
+    [
+        ("COMPLETED ", f"{_ERROR}done\n", Cause.PYTHON_EXCEPTION),
+        ("COMPLETED ", "step 10\ntrained\n", Cause.FINISHED),
+        ("CANCELLED ", _ERROR + _CANCELLED.format(""), Cause.PYTHON_EXCEPTION),
+        ("CANCELLED ", _CANCELLED.format("DUE TO TIME LIMIT"), Cause.TIME_LIMIT),
+        ("CANCELLED ", _CANCELLED.format("DUE TO PREEMPTION"), Cause.PREEMPTED),
+        ("CANCELLED ", "step 10\n", Cause.ASKED),
+        ("TIMEOUT ", "step 10\n", Cause.TIME_LIMIT),
+    ],
+)
+def test_what_the_log_of_a_job_says_counts_before_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, log: str, cause: Cause
+) -> None:
+    """A script that ends with `echo done` is COMPLETED, however its training ended."""
+    path = tmp_path / "slurm-12.out"
+    path.write_text(log)
+    line = LINE.format(log=path).replace("OUT_OF_MEMORY Reason=OutOfMemory ", state)
+    line = line.replace("0:125", "0:0").replace("0:9", "0:0")
+    commands(tmp_path, monkeypatch, scontrol=f"cat <<'END'\n{line}\nEND", sacct="exit 1")
+    found = judge_strictly(gather_slurm("12"))
+    assert found.cause is cause, found

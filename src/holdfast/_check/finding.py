@@ -8,6 +8,7 @@ from dataclasses import dataclass
 ERROR = "error"
 WARNING = "warning"
 HINT = "hint"
+NOT_UNDERSTOOD = "not-understood"  # the rule by which silence is not taken for a good script
 
 
 @dataclass(frozen=True)

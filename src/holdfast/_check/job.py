@@ -32,6 +32,19 @@ _TRIVIAL = frozenset([
     "sleep", "true", "date", "cat", "lscpu", "free", "df", "touch", "rocm-smi", "sbcast", "unzip",
     "module", "which", "pwd", "chmod", "ln", "mv",
 ])  # fmt: skip
+# They are over soon, or start nothing; what is in none of these lists may be the training.
+_SHORT = _TRIVIAL | frozenset([
+    ".", ":", "[", "[[", "alias", "awk", "basename", "bc", "break", "case", "cd", "chgrp", "chown",
+    "conda", "continue", "cut", "curl", "declare", "dirname", "du", "exit", "export", "false",
+    "find", "getent", "git", "grep", "gunzip", "gzip", "hash", "head", "id", "jobs", "kill", "let",
+    "local", "mamba", "micromamba", "mapfile", "mkfifo", "mktemp", "ml", "mount", "nproc",
+    "nvidia-cuda-mps-control", "pip", "pip3", "popd", "printf", "ps", "pushd", "read", "readarray",
+    "readlink", "readonly", "realpath", "return", "sacct", "sbatch", "scancel", "scontrol", "scp",
+    "sed", "seq", "set", "shift", "shopt", "sinfo", "sort", "source", "spack", "squeue", "stat",
+    "sync", "tail", "tee", "test", "tr", "trap", "type", "typeset", "ulimit", "umask", "umount",
+    "uname", "uniq", "unset", "wait", "wc", "wget", "whoami", "xargs", "zip",
+])  # fmt: skip
+_SETUP = re.compile(r"activate|conda|bashrc|profile|\.env|modul|setup|/etc/|mamba|venv|spack")
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 _FRAMEWORKS = re.compile(r"^\s*(?:import|from)\s+(torch|jax|tensorflow|lightning|flax|keras)", re.M)
 _HANDLES = re.compile(r"\bholdfast\b|SIGUSR[12]|signal\.signal")
@@ -64,7 +77,8 @@ class Job:
     options: list[Option] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     values: Values = field(default_factory=Values)
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)  # those we can see into, and srun's
+    everything: list[Launch] = field(default_factory=list)  # all other commands too
     is_understood: bool = False  # as a script of a shell
 
     def __post_init__(self) -> None:
@@ -74,10 +88,11 @@ class Job:
         try:
             self.commands = parse_commands(self.text)
             self.values = find_values(self.commands)
-            self.launches = self._find_launches()
+            self.everything = self._find_launches()
+            self.launches = [each for each in self.everything if each.kind != OTHER or each.is_step]
             self.is_understood = True
         except (NotUnderstood, RecursionError):
-            self.commands, self.launches = [], []
+            self.commands, self.launches, self.everything = [], [], []
 
     # -- options ------------------------------------------------------------------
 
@@ -172,7 +187,7 @@ class Job:
                     is_piped=command.is_piped or any(c.is_piped for c in called),
                 )
             launch = find_launch(command, self.values.arguments(command.words), self.read)
-            if launch is not None and (launch.kind != OTHER or launch.is_step):
+            if launch is not None:
                 found.append(launch)
         return found
 
@@ -181,20 +196,25 @@ class Job:
         """The launches that are what the job is for; a wrong guess would be a false alarm."""
         found = [each for each in self.launches if not _is_housekeeping(each)]
         steps = [each for each in found if each.is_step and not _is_trivial(each)]
-        if steps or any(each.arguments[0].program in _OTHER_LAUNCHERS for each in self._all):
+        if steps or any(e.arguments[0].program in _OTHER_LAUNCHERS for e in self.everything):
             return [each for each in steps if each.kind != OTHER]
         bare = [each for each in found if not each.is_step and each.kind != OTHER]
         rest = [each for each in bare if not _is_preparing(each)]
         named = [e for e in rest if e.kind != PYTHON or _TRAINING.search(_stem(e.script))]
         return named or (rest or bare)[-1:]
 
-    @property
-    def _all(self) -> list[Launch]:
-        made = [
-            find_launch(each, self.values.arguments(each.words), self.read)
-            for each in self.commands
-        ]
-        return [each for each in made if each is not None]
+    @cached_property
+    def unseen(self) -> list[Launch]:
+        """Where no training is found: the commands that may be one, and that we cannot see into."""
+        if self.trainings:
+            return []
+        found = [each for each in self.everything if not _is_short(each)]
+        steps = [each for each in found if each.is_step]
+        return steps or found
+
+    def reads_other_scripts(self) -> bool:
+        """Whether a file is read in that may do anything, which one for an environment does not."""
+        return any(map(_is_read_in, self.everything))
 
     @cached_property
     def is_training(self) -> bool:
@@ -250,6 +270,8 @@ class Job:
         text = word[1:-1] if word[:1] == word[-1:] and word[:1] in "'\"" else word
         for name in re.findall(r"[\w-]+", text):
             body = [c for c in self.commands if c.function == name]
+            if body:
+                text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", ":", text)
             for each in body:
                 condition = "if " if each.is_conditional else ""
                 text += f"\n{condition}{self.text[each.start : each.end]}"
@@ -274,7 +296,10 @@ def _is_housekeeping(launch: Launch) -> bool:
     modules = ("pip", "venv", "torch.utils", "json.tool", "ensurepip", "virtualenv", "site")
     if "-m" in words and words.index("-m") + 1 < len(words):
         return words[words.index("-m") + 1].startswith(modules)
-    return launch.script is None or launch.script.endswith("setup.py")
+    if launch.script is not None:
+        return launch.script.endswith("setup.py")
+    named = next((each for each in launch.program[1:] if not each.text.startswith("-")), None)
+    return "-c" in words or named is None or named.value is not None  # else it is in a variable
 
 
 def _is_preparing(launch: Launch) -> bool:
@@ -285,3 +310,17 @@ def _is_preparing(launch: Launch) -> bool:
 
 def _is_trivial(launch: Launch) -> bool:
     return launch.kind == OTHER and bool(launch.program) and launch.program[0].program in _TRIVIAL
+
+
+def _is_short(launch: Launch) -> bool:
+    """By its name over soon; nothing is known of a name that stands in a variable."""
+    if launch.kind != OTHER:
+        return _is_housekeeping(launch) and not launch.command.has_document
+    name = launch.program[0].program if launch.program else ""
+    return not _is_read_in(launch) and (name in _SHORT or name.startswith(("((", "module")))
+
+
+def _is_read_in(launch: Launch) -> bool:
+    """`source FILE`, of a file that is not for the environment."""
+    words = [each.text for each in launch.arguments]
+    return words[0] in ("source", ".") and len(words) > 1 and not _SETUP.search(words[1])

@@ -29,7 +29,10 @@ _TORCHRUN_MODULES = (
     "torch.distributed.launch",
     "torch.distributed.elastic",
 )
-_DEPTH = 4
+# All other options of torchrun have a value, in the same word or in the next one.
+_TORCHRUN_FLAGS = frozenset([
+    "--standalone", "--no-python", "--run-path", "--use-env", "--virtual-local-rank",
+])  # fmt: skip
 Reader = Callable[[str], str | None]
 
 
@@ -58,6 +61,7 @@ class Launch:
     is_enclosed: bool = False  # in what srun must stand before: a container, uv run
     is_inside: bool = False  # its words stand in the text of a `-c`, or in another file
     is_editable: bool = True  # and stand there as they are written in the script
+    is_guarded: bool = False  # it starts with the signal ignored: `trap "" USR2; exec "$@"`
     swallow: Swallow | None = None
     step_at: int = 0  # where `srun ` would stand
 
@@ -66,13 +70,33 @@ class Launch:
         """The Python file or module that it names."""
         if self.kind == OTHER:
             return None
-        words = [each.text for each in self.program]
+        words = [each.text.strip("\"'") for each in self.program]
         for at, word in enumerate(words):
             if word.endswith(".py"):
                 return word
             if word == "-m" and at + 1 < len(words) and not words[at + 1].startswith("torch."):
                 return words[at + 1].replace(".", "/") + ".py"
         return None
+
+    @property
+    def torchrun_at(self) -> int:
+        """The word behind which torchrun's options begin: torchrun, or the module that it is."""
+        if self.program[0].program == TORCHRUN:
+            return 0
+        return next(n for n, word in enumerate(self.program) if word.text == "-m") + 1
+
+    @property
+    def torchrun_options(self) -> tuple[Argument, ...]:
+        """torchrun's own words: behind the script or module that it starts, they are that one's."""
+        start = at = self.torchrun_at + 1
+        while at < len(self.program):
+            word = self.program[at]
+            name, equals, _ = word.text.replace("_", "-").partition("=")
+            if name in ("-m", "--module") or not name.startswith(("-", "$")):
+                break
+            has_value = name.startswith("-") and not equals and name not in _TORCHRUN_FLAGS
+            at += 2 if has_value else 1
+        return self.program[start:at]
 
     @property
     def name(self) -> str:
@@ -206,6 +230,7 @@ def _look_into_text(
     if any(c.text == "trap" and len(c.words) > 1 and c.words[1].text not in ("''", '""') and
            c.words[1].text != "-" for c in commands):  # fmt: skip
         return launch  # it may well pass the signal on
+    ignores = any(c.text == "trap" for c in commands)  # by the test above
     for index, command in enumerate(commands):
         words = values.arguments(command.words)
         if command.words and command.words[-1].text in ('"$@"', "$@"):
@@ -220,12 +245,15 @@ def _look_into_text(
             swallow = _judge_shell(shell, inner, len(commands), is_last and is_bare, offset)
         if launch.is_led or not (launch.is_step or launch.is_exec):
             swallow = None
+        is_given = any(word is inner.program[0] for word in rest)
         return replace(
             launch,
             kind=inner.kind,
             program=inner.program,
-            is_inside=True,
-            is_editable=inner.is_editable and offset is not None,
+            is_enclosed=launch.is_enclosed or inner.is_enclosed,
+            is_inside=inner.is_inside or not is_given,
+            is_editable=inner.is_editable and (is_given or offset is not None),
+            is_guarded=launch.is_guarded or inner.is_guarded or ignores,
             is_led=launch.is_led or inner.is_led,
             is_step=launch.is_step or inner.is_step,
             swallow=launch.swallow or swallow,
@@ -263,7 +291,7 @@ def _look_into_file(launch: Launch, who: str, name: str, read: Reader) -> Launch
         return launch
     last = trainers[-1]
     swallow = None
-    if launch.is_step and not (last.is_exec or launch.is_led or launch.swallow):
+    if not (last.is_exec or launch.is_led or launch.swallow):
         line = text.count("\n", 0, last.command.start) + 1
         swallow = Swallow(who, is_certain=True, place=f"{name}:{line}")
     return replace(

@@ -15,6 +15,7 @@ from holdfast._check.rules_options import check_options
 from holdfast._check.rules_places import check_places
 from holdfast._check.rules_requeue import check_requeueing
 from holdfast._check.rules_trap import check_traps
+from holdfast._check.rules_understood import check_template, check_understood, is_template
 
 _RULES = (
     check_options,
@@ -23,6 +24,7 @@ _RULES = (
     check_traps,
     check_requeueing,
     check_places,
+    check_understood,
 )
 _ORDER = {ERROR: 0, WARNING: 1, HINT: 2}
 _ROUNDS = 10  # a change may uncover the next thing
@@ -46,7 +48,7 @@ def lint(text: str, around: Surroundings) -> list[Finding]:
     if around.run is not None:
         job.save_seconds, job.step_seconds = save_seconds(around.run), step_seconds(around.run)
         job.run_name = around.run.name
-    for rule in _RULES:
+    for rule in (check_template,) if is_template(plain) else _RULES:
         found += rule(job)
     return in_order(found, around)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast._check.finding import Edit, Finding, changed_lines
+from holdfast._check.hearing import is_deaf
 from holdfast._check.job import Job
-from holdfast._check.launch import TORCHRUN, Launch
+from holdfast._check.launch import OTHER, PYTHON, TORCHRUN, Launch
 from holdfast._slurm.options import Option
 
 _LEAD_SECONDS = 120
 _LEAST_LEAD_SECONDS = 15
 HANDLED_BY_TORCHRUN = ("TERM", "INT", "HUP", "QUIT")
+_GUARDED = ("USR1", "USR2")  # the others mean the end also for a program that only begins
 
 
 def note(
@@ -94,13 +96,14 @@ def signal_value(job: Job, *, to_batch: bool, seconds: int | None = None) -> str
     return f"{prefix}{':' if prefix else ''}{written}@{lead}"
 
 
-def start_by_srun(job: Job, launch: Launch) -> list[Edit]:
-    """The training as a step of its own, where the signal finds it; none if it has company.
+def start_by_srun(job: Job, launch: Launch, signal_name: str) -> list[Edit]:
+    """The training as a step of its own, where this signal finds it; none if that is not enough.
 
     Steps beside each other need a share of the CPUs and the memory each, which only the
-    author knows: as they are, the second would wait for the end of the first.
+    author knows: as they are, the second would wait for the end of the first. A shell script in
+    between would die of the signal, and is another file.
     """
-    if is_packed(job, launch):
+    if is_packed(job, launch) or (launch.swallow is not None and launch.swallow.place):
         return []
     words = ["srun"]
     is_one_per_node = launch.kind == TORCHRUN and job.tasks == job.nodes and _many_nodes(launch)
@@ -109,12 +112,43 @@ def start_by_srun(job: Job, launch: Launch) -> list[Edit]:
     if job.option("cpus-per-task") is not None:
         # Since 22.05 srun does not take it from sbatch, and one CPU would be left.
         words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
-    if job.uses_holdfast(launch) and not launch.is_led:
-        words += ["holdfast", "run", "--"]
+    words += leading_words(job, launch, signal_name)
     edits = [Edit(launch.step_at, launch.step_at, " ".join(words) + " ")]
     if "holdfast" not in words:
         edits += handle_by_torchrun(job, launch)
     return edits
+
+
+def leading_words(job: Job, launch: Launch, signal_name: str) -> list[str]:
+    """What stands between srun and the training."""
+    words = _guard(job, launch, signal_name)
+    if job.uses_holdfast(launch) and not launch.is_led:
+        words += ["holdfast", "run", "--"]
+    return words
+
+
+def guard_step(job: Job, launch: Launch, signal_name: str) -> list[Edit]:
+    """The guard for a training that srun starts already."""
+    if launch.is_led or launch.is_inside or launch.kind == OTHER:
+        return []
+    program = launch.program[0].source
+    at = next(n for n, word in enumerate(launch.arguments) if word is launch.program[0])
+    if launch.arguments[at - 1].source is program:
+        return []  # one variable holds srun, too
+    words = _guard(job, launch, signal_name)
+    return [Edit(program.start, program.start, " ".join(words) + " ")] if words else []
+
+
+def _guard(job: Job, launch: Launch, signal_name: str) -> list[str]:
+    """A signal that comes while Python imports is ignored, instead of killing it.
+
+    Not where the training would die of it later as well: lint says that, and this would hide it.
+    """
+    if signal_name not in _GUARDED or launch.is_guarded:
+        return []
+    if launch.kind == PYTHON and launch.script and is_deaf(launch.script, job.read):
+        return []
+    return ["bash", "-c", f'\'trap "" {signal_name}; exec "$@"\'', "_"]
 
 
 def is_packed(job: Job, launch: Launch) -> bool:
@@ -141,17 +175,16 @@ def handle_by_torchrun(job: Job, launch: Launch) -> list[Edit]:
         return []
     if found.name in HANDLED_BY_TORCHRUN:
         return []
-    for word in launch.program:
-        if word.text.replace("_", "-").startswith("--signals-to-handle"):
-            return []
+    if any(is_signals_option(word.text) for word in launch.torchrun_options):
+        return []
     names = ",".join(f"SIG{name}" for name in ("TERM", "INT", "HUP", "QUIT", found.name))
-    after = launch.program[0].source
-    for at, word in enumerate(launch.program):
-        if word.text == "-m":  # python -m torch.distributed.run
-            after = launch.program[at + 1].source
-            break
-        if at > 2:
-            break
-    if any(word.source is after for word in launch.program[1:2]) or after.text.startswith("$"):
-        return []  # it stands in a variable
+    at = launch.torchrun_at
+    after = launch.program[at].source
+    if any(word.source is after for word in launch.program[at + 1 : at + 2]):
+        return []  # it stands in a variable, with words behind it
     return [Edit(after.end, after.end, f" --signals-to-handle={names}")]
+
+
+def is_signals_option(text: str) -> bool:
+    """Whether a word of torchrun says which signals it passes on."""
+    return text.replace("_", "-").startswith("--signals-to-handle")

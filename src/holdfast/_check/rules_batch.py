@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from holdfast._check.finding import ERROR, HINT, WARNING, Edit, Finding
 from holdfast._check.job import Job, Trap
-from holdfast._check.launch import Launch
+from holdfast._check.launch import OTHER, Launch
 from holdfast._check.noting import (
-    is_packed,
+    guard_step,
     note,
     set_value,
     share_by_srun,
     signal_value,
     start_by_srun,
 )
-from holdfast._check.rules_trap import does_anything
+from holdfast._check.rules_trap import does_anything, submits
 from holdfast._check.shell import Command
 
 _LATE_SECONDS = 30
@@ -39,7 +40,7 @@ def check_batch(job: Job) -> Iterator[Finding]:
 def check_signal_to_batch(job: Job, traps: list[Trap]) -> Iterator[Finding]:
     found = job.signal
     assert found is not None
-    launches = [launch for launch in job.trainings if not launch.is_exec]
+    launches = [launch for launch in job.trainings or job.unseen if not launch.is_exec]
     if not launches:
         return
     if not traps:
@@ -58,11 +59,12 @@ def check_signal_to_batch(job: Job, traps: list[Trap]) -> Iterator[Finding]:
         )
         return
     foreground = [launch for launch in launches if not launch.command.is_background]
-    for launch in foreground[-1:]:
+    for launch in foreground:
         yield from _waits_for_foreground(job, trap, launch)
     if not foreground:
-        yield from _waits_once(job, trap, launches[-1])
-        yield from _does_not_forward(job, trap, launches[-1])
+        for launch, following in zip_longest(launches, launches[1:]):
+            yield from _waits_once(job, trap, launch, following)
+        yield from _does_not_forward(job, trap, launches)
 
 
 def _kills_shell(job: Job, launches: list[Launch]) -> Iterator[Finding]:
@@ -74,7 +76,7 @@ def _kills_shell(job: Job, launches: list[Launch]) -> Iterator[Finding]:
     yield note(
         job,
         "signal-kills-shell",
-        WARNING if _reads_other_scripts(job) else ERROR,
+        WARNING if job.reads_other_scripts() else ERROR,
         option.start,
         f"B: sends SIG{found.name} to bash alone, which has no trap for it and dies: the job fails "
         f"{found.seconds} to {found.seconds + _LATE_SECONDS} s before its limit, and "
@@ -94,25 +96,19 @@ def _is_named_elsewhere(job: Job, name: str) -> bool:
     )
 
 
-def _reads_other_scripts(job: Job) -> bool:
-    """Whether a file is read in that may set a trap, which one for an environment does not."""
-    usual = re.compile(r"activate|conda|bashrc|profile|\.env|modul|setup|/etc/|mamba|venv|spack")
-    return any(
-        command.text in ("source", ".") and len(command.words) > 1
-        and not usual.search(command.words[1].text)
-        for command in job.commands
-    )  # fmt: skip
-
-
 def _send_to_steps(job: Job, launches: list[Launch]) -> list[Edit]:
-    option = job.option("signal")
+    found, option = job.signal, job.option("signal")
+    assert found is not None
     assert option is not None
-    if any(is_packed(job, launch) for launch in launches if not launch.is_step):
-        return []
     edits = [set_value(option, signal_value(job, to_batch=False))]
     for launch in launches:
-        if not launch.is_step:
-            edits += start_by_srun(job, launch)
+        if launch.is_step:
+            edits += guard_step(job, launch, found.name)
+            continue
+        start = start_by_srun(job, launch, found.name) if launch.kind != OTHER else []
+        if not start:
+            return []
+        edits += start
     return edits
 
 
@@ -127,35 +123,54 @@ def _waits_for_foreground(job: Job, trap: Trap, launch: Launch) -> Iterator[Find
     found = job.signal
     assert found is not None
     command = launch.command
+    written = job.text[command.start : command.end]
+    line = job.text.rfind("\n", 0, command.start) + 1
+    before = job.text[line : command.start]
     can_move = (
         command.after in ("\n", ";") and not command.before and not command.is_piped
-        and not command.within and command.function is None and not command.is_timed
+        and "(" not in command.within and command.function is None and not command.is_timed
+        and not before.rstrip().endswith(("if", "while", "until", "!"))
     )  # fmt: skip
     edits: list[Edit] = []
-    written = job.text[command.start : command.end]
-    if can_move:
-        waiting = ' &\ntrainer=$!\nwait "$trainer" || wait "$trainer"'
+    corrected = [f"{written} &", 'wait "$!" || wait "$!"']
+    if submits(trap):
+        # A second wait would have the trap submit a second job, at SIGTERM; and the training would
+        # go on beside its successor.
+        corrected = [f"{written} &", "trainer=$!", 'wait "$trainer"', _hand_over(job)]
+    elif can_move and (launch.kind != OTHER or does_anything(trap)):
+        indent = before if not before.strip() else ""
+        waiting = f' &\n{indent}trainer=$!\n{indent}wait "$trainer" || wait "$trainer"'
         edits = [Edit(command.end, command.end, waiting)]
         if not does_anything(trap):
-            edits = [*_forward(job, trap), *edits]
+            edits = [*_forward(job, trap, '"$trainer"'), *edits]
     yield note(
         job,
         "trap-waits-for-command",
-        ERROR,
+        WARNING if launch.kind == OTHER else ERROR,
         command.start,
         f"the trap for SIG{found.name} in line {job.line_of(trap.command.start)} never runs in "
         f"time: bash runs it when the command in the foreground has ended, and that is killed at "
         "the limit.",
         edits=edits,
-        corrected=[] if edits else [f"{written} &", 'wait "$!" || wait "$!"'],
+        corrected=[] if edits else corrected,
     )
 
 
-def _forward(job: Job, trap: Trap, pid: str = "$trainer") -> list[Edit]:
+def _hand_over(job: Job) -> str:
+    """A trap that submits the next job once, and when this one has saved."""
+    found = job.signal
+    assert found is not None
+    name = found.name
+    return (
+        f'trap \'trap "" {name} TERM; kill -{name} "$trainer"; wait "$trainer"; sbatch …\' {name}'
+    )
+
+
+def _forward(job: Job, trap: Trap, pid: str) -> list[Edit]:
     found = job.signal
     assert found is not None
     word = next(w for w in trap.command.words[1:] if w.text != "--")
-    send = f'kill -{found.name} "{pid}"'
+    send = f"kill -{found.name} {pid}"
     if word.text[:1] == "'":
         return [Edit(word.start + 1, word.start + 1, f"{send}; ")]
     if word.text[:1] == '"':
@@ -164,13 +179,16 @@ def _forward(job: Job, trap: Trap, pid: str = "$trainer") -> list[Edit]:
     return [Edit(word.start, word.end, f"'{send}; {word.text}'")]
 
 
-def _waits_once(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
+def _waits_once(
+    job: Job, trap: Trap, launch: Launch, following: Launch | None
+) -> Iterator[Finding]:
     found = job.signal
     assert found is not None
+    end = len(job.text) if following is None else following.command.start
     waits = [
         command
         for command in job.commands
-        if command.text == "wait" and command.start > launch.command.start
+        if command.text == "wait" and launch.command.start < command.start < end
         and command.function is None
     ]  # fmt: skip
     if len(waits) != 1 or re.search(r"\bwait\b", trap.handler):
@@ -187,14 +205,17 @@ def _waits_once(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
     later = [c for c in job.commands if c.start > wait.end and c.function is None]
     if wait.after not in ("\n", ";") or any(c.text in ("while", "until") for c in later):
         return
+    # A second wait would have the trap submit a second job, at SIGTERM.
+    is_once = submits(trap)
     yield note(
         job,
         "wait-ends-early",
         ERROR,
         wait.start,
-        f"SIG{found.name} ends this wait with status 140 as soon as the trap has run: the script "
-        f"goes on to its end, and {launch.name} is killed while it saves.",
-        edits=[Edit(wait.end, wait.end, f" || {written}")],
+        f"SIG{found.name} ends this wait with status {found.status} as soon as the trap has run: "
+        f"the script goes on to its end, and {launch.name} is killed while it saves.",
+        edits=[] if is_once else [Edit(wait.end, wait.end, f" || {written}")],
+        corrected=[_hand_over(job)] if is_once else [],
     )
 
 
@@ -215,13 +236,25 @@ def _leaves_early(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
     )
 
 
-def _does_not_forward(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]:
+def _does_not_forward(job: Job, trap: Trap, launches: list[Launch]) -> Iterator[Finding]:
     found = job.signal
     assert found is not None
-    if does_anything(trap):
-        if "scontrol requeue" in trap.handler and not launch.is_step and not re.search(
-            r"\bkill|scancel|\btouch\b|>", trap.handler
-        ):  # fmt: skip
+    if not does_anything(trap):
+        yield note(
+            job,
+            "trap-does-not-forward",
+            ERROR,
+            trap.command.start,
+            f"the trap does not pass SIG{found.name} on: the training never hears of it.",
+            edits=_forward(job, trap, '"$!"' if len(launches) == 1 else "$(jobs -p)"),
+        )
+        return
+    if "scontrol requeue" not in trap.handler or re.search(
+        r"\bkill|scancel|\btouch\b|>", trap.handler
+    ):  # fmt: skip
+        return
+    for launch in launches:
+        if not launch.is_step:
             yield note(
                 job,
                 "trap-does-not-forward",
@@ -229,18 +262,10 @@ def _does_not_forward(job: Job, trap: Trap, launch: Launch) -> Iterator[Finding]
                 launch.command.start,
                 f"scontrol requeue sends SIGTERM to bash and to the tasks of srun: {launch.name} "
                 "is none, and is killed without a word.",
-                edits=start_by_srun(job, launch),
+                # The warning itself goes to bash.
+                edits=start_by_srun(job, launch, "") if launch.kind != OTHER else [],
                 corrected=share_by_srun(job, launch),
             )
-        return
-    yield note(
-        job,
-        "trap-does-not-forward",
-        ERROR,
-        trap.command.start,
-        f"the trap does not pass SIG{found.name} on: the training never hears of it.",
-        edits=_forward(job, trap, "$!"),
-    )
 
 
 def check_background(job: Job) -> Iterator[Finding]:

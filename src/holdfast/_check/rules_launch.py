@@ -13,6 +13,8 @@ from holdfast._check.noting import (
     add_option,
     good_lead,
     handle_by_torchrun,
+    is_signals_option,
+    leading_words,
     note,
     set_value,
     share_by_srun,
@@ -73,11 +75,14 @@ def check_without_signal(job: Job, launch: Launch) -> Iterator[Finding]:
     if launch.command.is_background and _is_waited_for(job):
         return  # a trap may do what is needed; rules_batch looks at those
     lead = good_lead(job)
-    edits = start_by_srun(job, launch)
+    edits = start_by_srun(job, launch, "")
     is_known = job.is_training and bool(job.options)
     # A program that does not know the signal would die of it, before its time.
     if edits and lead is not None and job.hears_signals(launch):
-        edits = [add_option(job, f"--signal=USR2@{lead}"), *edits]
+        edits = [
+            add_option(job, f"--signal=USR2@{lead}"),
+            *start_by_srun(job, launch, "USR2"),
+        ]
     yield note(
         job,
         "no-warning",
@@ -117,7 +122,7 @@ def check_signal_to_steps(job: Job, launch: Launch) -> Iterator[Finding]:
             launch.command.start,
             f"{name} never arrives: without B: it goes to the tasks of srun only. "
             f"{launch.name} gets SIGTERM at the limit, and SIGKILL after KillWait.",
-            edits=start_by_srun(job, launch),
+            edits=start_by_srun(job, launch, found.name),
         )
         return
     yield note(
@@ -127,7 +132,7 @@ def check_signal_to_steps(job: Job, launch: Launch) -> Iterator[Finding]:
         launch.command.start,
         f"{name} never arrives: it goes to the tasks of srun only. At the limit SIGTERM goes to "
         f"bash alone, and {launch.name} is killed at once: nothing is saved.",
-        edits=start_by_srun(job, launch),
+        edits=start_by_srun(job, launch, found.name),
         corrected=share_by_srun(job, launch),
     )
 
@@ -199,24 +204,23 @@ def check_launcher(job: Job, launch: Launch) -> Iterator[Finding]:
         return
     if not found.to_batch and not launch.is_step:
         return
-    if any("signals-to-handle" in w.text.replace("_", "-") for w in launch.program):
-        flag = next(
-            w.text for w in launch.program if "signals-to-handle" in w.text.replace("_", "-")
-        )
-        if f"SIG{found.name}" in flag or "=" not in flag or "$" in flag:
-            return
     if launch.kind == TORCHRUN:
-        how = "torchrun dies of it (status 140) and ends its workers"
+        flags = [w.text for w in launch.torchrun_options if is_signals_option(w.text)]
+        if flags and (f"SIG{found.name}" in flags[-1] or "=" not in flags[-1] or "$" in flags[-1]):
+            return
+        how = f"torchrun dies of it (status {found.status}) and ends its workers"
     elif launch.kind in LAUNCHERS:
         how = f"{launch.kind}'s launcher does not handle it, and dies of it"
     else:
         return
+    if launch.is_guarded:
+        how = f"{launch.kind} ignores it, and does not pass it on"
     edits = handle_by_torchrun(job, launch)
     corrected: tuple[str, ...] = ()
     if job.uses_holdfast(launch) and launch.is_step and launch.is_editable:
         # The leader gives the signal to the ranks by itself, and waits until all is durable.
         at = launch.program[0].source.start
-        edits = [Edit(at, at, "holdfast run -- ")]
+        edits = [Edit(at, at, " ".join(leading_words(job, launch, found.name)) + " ")]
         if launch.swallow is not None:
             return
     elif not edits:
@@ -241,6 +245,8 @@ def check_deaf(job: Job, launch: Launch) -> Iterator[Finding]:
     # `holdfast run` keeps a signal back that nobody catches; of the others we cannot see enough.
     if launch.is_led or launch.is_enclosed or launch.is_inside or launch.swallow is not None:
         return
+    if launch.is_guarded:
+        return  # it does not die of it
     if any(found.name in trap.signals for trap in job.traps):
         return
     if not is_deaf(launch.script, job.read):

@@ -23,6 +23,7 @@ _LATE_SECONDS = 30  # SLURM looks every 30 s
 _ABSURD_LEAD_SECONDS = 15
 # In small letters behind a blank it tells how to submit the script.
 _LIKE_AN_OPTION = re.compile(r"(?:#\s*SBATCH|##+\s*SBATCH|#[Ss][Bb][Aa][Tt][Cc][Hh])(?=\s)")
+_OPEN_VALUE = re.compile(r"[<${]")  # filled in before it is submitted
 _NO_LIMIT = re.compile(r"0|-1|infinite|unlimited|partition_limit", re.I)
 
 
@@ -112,6 +113,8 @@ def check_signal(job: Job) -> Iterator[Finding]:
     if option is None:
         return
     found = job.signal
+    if found is None and _OPEN_VALUE.search(option.value):
+        return
     if found is None:
         asked = option.value.rpartition("@")[2]
         lead = int(asked) if re.fullmatch(r"\d{1,4}", asked) else good_lead(job) or 60
@@ -139,7 +142,7 @@ def check_lead(job: Job) -> Iterator[Finding]:
     """Whether the warning leaves time to save, and comes at all."""
     time = job.option("time")
     if time is not None and parse_time_limit(time.value) is None:
-        if not _NO_LIMIT.fullmatch(time.value) and not re.search(r"[<${]", time.value):
+        if not _NO_LIMIT.fullmatch(time.value) and not _OPEN_VALUE.search(time.value):
             yield note(
                 job,
                 "time-unknown",

@@ -19,7 +19,7 @@ _LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _OF_TASK = re.compile(r"\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\}?")
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GLOBAL_RANK", "GROUP_RANK")
 _PLACEHOLDER = re.compile(
-    r"<(?i:your|my|path|insert|enter|replace|fill|change)[\w .:/-]*>|\{\{\s*\w+\s*\}\}|"
+    r"<(?i:your|my|path|insert|enter|replace|fill|change)[\w .:/-]*>|"
     r"(?<![\w$])YOUR_\w+|(?<![\w$/{])your[_-]\w+|/path/to/[^\s\"']*|"
     r"\bFIXME\b|\bCHANGE_?ME\b|\bREPLACE_?ME\b"
 )
@@ -221,9 +221,16 @@ def _is_missing(job: Job, folder: str) -> bool:
         if chdir is not None and not places[0].is_dir():
             return False
         return not any((place / path).is_dir() for place in places)
-    # Of another machine's disk nothing is known here.
-    top = Path(*path.parts[:2])
-    return top.is_dir() and not path.is_dir()
+    # Of another machine's disk nothing is known here, and every machine has a /home.
+    nearest = next((each for each in (path, *path.parents) if _is_folder(each)), path)
+    return nearest != path and len(nearest.parts) > 2
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # in a folder of somebody else
+        return False
 
 
 def check_array_log(job: Job) -> Iterator[Finding]:
@@ -255,6 +262,8 @@ def check_placeholders(job: Job) -> Iterator[Finding]:
     """What a template leaves to be filled in."""
     found: dict[int, Finding] = {}
     for option in job.options:
+        if option.name == "comment" or "{{" in option.value:
+            continue  # free text; or a program fills it in
         match = _IN_OPTION.search(option.value)
         value = match[0] if match else option.value
         if match is not None or _PLACEHOLDER_VALUE.fullmatch(option.value):

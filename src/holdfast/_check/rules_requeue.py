@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from holdfast._check.finding import ERROR, WARNING, Edit, Finding
 from holdfast._check.job import Job, Trap
 from holdfast._check.noting import note
+from holdfast._check.rules_trap import submits
 from holdfast._check.shell import Command
 
 _REQUEUE = re.compile(
     r"scontrol\s+requeue\s+[\\\"']*"
     r"(\$\{SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\}|\$SLURM_(?:ARRAY_JOB_ID|JOB_?ID)\b)"
 )
-_ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[|\btest\b|&&|\|\||\bcase\b")
+_ASKS = re.compile(r"scontrol\s+(-o\s+)?show|squeue|sacct|\bif\b|\[\[?\s|\btest\b|&&|\|\||\bcase\b")
 _TASK = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 
 
@@ -25,7 +26,7 @@ def check_requeueing(job: Job) -> Iterator[Finding]:
     if job.option("array") is not None:
         yield from check_array(job)
     for trap in job.traps:
-        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler):
+        if "scontrol requeue" in re.sub(r"\s+", " ", trap.handler) or submits(trap):
             yield from check_trap(job, trap)
     yield from check_unconditional(job)
 
@@ -61,7 +62,9 @@ def check_trap(job: Job, trap: Trap) -> Iterator[Finding]:
     keeps = [w for w, name in zip(words[-len(trap.signals) :], trap.signals, strict=True)
              if name not in dangerous]  # fmt: skip
     edits = []
-    if keeps:
+    does_submit = submits(trap)
+    is_warning = job.signal is not None and job.signal.name in dangerous
+    if keeps and not does_submit and not is_warning:  # what else it is for is not known here
         edits = [
             Edit(words[-len(trap.signals)].start, words[-1].end, " ".join(w.text for w in keeps))
         ]
@@ -76,11 +79,11 @@ def check_trap(job: Job, trap: Trap) -> Iterator[Finding]:
         "requeue-after-cancel",
         ERROR,
         trap.command.start,
-        f"{what} requeues the job here: {why}.",
+        f"{what} {'submits' if does_submit else 'requeues'} the job here: {why}.",
         edits=edits,
         corrected=[] if edits else [
             'scontrol show job -o "$SLURM_JOB_ID" | grep -qE "Reason=TimeLimit|PreemptTime=2" && '
-            'scontrol requeue "$SLURM_JOB_ID"'
+            + ("sbatch …" if does_submit else 'scontrol requeue "$SLURM_JOB_ID"')
         ],
     )  # fmt: skip
 

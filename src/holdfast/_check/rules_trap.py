@@ -11,6 +11,8 @@ from holdfast._check.noting import note, set_value, signal_value
 
 _ONLY_WORDS = frozenset(["echo", "printf", "date", "exit", "sleep", "true", ":", "logger", "sync"])
 
+_SUBMITS = re.compile(r"(?:^|[;&|({\n]|\b(?:then|else|do|if)\s)\s*sbatch\b")
+
 
 def check_traps(job: Job) -> Iterator[Finding]:
     """All rules about traps for which it does not matter what they wait for."""
@@ -27,6 +29,11 @@ def check_traps(job: Job) -> Iterator[Finding]:
 def does_anything(trap: Trap) -> bool:
     """Whether the handler does more than to say something."""
     return any(name not in _ONLY_WORDS for name in _programs(trap.handler))
+
+
+def submits(trap: Trap) -> bool:
+    """Whether the handler hands in a job itself."""
+    return _SUBMITS.search(trap.handler) is not None
 
 
 def _programs(handler: str) -> list[str]:

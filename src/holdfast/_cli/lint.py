@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast._check.finding import ERROR, HINT, WARNING, Finding
+from holdfast._check.finding import ERROR, HINT, NOT_UNDERSTOOD, WARNING, Finding
 from holdfast._cli.group import AS_JSON, FOLDER, complete_runs, print_json
-from holdfast._errors import FolderError, SettingsError
+from holdfast._errors import SettingsError
 from holdfast._status import words
 
 if TYPE_CHECKING:
     from holdfast._check.lint import Surroundings
 
 _STDIN = "-"
+_FAILED, _NOT_UNDERSTOOD = 2, 3
 _STYLES = {ERROR: "bold red", WARNING: "yellow", HINT: "cyan"}
 
 
@@ -33,6 +34,11 @@ class _Checked:
     fixed: str | None = None
     made: list[Path] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # why it could not be read, or not be written
+
+    @property
+    def is_understood(self) -> bool:
+        return all(each.rule != NOT_UNDERSTOOD for each in self.left)
 
     @property
     def is_good(self) -> bool:
@@ -66,7 +72,7 @@ def lint(
     (.yaml) the pods are looked at that train: grace, signals, /dev/shm, restarts.
 
     Leaves with 0 if there is neither error nor warning (hints are allowed), 1 if there is, 2 if a
-    script cannot be read.
+    script cannot be read or written, 3 if nothing was found but a part is not understood.
 
     With --fix the corrected script is written (of standard input, to standard output) and the
     folder of the log is made; then what is left counts.
@@ -84,9 +90,26 @@ def lint(
 
         run = find_run(run)[0].folder
     checked = [_check(name, run, ignore) for name in scripts]
+    problems = [line for each in checked for line in each.problems]
+    checked = [each for each in checked if not each.problems]
     for each in checked:
         if wants_fix:
             _fix(each)
+            problems += each.problems
+    for line in problems:
+        click.echo(line, err=True)
+    if checked:
+        _print(checked, scripts, wants_fix, as_json)
+    if problems:
+        return _FAILED
+    if not all(each.is_good for each in checked):
+        return 1
+    return 0 if all(each.is_understood for each in checked) else _NOT_UNDERSTOOD
+
+
+def _print(
+    checked: list[_Checked], scripts: tuple[str, ...], wants_fix: bool, as_json: bool
+) -> None:
     if as_json:
         print_json([tree for each in checked for tree in _trees(each, wants_fix)])
     else:
@@ -102,26 +125,30 @@ def lint(
         for each in checked:
             _show(screen, each, wants_fix)
         _show_summary(screen, checked, wants_fix)
-    return int(not all(each.is_good for each in checked))
 
 
 def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
     from holdfast._check.lint import Surroundings
 
+    folder = Path.cwd() if name == _STDIN else Path(name).absolute().parent
+    checked = _Checked(name, "", Surroundings(folder, Path.cwd(), run, ignore))
     try:
         data = sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
     except OSError as error:
-        raise SettingsError(
-            f"{name}: {error.strerror or error}.\nName a script for sbatch or a manifest, for "
-            "example: holdfast lint job.sbatch"
-        ) from error
+        checked.problems.append(
+            f"{words.name(name)}: {error.strerror or error}.\nName a script for sbatch or a "
+            "manifest, for example: holdfast lint job.sbatch"
+        )
+        return checked
     if b"\0" in data:
-        raise SettingsError(f"{name}: is no script.\nName a script for sbatch.")
-    text = data.decode("utf-8", errors="surrogateescape")
-    folder = Path.cwd() if name == _STDIN else Path(name).absolute().parent
-    around = Surroundings(folder, Path.cwd(), run, ignore)
-    found = _find(name, text, around)
-    return _Checked(name, text, around, found, left=found)
+        checked.problems.append(f"{words.name(name)}: is no script.\nName a script for sbatch.")
+        return checked
+    checked.text = data.decode("utf-8", errors="surrogateescape")
+    try:
+        checked.found = checked.left = _find(name, checked.text, checked.around)
+    except SettingsError as error:  # a manifest that is none
+        checked.problems.append(str(error))
+    return checked
 
 
 def _find(name: str, text: str, around: Surroundings) -> list[Finding]:
@@ -155,20 +182,23 @@ def _fix(checked: _Checked) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FolderError(
-                f"{folder}: {error.strerror or error}.\nThe log of the job needs this folder: make "
-                "it, or choose another --output."
-            ) from error
-        checked.made.append(folder)
+            checked.problems.append(
+                f"{words.name(folder)}: {error.strerror or error}.\n"
+                f"The log of {words.name(checked.name)} needs this folder: make it, or choose "
+                "another --output."
+            )
+        else:
+            checked.made.append(folder)
     if corrected != checked.text:
-        if checked.name != _STDIN:
-            _write(Path(checked.name), _encode(corrected))
+        if checked.name != _STDIN and (problem := _write(Path(checked.name), _encode(corrected))):
+            checked.problems.append(problem)
+            return
         checked.fixed = corrected
     checked.left = _find(checked.name, corrected, checked.around)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """The script as a whole or not at all, with the permissions that it had."""
+def _write(path: Path, data: bytes) -> str:
+    """The script as a whole or not at all, with the permissions that it had; why it was not."""
     from holdfast._record.atomic import write_atomic
 
     path = path.resolve()  # a link stays one
@@ -179,10 +209,11 @@ def _write(path: Path, data: bytes) -> None:
         write_atomic(path, data)
         path.chmod(mode & 0o7777)
     except OSError as error:
-        raise SettingsError(
-            f"{path}: {error.strerror or error}.\nTo have the corrected script elsewhere: "
-            f"holdfast lint --fix - < {path.name} > corrected.sbatch"
-        ) from error
+        return (
+            f"{words.name(path)}: {error.strerror or error}.\nTo have the corrected script "
+            f"elsewhere: holdfast lint --fix - < {words.name(path.name)} > corrected.sbatch"
+        )
+    return ""
 
 
 def _is_fixed(finding: Finding) -> bool:
@@ -239,7 +270,8 @@ def _show_changes(screen: Any, checked: _Checked) -> None:
         screen.write(f"{words.name(folder)}: made, for the log.")
     if checked.fixed is None:
         if not checked.made:
-            nothing = "nothing to put right." if checked.is_good else "nothing that --fix can do."
+            is_done = checked.is_good and checked.is_understood
+            nothing = "nothing to put right." if is_done else "nothing that --fix can do."
             screen.write(f"{name}: {nothing}")
         return
     screen.write(f"{name}: {'corrected' if checked.name == _STDIN else 'written'}:", style="bold")
@@ -266,5 +298,8 @@ def _show_summary(screen: Any, checked: list[_Checked], wants_fix: bool) -> None
         names = [Path(each.name) for each in checked if any(map(_is_fixed, each.left))]
         if fixable:
             rest = f" To put {fixable} of them right: {words.command('lint --fix', *names)}"
+    unclear = [words.name(each.name) for each in checked if not each.is_understood]
+    if unclear:
+        rest += f" Not understood: {', '.join(unclear)}."
     style = "bold red" if counts[ERROR] else "yellow" if counts[WARNING] else "cyan"
     screen.write(f"{files}: {', '.join(told)}{' left' if wants_fix else ''}.{rest}", style=style)

@@ -64,6 +64,13 @@ class WarningSignal:
     seconds: int
     to_batch: bool  # B: to the batch shell, and to it alone
 
+    @property
+    def status(self) -> int:
+        """The status by which a shell tells of it: 128 and its number."""
+        return 128 + (
+            int(self.name) if self.name.isdecimal() else signal.Signals[f"SIG{self.name}"]
+        )
+
 
 def parse_signal(text: str) -> WarningSignal | None:
     """The value of `--signal`; None for one that sbatch refuses.

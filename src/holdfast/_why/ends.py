@@ -147,6 +147,10 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
         end.status = _shell_status(words.whole(led.get("status")))
     if end.status is None and not evidence.exit:
         end.status = _job_status(evidence.job)
+        # Of the batch script, which may hide the training's; a cancelled job has 0 as well.
+        is_over = "COMPLETED" in words.text(words.record(evidence.job).get("state"))
+        if end.status == 0 and (not is_over or fault_of_signs(evidence.signs) is not None):
+            end.status = None
     if len(ranks := {p.get("rank") for p in processes} - {None}) == 1 and end.status == 1:
         # torchrun with one rank: its own 1 says nothing.
         theirs = [p for p in processes if p.get("rank") in ranks]

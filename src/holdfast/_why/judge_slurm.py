@@ -63,8 +63,16 @@ def _by_state(case: Case) -> Finding | None:
         sure = Sure.LIKELY if cause is Cause.FINISHED else Sure.CERTAIN
         if cause is Cause.FINISHED and case.end.status not in (None, 0):
             continue
+        if cause in (Cause.FINISHED, Cause.ASKED) and _says_more(case):
+            continue  # the script hid its status, or scancel came after it
         return _finding(case, cause, sentence, sure, evidence)
     return None
+
+
+def _says_more(case: Case) -> bool:
+    """Whether the job's own log names a cause."""
+    ends = ("slurm_time_limit", "slurm_preempted")
+    return case.end.fault is not None or any(s.kind in ends for s in case.evidence.signs)
 
 
 def _by_signs(case: Case) -> Finding | None:
