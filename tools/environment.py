@@ -35,7 +35,10 @@ def read_layers() -> dict[str, dict[str, Any]]:
 
 
 def folder_of(layer: str) -> Path:
-    layer = read_layers()[layer].get("shares", layer)
+    """The environment of a layer; one without requirements has that of the layer below."""
+    about = read_layers()[layer]
+    if not about["requirements"]:
+        return folder_of(about["on"])
     return MAIN if layer in OF_MAIN else ROOT / ".venv-layers" / layer
 
 
@@ -52,11 +55,12 @@ def files_of(layer: str) -> list[str]:
 def prepare(layer: str) -> None:
     """Install what a layer needs and does not have yet, with the layer that it stands on."""
     table = read_layers()
-    layer = table[layer].get("shares", layer)
     below = table[layer].get("on")
     if below is not None:
         prepare(below)
     _install_commands(layer, table[layer].get("commands", []))
+    if not table[layer]["requirements"]:
+        return
     folder, stamp = folder_of(layer), folder_of(layer) / f".{layer}"
     files = [ROOT / "requirements" / f"{name}.txt" for name in table[layer]["requirements"]]
     wanted = _digest([ROOT / "pyproject.toml", *files], str(below))
