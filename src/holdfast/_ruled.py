@@ -33,6 +33,7 @@ from holdfast.rules._base import FAILURE
 from holdfast.rules._judge import Judge, Verdict
 
 _MOST_NAMES = 8
+BY_SCRIPT = "run.finish()"  # why a run is over that no rule has ended
 
 
 class Ruled:
@@ -63,7 +64,10 @@ class Ruled:
 
     @property
     def over(self) -> str | None:
-        """Why the training is complete, if a rule has ended it; a loop of your own asks this."""
+        """Why the training is complete, if a rule or run.finish() in a loop has ended it.
+
+        A loop of your own asks this.
+        """
         return self._over
 
     def log(self, **metrics: Any) -> None:
@@ -98,7 +102,7 @@ class Ruled:
         self._bad, self._is_voided, self._over, self._finished_at = None, False, None, -1
         ended = (found.rules or {}).get("over")
         # By rules that were changed since, it may have to go on.
-        holds = ended is not None and self._judge.holds(self.step)
+        holds = ended == BY_SCRIPT or (ended is not None and self._judge.holds(self.step))
         if party is not None and found.resumed_from is not None:
             told = party.exchange("over", [ended, holds])
             holds = any(each[1] for each in told)
@@ -112,13 +116,13 @@ class Ruled:
         return state if self._over is None else {**state, "over": self._over}
 
     def _is_ended_before(self) -> bool:
-        """Whether a rule had ended the training in an earlier life; says so."""
+        """Whether the training had ended before, by a rule or by run.finish(); says so."""
         if self._over is None:
             return False
-        say(
-            f"{self._folder}: ended at step {self.step} by a rule ({self._over}); nothing left to "
-            "train."
-        )
+        how = f"ended at step {self.step} by a rule"
+        if self._over == BY_SCRIPT:
+            how = f"finished at step {self.step}"
+        say(f"{self._folder}: {how} ({self._over}); nothing left to train.")
         return True
 
     # -- at boundaries ----------------------------------------------------------------
