@@ -240,6 +240,9 @@ class Attempt(Boundaries):
         if error is None and self._stopped is None and self._loops:
             self._keep_left()  # the script holds the iterator of the loop that it has left
         durable = self._keep_last(error)
+        if error is None and self.resumed_from is None and self.step > 1:
+            for line in self._saver.forgotten.look_at_numbers():
+                say(line)
         leaving = self._stopped or error
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):

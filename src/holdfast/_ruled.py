@@ -25,7 +25,7 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.void import note_void, set_aside_void
 from holdfast._resume.start import Resumed
 from holdfast._save.control import mark_of
-from holdfast._save.finite import not_finite, trained
+from holdfast._save.finite import nan_at_start, not_finite, trained
 from holdfast._say import say
 from holdfast._series import Logged
 from holdfast.rules import Rule
@@ -47,6 +47,7 @@ class Ruled:
     _bad: Verdict | None = None  # what was called bad, here or by another rank
     _over: str | None = None  # why the training is complete, if a rule has said so
     _is_voided = False
+    _meant: list[str] | None = None  # arrays that held a NaN at the start, if that is known
     _finished_at = -1  # the step that is durable as the last one
     _folder: Path
     _layout: RunLayout
@@ -109,11 +110,14 @@ class Ruled:
             ended = next((each[0] for each in told if each[0] is not None), None)
         if holds:
             self._over = str(ended)
+        self._meant = (found.rules or {}).get("nan")
+        if found.resumed_from is None and self._judge.names_tensors:
+            self._meant = nan_at_start(self._state)
 
     def _rules_state(self) -> dict[str, Any]:
         """For the next life."""
-        state = self._judge.state()
-        return state if self._over is None else {**state, "over": self._over}
+        known = {"over": self._over, "nan": self._meant}
+        return {**self._judge.state(), **{k: v for k, v in known.items() if v is not None}}
 
     def _is_ended_before(self) -> bool:
         """Whether the training had ended before, by a rule or by run.finish(); says so."""
@@ -167,7 +171,7 @@ class Ruled:
         if verdict.names_tensors:
             names = self._tensors_not_finite()
             of = (self._custody.policy, self._saver)
-            earlier = first_tainted(*of, names, trained(self._state), step)
+            earlier = first_tainted(*of, names, trained(self._state, self._meant), step)
             if earlier < step:
                 step = earlier
                 self._record_void(step, verdict.reason, rank)

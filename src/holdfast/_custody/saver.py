@@ -15,6 +15,7 @@ from holdfast._metrics import Metrics
 from holdfast._save.beside import Beside
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import Captured, capture_generators
+from holdfast._save.classes import class_names
 from holdfast._save.control import COMMON, SAVES, SNAPSHOTS, at_work, mark_of
 from holdfast._save.forgotten import Forgotten
 from holdfast._save.recall import Recall
@@ -266,6 +267,7 @@ class Saver:
             "attempt": self._custody.policy.attempt,
             "world": self._custody.policy.size,
             "common": "" if self._shares is None else self._shares.print,
+            "classes": class_names(self._state),
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
             **self._beside,

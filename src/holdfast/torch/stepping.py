@@ -12,12 +12,23 @@ from holdfast import torch as adapter
 
 _DEPTH = 5
 _MOST_OBJECTS = 2000
+# They may hold an optimizer, and do not save it.
+_SAVES_NO_OTHER = (torch.nn.Module, torch.Tensor, torch.optim.lr_scheduler.LRScheduler)
 
 
 def hear_steps(hear: Callable[[Any], None]) -> Callable[[], None]:
     """Call `hear` with every optimizer that has stepped; returns what ends that."""
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: hear(optimizer))
     return handle.remove
+
+
+def class_name(value: object) -> str | None:
+    """The class of an optimizer or a scheduler; None for anything else."""
+    if isinstance(value, torch.optim.Optimizer):
+        inner = getattr(value, "optimizer", value)  # Accelerate wraps it
+        return type(inner if isinstance(inner, torch.optim.Optimizer) else value).__name__
+    is_scheduler = isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+    return type(value).__name__ if is_scheduler else None
 
 
 def is_forgotten(optimizer: Any, state: Mapping[str, Any], tensors: Iterable[Any]) -> bool:
@@ -50,8 +61,8 @@ def _is_within(wanted: Any, values: list[Any]) -> bool:
         for value in values:
             if value is wanted:
                 return True
-            if id(value) in seen or isinstance(value, torch.nn.Module | torch.Tensor):
-                continue  # a module does not save an optimizer that it holds
+            if id(value) in seen or isinstance(value, _SAVES_NO_OTHER):
+                continue
             seen.add(id(value))
             if isinstance(value, Mapping):
                 inner += value.values()
