@@ -272,6 +272,8 @@ class Run(Attempt):
                         if is_last and length is None:
                             break
                 course.end_lap(lap, feed.state())
+                if self._crew is not None and lap.goal is None:
+                    self._crew.show_lap(lap.epoch, lap.number, number)
                 if self._phases.follows_loops:
                     self._saver.rest_at(self.step)
             finally:
@@ -366,6 +368,8 @@ class Run(Attempt):
             is_saved = self._saver.save_and_wait(self.step, "finished")
         if self._bad is not None:
             raise self._stop_bad()
+        if self._trouble is not None:
+            raise self._trouble
         if not is_saved:
             raise SaveFailed(
                 f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "
