@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,6 +44,7 @@ from holdfast._record.attempts import beating, cannot_write, claim, open_folder
 from holdfast._record.opened import tell_leader
 from holdfast._resume.start import Start, resume
 from holdfast._save.control import DONE, MARK, STAYS, STEP, WORK, mark_of, private_words
+from holdfast._save.forgotten import hear_optimizers
 from holdfast._say import say, speak_as
 from holdfast._slurm.job import is_lonely_task
 from holdfast._stop.children import children_unheard
@@ -58,6 +60,7 @@ class Attempt(Boundaries):
 
     _party: Party | None = None  # the ranks that opened it together
     _grace_seconds: float | None = None  # after a SIGTERM
+    _hear_no_optimizers: Callable[[], None]  # any more
 
     def __enter__(self) -> Self:
         if self._is_open and not is_interactive():
@@ -97,7 +100,7 @@ class Attempt(Boundaries):
 
     def _open(self, start: Start, run_id: str) -> None:
         self._stopped = self._asked = self._asked_late = self._trouble = None
-        self._announced, self._next_look = False, 0.0
+        self._announced, self._next_look, self._made_at, self._left_at = False, 0.0, -1, -1
         party = self._party
         led = _env.led_folder()
         if led is not None:
@@ -169,6 +172,7 @@ class Attempt(Boundaries):
             self._words, self._guard, self._custody, self._leave_from_rest, self._eye
         )
         self._phases.recall(found.phases)
+        self._hear_no_optimizers = hear_optimizers(self._hear_optimizer)
         self._set_next_due_step()
         self._is_open = True
         note_open(self._folder, self)
@@ -233,7 +237,12 @@ class Attempt(Boundaries):
             words = leave_words(error, self._scene(error))
         if error is None and self._stopped is None and self._is_bad():
             self._stop_bad()  # the values of the last steps have come after the last boundary
+        if error is None and self._stopped is None and self._loops:
+            self._keep_left()  # the script holds the iterator of the loop that it has left
         durable = self._keep_last(error)
+        if error is None and self.resumed_from is None and self.step > 1:
+            for line in self._saver.forgotten.look_at_numbers():
+                say(line)
         leaving = self._stopped or error
         answered = len(self._noted)
         if self._stopped is None and not isinstance(error, Stopped):
@@ -346,7 +355,8 @@ class Attempt(Boundaries):
             stopped = Stopped(request.status, request.reason, self.step)
             if self._job is not None and durable:
                 self._job.settle(stopped, request.number, self._custody.durable_step)
-        answer_late(stopped, error, self.step, self._durable_step())
+        is_left = self._left_at == self.step != self._finished_at
+        answer_late(stopped, error, self.step, self._durable_step(), is_left=is_left)
         if stopped is not None and error is not None:
             self._exit_record().write_trouble(error)
         elif request is not None:
@@ -354,6 +364,7 @@ class Attempt(Boundaries):
         return stopped
 
     def _close(self, error: BaseException | None) -> None:
+        self._hear_no_optimizers()
         seconds = self._grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
             self._custody.close(leaving=(error.status, seconds))

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from holdfast import _env
@@ -16,10 +17,10 @@ from holdfast._custody.crew import Crew
 from holdfast._custody.job import JobSide
 from holdfast._custody.orders import Custody, Handle
 from holdfast._custody.saver import Saver
-from holdfast._data.course import Course
+from holdfast._data.course import Course, Lap
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
-from holdfast._data.laps import LoopMark
+from holdfast._data.loops import LoopMark, is_left_by_script
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._hearing import Hearing
 from holdfast._hosted import as_the_script_means
@@ -74,6 +75,8 @@ class Boundaries(Hearing):
     _crew: Crew | None  # where there are several ranks
     _pid: int
     _thread: int
+    #: Whether the batch that `run.batches` gave last completes an optimizer step.
+    completes_step: bool = True
 
     def __init__(
         self,
@@ -115,6 +118,9 @@ class Boundaries(Hearing):
         self._feeds = Feeds([])
         self._feed: Feed | None = None  # of the lap that is running
         self._feed_state: Any = None  # of the last one that keeps its own position
+        self._lap: tuple[Lap, int | None, Any] | None = None  # that is running: see Course.use
+        self._made_at = -1  # behind this step an optimizer stepped, or values were handed over
+        self._left_at = -1  # the step at which the script has left a loop by itself
         self._steps_expected: int | None = None  # of all epochs, if their loops are alike
         self._progress = Progress(self._standing)
         self._has_course = False  # whether there is a position in data to speak of
@@ -333,6 +339,43 @@ class Boundaries(Hearing):
         self._progress.close()
         self._guard.defer(False)
 
+    def _pass_made_step(self) -> bool:
+        """A loop ends within a step: the step counts if it was made."""
+        if self._made_at != self.step or not (self._lap is None or self.completes_step):
+            return False
+        if self._lap is not None:
+            lap, length, start = self._lap
+            self._course.use(lap, self._course.batch + 1, length, start)
+        self._pass_boundary()
+        return True
+
+    def _hear_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        if not self._phases.rests:
+            self._made_at = self.step
+            self._saver.forgotten.note_optimizer(optimizer, self.step)
+
+    def _leave_by(self, frame: FrameType) -> None:
+        """A frame closes a loop: if the script leaves it, the last step is kept."""
+        is_ours = self._is_open and os.getpid() == self._pid
+        if is_ours and is_left_by_script(frame):
+            self._keep_left()
+
+    def _keep_left(self) -> None:
+        """The script has left its loop by itself: have the last complete step in memory."""
+        course, feed = self._course, self._feed
+        if self._over is not None or course.is_on_the_way:
+            return  # kept already, or nothing was trained in this life
+        if self._left_at != self.step:  # else the loop inside was left just now
+            is_made = self._made_at == self.step or course.position.is_over
+            if self._loops[-1].name == "run.epochs" and is_made:
+                self._pass_turn()
+            elif not self._pass_made_step() and feed is not None and feed.state() is not None:
+                return  # a loader that keeps its own position is behind the batch at hand
+        if self._stopped is None and self._over is None:
+            self._left_at = self.step
+            self._saver.rest_at(self.step, at_any_cost=len(self._loops) == 1)
+
     def _reach_loop(self, *, is_passed_over: bool = False) -> None:
         """Count the outermost loops: code between them may have run before the state was stored."""
         self._loop_number += 1
@@ -364,6 +407,9 @@ class Boundaries(Hearing):
             self._generators = None
         self._metrics.restore(self._found.metrics, self._found.best)
         self._judge.load(self._found.rules)
+
+    def _pass_turn(self) -> bool:
+        raise NotImplementedError
 
     def _durable_step(self) -> int | None:
         step = self._custody.durable_step

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast._custody.crew import Decision
 from holdfast._custody.job import JobSide
 from holdfast._custody.orders import Handle
-from holdfast._custody.sentences import sentence_of
+from holdfast._custody.sentences import sentence_of, uneven
 from holdfast._errors import HoldfastError, RunIsLive
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
@@ -90,6 +90,8 @@ class Hearing(Ruled):
         elif kind == "fenced":
             text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
             self._trouble = RunIsLive(text, pid=0, host="")
+        elif kind == "uneven":
+            self._trouble = uneven(message["epoch"], message["batches"])
         elif kind == "leave" and is_interactive():
             self._asked = self._asked or StopRequest(message["reason"], message["status"])
             if self._words[IN_LOOP]:

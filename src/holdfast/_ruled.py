@@ -25,7 +25,7 @@ from holdfast._record.layout import RunLayout
 from holdfast._record.void import note_void, set_aside_void
 from holdfast._resume.start import Resumed
 from holdfast._save.control import mark_of
-from holdfast._save.finite import not_finite, trained
+from holdfast._save.finite import nan_at_start, not_finite, trained
 from holdfast._say import say
 from holdfast._series import Logged
 from holdfast.rules import Rule
@@ -33,6 +33,7 @@ from holdfast.rules._base import FAILURE
 from holdfast.rules._judge import Judge, Verdict
 
 _MOST_NAMES = 8
+BY_SCRIPT = "run.finish()"  # why a run is over that no rule has ended
 
 
 class Ruled:
@@ -46,6 +47,7 @@ class Ruled:
     _bad: Verdict | None = None  # what was called bad, here or by another rank
     _over: str | None = None  # why the training is complete, if a rule has said so
     _is_voided = False
+    _meant: list[str] | None = None  # arrays that held a NaN at the start, if that is known
     _finished_at = -1  # the step that is durable as the last one
     _folder: Path
     _layout: RunLayout
@@ -63,7 +65,10 @@ class Ruled:
 
     @property
     def over(self) -> str | None:
-        """Why the training is complete, if a rule has ended it; a loop of your own asks this."""
+        """Why the training is complete, if a rule or run.finish() in a loop has ended it.
+
+        A loop of your own asks this.
+        """
         return self._over
 
     def log(self, **metrics: Any) -> None:
@@ -98,27 +103,30 @@ class Ruled:
         self._bad, self._is_voided, self._over, self._finished_at = None, False, None, -1
         ended = (found.rules or {}).get("over")
         # By rules that were changed since, it may have to go on.
-        holds = ended is not None and self._judge.holds(self.step)
+        holds = ended == BY_SCRIPT or (ended is not None and self._judge.holds(self.step))
         if party is not None and found.resumed_from is not None:
             told = party.exchange("over", [ended, holds])
             holds = any(each[1] for each in told)
             ended = next((each[0] for each in told if each[0] is not None), None)
         if holds:
             self._over = str(ended)
+        self._meant = (found.rules or {}).get("nan")
+        if found.resumed_from is None and self._judge.names_tensors:
+            self._meant = nan_at_start(self._state)
 
     def _rules_state(self) -> dict[str, Any]:
         """For the next life."""
-        state = self._judge.state()
-        return state if self._over is None else {**state, "over": self._over}
+        known = {"over": self._over, "nan": self._meant}
+        return {**self._judge.state(), **{k: v for k, v in known.items() if v is not None}}
 
     def _is_ended_before(self) -> bool:
-        """Whether a rule had ended the training in an earlier life; says so."""
+        """Whether the training had ended before, by a rule or by run.finish(); says so."""
         if self._over is None:
             return False
-        say(
-            f"{self._folder}: ended at step {self.step} by a rule ({self._over}); nothing left to "
-            "train."
-        )
+        how = f"ended at step {self.step} by a rule"
+        if self._over == BY_SCRIPT:
+            how = f"finished at step {self.step}"
+        say(f"{self._folder}: {how} ({self._over}); nothing left to train.")
         return True
 
     # -- at boundaries ----------------------------------------------------------------
@@ -163,7 +171,7 @@ class Ruled:
         if verdict.names_tensors:
             names = self._tensors_not_finite()
             of = (self._custody.policy, self._saver)
-            earlier = first_tainted(*of, names, trained(self._state), step)
+            earlier = first_tainted(*of, names, trained(self._state, self._meant), step)
             if earlier < step:
                 step = earlier
                 self._record_void(step, verdict.reason, rank)

@@ -9,15 +9,17 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from holdfast._attempt import Attempt
 from holdfast._data.course import Lap, completes_step, expect_steps
 from holdfast._data.feed import Feed
-from holdfast._data.laps import LoopMark, begin_fresh, begin_in_the_middle
+from holdfast._data.laps import begin_fresh, begin_in_the_middle
+from holdfast._data.loops import Batches, LoopMark, refuse_nested
 from holdfast._errors import HoldfastError, SaveFailed, name_place
 from holdfast._leave import statuses
+from holdfast._ruled import BY_SCRIPT
 from holdfast._save.capture import capture_generators, restore_generators
 from holdfast._save.control import DONE, EPOCH, EPOCHS, MARK, mark_of, pass_turn
 from holdfast._save.handed import Asked, hand_over
@@ -38,8 +40,6 @@ class Run(Attempt):
     ...             train_on(batch)
     """
 
-    #: Whether the batch that `run.batches` gave last completes an optimizer step.
-    completes_step: bool = True
     _warned_of_boundary = False
     _asked_for: Asked | None = None  # what of the state somebody has read
 
@@ -68,6 +68,9 @@ class Run(Attempt):
         restored = None if self.resumed_from is None else self.state
         for line in hand_over(self._state, state, restored):
             say(line)
+        self._made_at = self.step
+        if self._is_open:
+            self._saver.forgotten.note_update(state, self.step)
 
     def stop(self, reason: str = "run.stop()") -> None:
         """Ask the run to stop at the next boundary; from any thread."""
@@ -88,38 +91,44 @@ class Run(Attempt):
         return self._steps(total)
 
     def _steps(self, total: int) -> Iterator[int]:
-        if self.step >= total:
-            say(f"{self._folder}: finished at step {self.step} of {total}; nothing left to train.")
-            self._reach_loop(is_passed_over=True)
+        if self._has_made(total) or self._is_passed_over():
             return
-        if self._is_passed_over():
-            return
-        with self._loop("run.steps"):
-            self._total = total
-            attempt = self.attempt
-            self._note("loop", attempt=attempt, step=self.step, total=total)
-            try:
-                while self.step < total:
+        with self._loop("run.steps", total):
+            self._note("loop", step=self.step, total=total)
+            while self.step < total:
+                try:
                     yield self.step
-                    if self._pass_boundary() and self._ends():
-                        break
-                self.finish()
-            finally:
-                if self.attempt == attempt:  # a traceback may keep us into the next opening
-                    self._total = None
+                except GeneratorExit:
+                    self._leave_by(sys._getframe(1))
+                    raise
+                if self._pass_boundary() and self._ends():
+                    break
+            self._finish()
 
-    def epochs(self, total: int) -> Iterator[int]:
+    def _has_made(self, steps: int | None) -> bool:
+        """Whether all steps of a loop were made in earlier lives; says so."""
+        if steps is None or self.step < steps:
+            return False
+        say(f"{self._folder}: finished at step {self.step} of {steps}; nothing left to train.")
+        self._reach_loop(is_passed_over=True)
+        return True
+
+    def epochs(self, total: int, *, steps: int | None = None) -> Iterator[int]:
         """The epochs that are left, up to `total` in the whole life of the run.
+
+        With `steps=…` they end when the run has made so many steps, wherever that is.
 
         >>> for epoch in run.epochs(3):  # doctest: +SKIP
         ...     for batch in run.batches(loader):
         ...         train_on(batch)
         """
         check_count(total, f"epochs({total!r})", least=0)
+        if steps is not None:
+            check_count(steps, f"epochs(…, steps={steps!r})", least=0)
         self._require_open()
-        return self._epochs(total)
+        return self._epochs(total, steps)
 
-    def _epochs(self, total: int) -> Iterator[int]:
+    def _epochs(self, total: int, steps: int | None) -> Iterator[int]:
         course = self._course
         if course.epoch >= total:
             say(
@@ -128,27 +137,32 @@ class Run(Attempt):
             )
             self._reach_loop(is_passed_over=True)
             return
-        if self._is_passed_over():
+        if self._has_made(steps) or self._is_passed_over():
             return
-        with self._loop("run.epochs"):
+        with self._loop("run.epochs", steps):
             self._has_course = True
             self._epochs_total = total
             self._words[EPOCHS] = total
             attempt = self.attempt
-            self._note("loop", attempt=attempt, step=self.step, epochs=total)
+            bound = {} if steps is None else {"total": steps}
+            self._note("loop", step=self.step, epochs=total, **bound)
             course.begin_epochs(self.step)
             try:
-                while course.epoch < total:
+                while course.epoch < total and self.step != steps:
                     self._words[EPOCH] = course.epoch + 1
                     top = course.note_top(capture_generators())
                     if top is not None:
                         # The interrupted epoch begins again, and draws at its top what it drew.
                         restore_generators(top)
                         self._found.look(self._state)
-                    yield course.epoch
+                    try:
+                        yield course.epoch
+                    except GeneratorExit:
+                        self._leave_by(sys._getframe(1))
+                        raise
                     if self._pass_turn() and self._ends():
                         break
-                self.finish()
+                self._finish()
             finally:
                 if self.attempt == attempt:
                     self._epochs_total = None
@@ -173,12 +187,14 @@ class Run(Attempt):
         self._words[MARK] = mark_of(self.step, True)
         return self._work(now)
 
-    def batches(self, loader: Any, *more: Any, accumulate: int = 1) -> Iterator[Any]:
+    def batches(
+        self, loader: Any, *more: Any, accumulate: int = 1, steps: int | None = None
+    ) -> Batches:
         """The batches of a loader that are left in this epoch, each a step of the run.
 
         With `accumulate=4` four batches are one step; `run.completes_step` says when to step
         the optimizer. Inside a phase they are no steps. Several loaders are gone through side
-        by side, as `zip` does.
+        by side, as `zip` does. With `steps=…` the loop ends when the run has made so many steps.
 
         >>> for batch in run.batches(loader, accumulate=4):  # doctest: +SKIP
         ...     loss(batch).backward()
@@ -188,16 +204,28 @@ class Run(Attempt):
         check_count(accumulate, f"batches(…, accumulate={accumulate!r})", least=1)
         self._require_open()
         sources = (loader, *more)
+        if steps is not None:
+            check_count(steps, f"batches(…, steps={steps!r})", least=0)
+            self._phases.refuse("run.batches(…, steps=…)")
         if self._phases.rests:
-            return self._just_batches(self._feeds.of(sources))
-        return self._batches(sources, accumulate)
+            return Batches(self._just_batches(self._feeds.of(sources)), sources)
+        return Batches(self._batches(sources, accumulate, steps), sources)
 
-    def _batches(self, sources: tuple[Any, ...], accumulate: int) -> Iterator[Any]:
+    def _batches(
+        self, sources: tuple[Any, ...], accumulate: int, steps: int | None
+    ) -> Generator[Any, None, None]:
         if self._over is not None:
             if not self._loops:
                 self._is_passed_over()
-            return  # what is left of the epoch in which a rule has ended the training
-        with self._loop("run.batches"):
+            return  # what is left of the epoch in which the training has ended
+        if steps is not None and self._loops:
+            raise HoldfastError(
+                "run.batches(…, steps=…) inside run.epochs(): the epochs would go on without it.\n"
+                "Give the number to the outer loop: run.epochs(n, steps=…)."
+            )
+        if self._has_made(steps):
+            return
+        with self._loop("run.batches", self._total if steps is None else steps):
             if len(self._loops) == 1:
                 self._feeds.refuse_second_lap(sources)
             feed = self._feeds.of(sources)
@@ -209,7 +237,7 @@ class Run(Attempt):
             start, batches = self._begin_lap(feed, lap)
             if lap.is_over:
                 return
-            self._feed = feed
+            self._feed, self._lap = feed, (lap, feed.length, start)
             self._steps_expected = expect_steps(
                 self.step, feed.length, accumulate, lap, self._epochs_total
             )
@@ -228,23 +256,29 @@ class Run(Attempt):
                     course.batch = number
                     self.completes_step = completes_step(number, accumulate, is_last)
                     self._show_batch(number, batch)
-                    yield batch
+                    try:
+                        yield batch
+                    except GeneratorExit:
+                        self._leave_by(sys._getframe(1))
+                        raise
                     batch = None  # else two are in memory while the next one is made
                     number += 1
                     if self.completes_step:
                         course.use(lap, number, length, start)
-                        if self._pass_boundary() and self._ends():
+                        if (self._pass_boundary() and self._ends()) or self.step == self._total:
                             if len(self._loops) == 1:
-                                self.finish()
+                                self._finish()
                             return
                         if is_last and length is None:
                             break
                 course.end_lap(lap, feed.state())
+                if self._crew is not None and lap.goal is None:
+                    self._crew.show_lap(lap.epoch, lap.number, number)
                 if self._phases.follows_loops:
                     self._saver.rest_at(self.step)
             finally:
                 if self._feed is feed:
-                    self._feed = None
+                    self._feed, self._lap = None, None
                 del batches  # with it go the workers that do not outlive a pass
 
     def _begin_lap(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
@@ -263,7 +297,7 @@ class Run(Attempt):
             name_place(error, self._course.epoch, number)
             raise
 
-    def _just_batches(self, feed: Feed) -> Iterator[Any]:
+    def _just_batches(self, feed: Feed) -> Generator[Any, None, None]:
         """All batches, in a phase: it is repeated as a whole, so nothing is counted."""
         _, batches = begin_fresh(feed, Lap(self._course.epoch, -1))
         number = 0
@@ -303,15 +337,25 @@ class Run(Attempt):
         self._enter_loop()
         leave = self._pass_boundary()
         if leave and self._stopped is None:
-            self.finish()
+            self._finish()
             return True
         if leave and not self._loops:
             self._leave_loop()
         return leave
 
     def finish(self) -> None:
-        """Say that training is complete: this step becomes durable, as the last one."""
+        """Say that training is complete: this step becomes durable, as the last one.
+
+        In a loop of the run, leave the loop then. The next start has nothing left to train.
+        """
         self._require_open()
+        if self._loops:
+            self._over = BY_SCRIPT
+            self._pass_made_step()
+            self._next_look = 0.0  # for a script that does not leave its loop
+        self._finish()
+
+    def _finish(self) -> None:
         if self._over is not None and self._finished_at == self.step and not self._loops:
             return  # a rule has, and said so
         if not self._loops and self.step == self.resumed_from:
@@ -324,6 +368,8 @@ class Run(Attempt):
             is_saved = self._saver.save_and_wait(self.step, "finished")
         if self._bad is not None:
             raise self._stop_bad()
+        if self._trouble is not None:
+            raise self._trouble
         if not is_saved:
             raise SaveFailed(
                 f"{self._folder}: trained to step {self.step}, but the last checkpoint was not "
@@ -370,20 +416,14 @@ class Run(Attempt):
     # -- inside ---------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _loop(self, name: str) -> Iterator[None]:
-        """Note a running loop, and refuse one where its boundaries would make no sense."""
+    def _loop(self, name: str, total: int | None) -> Iterator[None]:
+        """Note a running loop, which ends with step `total`."""
         self._phases.refuse(name)
         outer = self._loops[-1].name if self._loops else None
-        if outer is not None and not (outer == "run.epochs" and name == "run.batches"):
-            remedy = "Put the inner one into `with run.phase('eval'):`, where it counts no steps."
-            if "run.steps" in (name, outer) or name == "run.epochs":
-                remedy = "Use `for epoch in run.epochs(n): for batch in run.batches(loader):`."
-            raise HoldfastError(
-                f"{name}() inside {outer}(): a step of the inner loop would be saved in the "
-                f"middle of a step of the outer one.\n{remedy}"
-            )
-        mark = LoopMark(name)
+        refuse_nested(name, outer)
+        mark, attempt = LoopMark(name), self.attempt
         self._loops.append(mark)
+        self._total = total
         self._is_by_hand = False
         self._enter_loop()
         if outer is None:
@@ -392,6 +432,8 @@ class Run(Attempt):
         try:
             yield
         finally:
+            if outer is None and self.attempt == attempt:
+                self._total = None  # a traceback may keep us into the next opening
             # Whoever breaks out of a loop and keeps its iterator ends it when he likes.
             if mark in self._loops:
                 del self._loops[self._loops.index(mark) :]

@@ -26,6 +26,7 @@ from jax_support import (
 )
 
 import holdfast
+from holdfast.rules import NotFinite
 
 
 class Pair(NamedTuple):
@@ -229,6 +230,26 @@ def check_a_loop_that_hands_nothing_over_is_told(folder: Path) -> None:
         for number in run.steps(6):
             run.update(params={"w": jnp.full(2, number)})
     assert not any("no array" in line for line in said), said
+
+
+def check_a_key_that_is_left_out_of_the_updates_is_told(folder: Path) -> None:
+    params, key = {"w": jnp.zeros(3)}, jax.random.key(0)
+    with heard() as said, holdfast.Run(folder, params=params, key=key) as run:
+        for step in run.steps(15):
+            run.update(params={"w": jnp.full(3, step)})
+    assert sum("key is never handed over" in line for line in said) == 1, said
+    assert any("run.update(params=params, key=key)" in line for line in said), said
+
+
+def check_arrays_that_are_nan_in_all_saved_states_leave_none_of_them(folder: Path) -> None:
+    settings = holdfast.Settings(checkpoint_every=1)
+    given = {"settings": settings, "stop_when": NotFinite(), "params": {"w": jnp.zeros(3)}}
+    with refused(holdfast.Stopped), holdfast.Run(folder, **given) as run:
+        for step in run.steps(6):
+            run.update(params={"w": jnp.full(3, jnp.nan)})
+            if step == 4:
+                run.log(loss=float("nan"))
+    assert list((folder / "checkpoints").iterdir()) == []
 
 
 def check_what_does_not_fit_is_named(folder: Path) -> None:

@@ -123,3 +123,14 @@ def test_what_has_not_changed_is_linked_by_each_rank_also_after_a_resume(jobs):
             frozen = np.frombuffer(loaded.data(names.index("frozen")))
             assert set(frozen) == {rank + 0.5}
         jobs.check_nothing_left()
+
+
+# With one epoch, the last save waits 20 s for ranks that never come to it. With three, which
+# `make test` runs, the next boundary says it.
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.nightly), 3])
+def test_uneven_numbers_of_batches_are_refused_with_the_count_of_each_rank(jobs, epochs):
+    job = jobs.start(meets="files", loop="uneven", total=epochs)
+    assert all(life.wait(60) for life in job.lives), job.outputs
+    assert "in epoch 0 (rank 0: 14, rank 1: 12)" in job.outputs
+    assert "ake room" not in job.outputs
+    assert jobs.events("uneven-batches")[0]["batches"] == [[0, 14], [1, 12]]

@@ -96,6 +96,13 @@ class Rank:
                 else:
                     self._happen(self.run.step, "micro")
 
+    def _loop_uneven(self) -> None:
+        """Rank 0 has two batches more than the others, which do not wait for it."""
+        for _ in self.run.epochs(self.plan["total"]):
+            for batch in self.run.batches(list(range(_BATCHES + 2 * (self.rank == 0)))):
+                self._draw(batch / _BATCHES)
+                self._end_step()
+
     def _loop_accumulate(self) -> None:
         self._loop_batches(accumulate=3)
 

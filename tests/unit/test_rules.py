@@ -359,3 +359,33 @@ def test_if_all_saved_states_have_a_parameter_that_is_nan_none_of_them_is_left(t
                 run.log(loss=loss)
     assert RunLayout(tmp_path).checkpoint_folders() == []
     assert void_steps(RunLayout(tmp_path))[1] < 4
+
+
+def test_an_array_that_is_nan_in_all_saved_states_leaves_none_of_them(tmp_path):
+    weights, settings = np.zeros(3), holdfast.Settings(checkpoint_every=1)
+    with (
+        pytest.raises(holdfast.Stopped),
+        holdfast.Run(tmp_path, settings=settings, stop_when=NotFinite(), w=weights) as run,
+    ):
+        for step in run.steps(6):
+            weights += NAN
+            if step == 4:
+                run.log(loss=float(weights.sum()))
+    assert RunLayout(tmp_path).checkpoint_folders() == []
+
+
+def test_an_array_that_was_nan_at_the_start_is_meant_to_be(tmp_path):
+    """Not one of the states is void because of the places that are not filled yet."""
+    later = np.full(4, NAN)
+    settings = holdfast.Settings(checkpoint_every=1)
+    with (
+        pytest.raises(holdfast.Stopped),
+        holdfast.Run(
+            tmp_path, settings=settings, stop_when=NotFinite(), w=np.zeros(3), later=later
+        ) as run,
+    ):
+        for step in run.steps(6):
+            run.state["w"][:] = NAN if step > 2 else step
+            if step == 4:
+                run.log(loss=float(run.state["w"].sum()))
+    assert [step for step, _, _ in RunLayout(tmp_path).checkpoint_folders()][-1] == 3

@@ -189,6 +189,10 @@ class Crew:
             if found is not None:
                 self._custody.send("print", print=found)
 
+    def show_lap(self, epoch: int, number: int, batches: int) -> None:
+        """All batches of a loop are used: let their number be compared."""
+        self._custody.send("lap", epoch=epoch, number=number, batches=batches)
+
     # -- beginning and end -----------------------------------------------------------------
 
     def wait_for_port(self) -> int | None:

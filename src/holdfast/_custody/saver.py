@@ -15,8 +15,9 @@ from holdfast._metrics import Metrics
 from holdfast._save.beside import Beside
 from holdfast._save.cadence import Cadence
 from holdfast._save.capture import Captured, capture_generators
+from holdfast._save.classes import class_names
 from holdfast._save.control import COMMON, SAVES, SNAPSHOTS, at_work, mark_of
-from holdfast._save.handed import Standstill
+from holdfast._save.forgotten import Forgotten
 from holdfast._save.recall import Recall
 from holdfast._save.shares import Shares
 from holdfast._say import say
@@ -55,7 +56,7 @@ class Saver:
         self._wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last that the cadence asked for
         self._recall = Recall()
-        self._standstill = Standstill()
+        self.forgotten = Forgotten(state)
         self._beside_tensors = Beside()
         self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
         self._trainer = threading.current_thread()
@@ -130,12 +131,14 @@ class Saver:
         elif self._can_snapshot() and cadence.snapshot_due(now):
             crew.propose(mark, None)
 
-    def rest_at(self, step: int) -> None:
+    def rest_at(self, step: int, *, at_any_cost: bool = False) -> None:
         """Have this boundary in memory: no other comes for a while, and a stop must find it."""
         in_air = None if self._snapshots is None else self._snapshots.in_air
         if any(each is not None and each.step == step for each in (self.newest, in_air)):
             return
-        if self._can_snapshot() and self._cadence.affords_rest(time.monotonic()):
+        if at_any_cost:
+            self._begin_checkpoint(step, [Handle("left")], _SLOT_SECONDS)
+        elif self._can_snapshot() and self._cadence.affords_rest(time.monotonic()):
             self._take_snapshot(step, _REST_SECONDS)
 
     def save_and_wait(self, step: int, reason: str) -> bool:
@@ -245,7 +248,7 @@ class Saver:
             and not self._snapshots.impossible
         )
 
-    def _capture(self) -> Captured:
+    def _capture(self, step: int) -> Captured:
         where = self._where()
         self._beside = where["head"]
         extra = {"generators": capture_generators(), "position": where["position"]}
@@ -253,6 +256,8 @@ class Saver:
             captured = self._recall.capture(self._state, extra)
         else:
             captured = self._shares.capture(self._state, extra)
+        for line in self.forgotten.look(captured, step):
+            say(line)
         is_first = self._crew is None or self._crew.rank == 0
         return self._beside_tensors.add_to(captured, self._state) if is_first else captured
 
@@ -262,6 +267,7 @@ class Saver:
             "attempt": self._custody.policy.attempt,
             "world": self._custody.policy.size,
             "common": "" if self._shares is None else self._shares.print,
+            "classes": class_names(self._state),
             "metrics": self._metrics.values(),
             "best": self._metrics.best,
             **self._beside,
@@ -279,8 +285,7 @@ class Saver:
             return None
         began = time.perf_counter()
         with at_work(self._custody.words, SAVES):
-            captured, head = self._capture(), self._head()
-            self._tell_of_standstill(captured, step)
+            captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
             taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
@@ -314,11 +319,6 @@ class Saver:
         for handle in handles:
             handle.settle("the copy from the device was lost")
 
-    def _tell_of_standstill(self, captured: Captured, step: int) -> None:
-        told = self._standstill.look(captured, step)
-        if told is not None:
-            say(told)
-
     def _order(self, taken: Taken, handles: list[Handle]) -> None:
         assert self._snapshots is not None
         self._snapshots.promise(taken)
@@ -335,7 +335,7 @@ class Saver:
         error = None
         try:
             reason = handles[0].reason
-            write_direct(self._custody.policy, self._capture(), self._head(), step, reason)
+            write_direct(self._custody.policy, self._capture(step), self._head(), step, reason)
         except SaveFailed as failed:
             error = str(failed)
             say(f"a checkpoint could not be made: {error}. It will be tried again.")

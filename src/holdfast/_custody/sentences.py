@@ -6,7 +6,10 @@ import shlex
 import time
 from typing import Any
 
+from holdfast._errors import RanksError
 from holdfast._why.words import size
+
+_MOST_RANKS = 8
 
 
 def sentence_of(message: dict[str, Any]) -> str | None:
@@ -35,6 +38,18 @@ def sentence_of(message: dict[str, Any]) -> str | None:
     if message["kind"] == "memory" and not message.get("quiet"):
         return _of_memory(message)
     return None
+
+
+def uneven(epoch: int, batches: list[list[int]]) -> RanksError:
+    """The ranks have different numbers of batches, so no later step is the same on all of them."""
+    counts = ", ".join(f"rank {rank}: {count}" for rank, count in batches[:_MOST_RANKS])
+    more = ", …" if len(batches) > _MOST_RANKS else ""
+    return RanksError(
+        f"the ranks have different numbers of batches in epoch {epoch} ({counts}{more}), and a "
+        "step is saved only where all ranks have made it.\n"
+        "Give all ranks the same number: a DistributedSampler, drop_last=True, or "
+        "run.batches(loader, steps=…). DDP's Join is not supported."
+    )
 
 
 def _of_hang(message: dict[str, Any]) -> str | None:

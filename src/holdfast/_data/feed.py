@@ -224,7 +224,8 @@ class SideBySide(Feed):
         return zip(*opened, strict=False)
 
     def state(self) -> Any:
-        return [feed.state() for feed in self._feeds]
+        states = [feed.state() for feed in self._feeds]
+        return states if any(state is not None for state in states) else None
 
 
 class _Tallies:

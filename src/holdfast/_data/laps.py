@@ -16,13 +16,6 @@ from holdfast._save.capture import capture_generators, restore_generators
 from holdfast._say import say
 
 
-class LoopMark:
-    """A loop that is running, told apart from others of its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     """A lap from its first batch; also returns what it takes to begin it again."""
     states = capture_generators(devices=False)

@@ -41,7 +41,7 @@ class CrewKeeper(KeeperAmongOthers):
         elif kind == "missed":
             is_past = bool(message.get("is_past"))
             self._member.missed(message["mark"], message["why"], is_past=is_past)
-        elif kind in ("waits", "print"):
+        elif kind in ("waits", "print", "lap"):
             self._to_hub(kind, **{k: v for k, v in message.items() if k != "kind"})
         elif kind == "farewell":
             self._take_leave(message)

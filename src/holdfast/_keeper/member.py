@@ -170,6 +170,9 @@ class Member:
     def _on_leave(self, message: dict[str, Any]) -> None:
         self._body.send_away(message)
 
+    def _on_uneven(self, message: dict[str, Any]) -> None:
+        self._body.tell("uneven", **{k: v for k, v in message.items() if k != "kind"})
+
     def _on_twins(self, message: dict[str, Any]) -> None:
         self._body.tell("twins", ranks=message["ranks"])
 

@@ -31,6 +31,19 @@ class Sights(Table):
             self._named.add(rank)  # once in a life: it may come and go
             self._books.note("straggler", **self.straggler)
 
+    def _on_lap(self, seat: Seat, message: dict[str, Any]) -> None:
+        """A rank has used all batches of a loop: the next boundary of one is not that of all."""
+        key = message["epoch"], message["number"]
+        counts = self.laps.setdefault(key, {})
+        counts[seat.rank] = message["batches"]
+        if len(set(counts.values())) > 1:
+            told = {"epoch": message["epoch"], "batches": sorted(counts.items())}
+            self._books.note("uneven-batches", **told)
+            for rank in self.seats:
+                self._send(rank, "uneven", **told)
+        if len(counts) == self._size:
+            del self.laps[key]
+
     def _on_print(self, seat: Seat, message: dict[str, Any]) -> None:
         """What a rank's first batches look like: of two that train on the same, one is wasted."""
         self.prints.setdefault(seat.rank, []).append(message["print"])

@@ -148,6 +148,7 @@ class Table:
         self._named: set[int] = set()
         self._dangers: dict[str, float] = {}  # when it was said that a host's memory gets full
         self.prints: dict[int, list[str]] = {}  # of each rank's first batches
+        self.laps: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): batches of each rank
 
     def _those_who_train(self) -> list[int]:
         return [rank for rank, seat in self.seats.items() if seat.trains]

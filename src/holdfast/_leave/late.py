@@ -12,6 +12,7 @@ from holdfast._leave.record import reason_of
 from holdfast._say import say
 
 _AGAIN = "Run it again to go on."
+_DONE = "The next start goes on from there. If training is complete, call run.finish() first."
 
 
 def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = False) -> None:
@@ -26,7 +27,12 @@ def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = Fa
 
 
 def answer_late(
-    stopped: Stopped | None, error: BaseException | None, step: int, durable_step: int | None
+    stopped: Stopped | None,
+    error: BaseException | None,
+    step: int,
+    durable_step: int | None,
+    *,
+    is_left: bool = False,
 ) -> None:
     """Say what became of a stop that came too late for a boundary, or that none was asked for."""
     kept = _kept(durable_step)
@@ -34,7 +40,9 @@ def answer_late(
         if error is not None:
             say(f"{type(error).__name__} in step {step + 1}; {kept}.")
         elif durable_step != step:
-            say(f"the loop was left early, at step {step}; {kept}.")
+            say(f"the loop was left early, at step {step}; {kept}.\n{_DONE}")
+        elif is_left:
+            say(f"the loop was left at step {step}, which is durable.\n{_DONE}")
         return
     reason = stopped.reason
     if isinstance(stopped, KeyboardInterrupt):

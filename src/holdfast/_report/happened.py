@@ -242,6 +242,7 @@ _TELLERS: dict[str, Callable[[Record], Told]] = {
     "keeper-lost": _simple("keeper", "warn", "A keeper is not heard of", "rank", before="rank "),
     "keeper-found": _simple("keeper", "info", "A keeper is there again", "rank", before="rank "),
     "identical-batches": _simple("data", "warn", "Two ranks see the same data", "ranks"),
+    "uneven-batches": _simple("data", "bad", "Ranks have other numbers of batches", "batches"),
     "set-aside": _simple("set-aside", "warn", "A checkpoint is set aside", "name", "why"),
     "damaged": _simple("set-aside", "bad", "A checkpoint is damaged", "why"),
     "adopted": _simple("adopted", "info", "Adopted", "source", before="from "),

@@ -16,6 +16,7 @@ from holdfast._save.capture import (
     parts_of,
     tensor_leaves,
 )
+from holdfast._save.classes import class_names
 
 _NAMED = 8
 
@@ -80,6 +81,12 @@ class _Fit:
         for name, encoded in stored.items():
             if name in state:
                 self._look(encoded, state[name], name)
+        then, now = self._loaded.head.get("classes", {}), class_names(state)
+        self.reshaped += [
+            f"{path} (was a {then[path]}, is a {name})"
+            for path, name in now.items()
+            if then.get(path, name) != name
+        ]
         if not (self.missing or self.unexpected or self.reshaped):
             return
         lines = ["the checkpoint does not fit the state that Run was given."]

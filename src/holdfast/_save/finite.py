@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from holdfast._record.image import TensorSpec
 from holdfast._save.capture import adapter_of, capture
 
 # Bytes of an item, and the bits of its exponent: if all of them are set, it is NaN or infinite.
@@ -56,11 +57,36 @@ def _any_set(view: memoryview, size: int, mask: int, only_nan: bool) -> bool:
     return bool(((items & items.dtype.type(unsigned)) >= least).any())
 
 
-def trained(state: Mapping[str, Any]) -> frozenset[str]:
-    """The names of parameters that are trained: nobody means a NaN there."""
-    return frozenset(
+def nan_at_start(state: Mapping[str, Any]) -> list[str]:
+    """The names of arrays that hold a NaN before anything is trained, and so are meant to.
+
+    A module of torch says which of its tensors are trained: its tensors are not looked at.
+    """
+    return sorted(name for name, spec, value in _arrays(state) if _has_nan(spec, value))
+
+
+def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
+    captured = capture(dict(state))
+    for spec, value in zip(captured.specs, captured.values, strict=True):
+        if spec.kind != "torch" and spec.stored_as in _EXPONENTS:
+            yield spec.name, spec, value
+
+
+def _has_nan(spec: TensorSpec, value: Any) -> bool:
+    return has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
+
+
+def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> frozenset[str]:
+    """The names of parameters that are trained: nobody means a NaN there.
+
+    `meant` are the arrays that held one at the start, if that is known.
+    """
+    names = {
         name for name, parameter in _parameters(state) if getattr(parameter, "requires_grad", False)
-    )
+    }
+    if meant is not None:
+        names.update(name for name, _, _ in _arrays(state) if name not in meant)
+    return frozenset(names)
 
 
 def _gradients(state: Mapping[str, Any]) -> list[str]:

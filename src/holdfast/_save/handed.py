@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 from holdfast._errors import HoldfastError
-from holdfast._save.capture import Captured, adapters, capture, is_stateful
+from holdfast._save.capture import adapters, capture, is_stateful
 
 
 class Asked(Mapping[str, Any]):
@@ -52,6 +51,12 @@ def hand_over(
     formed = _that_know_forms()
     lines: list[str] = []
     for name, value in values.items():
+        if isinstance(value, dict) and is_stateful(state[name]):
+            kind = type(state[name]).__name__
+            raise HoldfastError(
+                f"run.update({name}=…) was given a dict for an object, a {kind}.\n"
+                "The object itself is saved, as it is at each save: leave it out of run.update()."
+            )
         if restored is not None and name not in restored.looked_at:
             lines += _look_for_forgotten(formed, state[name], name, restored)
             restored.looked_at.add(name)
@@ -81,40 +86,3 @@ def _look_for_forgotten(
     raise HoldfastError(
         f"{fact.format('is about to replace it by')}: the training would begin anew.\n{remedy}"
     )
-
-
-class Standstill:
-    """Sees that arrays which cannot change in place are the same at two boundaries."""
-
-    def __init__(self) -> None:
-        self._known: list[weakref.ref[Any]] | None = None  # a reference would keep their memory
-        self._step = 0
-        self._is_done = False
-
-    def look(self, captured: Captured, step: int) -> str | None:
-        """What to say, once, if nothing was handed over between this snapshot and the first."""
-        if self._is_done:
-            return None
-        kinds = {adapter.KIND for adapter in _that_know_forms()}
-        if not kinds:
-            return None
-        pairs = zip(captured.specs, captured.values, strict=True)
-        arrays = [value for spec, value in pairs if spec.kind in kinds]
-        if not arrays:
-            return None
-        if self._known is None:
-            self._known, self._step = [weakref.ref(array) for array in arrays], step
-            return None
-        same = len(arrays) == len(self._known) and all(
-            reference() is array for reference, array in zip(self._known, arrays, strict=True)
-        )
-        if same and step == self._step:
-            return None
-        self._is_done = True
-        if not same:
-            return None
-        return (
-            f"no array of the state has changed from step {self._step} to step {step}. JAX makes "
-            "new arrays, so a step must hand them over:\n"
-            "run.update(params=params, opt_state=opt_state), by the names that Run was given."
-        )

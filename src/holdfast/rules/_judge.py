@@ -43,6 +43,7 @@ class Judge:
         self._keeps_latest = any(leaf.asks_for_any for leaf in self._leaves)
         self._seeing: dict[str, list[Leaf]] = {}  # by metric: those to which it matters
         self.is_there = rule is not None  # asked at each boundary: no property
+        self.names_tensors = any(getattr(leaf, "names_tensors", False) for leaf in self._leaves)
         self._logged: list[tuple[str, Reading]] = []  # since the last boundary
         self._waiting: deque[tuple[int, list[tuple[str, Reading]]]] = deque()
         self._latest: dict[str, float] = {}
