@@ -94,12 +94,15 @@ def ends_of(evidence: Evidence) -> list[End]:
     processes = words.records(words.record(evidence.led).get("processes"))
     by_rank = {r: p for p in processes if (r := words.whole(p.get("rank"))) is not None}
     spoken = {s.rank for s in evidence.signs if s.rank is not None}
-    spoken |= {rank for rank in culprits_of(evidence.signs)[:64]}  # they may have said nothing
+    spoken |= set(culprits_of(evidence.signs)[:64])  # they may have said nothing
     known = {each.rank for each in evidence.ranks}
     planned = evidence.ranks_planned or 0
     is_many = planned > 1 or len(known | set(by_rank) | set(failures) | spoken) > 1
     if not is_many and not evidence.ranks:
-        return [_only_end(evidence, RankEvidence())]
+        only = _only_end(evidence, RankEvidence())
+        # A log that names one rank alone: of the others nothing was printed.
+        only.rank = next(iter(spoken | set(failures)), None) if evidence.kind == "log" else None
+        return [only]
     if not is_many:
         return [_only_end(evidence, evidence.ranks[0])]
     numbers = sorted(set(range(min(planned, 4096))) | known | set(by_rank) | set(failures) | spoken)

@@ -15,6 +15,7 @@ from holdfast._why.trouble import Trouble
 from holdfast._why.verdict import Cause, Sure
 
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that says nothing
+_POINTS = re.compile("errors? above|see above|logs? above")  # it says nothing, but where to look
 _NEAR_LINES = 60  # of the end of a log: what is further up may have been got over
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
 
@@ -80,8 +81,9 @@ def _trouble(case: Case) -> Trouble | None:
         if sign.kind in KINDS and (words.whole(sign.details.get("from_end")) or 0) < _NEAR_LINES
     ]
     if fault is not None:
-        better = [s for s in signs if KINDS[s.kind] in _BETTER]
-        if kind == "plain" and better:
+        points = _POINTS.search(fault.message) is not None
+        better = [s for s in signs if KINDS[s.kind] in _BETTER or points]
+        if kind in ("plain", "peer_lost", "timeout") and better:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":

@@ -13,6 +13,7 @@ from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.ends import End, ends_of, is_ended_by_launcher
 from holdfast._why.evidence import Evidence
+from holdfast._why.faults import KINDS
 from holdfast._why.signs import culprits_of
 from holdfast._why.verdict import Cause, Sure
 
@@ -23,6 +24,7 @@ _UNREACHABLE_SECONDS = 75.0  # until a host counts as lost
 _DYING_SECONDS = 10.0  # of `_watch/counters.py`: for so long counters of before are kept
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
+_SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
 
 
@@ -98,6 +100,8 @@ def _lend_what_the_leader_saw(culprit: End, evidence: Evidence) -> None:
 def kind_of(end: End) -> str:
     """What a rank's end says of others: `timeout`, `peer_lost`, or something of its own."""
     if end.fault is not None:
+        if end.fault.kind in ("timeout", "peer_lost") and (why := end.has(*_SAYS_WHY)):
+            return KINDS[why.kind]  # a library reports its own trouble as that of a peer
         is_socket = end.fault.kind == "plain" and end.fault.type in _SOCKET_ERRORS
         return "peer_lost" if is_socket and end.rank is not None else end.fault.kind
     if end.status == -6 and end.has(*_TIMEOUTS):

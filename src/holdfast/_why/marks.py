@@ -38,7 +38,7 @@ class Mark(NamedTuple):
 
     from_end: int  # lines after it, as a sign counts them
     rank: int | None
-    count: Count | None  # epoch, step, n of m
+    counted: Count | None  # epoch, step, n of m
     loss: str  # as it was printed; empty if there is none
     start: int
 
@@ -51,11 +51,11 @@ class Marks:
         self.losses = [mark for mark in found if mark.loss]
         self._of: dict[int | None, list[Mark]] = {}
         for mark in found:
-            if mark.count is not None:
+            if mark.counted is not None:
                 self._of.setdefault(mark.rank, []).append(mark)
         # The highest count from each mark on to the end.
         self._highest = {
-            rank: [*accumulate(reversed([m.count or (0, 0, 0) for m in marks]), max)][::-1]
+            rank: [*accumulate(reversed([m.counted or (0, 0, 0) for m in marks]), max)][::-1]
             for rank, marks in self._of.items()
         }
 
@@ -72,9 +72,9 @@ class Marks:
         if after is None:
             return False
         before = [mark for mark in marks[:at] if mark.from_end > from_end]
-        if not before or before[-1].count is None:
+        if not before or before[-1].counted is None:
             return was_caught
-        return self._highest[rank][after] > before[-1].count
+        return self._highest[rank][after] > before[-1].counted
 
     def bad_losses(self) -> list[Mark]:
         """The losses up to the end that are no number; none if the last ones are numbers."""

@@ -57,7 +57,8 @@ __all__ = ["Sign", "culprits_of", "last_traceback", "read_signs"]
 _MOST_RANKS = 65536
 _RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
 _WORLD = re.compile(
-    r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b|--nproc[-_]per[-_]node[= ](\d{1,3})\b(?!.*--nnodes)"
+    r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b"
+    r"|--nproc[-_]per[-_]node[= ](\d{1,3})\b(?!.*--nnodes)"
     r"|\bMEMBER: \d{1,5}/(\d{1,5})\b|Starting with (\d{1,5}) processes"
 )
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")

@@ -84,9 +84,9 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             match = shape.search(line.text)
             if match is not None:
                 found = match.groupdict()
-                rank = int(found["rank"]) if found.get("rank") else None
+                of = int(found["rank"]) if found.get("rank") else None
                 code = -int(found["signal"]) if found.get("signal") else int(found["code"])
-                yield make_sign("launcher_exit", line, {"exitcode": code}, rank)
+                yield make_sign("launcher_exit", line, {"exitcode": code}, of)
 
 
 def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:
