@@ -83,7 +83,8 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
             found = _debugger_in(_list(thread, "frames"))
             if found is not None:
                 return found
-            if thread.get("is_main") and _reads_from_person(thread):
+            # A shell that waits for its next command holds nobody.
+            if thread.get("is_main") and _is_python(process) and _reads_from_person(thread):
                 return "a prompt"
     return None
 
@@ -173,6 +174,11 @@ def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
                 # PyCharm and others have pydevd without debugpy.
                 found.add("a debugger" if word == "debugpy" and word not in file else word)
     return next((word for word in _STRONGEST_FIRST if word in found), None)
+
+
+def _is_python(process: Mapping[str, Any]) -> bool:
+    has_frames = any(_list(each, "frames") for each in _list(process, "threads"))
+    return has_frames or "python" in _text(process, "name") + _text(process, "command")
 
 
 def _reads_from_person(thread: Mapping[str, Any]) -> bool:

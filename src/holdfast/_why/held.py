@@ -50,7 +50,24 @@ class Held:
 
 
 def what_holds(look: Record) -> Held:
-    """Why this process does not get on."""
+    """Why this process does not get on; without its stack nothing of it is certain."""
+    found = _what_holds(look)
+    is_told = bool(look.get("paused")) or tracer_of(look) is not None
+    if found.sure is Sure.CERTAIN and not is_told and found.cause not in _BY_THE_KERNEL:
+        threads = [thread for p in words.records(look.get("processes")) for thread in _threads(p)]
+        if not any(words.records(thread.get("frames")) for thread in threads):
+            found.sure = Sure.LIKELY
+    return found
+
+
+_BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
+
+
+def _threads(process: Record) -> list[Record]:
+    return words.records(process.get("threads"))
+
+
+def _what_holds(look: Record) -> Held:
     standing = standing_of(look)
     for rule in (_in_debugger, _not_running, _swapping, _holding_gil):
         found = rule(look, standing)

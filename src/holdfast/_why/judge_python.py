@@ -83,7 +83,7 @@ def _trouble(case: Case) -> Trouble | None:
     if fault is not None:
         points = _POINTS.search(fault.message) is not None
         better = [s for s in signs if KINDS[s.kind] in _BETTER or points]
-        if kind in ("plain", "peer_lost", "timeout") and better:
+        if kind in ("plain", "peer_lost", "timeout") and better and not fault.is_own:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":

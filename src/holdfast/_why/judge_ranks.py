@@ -37,8 +37,9 @@ def open_case(evidence: Evidence) -> Case:
             return Case(evidence, ends, ends[0])
         why = [f"{child.name()} is the one that ended by itself"]
         return Case(evidence, ends, child, [_then(ends[0])], why)
+    for end in [each for each in ends if _was_ended_later(each, ends)]:
+        end.was_sent_away = True
     by_itself = [end for end in ends if _is_own(end)]
-    by_itself = [end for end in by_itself if not _was_ended_later(end, ends)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
     if by_itself:
         # What launchers send to the rest is no cause, as long as there is another.

@@ -36,6 +36,7 @@ _MEANINGS = {
 }
 _AS_SHELLS_SAY = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
+_DEEP = 8  # frames of one line: it calls itself
 _FULL_BYTES = 16 << 20  # so little is left of a full /dev/shm
 
 
@@ -74,6 +75,9 @@ def judge_crash(case: Case) -> Finding | None:
     if stack:
         evidence.append("the stack of its thread, the innermost first: " + "; ".join(stack))
         inner = stack[0].removeprefix("File ")
+        if len(stack) >= _DEEP and len(set(stack)) <= 2 and cause is Cause.SEGFAULT:
+            words_for_it += ", in a function that calls itself without end"
+            evidence.append("the same line is on the stack again and again: endless recursion")
         words_for_it += f", in {inner}" if cause is not Cause.CXX_EXCEPTION else ""
     else:
         evidence.append("there is no stack of it")

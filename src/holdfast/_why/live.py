@@ -100,6 +100,13 @@ def judge_live(evidence: Evidence) -> Verdict:
     if pace.stands and found is not None and not activities & _AT_WORK and _saw(found):
         found.evidence.append(_not_yet(looks))
         return _of(evidence, found)
+    still = words.real(evidence.look.get("still_seconds"))
+    if still and found is not None and not activities & _AT_WORK and _saw(found):
+        found.sure = Sure.LIKELY if found.sure is Sure.CERTAIN else found.sure
+        found.evidence.append(
+            f"nobody counts its steps: in the last {words.duration(still)} it did nothing"
+        )
+        return _of(evidence, found)
     reasons = find_reasons(looks, disturbed, _compiled_lately(evidence.beat))
     if not (pace.is_slow or hang):
         reasons = [each for each in reasons if each.is_enough or pace.may_be_slow]
