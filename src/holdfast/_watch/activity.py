@@ -84,7 +84,7 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
             if found is not None:
                 return found
             # A shell that waits for its next command holds nobody.
-            if thread.get("is_main") and _is_python(process) and _reads_from_person(thread):
+            if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
                 return "a prompt"
     return None
 
@@ -176,9 +176,12 @@ def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
     return next((word for word in _STRONGEST_FIRST if word in found), None)
 
 
-def _is_python(process: Mapping[str, Any]) -> bool:
-    has_frames = any(_list(each, "frames") for each in _list(process, "threads"))
-    return has_frames or "python" in _text(process, "name") + _text(process, "command")
+_SHELLS = ("bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh")
+
+
+def _is_shell(process: Mapping[str, Any]) -> bool:
+    program = next(iter(_text(process, "command").split()), "").rpartition("/")[2]
+    return _text(process, "name") in _SHELLS or program.lstrip("-") in _SHELLS
 
 
 def _reads_from_person(thread: Mapping[str, Any]) -> bool:
