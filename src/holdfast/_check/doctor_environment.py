@@ -100,6 +100,7 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
         if value is not None and not value.isdigit():
             yield _note("fail", name, value, "is no whole number", f"unset {name}")
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    address = environment.get("MASTER_ADDR", "")
     if rank.isdigit() and not size:
         what = "without WORLD_SIZE nobody knows of how many"
         yield _note("fail", "RANK", rank, what, "unset RANK   (or set WORLD_SIZE too)")
@@ -109,7 +110,9 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     elif size.isdigit() and int(size) > 1 and not rank:
         what = "set without RANK: a script alone waits for the others until it times out"
         yield _note("warn", "WORLD_SIZE", size, what, "unset WORLD_SIZE")
-    address = environment.get("MASTER_ADDR", "")
+    elif size.isdigit() and int(size) > 1 and not address:
+        what = "without MASTER_ADDR no rank knows where to meet the others"
+        yield _note("fail", "WORLD_SIZE", size, what, _ADDRESS)
     if around.nodes > 1 and _LOCAL.fullmatch(address):
         yield _note(
             "fail",
@@ -118,9 +121,6 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
             f"on {around.nodes} nodes each looks for the others at itself, and the job hangs",
             _ADDRESS,
         )
-    if rank.isdigit() and size.isdigit() and int(size) > 1 and not address:
-        what = "without MASTER_ADDR no rank knows where to meet the others"
-        yield _note("fail", "WORLD_SIZE", size, what, _ADDRESS)
     port = environment.get("MASTER_PORT", "")
     if port.isdigit() and not 0 < int(port) < 65536:
         yield _note("fail", "MASTER_PORT", port, "is no port", "export MASTER_PORT=29500")

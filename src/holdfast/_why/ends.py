@@ -162,7 +162,10 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
     if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
         end.status = _shell_status(words.whole(exited.details.get("exitcode")))
     if end.status is None and end.fault is None:
-        end.status = next((s for kind, s in _LINES.items() if end.has(kind)), None)
+        told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
+        number = words.whole(told.details.get("signal")) if told is not None else None
+        # By its own number where it has one: a shell says the same of several signals.
+        end.status = -number if number else _LINES[told.kind] if told is not None else None
     end.pid = end.pid or words.whole(led.get("child_pid"))
     end.host = end.host or words.text(led.get("host")) or None
     end.time = end.time or words.real(led.get("ended"))

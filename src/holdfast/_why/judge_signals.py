@@ -167,6 +167,8 @@ def judge_terminated(case: Case) -> Finding | None:
         name, sure = "SIGINT", Sure.LIKELY
     if name is None or name in _CRASHES or name == "SIGKILL":
         return None
+    if case.evidence.kind == "log":
+        sure = Sure.LIKELY  # a line in a log may be about anything
     evidence = [f"{case.who} died of {name}, which nothing in it answered"]
     if case.end.fault is not None:
         evidence = [f"{case.who} raised {case.end.fault.sentence()}, which is SIGINT"]
