@@ -153,4 +153,4 @@ def test_limits_are_read_of_the_process_itself():
     assert (found["cpu_limit"], found["space_limit"]) == (77, 1 << 40)
     assert 0 <= found["cpu_seconds"] < 77
     if resource.getrlimit(resource.RLIMIT_CPU)[1] == resource.RLIM_INFINITY:
-        assert read_limits([os.getpid()])["cpu_limit"] is None
+        assert "cpu_limit" not in read_limits([os.getpid()])

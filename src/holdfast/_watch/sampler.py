@@ -37,7 +37,6 @@ class Sampler:
             "worker_count": None,
             "swap": None,
             "gpu": None,
-            **read_limits([]),
         }
 
     def take(self, full: bool = True) -> dict[str, Any]:
@@ -96,18 +95,19 @@ class Sampler:
 
 
 def read_limits(pids: list[int]) -> dict[str, Any]:
-    """What `ulimit -t` and `ulimit -v` allow these, and the most processor time of one of them."""
-    found: dict[str, Any] = dict.fromkeys(("cpu_limit", "cpu_seconds", "space_limit"))
+    """`cpu_limit` and `space_limit` by ulimit -t and -v, if there are such limits; with the first
+    `cpu_seconds`, the most processor time of one of these processes."""
+    found: dict[str, Any] = {}
     for pid in pids:
         text = read_bytes(f"/proc/{pid}/limits") or b""
         for key, name in (("cpu_limit", b"Max cpu time"), ("space_limit", b"Max address space")):
             hard = text.partition(name)[2].split()[1:2]  # soft, hard
             if hard and hard[0].isdigit():
-                found[key] = min(int(hard[0]), found[key] or int(hard[0]))
-        if found["cpu_limit"] is not None:
+                found[key] = min(int(hard[0]), found.get(key, int(hard[0])))
+        if "cpu_limit" in found:
             fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
             used = sum(map(int, fields[11:13])) / _TICKS
-            found["cpu_seconds"] = max(used, found["cpu_seconds"] or 0.0)
+            found["cpu_seconds"] = max(used, found.get("cpu_seconds", 0.0))
     return found
 
 
