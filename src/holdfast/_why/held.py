@@ -54,8 +54,7 @@ def what_holds(look: Record) -> Held:
     found = _what_holds(look)
     is_told = bool(look.get("paused")) or tracer_of(look) is not None
     if found.sure is Sure.CERTAIN and not is_told and found.cause not in _BY_THE_KERNEL:
-        threads = [thread for p in words.records(look.get("processes")) for thread in _threads(p)]
-        if not any(words.records(thread.get("frames")) for thread in threads):
+        if not has_stack(look):
             found.sure = Sure.LIKELY
     return found
 
@@ -63,8 +62,11 @@ def what_holds(look: Record) -> Held:
 _BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
 
 
-def _threads(process: Record) -> list[Record]:
-    return words.records(process.get("threads"))
+def has_stack(look: Record) -> bool:
+    """Whether a stack of Python was read: of another program nobody knows what it is to do."""
+    processes = words.records(look.get("processes"))
+    threads = (each for process in processes for each in words.records(process.get("threads")))
+    return any(words.records(each.get("frames")) for each in threads)
 
 
 def _what_holds(look: Record) -> Held:

@@ -13,7 +13,7 @@ from holdfast._watch.activity import Activity, activity_of
 from holdfast._why import words
 from holdfast._why.evidence import Evidence
 from holdfast._why.hang import HangFinding, explain_strictly, tell_limit
-from holdfast._why.held import what_holds
+from holdfast._why.held import has_stack, what_holds
 from holdfast._why.slowness import Reason, find_reasons, larger, let_go, named_best, tell_straggler
 from holdfast._why.stack_words import merge_looks
 from holdfast._why.verdict import Cause, Sure, Verdict, restart_after
@@ -104,7 +104,8 @@ def judge_live(evidence: Evidence) -> Verdict:
         found.evidence.append(_not_yet(looks))
         return _of(evidence, found)
     still = words.real(evidence.look.get("still_seconds"))
-    if still and found is not None and not activities & _AT_WORK and _saw(found):
+    is_seen = found is not None and any(map(has_stack, looks))
+    if still and found is not None and is_seen and not activities & _AT_WORK and _saw(found):
         found.sure = Sure.LIKELY if found.sure is Sure.CERTAIN else found.sure
         found.evidence.append(
             f"nobody counts its steps: in the last {words.duration(still)} it did nothing"
