@@ -232,7 +232,8 @@ def test_slow_without_a_reason_says_so():
 
 
 def test_twenty_times_slower_is_slow_though_it_has_been_so_for_long():
-    verdict = judge_strictly(live(WORKING, pace={"usual": 1.0, "now": 1.0, "best": 0.05}))
+    seen = {**WORKING, "usual_step_seconds": 1.0}
+    verdict = judge_strictly(live(seen, pace={"usual": 1.0, "now": 1.0, "best": 0.05}))
     assert verdict.cause is Cause.SLOW
     assert "20 times" in verdict.sentence
 

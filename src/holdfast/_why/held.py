@@ -53,9 +53,9 @@ def what_holds(look: Record) -> Held:
     """Why this process does not get on; without its stack nothing of it is certain."""
     found = _what_holds(look)
     is_told = bool(look.get("paused")) or tracer_of(look) is not None
-    if found.sure is Sure.CERTAIN and not is_told and found.cause not in _BY_THE_KERNEL:
-        if not has_stack(look):
-            found.sure = Sure.LIKELY
+    is_seen = is_told or found.cause in _BY_THE_KERNEL or has_stack(look)
+    if found.sure is Sure.CERTAIN and not is_seen:
+        found.sure = Sure.LIKELY
     return found
 
 
