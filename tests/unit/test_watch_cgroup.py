@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._watch.cgroup import MemoryCgroup, Usage
+from holdfast._watch.cgroup import MemoryCgroup, Usage, cpu_quota
 from holdfast._watch.counters import read_counters
 
 GB = 1 << 30
@@ -231,3 +231,18 @@ def test_one_that_is_leaving_is_not_believed_to_have_moved(
     machine.v1("", 9, NONE, "")
     machine._write(f"proc/{PID}/stat", stat)
     assert (MemoryCgroup.find(PID, str(machine.root)) is not None) == is_found
+
+
+def test_a_quota_of_processors_is_found_with_how_often_it_was_used_up(tmp_path):
+    folder = tmp_path / "sys/fs/cgroup/job/step"
+    folder.mkdir(parents=True)
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/7/cgroup").write_text("0::/job/step\n")
+    mount = "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    (tmp_path / "proc/self/mountinfo").write_text(mount)
+    (folder / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(7, str(tmp_path)) is None
+    (folder.parent / "cpu.max").write_text("50000 100000\n")
+    (folder.parent / "cpu.stat").write_text("usage_usec 9\nnr_periods 200\nnr_throttled 150\n")
+    assert cpu_quota(7, str(tmp_path)) == {"cores": 0.5, "throttled": 0.75}

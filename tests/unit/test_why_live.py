@@ -229,3 +229,33 @@ def test_slow_without_a_reason_says_so():
     assert verdict.cause is Cause.SLOW
     assert "nothing is seen that would explain it" in verdict.sentence
     assert verdict.advice
+
+
+def test_twenty_times_slower_is_slow_though_it_has_been_so_for_long():
+    seen = {**WORKING, "usual_step_seconds": 1.0}
+    verdict = judge_strictly(live(seen, pace={"usual": 1.0, "now": 1.0, "best": 0.05}))
+    assert verdict.cause is Cause.SLOW
+    assert "20 times" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("seen", "beat", "told"),
+    [
+        ({"cpu_quota": {"cores": 0.5, "throttled": 0.93}}, {}, "may use 0.5 cores"),
+        ({"load": 52.0, "cores": 4}, {}, "a load of 52 on 4 cores"),
+        ({}, {"straggler": {"rank": 3, "host": "n7", "seconds": 0.4}}, "rank 3 on n7 comes 400 ms"),
+    ],
+)
+def test_what_makes_it_slow_is_named(seen, beat, told):
+    verdict = judge_strictly(live({**WORKING, **seen}, pace={"now": 0.9}, **beat))
+    assert verdict.cause is Cause.SLOW
+    assert told in verdict.sentence
+    assert verdict.advice
+    # As fast as ever nothing of that matters.
+    assert judge_strictly(live({**WORKING, **seen}, **beat)).cause is Cause.RUNNING
+
+
+def test_the_straggler_that_only_the_journal_has_is_named():
+    evidence = live(WORKING, pace={"now": 0.9})
+    evidence.journal = [{"event": "straggler", "rank": 2, "seconds": 0.3}]
+    assert "rank 2 comes 300 ms later" in judge_strictly(evidence).sentence

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._check.doctor_finding import Check, State
+from holdfast._ranks.address import is_taken, port_owner
 
 _ON = ("1", "true", "yes", "on")
 _LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
@@ -66,6 +67,9 @@ def nodes_of(environment: Mapping[str, str]) -> int:
     return 1
 
 
+_ADDRESS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+
+
 def judge_environment(environment: Mapping[str, str], around: Around) -> list[Check]:
     """One for each variable that does harm; if none does, one that says so."""
     found = [
@@ -96,6 +100,7 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
         if value is not None and not value.isdigit():
             yield _note("fail", name, value, "is no whole number", f"unset {name}")
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    address = environment.get("MASTER_ADDR", "")
     if rank.isdigit() and not size:
         what = "without WORLD_SIZE nobody knows of how many"
         yield _note("fail", "RANK", rank, what, "unset RANK   (or set WORLD_SIZE too)")
@@ -105,18 +110,29 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     elif size.isdigit() and int(size) > 1 and not rank:
         what = "set without RANK: a script alone waits for the others until it times out"
         yield _note("warn", "WORLD_SIZE", size, what, "unset WORLD_SIZE")
-    address = environment.get("MASTER_ADDR", "")
+    elif size.isdigit() and int(size) > 1 and not address:
+        what = "without MASTER_ADDR no rank knows where to meet the others"
+        yield _note("fail", "WORLD_SIZE", size, what, _ADDRESS)
     if around.nodes > 1 and _LOCAL.fullmatch(address):
         yield _note(
             "fail",
             "MASTER_ADDR",
             address,
             f"on {around.nodes} nodes each looks for the others at itself, and the job hangs",
-            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            _ADDRESS,
         )
     port = environment.get("MASTER_PORT", "")
     if port.isdigit() and not 0 < int(port) < 65536:
         yield _note("fail", "MASTER_PORT", port, "is no port", "export MASTER_PORT=29500")
+    elif port.isdigit() and _is_to_listen(environment) and is_taken(int(port)):
+        what = f"rank 0 is to listen there, and the port is in use by {port_owner(int(port))}"
+        yield _note("fail", "MASTER_PORT", port, what, f"export MASTER_PORT={int(port) + 1}")
+
+
+def _is_to_listen(environment: Mapping[str, str]) -> bool:
+    """Whether rank 0 itself listens at the port, and not torchrun's agent, which does already."""
+    has_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE", "")
+    return environment.get("RANK") == "0" and not has_agent
 
 
 def _of_networks(environment: Mapping[str, str], around: Around) -> Iterator[Check]:

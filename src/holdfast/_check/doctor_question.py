@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import _env
+from holdfast._watch.run_queue import waits_of
 
 _MOST_BYTES = 1 << 16
+_MOST_WAITING_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
 _FOLDER = Path(__file__).parent
 # They import nothing of holdfast, and start in a moment.
 PLACE, SPEED, GPUS, PACKAGES, STAND_STILL = (
@@ -55,8 +58,7 @@ class Question:
             return None
         assert process.stdout is not None
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+            _wait(process, deadline)
             # A few lines: they fit into the pipe, and whoever is late may have begun to answer.
             if process.returncode is None:
                 os.set_blocking(process.stdout.fileno(), False)
@@ -82,3 +84,17 @@ class Question:
             if process.returncode is None:
                 # It is left to the system. Python would complain of it when we end.
                 process.returncode = -9
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Until it has ended or the time is over, less what it has waited for a processor.
+
+    On a crowded machine a question is slow to be asked: that says nothing of who is asked.
+    """
+    while process.poll() is None:
+        waited = max(waits_of([process.pid]).values(), default=0.0)
+        left = deadline + min(waited, _MOST_WAITING_SECONDS) - time.monotonic()
+        if left <= 0:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(left, _LOOK_SECONDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ _STYLES = {
 }
 _LOOK_SECONDS = 10.0  # for a keeper that may be busy saving; without an answer the records do
 _MOST_FILES = 8
+_SCRIPTS = (".py", ".ipynb")
 _MOST_CHARACTERS = 100
+_STILL_SECONDS = 3.0  # in which a process that works does something
 
 
 @click.command(short_help="Say why a training ended, hangs or is slow, and how sure that is.")
@@ -91,16 +94,38 @@ def why(
 def _look_at(evidence: Evidence) -> None:
     """See what its processes do just now, where that can be had in a moment."""
     from holdfast._errors import HoldfastError
-    from holdfast._status.asking_look import ask_look, look_at_process
+    from holdfast._status.asking_look import ask_look
 
     try:
         if evidence.kind == "run":
             evidence.look = ask_look(Path(evidence.subject), _LOOK_SECONDS) or {}
-        elif evidence.kind == "pid" and (pid := (evidence.process or {}).get("pid")):
-            look = look_at_process(pid)
-            evidence.look = {} if look is None else {"looks": [look], "missing": []}
+        elif pid := _pid_of(evidence):
+            evidence.look = _look_at_pid(pid)
     except (HoldfastError, OSError):
         return  # it has ended meanwhile, or its folder does not answer: the records tell the rest
+
+
+def _pid_of(evidence: Evidence) -> int | None:
+    """The process to look at: one that was named, or a command that `holdfast run` leads."""
+    found = (evidence.process or {}).get("pid") or (evidence.led or {}).get("child_pid")
+    return found if isinstance(found, int) else None
+
+
+def _look_at_pid(pid: int) -> dict[str, Any]:
+    """One look; if nothing happened in it, another one later: nobody counts its steps."""
+    from holdfast._status.asking_look import look_at_process
+    from holdfast._watch.activity import Activity, activity_of
+
+    first = look_at_process(pid)
+    if first is None:
+        return {}
+    if activity_of(first) not in (Activity.IDLE, Activity.DISK):
+        return {"looks": [first], "missing": []}
+    time.sleep(_STILL_SECONDS)
+    last = look_at_process(pid)
+    is_still = last is not None and activity_of(last) in (Activity.IDLE, Activity.DISK)
+    still = {"still_seconds": _STILL_SECONDS} if is_still else {}
+    return {"looks": [last or first], "missing": [], **still}
 
 
 def _find(
@@ -175,6 +200,12 @@ def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]
         from holdfast._why.logs import gather_log
 
         _check_readable(path)
+        if path.suffix in _SCRIPTS:
+            raise SettingsError(
+                f"{path} is a script: what it does wrong is not in it.\n"
+                "Name its log or its run folder, or start it with: "
+                f"holdfast run -- python {path}"
+            )
         return [gather_log(path)]
     return _of_folder(path, wants_all)
 
@@ -237,9 +268,14 @@ def _of_number(what: str, is_pid: bool, is_job: bool) -> Evidence:
         return gather_slurm(what)
     found = gather_pid(int(what))
     is_known = found.is_live or found.led or found.signs or found.process
-    if is_pid or is_known or not can_ask():
+    if is_pid or not can_ask():
         return found
     job = gather_slurm(what)
+    if job.job and is_known:
+        raise SettingsError(
+            f"{what} is a process here and a job of SLURM.\n"
+            f"Say which: holdfast why --pid {what}, or holdfast why --job {what}"
+        )
     return job if job.job else found
 
 

@@ -241,6 +241,11 @@ def _arrives(listener: socket.socket, word: bytes) -> bool:
         return False
 
 
+def is_taken(port: int) -> bool:
+    """Whether a process of this host listens at a port."""
+    return bool(_listeners(port))
+
+
 def port_owner(port: int) -> str:
     """Who listens at a port of this host, as far as this user may know."""
     sockets = _listeners(port)

@@ -68,9 +68,21 @@ class Watch:
             if self._descendants is not None:
                 ended = self._descendants.ended()
                 new, self._ends_seen = ended[self._ends_seen :], len(ended)
-                if any(each["status"] != 0 for each in new if self._is_told(each)):
+                failed = [each for each in new if self._is_told(each) and each["status"] != 0]
+                if failed:
+                    self._add_counters(failed)
                     self._hurry_until = time.monotonic() + _HURRY_FOR_SECONDS
                     self._next = min(self._next, time.monotonic() + _HURRY_SECONDS)
+
+    def _add_counters(self, failed: list[dict[str, Any]]) -> None:
+        """What the OOM killer had done by then: the command itself may end much later."""
+        from holdfast._watch.counters import read_counters
+
+        if self._counted is None:
+            return
+        known = {"start": self._counted.start, "before": self._counted.before}
+        for each in failed:
+            each["counters"] = {**known, "death": read_counters(self._cgroup)}
 
     def note_reaped(self, pid: int, status: int) -> None:
         """What we were told as a parent; other systems say nothing about those below."""
@@ -126,6 +138,7 @@ class Watch:
         self._counted.add(counters, time.monotonic())
         self._history.add(self._sampler.take())
         self._descendants.look()
+        self.note_ends()
 
     def _ends(self) -> list[dict[str, Any]]:
         assert self._descendants is not None

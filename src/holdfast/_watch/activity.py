@@ -83,7 +83,8 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
             found = _debugger_in(_list(thread, "frames"))
             if found is not None:
                 return found
-            if thread.get("is_main") and _reads_from_person(thread):
+            # A shell that waits for its next command holds nobody.
+            if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
                 return "a prompt"
     return None
 
@@ -173,6 +174,14 @@ def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
                 # PyCharm and others have pydevd without debugpy.
                 found.add("a debugger" if word == "debugpy" and word not in file else word)
     return next((word for word in _STRONGEST_FIRST if word in found), None)
+
+
+_SHELLS = ("bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh")
+
+
+def _is_shell(process: Mapping[str, Any]) -> bool:
+    program = next(iter(_text(process, "command").split()), "").rpartition("/")[2]
+    return _text(process, "name") in _SHELLS or program.lstrip("-") in _SHELLS
 
 
 def _reads_from_person(thread: Mapping[str, Any]) -> bool:

@@ -187,6 +187,28 @@ def find_folder(pid: int, version: int, controller: str, root: str = "") -> str 
     return None
 
 
+def cpu_quota(pid: int, root: str = "") -> dict[str, Any] | None:
+    """{"cores": how many it may use, "throttled": share of periods in which it had used them up}.
+
+    Of its own cgroup or of one above; None where nothing bounds it.
+    """
+    for version, controller in ((2, ""), (1, "cpu")):
+        folder = find_folder(pid, version, controller, root) or ""
+        while folder.count("/") > 2:
+            limits = (read_bytes(f"{folder}/cpu.max") or b"").split()
+            if not limits:
+                known = (read_number(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+                limits = [str(each).encode() for each in known if each is not None]
+            if len(limits) == 2 and all(each.isdigit() for each in limits):
+                told = read_bytes(f"{folder}/cpu.stat") or b""
+                periods = field(told, b"nr_periods ") or 0
+                share = (field(told, b"nr_throttled ") or 0) / periods if periods else 0.0
+                cores = int(limits[0]) / int(limits[1])
+                return {"cores": round(cores, 2), "throttled": round(share, 3)}
+            folder = folder.rpartition("/")[0]
+    return None
+
+
 def _room(usage: Usage) -> int:
     return (usage.limit or 0) - usage.used
 

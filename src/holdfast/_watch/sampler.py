@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ _BUDGET = 0.003  # of one core
 _PAUSE_SECONDS = 1.0
 _HURRY_SECONDS = 0.1
 _LONGEST_SECONDS = 30.0
+_LIMITED_MOST = 8  # processes below the first: a shell is, and what it has started
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _MOVED_SECONDS = 10.0  # somebody may put a process into another cgroup
 
 
@@ -82,12 +85,30 @@ class Sampler:
             "worker_count": len(held),
             "swap": self._swap(meminfo),
             "gpu": self._gpus.memory([self.pid, *self.pids]),
+            **read_limits([self.pid, *self.pids[:_LIMITED_MOST]]),
         }
 
     def _swap(self, meminfo: bytes) -> int:
         if field(meminfo, b"SwapTotal:") == field(meminfo, b"SwapFree:"):
             return 0  # nobody has any
         return sum(swap(each) or 0 for each in (self.pid, *self.pids))
+
+
+def read_limits(pids: list[int]) -> dict[str, Any]:
+    """`cpu_limit` and `space_limit` by ulimit -t and -v, if there are such limits; with the first
+    `cpu_seconds`, the most processor time of one of these processes."""
+    found: dict[str, Any] = {}
+    for pid in pids:
+        text = read_bytes(f"/proc/{pid}/limits") or b""
+        for key, name in (("cpu_limit", b"Max cpu time"), ("space_limit", b"Max address space")):
+            hard = text.partition(name)[2].split()[1:2]  # soft, hard
+            if hard and hard[0].isdigit():
+                found[key] = min(int(hard[0]), found.get(key, int(hard[0])))
+        if "cpu_limit" in found:
+            fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+            used = sum(map(int, fields[11:13])) / _TICKS
+            found["cpu_seconds"] = max(used, found.get("cpu_seconds", 0.0))
+    return found
 
 
 def _kilobytes(text: bytes, name: bytes) -> int | None:

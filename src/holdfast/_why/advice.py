@@ -210,6 +210,17 @@ def timed_out(case: Case) -> list[str]:
     ]
 
 
+def mismatched(case: Case) -> list[str]:
+    """Ranks that do not call the same collectives."""
+    return [
+        "Every rank must call the same collectives in the same order, and have as many batches: "
+        "look for a condition on the rank or its data, a loader without drop_last=True, a "
+        "parameter that not every batch uses (find_unused_parameters=True).",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
+        *go_on(case),
+    ]
+
+
 def peer_lost(case: Case) -> list[str]:
     """A connection that broke, with nobody's death known."""
     return [

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast._why import words
 from holdfast._why.evidence import Evidence, RankEvidence, Record
 from holdfast._why.faults import Fault, fault_of_error, fault_of_how, fault_of_line, fault_of_signs
+from holdfast._why.signs import culprits_of
 
 if TYPE_CHECKING:
     from holdfast._why.sign import Sign
@@ -58,6 +59,7 @@ class End:
     graphs: list[Record] = field(default_factory=list)  # of autograd, that somebody keeps
     stacks: str = ""
     signs: list[Sign] = field(default_factory=list)
+    seen_at: float | None = None  # when a leader saw it end: such times have the right order
 
     @property
     def signal(self) -> str | None:
@@ -92,11 +94,15 @@ def ends_of(evidence: Evidence) -> list[End]:
     processes = words.records(words.record(evidence.led).get("processes"))
     by_rank = {r: p for p in processes if (r := words.whole(p.get("rank"))) is not None}
     spoken = {s.rank for s in evidence.signs if s.rank is not None}
+    spoken |= set(culprits_of(evidence.signs)[:64])  # they may have said nothing
     known = {each.rank for each in evidence.ranks}
     planned = evidence.ranks_planned or 0
     is_many = planned > 1 or len(known | set(by_rank) | set(failures) | spoken) > 1
     if not is_many and not evidence.ranks:
-        return [_only_end(evidence, RankEvidence())]
+        only = _only_end(evidence, RankEvidence())
+        # A log that names one rank alone: of the others nothing was printed.
+        only.rank = next(iter(spoken | set(failures)), None) if evidence.kind == "log" else None
+        return [only]
     if not is_many:
         return [_only_end(evidence, evidence.ranks[0])]
     numbers = sorted(set(range(min(planned, 4096))) | known | set(by_rank) | set(failures) | spoken)
@@ -157,8 +163,13 @@ def _only_end(evidence: Evidence, found: RankEvidence) -> End:
         _add_process(end, theirs[-1] if theirs else {}, over=True)
     failures = _torchrun_failures(evidence.signs)
     _add_failure(end, next(iter(failures.values()), {}))
+    if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
+        end.status = _shell_status(words.whole(exited.details.get("exitcode")))
     if end.status is None and end.fault is None:
-        end.status = next((s for kind, s in _LINES.items() if end.has(kind)), None)
+        told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
+        number = words.whole(told.details.get("signal")) if told is not None else None
+        # By its own number where it has one: a shell says the same of several signals.
+        end.status = -number if number else _LINES[told.kind] if told is not None else None
     end.pid = end.pid or words.whole(led.get("child_pid"))
     end.host = end.host or words.text(led.get("host")) or None
     end.time = end.time or words.real(led.get("ended"))
@@ -242,7 +253,10 @@ def _add_process(end: End, process: Record, *, over: bool = False) -> None:
     if status is not None and (end.status is None or over):
         end.status = status
     end.pid = end.pid or words.whole(process.get("pid"))
-    end.time = end.time or words.real(process.get("ended"))
+    end.seen_at = words.real(process.get("ended"))
+    end.time = end.time or end.seen_at
+    # Those of its own death: at the end of the whole command others may have ended since.
+    end.counters = words.record(process.get("counters")) or end.counters
 
 
 def is_ended_by_launcher(end: End) -> bool:

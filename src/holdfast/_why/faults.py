@@ -22,6 +22,7 @@ KINDS = {
     "worker_conn_reset": "worker",
     "worker_file_not_found": "worker",
     "cuda_oom": "cuda_oom",
+    "host_oom": "host_oom",
     "memory_refused": "cpu_oom",
     "quota": "disk_full",
     "disk_full": "disk_full",
@@ -29,6 +30,7 @@ KINDS = {
     "environment": "environment",
     "address_in_use": "rendezvous",
     "rendezvous": "rendezvous",
+    "collective_mismatch": "mismatch",
     "nccl_timeout": "timeout",
     "gloo_timeout": "timeout",
     "peer_lost": "peer_lost",
@@ -36,6 +38,7 @@ KINDS = {
     "cuda_assert": "cuda_error",
     "files_limit": "files_limit",
     "nan": "nan",
+    "nan_loss": "nan",
 }
 _ORDER = list(KINDS)
 # What a program raises at once, every time, if it was not written or called right.
@@ -47,6 +50,11 @@ _NEVER_RIGHT = re.compile(
     r"|Settings|Folder|State|Checkpoint|Ranks|Proof)Error"
     r"|NotARun|RunIsLive|UnstorableState|StateMismatch|RestoreDiffers"
     r"|(?:Damaged|Unreadable|NoGood)Checkpoint|BadParameter|NoSuchOption"
+)
+# Errors of holdfast say by their type what they are about, whatever words they have.
+_OWN = re.compile(
+    r"(?:Settings|Folder|State|Checkpoint|Proof)Error|NotARun|RunIsLive|UnstorableState"
+    r"|StateMismatch|RestoreDiffers|(?:Damaged|Unreadable|NoGood)Checkpoint"
 )
 _DISGUISES = (
     "ConnectionResetError",
@@ -91,6 +99,7 @@ class Fault:
     record: Record = field(default_factory=dict)  # all that the trainer noted of it
     is_before_first_step: bool | None = None  # None: nobody knows
     exit_code: str | None = None  # what sys.exit was given
+    tail: str = ""  # lines that may belong to its message
 
     def sentence(self, most: int = 200) -> str:
         """As Python prints it, in one line."""
@@ -110,14 +119,21 @@ class Fault:
             return "exit"
         if self.type == "KeyboardInterrupt":
             return "interrupt"
-        if self.type in ("MemoryError", "OutOfMemoryError"):
-            return "cpu_oom" if self.type == "MemoryError" else "cuda_oom"
+        if self.type.endswith("MemoryError") and self.type != "OutOfMemoryError":
+            return "cpu_oom"
+        if self.type == "OutOfMemoryError" and "ray" not in self.qualified.split("."):
+            return "cuda_oom"
+        if self.is_own:
+            return "plain"
+        if self.type == "RanksError" and self._is_of_holdfast:
+            return "rendezvous"
         if self.type in ("ModuleNotFoundError", "ImportError") and not _LIBRARY.search(
             self.message
         ):
             return "plain"  # of Python's own: nothing is wrong with the machine
         # What was raised says more than what it came of, as long as it says anything.
-        for said in (f"{self.qualified or self.type}: {self.message}", *self.chain):
+        whole = f"{self.qualified or self.type}: {self.message}"
+        for said in (whole, *self.chain, f"{whole}\n{self.tail}" if self.tail else ""):
             found = [sign for sign in read_signs(said[:8000]) if sign.kind in KINDS]
             if found:
                 return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
@@ -134,8 +150,19 @@ class Fault:
         return self.type in _DISGUISES and any(part in told for part in _LOADER)
 
     @property
+    def _is_of_holdfast(self) -> bool:
+        return "." not in self.qualified or self.qualified.startswith("holdfast.")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of holdfast's, which are raised while a run is opened."""
+        return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
+
+    @property
     def is_configuration(self) -> bool:
         """Whether it would happen again at every start."""
+        if self.is_own and self.is_before_first_step is None:
+            return True
         if _NOT_EVEN_LOADED.fullmatch(self.type) and self.is_before_first_step is not False:
             return True
         return bool(self.is_before_first_step) and bool(_NEVER_RIGHT.fullmatch(self.type))
@@ -195,6 +222,7 @@ def _fault_of_sign(sign: Sign) -> Fault | None:
         chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
         place=_place(tail),
         record={"frames": tail},
+        tail=words.text(sign.details.get("tail")),
     )
 
 

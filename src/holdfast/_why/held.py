@@ -50,7 +50,26 @@ class Held:
 
 
 def what_holds(look: Record) -> Held:
-    """Why this process does not get on."""
+    """Why this process does not get on; without its stack nothing of it is certain."""
+    found = _what_holds(look)
+    is_told = bool(look.get("paused")) or tracer_of(look) is not None
+    is_seen = is_told or found.cause in _BY_THE_KERNEL or has_stack(look)
+    if found.sure is Sure.CERTAIN and not is_seen:
+        found.sure = Sure.LIKELY
+    return found
+
+
+_BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
+
+
+def has_stack(look: Record) -> bool:
+    """Whether a stack of Python was read: of another program nobody knows what it is to do."""
+    processes = words.records(look.get("processes"))
+    threads = (each for process in processes for each in words.records(process.get("threads")))
+    return any(words.records(each.get("frames")) for each in threads)
+
+
+def _what_holds(look: Record) -> Held:
     standing = standing_of(look)
     for rule in (_in_debugger, _not_running, _swapping, _holding_gil):
         found = rule(look, standing)

@@ -22,8 +22,8 @@ from holdfast._why.judge_hang import judge_hung, judge_hung_and_killed, tell_han
 from holdfast._why.judge_lost import judge_lost
 from holdfast._why.judge_memory import judge_kill, judge_lost_child
 from holdfast._why.judge_python import judge_python
-from holdfast._why.judge_ranks import judge_collective, open_case
-from holdfast._why.judge_signals import judge_crash, judge_terminated
+from holdfast._why.judge_ranks import judge_collective, judge_mismatch, open_case
+from holdfast._why.judge_signals import judge_crash, judge_terminated, judge_timed_out
 from holdfast._why.judge_slurm import judge_slurm
 from holdfast._why.live import judge_live
 from holdfast._why.verdict import Cause, Restart, Sure, Verdict, restart_after
@@ -41,6 +41,8 @@ _RULES: tuple[Callable[[Case], Finding | None], ...] = (
     judge_slurm,
     judge_finished,
     judge_hung_and_killed,
+    judge_mismatch,
+    judge_timed_out,
     judge_collective,
     judge_kill,
     judge_crash,

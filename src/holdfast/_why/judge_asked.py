@@ -224,6 +224,11 @@ def judge_finished(found: Case) -> Finding | None:
         return said
     if _exit_status(found) != 0:
         return None
+    others = [each for each in found.ends if each is not end]
+    if not record and any(each.fault is not None or each.status for each in others):
+        return None  # another rank has not
+    if not record and end.has("nan_loss") is not None:
+        return None  # it ended, and was of no use
     if record and end.status not in (None, 0):
         return None  # something came after the run was left
     step, total = found.finished_step, _total(found)

@@ -18,6 +18,7 @@ _KILL = -9
 _FAR = 0.5  # of the limit: so little does not call the OOM killer
 _ROOM = 0.2  # of the machine's memory: with so much left it is not out of it
 _FRESH_SECONDS = 2.0
+_LOOKED_SECONDS = 1.5  # between two looks
 
 
 def judge_kill(case: Case) -> Finding | None:
@@ -27,7 +28,8 @@ def judge_kill(case: Case) -> Finding | None:
         return None
     use, counted = last_use(end.memory), moved(end.counters)
     found = (
-        _by_counter(case, use, counted)
+        _by_limit(case, use, counted)
+        or _by_counter(case, use, counted)
         or _by_kernel(case, use)
         or _by_slurm(case, use)
         or _by_use(case, use, counted)
@@ -35,6 +37,30 @@ def judge_kill(case: Case) -> Finding | None:
     if found is None and end.had_failed:
         return None  # what it raised comes first, whoever has then ended it
     return found or _killed(case, use, counted)
+
+
+def _by_limit(case: Case, use: Use, counted: Moved) -> Finding | None:
+    """The kernel kills at the hard limit of processor time."""
+    if counted.kills or use.cpu_limit is None or use.cpu_seconds is None:
+        return None
+    since = (case.end.time or 0.0) - (use.time or 0.0) if use.time and case.end.time else 0.0
+    if use.cpu_seconds + 2 * max(since, 0.0) + _LOOKED_SECONDS < use.cpu_limit:
+        return None
+    return Finding(
+        Cause.TIME_LIMIT,
+        f"The kernel ended {case.who} at its limit of processor time: "
+        f"{words.duration(use.cpu_limit)} (ulimit -t).",
+        Sure.LIKELY,
+        [
+            f"{case.who} died of SIGKILL",
+            f"it had used {words.duration(use.cpu_seconds)} of {words.duration(use.cpu_limit)} "
+            "when it was last looked at",
+        ],
+        [
+            "Raise it where it is set (ulimit -Ht shows it): ulimit -t unlimited",
+            *advice.go_on(case),
+        ],
+    )
 
 
 def _by_counter(case: Case, use: Use, counted: Moved) -> Finding | None:

@@ -10,13 +10,14 @@ from holdfast._why.faults import KINDS, Fault, kind_of_sign
 from holdfast._why.judge_gpu import judge_cuda_error, judge_cuda_oom
 from holdfast._why.judge_room import judge_disk, judge_shm
 from holdfast._why.judge_worker import judge_worker
-from holdfast._why.memory import last_use, tell_memory
+from holdfast._why.memory import last_use, tell_memory, tell_space
 from holdfast._why.trouble import Trouble
 from holdfast._why.verdict import Cause, Sure
 
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that says nothing
+_POINTS = re.compile("errors? above|see above|logs? above")  # it says nothing, but where to look
 _NEAR_LINES = 60  # of the end of a log: what is further up may have been got over
-_USAGE = re.compile(r"^usage: ", re.MULTILINE)
+_USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
 
 
 def judge_python(case: Case) -> Finding | None:
@@ -42,6 +43,11 @@ def judge_python(case: Case) -> Finding | None:
     if trouble.kind == "rendezvous":
         sentence = f"{case.opening} did not find the other ranks: {said}."
         return Finding(Cause.RENDEZVOUS, sentence, sure, evidence, advice.rendezvous(case, said))
+    if trouble.kind == "host_oom":
+        sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
+        use = last_use(case.end.memory)
+        said_next = advice.host_memory(case, use, is_machine=True)
+        return Finding(Cause.OOM_MACHINE, sentence, Sure.LIKELY, evidence, said_next)
     if trouble.kind == "nan":
         sentence = f"The training went bad: {said}."
         return Finding(
@@ -55,6 +61,12 @@ def judge_python(case: Case) -> Finding | None:
                 "operation. Earlier checkpoints: holdfast ls RUN"
             ],
         )
+    if trouble.kind == "cpu_oom" and fault is None:
+        sentence = f"{case.opening} got no more memory: {said}."
+        use = last_use(case.end.memory)
+        evidence += tell_space(use)
+        advised = advice.host_memory(case, use, is_machine=True)
+        return Finding(Cause.PYTHON_EXCEPTION, sentence, sure, evidence, advised)
     if fault is None or trouble.kind == "interrupt":
         return None
     return _exit(case, fault) if fault.is_exit else _plain(case, fault, evidence)
@@ -69,8 +81,9 @@ def _trouble(case: Case) -> Trouble | None:
         if sign.kind in KINDS and (words.whole(sign.details.get("from_end")) or 0) < _NEAR_LINES
     ]
     if fault is not None:
-        better = [s for s in signs if KINDS[s.kind] in _BETTER]
-        if kind == "plain" and better:
+        points = _POINTS.search(fault.message) is not None
+        better = [s for s in signs if KINDS[s.kind] in _BETTER or points]
+        if kind in ("plain", "peer_lost", "timeout") and better and not fault.is_own:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":
@@ -113,8 +126,12 @@ def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         )
     if fault.kind == "cpu_oom":
-        evidence += tell_memory(case.end.memory, case.end.time)
-        said += advice.host_memory(case, last_use(case.end.memory), is_machine=True)
+        use = last_use(case.end.memory)
+        evidence += [*tell_space(use), *tell_memory(case.end.memory, case.end.time)]
+        if use.space_limit is not None:
+            sentence = f"{sentence[:-1]}: it may use {words.size(use.space_limit)} (ulimit -v)."
+            said.append("Raise that limit where it is set: ulimit -v unlimited")
+        said += advice.host_memory(case, use, is_machine=True)
     else:
         said += advice.go_on(case)
     return Finding(Cause.PYTHON_EXCEPTION, sentence, Sure.CERTAIN, evidence, said)

@@ -13,14 +13,18 @@ from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.ends import End, ends_of, is_ended_by_launcher
 from holdfast._why.evidence import Evidence
+from holdfast._why.faults import KINDS
 from holdfast._why.signs import culprits_of
 from holdfast._why.verdict import Cause, Sure
 
 _NEVER = 1e18
 _LOOK_SECONDS = 1.0  # a death is noted a little after it, an exception at once
+_NOTED_SECONDS = 3.0  # by which the order of two ends is not certain
 _UNREACHABLE_SECONDS = 75.0  # until a host counts as lost
+_DYING_SECONDS = 10.0  # of `_watch/counters.py`: for so long counters of before are kept
 _MOST_OTHERS = 8
 _SOCKET_ERRORS = ("ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
+_SAYS_WHY = ("shm_full", "cuda_oom")
 _TIMEOUTS, _LOST = ("nccl_timeout", "gloo_timeout"), ("peer_lost",)
 
 
@@ -33,6 +37,8 @@ def open_case(evidence: Evidence) -> Case:
             return Case(evidence, ends, ends[0])
         why = [f"{child.name()} is the one that ended by itself"]
         return Case(evidence, ends, child, [_then(ends[0])], why)
+    for end in [each for each in ends if _was_ended_later(each, ends)]:
+        end.was_sent_away = True
     by_itself = [end for end in ends if _is_own(end)]
     hard = [end for end in by_itself if not is_ended_by_launcher(end) or end.status == -9]
     if by_itself:
@@ -48,6 +54,25 @@ def open_case(evidence: Evidence) -> Case:
     return Case(evidence, ends, culprit, others, why)
 
 
+def _was_ended_later(end: End, ends: list[End]) -> bool:
+    """Whether a launcher ended it, since another rank had given up by then."""
+    if not is_ended_by_launcher(end):
+        return False
+    for other in ends:
+        if kind_of(other) not in ("timeout", "peer_lost"):
+            continue
+        if end.seen_at is not None and other.seen_at is not None:
+            later = end.seen_at - other.seen_at
+        elif end.time is not None and other.time is not None:
+            later = end.time - other.time - _NOTED_SECONDS
+        else:
+            # Who waits in vain for minutes gives up first; who loses a peer has lost it before.
+            later = 1.0 if kind_of(other) == "timeout" and end.status != -9 else 0.0
+        if later > 0:
+            return True
+    return False
+
+
 def _child_to_blame(end: End) -> End | None:
     """Ranks that a script forks have no number: the one that died of a signal is to blame."""
     if kind_of(end) not in ("timeout", "peer_lost"):
@@ -57,20 +82,27 @@ def _child_to_blame(end: End) -> End | None:
         if status is not None and status < 0 and status not in (-15, -2, -1) and pid != end.pid:
             moment = words.real(process.get("ended"))
             known = End(host=end.host, pid=pid, time=moment, status=status)
-            return replace(known, counters=end.counters, memory=end.memory)
+            counters = words.record(process.get("counters")) or end.counters
+            return replace(known, counters=counters, memory=end.memory)
     return None
 
 
 def _lend_what_the_leader_saw(culprit: End, evidence: Evidence) -> None:
     """Memory and counters, where the rank has none of its own: one cgroup is mostly all of them."""
     led = words.record(evidence.led)
-    culprit.counters = culprit.counters or words.record(led.get("counters"))
+    lent, ended = words.record(led.get("counters")), words.real(led.get("ended"))
+    if ended is not None and culprit.time is not None and ended - culprit.time > _DYING_SECONDS:
+        # The leader's last look before the end of all is no look before the end of this one.
+        lent = {**lent, "before": lent.get("start")}
+    culprit.counters = culprit.counters or lent
     culprit.memory = culprit.memory or words.records(led.get("memory"))
 
 
 def kind_of(end: End) -> str:
     """What a rank's end says of others: `timeout`, `peer_lost`, or something of its own."""
     if end.fault is not None:
+        if end.fault.kind in ("timeout", "peer_lost") and (why := end.has(*_SAYS_WHY)):
+            return KINDS[why.kind]  # a library reports its own trouble as that of a peer
         is_socket = end.fault.kind == "plain" and end.fault.type in _SOCKET_ERRORS
         return "peer_lost" if is_socket and end.rank is not None else end.fault.kind
     if end.status == -6 and end.has(*_TIMEOUTS):
@@ -121,8 +153,14 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
         named = next((end for end in ends if end.rank == rank), None)
         if named is not None:
             return named, [f"by what the others printed, {named.name()} did not come"]
+    if waited and (left := _left_first(ends, waited)) is not None:
+        why = f"{left.name()} had left with status 0 while {waited[0].name()} still trained"
+        return left, [why]
     silent = [
-        end for end in ends if kinds[id(end)] == "" and (end.was_sent_away or not end.is_recorded)
+        end
+        for end in ends
+        if kinds[id(end)] == ""
+        and (end.was_sent_away or not end.is_recorded or is_ended_by_launcher(end))
     ]
     if waited and silent:
         culprit = min(silent, key=_progress)
@@ -134,6 +172,18 @@ def _absent(ends: list[End]) -> tuple[End, list[str]]:
     timed = [end for end in waited if end.time is not None]
     first = min(timed, key=_blame) if timed else (waited or ends)[0]
     return first, []
+
+
+def _left_first(ends: list[End], waited: list[End]) -> End | None:
+    """A rank that had nothing to do any more, before the others gave up."""
+    known = [each.time for each in waited if each.time is not None]
+    early = [
+        end
+        for end in ends
+        if end.status == 0 and end.fault is None and end.time is not None
+        if known and end.time < min(known)
+    ]
+    return min(early, key=lambda end: end.time or 0.0) if early else None
 
 
 def _progress(end: End) -> tuple[float, int]:
@@ -165,6 +215,8 @@ def judge_collective(case: Case) -> Finding | None:
         return None
     if own == "" and (_is_own(case.end) or not kinds & {"timeout", "peer_lost"}):
         return None
+    if case.end.status == 0:
+        return _too_few_batches(case)
     named = bool(case.culprit)
     evidence = [_said(end) for end in case.ends if kind_of(end) in ("timeout", "peer_lost")][:4]
     marks = [f"rank {end.rank} at step {end.step}" for end in case.ends if end.step is not None]
@@ -180,6 +232,39 @@ def judge_collective(case: Case) -> Finding | None:
     if named:
         sentence = f"{case.opening} went away without a word, and the others lost it."
     return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.peer_lost(case))
+
+
+def judge_mismatch(case: Case) -> Finding | None:
+    """Ranks that were in different collectives: which of them died of it is chance."""
+    sign = next((s for s in reversed(case.evidence.signs) if s.kind == "collective_mismatch"), None)
+    faults = [end.fault for end in case.ends if end.fault is not None]
+    fault = next((each for each in faults if each.kind == "mismatch"), None)
+    if sign is None and fault is None:
+        return None
+    said = fault.sentence(400) if fault is not None else words.one_line(sign.text if sign else "")
+    evidence = [f"it printed: {said}"]
+    evidence += [_said(end) for end in case.ends if kind_of(end) in ("timeout", "peer_lost")][:4]
+    if stack := case.stacks_lines():
+        evidence.append(f"{case.who} was at: {'; '.join(stack)}")
+    return Finding(
+        Cause.HANG_BRANCHES,
+        "The ranks were not in the same collective, or gave it tensors of different sizes.",
+        Sure.LIKELY,
+        evidence,
+        advice.mismatched(case),
+    )
+
+
+def _too_few_batches(case: Case) -> Finding:
+    evidence = [_said(end) for end in case.ends if kind_of(end) in ("timeout", "peer_lost")][:4]
+    return Finding(
+        Cause.PEER_LOST,
+        f"{case.opening} had finished, with status 0, while the others still waited for it: it had "
+        "fewer batches than they.",
+        Sure.LIKELY,
+        evidence,
+        advice.mismatched(case),
+    )
 
 
 def _timeout(case: Case, named: bool, evidence: list[str]) -> Finding:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.judge_asked import led_signals, tell_sender
-from holdfast._why.memory import last_use
+from holdfast._why.memory import last_use, moved
 from holdfast._why.verdict import Cause, Sure
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _MEANINGS = {
 }
 _AS_SHELLS_SAY = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
+_DEEP = 8  # frames of one line: it calls itself
 _FULL_BYTES = 16 << 20  # so little is left of a full /dev/shm
 
 
@@ -74,6 +75,9 @@ def judge_crash(case: Case) -> Finding | None:
     if stack:
         evidence.append("the stack of its thread, the innermost first: " + "; ".join(stack))
         inner = stack[0].removeprefix("File ")
+        if len(stack) >= _DEEP and len(set(stack)) <= 2 and cause is Cause.SEGFAULT:
+            words_for_it += ", in a function that calls itself without end"
+            evidence.append("the same line is on the stack again and again: endless recursion")
         words_for_it += f", in {inner}" if cause is not Cause.CXX_EXCEPTION else ""
     else:
         evidence.append("there is no stack of it")
@@ -128,6 +132,32 @@ def _full_shm(case: Case) -> list[str]:
     return []
 
 
+def judge_timed_out(case: Case) -> Finding | None:
+    """`timeout`, which leaves with 124, or with 137 if it had to kill."""
+    command = words.record(case.evidence.led).get("command")
+    first = str(command[0]) if isinstance(command, list) and command else ""
+    is_named = first.rpartition("/")[2] in ("timeout", "gtimeout")
+    told = case.end.has("timed_out_line")
+    is_so = case.end.status == 124 or (is_named and case.end.status == -9) or told is not None
+    if not is_so or case.end.fault is not None or moved(case.end.counters).kills:
+        return None
+    evidence = [f"{case.who} left with status 124, as `timeout` does when the time is over"]
+    if case.end.status == -9:
+        evidence = [f"{case.who} died of SIGKILL, as `timeout -k` ends what does not leave"]
+    if told is not None:
+        evidence = [f"it printed: {words.one_line(told.text)}"]
+    if is_named and isinstance(command, list):
+        evidence.append(f"the command is: {words.one_line(' '.join(map(str, command)), 160)}")
+    sure = Sure.CERTAIN if is_named and case.end.status == 124 else Sure.LIKELY
+    return Finding(
+        Cause.TIME_LIMIT,
+        "Its time was over: `timeout` ended it.",
+        sure,
+        evidence,
+        ["Give it more time there, or leave `timeout` out.", *advice.go_on(case)],
+    )
+
+
 def judge_terminated(case: Case) -> Finding | None:
     """A signal that no handler answered, or one whose status a shell has passed on."""
     name, sure = case.end.signal, Sure.CERTAIN
@@ -137,6 +167,8 @@ def judge_terminated(case: Case) -> Finding | None:
         name, sure = "SIGINT", Sure.LIKELY
     if name is None or name in _CRASHES or name == "SIGKILL":
         return None
+    if case.evidence.kind == "log":
+        sure = Sure.LIKELY  # a line in a log may be about anything
     evidence = [f"{case.who} died of {name}, which nothing in it answered"]
     if case.end.fault is not None:
         evidence = [f"{case.who} raised {case.end.fault.sentence()}, which is SIGINT"]
@@ -156,4 +188,7 @@ def judge_terminated(case: Case) -> Finding | None:
     if case.evidence.kind != "run" and name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"):
         said.append("With holdfast.Run the script would have saved its state and left.")
     sentence = f"A signal ended {case.who}: {name}{by}."
+    if name == "SIGXCPU":
+        sentence = f"The kernel ended {case.who} at its limit of processor time (ulimit -t)."
+        return Finding(Cause.TIME_LIMIT, sentence, sure, evidence, said)
     return Finding(Cause.TERMINATED, sentence, sure, evidence, said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
 from holdfast._why.judge_memory import oom_of_worker
@@ -30,6 +32,7 @@ _SIGNS = (
     ("slurm_node_fail", Cause.MACHINE_LOST, "SLURM lost a node of the job"),
     ("slurm_oom", Cause.OOM_CGROUP, "A process of the job was killed by SLURM's memory limit"),
     ("slurm_cancelled", Cause.ASKED, "The job was cancelled"),
+    ("slurm_refused", Cause.ENVIRONMENT, "SLURM could not start it"),
 )
 
 
@@ -87,7 +90,11 @@ def _by_signs(case: Case) -> Finding | None:
             return oom_of_worker(case, [said, f"it raised {case.end.fault.sentence(160)}"])
         if cause is Cause.ASKED and case.end.fault is not None:
             continue  # it had failed, and scancel came after it
-        return _finding(case, cause, sentence, Sure.CERTAIN, [said])
+        if not re.search("(?i)slurm|srun|sbatch|salloc", said):
+            sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
+            sentence = f"{sentence[:1].upper()}{sentence[1:]}"
+        sure = Sure.LIKELY if "OOMKilled" in said else Sure.CERTAIN
+        return _finding(case, cause, sentence, sure, [said])
     return None
 
 

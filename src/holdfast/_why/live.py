@@ -13,8 +13,8 @@ from holdfast._watch.activity import Activity, activity_of
 from holdfast._why import words
 from holdfast._why.evidence import Evidence
 from holdfast._why.hang import HangFinding, explain_strictly, tell_limit
-from holdfast._why.held import what_holds
-from holdfast._why.slowness import Reason, find_reasons, larger, let_go, named_best
+from holdfast._why.held import has_stack, what_holds
+from holdfast._why.slowness import Reason, find_reasons, larger, let_go, named_best, tell_straggler
 from holdfast._why.stack_words import merge_looks
 from holdfast._why.verdict import Cause, Sure, Verdict, restart_after
 
@@ -22,6 +22,7 @@ Record = dict[str, Any]
 
 _HELD = (Cause.DEBUGGER, Cause.FROZEN, Cause.STOPPED)
 _SLOW_TIMES = 3.0
+_FAR_TIMES = 15.0  # of its best: no phase of a training is so much slower
 _SLOWED_TIMES = 1.3  # where something is seen that slows it
 _SLOW_SECONDS = 0.05  # less more than usual is not worth a word
 _LONG_SECONDS = 2.0  # of one step alone: a busy machine makes many a step somewhat longer
@@ -54,6 +55,8 @@ class _Pace:
     @property
     def is_slow(self) -> bool:
         """Whether a step takes much longer than of late."""
+        if self.best and self.current and self.current > _FAR_TIMES * self.best + _SLOW_SECONDS:
+            return True  # for however long: the usual time of late has become slow, too
         if not self.usual or self.current is None:
             return False
         return self.current > max(_SLOW_TIMES * self.usual, self.usual + _SLOW_SECONDS)
@@ -100,12 +103,29 @@ def judge_live(evidence: Evidence) -> Verdict:
     if pace.stands and found is not None and not activities & _AT_WORK and _saw(found):
         found.evidence.append(_not_yet(looks))
         return _of(evidence, found)
+    still = words.real(evidence.look.get("still_seconds"))
+    is_seen = found is not None and any(map(has_stack, looks))
+    if still and found is not None and is_seen and not activities & _AT_WORK and _saw(found):
+        found.sure = Sure.LIKELY if found.sure is Sure.CERTAIN else found.sure
+        found.evidence.append(
+            f"nobody counts its steps: in the last {words.duration(still)} it did nothing"
+        )
+        return _of(evidence, found)
     reasons = find_reasons(looks, disturbed, _compiled_lately(evidence.beat))
+    if (late := tell_straggler(_straggler(evidence))) is not None:
+        reasons.insert(0, late)
     if not (pace.is_slow or hang):
         reasons = [each for each in reasons if each.is_enough or pace.may_be_slow]
         if not reasons:
             return _running(evidence, pace, looks, disturbed)
     return _slow(evidence, pace, looks, disturbed, reasons)
+
+
+def _straggler(evidence: Evidence) -> Record:
+    """As the last heartbeat has it, else the journal."""
+    told = words.record(evidence.beat.get("straggler"))
+    noted = (each for each in reversed(evidence.journal) if each.get("event") == "straggler")
+    return told or next(noted, {})
 
 
 def _not_yet(looks: list[Record]) -> str:

@@ -84,6 +84,9 @@ class Use:
     limit: int | None = None
     available: int | None = None
     total: int | None = None
+    cpu_limit: float | None = None  # seconds, by ulimit -t
+    cpu_seconds: float | None = None
+    space_limit: int | None = None  # by ulimit -v
 
     @property
     def tree(self) -> int | None:
@@ -125,6 +128,9 @@ def read_use(sample: Record) -> Use:
         limit=size("limit"),
         available=size("available"),
         total=size("total"),
+        cpu_limit=words.real(sample.get("cpu_limit")),
+        cpu_seconds=words.real(sample.get("cpu_seconds")),
+        space_limit=size("space_limit"),
     )
 
 
@@ -165,6 +171,13 @@ def tell_memory(samples: list[Record], ended: float | None) -> list[str]:
         left = words.size_of(last.available, last.total)
         lines.append(f"the machine had {left} available")
     return lines
+
+
+def tell_space(use: Use) -> list[str]:
+    """That its address space is limited, which a full memory looks like."""
+    if use.space_limit is None:
+        return []
+    return [f"its address space is limited to {words.size(use.space_limit)} (ulimit -v)"]
 
 
 def tell_graphs(graphs: list[Record]) -> list[str]:

@@ -5,40 +5,47 @@ training has gone on after it, `is_past`:
 
 * python_exception: type, message, frames_tail ([file, line, function], the innermost last),
   chain (what it came of, the nearest first), and where it applies: thread, process,
-  caught_in ("DataLoader worker process 0"), is_original, parts (of an exception group)
+  caught_in ("DataLoader worker process 0"), is_original, parts (of an exception group); tail
+  (lines that may belong to its message), outermost (the function of its first frame)
 * faulthandler: what, signal, stack (the innermost first), is_current
 * cxx_exception: type, what; heap_damage
 * torchrun_summary: exitcodes {rank: code} of those that torchrun did not end itself, root (as
   torchrun says), culprit (as it is worked out), failures [{rank, local_rank, host, exitcode,
   pid, time, error, ended_by_torchrun}] of all (exitcode None where torchrun ended it, by
   `signal`), launcher ("torchrun" or "spawn")
+* launcher_exit: exitcode (of DeepSpeed, mpirun, subprocess, kubectl)
 * killed_line, segfault_line, bus_error, abort_line, illegal_instruction_line,
   floating_point_line, terminated_line: signal, pid, command; from srun: node, tasks
 * slurm_oom, slurm_time_limit, slurm_cancelled, slurm_preempted, slurm_node_fail,
-  slurm_requeued, slurm_step_cancelled (mostly a consequence): what, id, node, at;
+  slurm_requeued, slurm_step_cancelled (mostly a consequence): what, id, node, at; the first
+  ones of PBS, LSF and Kubernetes, too; slurm_refused; timed_out_line: signal_name;
   srun_exit: exitcode, node, tasks
 * kernel_oom: pid, comm, rss_bytes, of_cgroup; kernel_segfault, kernel_trap: pid, comm
 * worker_killed: pid, signal_name; worker_exited: pid, exitcode; worker_conn_reset,
   worker_file_not_found, worker_timeout; files_limit
 * shm_full, disk_full, quota, torch_save_short, read_only, io_error, stale_handle
 * cuda_oom: tried, total, free, in_use, allocated, reserved_unallocated, reserved (bytes),
-  device, shape, framework; memory_refused: tried
+  device, shape, framework; memory_refused: tried; host_oom
 * cuda_error: what, is_hardware, xid; cuda_assert: file, at, assertion
 * nccl_timeout: sequence, operation, elements, timeout_ms, ran_ms;
   nccl_progress: at, enqueued, completed
+* ranks: ranks (all that are named or counted, where a collective timed out)
 * gloo_timeout: operation, timeout_ms, missing (ranks that did not come to a barrier)
 * collective_mismatch; peer_lost: peer, port
 * rendezvous: what (unset, too_few, store_timeout, no_server, closed, not_initialized),
   variable, joined, wanted, host, port, keys; address_in_use: port
 * environment: what, name
-* holdfast_start: attempt; holdfast_stop: status, reason; holdfast_finished: step; nan
+* holdfast_start: attempt; holdfast_stop: status, reason; holdfast_finished: step; nan;
+  nan_loss: since_line, lasted (the losses up to the end that are no number)
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from holdfast._why.sign import Sign, sign_of
+from holdfast._why.marks import Marks
+from holdfast._why.sign import Sign, make_sign, sign_of
 from holdfast._why.signs_launch import read_launchers
 from holdfast._why.signs_python import Traceback, read_python, tracebacks
 from holdfast._why.signs_system import SYSTEM, read_system
@@ -48,6 +55,21 @@ from holdfast._why.text import Text
 __all__ = ["Sign", "culprits_of", "last_traceback", "read_signs"]
 
 _MOST_RANKS = 65536
+_RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
+_WORLD = re.compile(
+    r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b"
+    r"|--nproc[-_]per[-_]node[= ](\d{1,3})\b(?!.*--nnodes)"
+    r"|\bMEMBER: \d{1,5}/(\d{1,5})\b|Starting with (\d{1,5}) processes"
+)
+_OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
+# What no training goes on after, whoever prints something then.
+_LAST_WORDS = (
+    *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
+    *("slurm_cancelled", "slurm_requeued", "holdfast_start", "holdfast_stop", "holdfast_finished"),
+    *("nan_loss", "faulthandler", "cxx_exception", "ranks"),
+)
+# The outermost frame of what nobody caught; "" where no frame is told.
+_OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
 # So many lines without a sign are no part of an end any more: several ranks together print less,
 # but for the stacks of all threads.
@@ -65,7 +87,22 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
             sign = sign_of(row, line)
             if sign is not None:
                 found.append(sign)
-    return _with_past(_with_summaries(_once(found)))
+    if any(sign.kind in ("nccl_timeout", "gloo_timeout") for sign in found):
+        found.append(_ranks_there(whole))
+    marks = Marks(whole)
+    if bad := marks.bad_losses():
+        line = whole.line_at(bad[-1].start)
+        details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
+        found.append(make_sign("nan_loss", line, details))
+    return _with_past(_with_summaries(_once(found)), marks)
+
+
+def _ranks_there(text: Text) -> Sign:
+    """The ranks of which anything was printed, or which are counted: one may have said nothing."""
+    named = {int(next(filter(None, each))) for each in _RANKS.findall(text.whole)}
+    sizes = [int(next(filter(None, each))) for each in _WORLD.findall(text.whole)]
+    named |= set(range(max((size for size in sizes if size < _MOST_RANKS), default=0)))
+    return make_sign("ranks", text.line_at(len(text.whole)), {"ranks": sorted(named)})
 
 
 def last_traceback(text: str) -> str | None:
@@ -106,6 +143,7 @@ def culprits_of(signs: list[Sign]) -> list[int]:
         if sign.rank is not None and sign.kind.startswith("nccl") and isinstance(number, int):
             sequence[sign.rank] = min(number, sequence.get(sign.rank, number))
     spoken = {sign.rank for sign in signs if sign.rank is not None}
+    spoken |= {rank for sign in signs for rank in sign.details.get("ranks", ())}
     spoken |= {
         rank for sign in signs if sign.kind == "torchrun_summary" for rank in _ranks_of(sign)
     }
@@ -148,7 +186,7 @@ def _with_summaries(signs: list[Sign]) -> list[Sign]:
     return kept
 
 
-def _with_past(signs: list[Sign]) -> list[Sign]:
+def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
     """What was got over is marked: of an end, the signs stand close together, up to the last line.
 
     An exception that a script catches is printed just as one that ends it; and of several lives
@@ -161,10 +199,35 @@ def _with_past(signs: list[Sign]) -> list[Sign]:
         most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
         is_past = is_past or from_end - after > most
         after = from_end
-        details = {**sign.details, "is_past": True} if is_past else sign.details
+        went_on = sign.kind not in _LAST_WORDS and marks.goes_on(
+            sign.rank, from_end, was_caught=sign.details.get("outermost", "<module>") not in _OUTER
+        )
+        details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
         found.append(replace(sign, details=details))
         is_past = is_past or sign.kind == "holdfast_start"  # what is above it was another life
-    return found[::-1]
+    return _unless_it_failed(found[::-1])
+
+
+def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
+    """Of ranks without a label one may count on while another fails: its launcher says so."""
+    now = [sign for sign in signs if not sign.details.get("is_past")]
+    has_failed = any(1 in _statuses(sign) for sign in now if sign.kind in _OF_LAUNCHERS)
+    if not has_failed or any(sign.kind == "python_exception" for sign in now):
+        return signs
+    past = [sign for sign in signs if sign.kind == "python_exception"]
+    last = past[-1] if past else None
+    return [
+        replace(sign, details={k: v for k, v in sign.details.items() if k != "is_past"})
+        if sign is last and sign.details["from_end"] < _PAST_LINES
+        else sign
+        for sign in signs
+    ]
+
+
+def _statuses(sign: Sign) -> list[int]:
+    """The statuses that a launcher tells."""
+    codes = sign.details.get("exitcodes", {})
+    return [*codes.values(), sign.details.get("exitcode", 0)]
 
 
 def _once(signs: list[Sign]) -> list[Sign]:

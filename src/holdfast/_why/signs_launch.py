@@ -35,12 +35,25 @@ _OF_A_VICTIM = re.compile(
     r"|collective operation timeout|failed to pass monitoredBarrier"
     r"|successfully reached monitoredBarrier|Connection refused"
 )
+# Other launchers, and Python's own subprocess, with the status of what they had started.
+_EXITS = (
+    ("exits with return code = ", re.compile(r"exits with return code = (?P<code>-?\d{1,3})\b")),
+    ("died with <Signals.", re.compile(r"died with <Signals\.\w+: (?P<signal>\d{1,2})>")),
+    (
+        " exited on signal ",
+        re.compile(r"process rank (?P<rank>\d{1,6}) .*exited on signal (?P<signal>\d{1,2})\b"),
+    ),
+    (
+        "command terminated with exit code ",
+        re.compile(r"command terminated with exit code (?P<code>\d{1,3})\b"),
+    ),
+)
 _MOST_SUMMARIES = 4  # one of each life, in a log that several have written to
 _TIMED_OUT = re.compile(r"Timed out waiting|operation timeout|monitoredBarrier|wait timeout after")
 
 
 def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
-    """The summaries of torchrun and of torch.multiprocessing.spawn."""
+    """The summaries of torchrun and of torch.multiprocessing.spawn, and the statuses of others."""
     summaries = [line for line in text.hits("(first observed failure):") if "Root" in line.text]
     for line in summaries[-_MOST_SUMMARIES:]:
         sign = _summary(text, line, exceptions)
@@ -65,6 +78,15 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             code = -_SIGNALS.get(match[2], 0) if match[2] else int(match[3])
             details = {"exitcodes": {rank: code}, "root": rank, "culprit": rank}
             yield make_sign("torchrun_summary", line, {**details, "launcher": "spawn"}, rank)
+
+    for needle, shape in _EXITS:
+        for line in text.hits(needle):
+            match = shape.search(line.text)
+            if match is not None:
+                found = match.groupdict()
+                of = int(found["rank"]) if found.get("rank") else None
+                code = -int(found["signal"]) if found.get("signal") else int(found["code"])
+                yield make_sign("launcher_exit", line, {"exitcode": code}, of)
 
 
 def _summary(text: Text, root: Line, exceptions: list[Sign]) -> Sign | None:

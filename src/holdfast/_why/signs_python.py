@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,27 @@ _FRAME = re.compile(r'\s+File "([^"]*)", line (\d+)(?:, in (.*))?')
 _FRAME_OF_DUMP = re.compile(r'\s+File "([^"]*)", line (\d+) in (.*)')
 _ERROR = re.compile(r"((?:[A-Za-z_]\w*\.|<locals>\.)*([A-Za-z_]\w*))(?:: ?(.*))?\s*$", re.DOTALL)
 _BAR = re.compile(r"\s*[|+](?:-\+-*| )?")
+_FIELD_OF_SUMMARY = re.compile(r"\btraceback\s*:$")
+# rich draws a box, and the exception stands below it.
+_BOXED_FRAME = re.compile(r"(?:^|\s)(\S+\.\w+):(\d{1,9}) in (\S+)")
+_BOX = "\u2502\u2503|"
+# IPython: the type and the header in one line, and frames of its own.
+_CELL = re.compile(r"([A-Za-z_][\w.]*) {2,}$")
+_CELL_FRAME = re.compile(
+    r"(?:Cell (?:In ?)?\[\d+\]|File ([^:\n]{1,400}))[:,] ?(?:line )?(\d{1,9})(?:, in ([\w<>.]+))?"
+)
+_LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
+# Lines of a message that begin at the margin, as libraries print them.
+_GOES_ON = re.compile(
+    r"nccl\w+Error|Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
+    r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
+    r"|making sure all|Please |In addition|If you|BufferAssignment|\[\[|Device-side assert"
+)
+# Lines that belong to nothing above them.
+_NEW = re.compile(
+    r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
+    r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
+)
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -38,6 +59,7 @@ _SIGNALS = {
     "Floating point exception": 8,
 }
 _MOST_LINES = 600
+_MOST_OF_MESSAGE = 40
 _FRAMES_KEPT = 12
 
 
@@ -51,6 +73,7 @@ class Traceback:
     head: Line
     last: Line  # the line of the exception itself
     end: Line  # the last line that belongs to it
+    tail: str = ""  # what follows, which may be more of its message
     chain: list[str] = field(default_factory=list)  # what it came of, the nearest first
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -95,51 +118,101 @@ def tracebacks(text: Text) -> list[Traceback]:
 
 def _read(text: Text, head: Line) -> Traceback | None:
     lead = head.text[: head.text.find(_HEADER)]
-    if lead.strip().endswith(":"):
+    if _FIELD_OF_SUMMARY.search(lead.strip()):
         return None  # in torchrun's summary, which is read as such
+    if "\u256d" in lead:
+        return _read_box(text, head)
+    cell = _CELL.search(lead)
     in_group = lead.strip() in {"+ Exception Group", "|", "+"}
-    indent = len(lead) if lead.isspace() and not in_group else 0
+    bare = _without_lead(lead, in_group)
     frames: list[Frame] = []
-    foreign = 0
+    foreign, most = 0, 60 if cell else 6
     for line in text.from_same(head, _MOST_LINES):
-        body = _BAR.sub("", line.text, count=1) if in_group else line.text[indent:]
+        body = bare(line.text)
         if frame := _FRAME.match(body):
             frames.append((frame[1], int(frame[2]), (frame[3] or "").strip()))
             continue
+        if cell and (frame := _CELL_FRAME.match(body)):
+            frames.append((frame[1] or "cell", int(frame[2]), frame[3] or "<module>"))
+            continue
         if body.startswith((" ", "\t")) or not body.strip():
             if not body.strip() and frames:
-                foreign += 1
+                foreign += not cell
             continue
         error = _ERROR.match(body)
-        if error is not None and _is_a_name(error[2]):
-            found = _finish(text, head, line, error, frames, in_group)
+        if error is not None and _is_a_name(error[2]) and (not cell or error[2] in cell[1]):
+            found = _finish(text, head, line, error, frames, 0 if in_group else _MOST_OF_MESSAGE)
             if lead.strip() == "+ Exception Group":
                 _add_parts(text, found)
             _add_context(text, found, lead)
             return found
         foreign += 1
-        if foreign > 6 or _HEADER in body:
+        if foreign > most or _HEADER in body:
             return None
     return None
 
 
+def _without_lead(lead: str, in_group: bool) -> Callable[[str], str]:
+    """Takes from each line what stands before it, as its first line shows it."""
+    if in_group:
+        return lambda line: _BAR.sub("", line, count=1)
+    if not lead or lead.isspace():
+        return lambda line: line[len(lead) :] if line[: len(lead)].isspace() else line
+    # A logger's own prefix: the same in each line but for its numbers; or only in the first.
+    shape = re.compile(re.sub(r"(?:\\?\d)+", r"\\d+", re.escape(lead[-120:])))
+    return lambda line: line[found.end() :] if (found := shape.search(line)) else line
+
+
+def _read_box(text: Text, head: Line) -> Traceback | None:
+    """As rich prints it."""
+    frames: list[Frame] = []
+    is_open = True
+    for line in text.from_same(head, _MOST_LINES):
+        body = line.text.strip()
+        if is_open and body.startswith(("\u2570", "+--")):
+            is_open = False
+        elif is_open:
+            inner = body.strip(_BOX).strip()
+            if (frame := _BOXED_FRAME.search(inner)) and not inner.startswith("\u2771"):
+                frames.append((frame[1], int(frame[2]), frame[3]))
+        elif body:
+            error = _ERROR.match(body)
+            if error is None or not _is_a_name(error[2]):
+                return None
+            found = _finish(text, head, line, error, frames, _MOST_OF_MESSAGE)
+            _add_context(text, found, "")
+            return found
+    return None
+
+
 def _finish(
-    text: Text,
-    head: Line,
-    line: Line,
-    error: re.Match[str],
-    frames: list[Frame],
-    in_group: bool,
+    text: Text, head: Line, line: Line, error: re.Match[str], frames: list[Frame], most: int
 ) -> Traceback:
-    said, end = [(error[3] or "").strip()], line
-    for more in text.from_same(line, 0 if in_group else 12):
-        # What a message has on further lines is indented as a rule; what is not may be anything.
-        if more.text.startswith((" ", "\t")) and more.text.strip() and not _FRAME.match(more.text):
-            said.append(more.text.strip())
-            end = more
-        else:
+    """With all lines of its message; what may be one is kept beside it."""
+    said, end, loose = [(error[3] or "").strip()], line, []
+    is_over, blanks = False, 0
+    for more in text.from_same(line, most):
+        body = more.text
+        if _NEW.match(body) or _HEADER in body or body.strip() in _LINKS:
             break
-    return Traceback(error[1], "\n".join(said).strip()[:4000], frames, head, line, end)
+        if not body.strip():
+            blanks += 1
+            continue
+        is_inside = body.startswith((" ", "\t"))
+        # A blank line ends a message, but for one whose line before announces more.
+        is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
+        if not is_over and not is_inside:
+            is_over = not (said[-1].endswith(":") or _GOES_ON.match(body))
+        if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
+            is_over = True
+        blanks = 0
+        if is_over:
+            loose.append(body.strip())
+        else:
+            said.append(body.strip())
+            end = more
+    message = "\n".join(said).strip()[:4000]
+    return Traceback(error[1], message, frames, head, line, end, "\n".join(loose)[:4000])
 
 
 def _add_parts(text: Text, found: Traceback) -> None:
@@ -188,7 +261,7 @@ def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:
 
 
 def _is_linked(text: Text, before: Traceback, one: Traceback) -> bool:
-    for line in text.before(one.head, 4):
+    for line in text.before(one.head, 6):
         if line.start <= before.last.start:
             return False
         said = _BAR.sub("", line.text, count=1).strip()
@@ -203,11 +276,14 @@ def _signs_of(found: Traceback) -> Iterator[Sign]:
         "message": found.message,
         "frames_tail": [list(frame) for frame in found.frames[-_FRAMES_KEPT:]],
         "chain": found.chain,
+        "tail": found.tail,
+        "outermost": found.frames[0][2] if found.frames else "",
         **found.details,
     }
     rank = details.pop("rank", None)
     rank = rank if isinstance(rank, int) else found.last.rank
-    yield make_sign("python_exception", found.last, details, rank)
+    last = found.last._replace(from_end=found.end.from_end)  # its message ends there
+    yield make_sign("python_exception", last, details, rank)
     name = found.type.rpartition(".")[2]
     files = " ".join(frame[0] for frame in found.frames)
     if name in _DISGUISES and any(part in files for part in _LOADER_FILES):
@@ -244,4 +320,5 @@ def _dump(text: Text, line: Line) -> Sign:
 
 def _is_a_name(word: str) -> bool:
     """Whether an exception could be called so: prose and metrics begin lines as well."""
-    return word[:1].isupper() or word.endswith(("error", "timeout", "exception"))
+    is_named = word.lstrip("_")[:1].isupper() and word not in _LEVELS
+    return is_named or word.endswith(("error", "timeout", "exception"))

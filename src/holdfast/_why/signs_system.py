@@ -70,6 +70,22 @@ SYSTEM: tuple[Pattern, ...] = (
             r" \((?P<used>\d+) > (?P<limit>\d+)\)"),
     pattern("slurm_node_fail", "Node failure on ", r"srun: error: Node failure on (?P<node>\S+)"),
     pattern("slurm_node_fail", "error: Aborting, io error and missing step on node"),
+    pattern("slurm_refused", "error: ",
+            r"(?:sbatch|srun|salloc): error: (?:Batch job submission failed"
+            r"|Unable to allocate resources|Unable to create step for job|Invalid generic resource)"
+            r"[^\n]*"),
+    pattern("slurm_refused", "execve(): ", r"slurmstepd: error: execve\(\): [^\n]*"),
+    # PBS and LSF
+    pattern("slurm_time_limit", "PBS: job killed: walltime"),
+    pattern("slurm_oom", "PBS: job killed: ", r"PBS: job killed: (?:v?mem|pmem|pvmem)\b.*exceeded"),
+    pattern("slurm_time_limit", "TERM_RUNLIMIT"),
+    pattern("slurm_oom", "TERM_MEMLIMIT"),
+    pattern("slurm_cancelled", "TERM_OWNER"),
+    # Kubernetes
+    pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^)OOMKilled"),
+    # coreutils' timeout -v
+    pattern("timed_out_line", "timeout: sending signal ",
+            r"timeout: sending signal (?P<signal_name>\w+) to command"),
     # C++ and libc
     pattern("cxx_exception", "terminating due to uncaught exception of type ",
             r"terminating due to uncaught exception of type (?P<type>.+?)(?:: (?P<what>.*))?$"),
@@ -113,6 +129,9 @@ SYSTEM: tuple[Pattern, ...] = (
             r"\.so[\w.]*: undefined symbol: (?P<name>\w+)", what="wrong_library"),
     pattern("environment", ": can't open file '",
             r"python[\w.]*: can't open file '(?P<name>[^']*)'", what="no_script"),
+    pattern("environment", "Exec format error", r"cannot execute[^\n]*: Exec format error",
+            what="wrong_processor"),
+    pattern("environment", "OCI runtime create failed", what="container"),
     pattern("environment", ": command not found",
             r"(?:line \d+|bash|zsh|sh): (?P<name>[^:]+): command not found", what="no_command"),
     # holdfast's own words
@@ -124,6 +143,10 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("holdfast_start", "holdfast: starting it again"),
     pattern("holdfast_finished", "; the last checkpoint is durable.",
             r"holdfast: .*trained to step (?P<step>\d+)"),
+    # The last words of other trainers
+    pattern("holdfast_finished", "`Trainer.fit` stopped: `max_",
+            r"`Trainer.fit` stopped: `max_(?:epochs|steps)=(?P<step>\d+)` reached"),
+    pattern("holdfast_finished", "'train_runtime': ", r"\{'train_runtime': [\d.']+"),
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ _MOST_COMPILES = 8  # of one function, after which torch gives up on it
 _MUCH_LARGER = 1.3
 _FAR_TOO_MANY = 4  # threads for each core
 _CROWDED_SHARE = 0.5  # of the time
+_THROTTLED_SHARE = 0.3  # of the periods of a quota
 
 # What profilers and debuggers use themselves.
 _MEANS = {
@@ -77,7 +78,9 @@ def _of_look(look: Record, looks: list[Record], lately: int | None) -> list[Reas
     standing = standing_of(look)
     who = _who(look, looks)
     return [
+        _out_of_quota(look, _subject(look, looks)),
         _too_many_threads(look, who) or _crowded_out(look, _subject(look, looks)),
+        _on_a_crowded_machine(look),
         _recompiles(look, standing, who, lately),
         _waits_for_data(look, standing, _subject(look, looks)),
     ]
@@ -98,6 +101,43 @@ def _too_many_threads(look: Record, who: str) -> Reason | None:
         told,
         f"Let it use fewer: OMP_NUM_THREADS={each}, torch.set_num_threads, fewer workers",
         is_enough=busy >= _FAR_TOO_MANY * cores,
+    )
+
+
+def _out_of_quota(look: Record, subject: str) -> Reason | None:
+    """Its cgroup may use so many cores, and it wants more."""
+    quota = words.record(look.get("cpu_quota"))
+    share, cores = words.real(quota.get("throttled")) or 0.0, words.real(quota.get("cores"))
+    if cores is None or share < _THROTTLED_SHARE:
+        return None
+    return Reason(
+        f"{subject} may use {cores:g} cores (the quota of its cgroup), and had used them up in "
+        f"{share:.0%} of the periods",
+        "Raise the quota: docker run --cpus=…, in Kubernetes resources.limits.cpu; or use fewer "
+        "threads and workers",
+    )
+
+
+def _on_a_crowded_machine(look: Record) -> Reason | None:
+    load, cores = words.real(look.get("load")), words.whole(look.get("cores"))
+    if load is None or not cores or load < _FAR_TOO_MANY * cores:
+        return None
+    return Reason(
+        f"the machine has a load of {load:.0f} on {words.count(cores, 'core')}",
+        "See who computes there (top), and let them run elsewhere",
+    )
+
+
+def tell_straggler(found: Record) -> Reason | None:
+    """The rank that the others wait for in each step, as the run has measured it."""
+    rank, late = words.whole(found.get("rank")), words.real(found.get("seconds"))
+    if rank is None or late is None:
+        return None
+    host = words.one_line(words.text(found.get("host")), 60)
+    where = f" on {host}" if host else ""
+    return Reason(
+        f"rank {rank}{where} comes {words.duration(late)} later than the others in each step",
+        "See what else runs there, and what its data and its GPU do",
     )
 
 

@@ -1,4 +1,4 @@
-"""A log as it was meant: without colours, line by line, with the rank that each line is from.
+"""A log as it was meant: without colours and prefixes, line by line, with the rank of each line.
 
 Logs have lines of megabytes and millions of lines. So a text is never split: what is looked
 for is found in it as a whole, and only the lines around are cut out.
@@ -18,8 +18,33 @@ _BLOCK = 1 << 16
 _LONGEST = 3000  # characters of a line that are looked at, to both sides of what was found
 # srun -l: "3: ", right-aligned where there are more than ten tasks.
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?: |$)")
-# torch's excepthook and its C++ lines: "[rank3]: "; torchrun --tee and --log-dir: "[default3]:".
-_LABEL = re.compile(r"\[(rank|default|trainer|worker)(\d{1,6})\]:")
+# What `ts`, container runtimes, journald and loggers put before each line. One space after it
+# belongs to it; more is the indentation of the line itself.
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_ZONE = r"(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
+_STAMP = re.compile(
+    rf"[\[(]?(?:(?P<full>\d{{4}}[-/.]\d\d[-/.]\d\d[T _]{_CLOCK}{_ZONE})"
+    rf"|(?P<syslog>{_MONTH} [ \d]\d (?:\d{{4}} )?{_CLOCK})"
+    rf"|\d\d/\d\d/\d{{2,4}},? {_CLOCK}|{_CLOCK})[\])]?(?: \||[:,])?(?: |$)"
+)
+_AFTER_FULL = re.compile(r"std(?:err|out) [FP](?: |$)")  # kubelet
+_AFTER_SYSLOG = re.compile(r"[\w.-]+ [\w./-]+(?:\[\d+\])?: ")
+_LABELS = tuple(
+    map(
+        re.compile,
+        (
+            # torch's excepthook and its C++ lines: "[rank3]: "; torchrun --tee: "[default3]:".
+            r"\[(?:(?P<rank>rank)|default|trainer|worker)(?P<number>\d{1,6})\]:",
+            r"\[(?:\d{1,6},)?(?P<number>\d{1,6})\]<std(?:err|out)>: ?",  # mpirun, horovodrun
+            r"\((?:[\w.]+ )?(?:pid|ip)=[^)\n]{1,80}\) ?",  # ray
+            r"\[(?P<rank>[Rr]ank)[ _:=]?(?P<number>\d{1,6})\]:? ",
+            r"(?P<rank>[Rr]ank) ?(?P<number>\d{1,6}): ",
+            r"\[pod/[^\]\n]{1,200}\] ",  # kubectl logs --prefix
+            r"[\w.-]{1,60}[-_]\d{1,4} +\| ",  # docker compose
+        ),
+    )
+)
 _RANK_WITHIN = re.compile(r"\[rank(\d{1,6})\]:")
 FIRST_HITS, LAST_HITS = 10, 90
 
@@ -133,17 +158,34 @@ def split_prefix(line: str) -> tuple[int | None, str]:
 
     >>> split_prefix("[rank1]: ValueError: x"), split_prefix("0: [default3]:  File")
     ((1, 'ValueError: x'), (3, '  File'))
+    >>> split_prefix("2026-11-17T11:10:21.5Z stderr F   File")
+    (None, '  File')
     """
     rank: int | None = None
     task = _TASK.match(line)
-    if task is not None:
+    if task is not None and _STAMP.match(line) is None:
         rank, line = int(task[1]), line[task.end() :]
     named = False
-    while (label := _LABEL.match(line)) is not None:
-        line = line[label.end() :]
-        if label[1] == "rank":
+    while (found := _split_one(line)) is not None:
+        label, line = found
+        groups = label.groupdict()
+        if groups.get("rank") and label[0].endswith("]:"):
             line = line.removeprefix(" ")
-        if label[1] == "rank" or not named:
-            rank = int(label[2])
-        named = named or label[1] == "rank"
+        if groups.get("number") and (groups.get("rank") or not named):
+            rank = int(groups["number"])
+            named = named or bool(groups.get("rank"))
     return rank, line
+
+
+def _split_one(line: str) -> tuple[re.Match[str], str] | None:
+    """The first prefix of a line, and the rest."""
+    stamp = _STAMP.match(line)
+    if stamp is not None:
+        rest = line[stamp.end() :]
+        more = (_AFTER_FULL if stamp["full"] else _AFTER_SYSLOG).match(rest)
+        is_more = more is not None and (stamp["full"] or stamp["syslog"])
+        return stamp, rest[more.end() :] if more is not None and is_more else rest
+    for shape in _LABELS:
+        if (label := shape.match(line)) is not None and label.end():
+            return label, line[label.end() :]
+    return None

@@ -1,0 +1,121 @@
+"""What is asked about, and how sure an answer can be by what could be read of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast._check import doctor_question
+from holdfast._check.doctor_environment import Around, judge_environment
+from holdfast._check.doctor_question import Question
+from holdfast._cli import why
+from holdfast._errors import SettingsError
+from holdfast._watch.activity import Activity, activity_of
+from holdfast._why.evidence import Evidence
+from holdfast._why.held import what_holds
+from holdfast._why.judge import judge_strictly
+from holdfast._why.verdict import Cause, Sure
+from tests.cli.command import holdfast
+from tests.unit.hang_looks import alone, look, process, thread
+from tests.unit.why_evidence import printed
+
+LOCK = "py/threading.py:327 acquire"
+
+
+def test_a_process_that_did_nothing_for_seconds_gets_a_verdict():
+    stuck = alone(LOCK, "train.py:10 two")
+    seen = {key: value for key, value in stuck.items() if key not in ("boundary_age", "step")}
+    for kind in ("pid", "led"):
+        asked = {"looks": [seen], "missing": [], "still_seconds": 3.0}
+        verdict = judge_strictly(Evidence(kind=kind, is_live=True, look=asked))
+        assert (verdict.cause, verdict.sure) == (Cause.HANG_LOCK, Sure.LIKELY), verdict
+        assert "train.py:10" in verdict.sentence
+
+
+def test_a_command_that_is_led_is_looked_at_too(monkeypatch):
+    monkeypatch.setattr(why, "_look_at_pid", lambda pid: {"looks": [{"pid": pid}]})
+    evidence = Evidence(kind="led", is_live=True, led={"child_pid": 4711})
+    why._look_at(evidence)
+    assert evidence.look == {"looks": [{"pid": 4711}]}
+
+
+def test_without_a_stack_nothing_is_certain():
+    asleep = thread(call="futex", wchan="futex_wait_queue", state="S")
+    held = what_holds(look(process(100, asleep), unread=None))
+    assert held.sure is not Sure.CERTAIN
+    unread = thread(unread=[1])
+    assert what_holds(look(process(100, unread))).sure is Sure.LIKELY
+
+
+def test_a_shell_that_waits_for_its_next_command_is_no_debugger():
+    reads = thread(call="read", call_path="/dev/pts/3")
+    shell = look(process(100, reads, name="bash", command="-bash"))
+    assert activity_of(shell) is not Activity.PAUSED
+    python = look(process(100, reads, name="python3", command="python3 train.py"))
+    assert activity_of(python) is Activity.PAUSED
+
+
+def test_a_script_is_no_log(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text('raise RuntimeError("CUDA out of memory")\n')
+    ended = holdfast("why", script)
+    assert ended.returncode == 2
+    assert "is a script" in ended.stderr
+    assert "holdfast run -- python" in ended.stderr
+
+
+def test_a_number_of_a_process_and_of_a_job_is_asked_about(monkeypatch):
+    job = Evidence(kind="slurm", job={"state": "FAILED"})
+    monkeypatch.setattr("holdfast._slurm.ask.can_ask", lambda: True)
+    monkeypatch.setattr("holdfast._why.slurm_job.gather_slurm", lambda what: job)
+    with pytest.raises(SettingsError, match=r"Say which: holdfast why --pid \d+"):
+        why._of_number(str(os.getpid()), False, False)
+    assert why._of_number(str(os.getpid()), True, False).is_live
+    assert why._of_number("999999999", False, False) is job
+
+
+def test_a_function_that_calls_itself_without_end_is_named():
+    stack = '  File "/w/tree.py", line 30 in grow\n' * 20
+    text = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n{stack}"
+    verdict = judge_strictly(printed(text, -11))
+    assert verdict.cause is Cause.SEGFAULT
+    assert "calls itself without end" in verdict.sentence
+
+
+def test_doctor_knows_that_nobody_says_where_the_ranks_meet():
+    known = {"RANK": "1", "WORLD_SIZE": "4"}
+    (check,) = judge_environment(known, Around())
+    assert check.state == "fail"
+    assert "MASTER_ADDR" in check.found
+    assert not [
+        c for c in judge_environment({**known, "MASTER_ADDR": "n1"}, Around()) if c.state == "fail"
+    ]
+
+
+def test_doctor_names_who_has_the_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        known = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": port}
+        (check,) = judge_environment(known, Around())
+        assert f"pid {os.getpid()}" in check.found
+        agent = {**known, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        assert "in use" not in str(judge_environment(agent, Around()))
+
+
+def test_a_question_that_waits_for_a_processor_has_its_time(tmp_path: Path, monkeypatch):
+    """Stands for a crowded machine: the kernel says that it has waited for a minute."""
+    program = tmp_path / "tell.py"
+    program.write_text("import time; time.sleep(0.6); print('{\"a\": 1}')\n")
+    monkeypatch.setattr(doctor_question, "waits_of", lambda pids: {1: 60.0})
+    asked = Question(program, python=(sys.executable, "-S"))
+    assert asked.answer(time.monotonic() + 0.05) == {"a": 1}
+    monkeypatch.setattr(doctor_question, "waits_of", lambda pids: {1: 0.0})
+    asked = Question(program, python=(sys.executable, "-S"))
+    assert asked.answer(time.monotonic() + 0.05) is None
