@@ -59,7 +59,7 @@ def test_ctrl_backslash_dies_of_the_signal_with_stacks_and_the_last_snapshot(
     assert trainer.wait() == -signal.SIGQUIT
     wait_for_keeper_gone(folder)
     stacks = (folder / "attempts/0001/stacks.txt").read_text()
-    assert "in wait_for" in stacks
+    assert "in show_holding" in stacks or "in wait_for" in stacks
     # Other threads change their stacks meanwhile: to walk those has ended trainings by SIGSEGV.
     assert stacks.count("most recent call first") == 1
     assert checkpoint_steps(folder) == [in_memory]
