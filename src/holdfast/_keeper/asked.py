@@ -16,15 +16,17 @@ from typing import Any
 from holdfast._keeper import messages
 from holdfast._keeper.beat import Pace
 from holdfast._keeper.hang_hands import Hangs
-from holdfast._keeper.held import Hasher, Holdings
+from holdfast._keeper.held import HeldArena, Hasher, Holdings
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.noticed import Noticed
+from holdfast._keeper.quiet import QUIET
 from holdfast._keeper.writer import Closing, Job, Outcome, Writer
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.identity import of_process
 from holdfast._save import control
+from holdfast._save.arena import SlotRecord
 from holdfast._save.control import ControlPage
 from holdfast._slurm.cause import Cause
 from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
@@ -74,8 +76,8 @@ class Asked:
         self._grace = grace
         self._job = job
         self._hasher = Hasher()
-        self._writer = Writer(policy, self._outcome, self._closed)
         self._holdings = Holdings(policy.attempt)
+        self._writer = Writer(policy, self._outcome, self._closed, self._holdings.newest)
         self._pace = Pace()
         self._save_seconds: float | None = None  # of the slowest checkpoint of late
         self._durable_sequence = 0
@@ -89,6 +91,7 @@ class Asked:
         self._kill: FairDeadline | None = None  # when a trainer that is still there is killed
         self._away_at: float | None = None  # when a phase that heard nothing is left for it
         self._away: tuple[str, int] = ("", 0)
+        self._is_urgent = False
         self._has_nudged = False  # the next SIGINT is the trainer's own
         self._has_warned = False
         self._phase: str | None = None
@@ -141,6 +144,7 @@ class Asked:
             return
         if number == signal.SIGINT:
             self._interrupted_at = now
+        self._make_way()
         self._journal("signal", name=name)
         grace, status = self._grace_of(number), statuses.of_signal(number)
         self._stop = self._stop or (name, status, number)
@@ -148,15 +152,30 @@ class Asked:
             self._job.heard(number)
         # The trainer may have heard of it already.
         rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
-        self._tell("noted", signal=number, grace=grace, rests=rests)
+        needed = self._writer.seconds_of_a_write()
+        self._tell("noted", signal=number, grace=grace, rests=rests, needed=needed)
         if rests:
             self._leave_rest(name, status)
         if grace is not None:
             self._insure_within(grace)
 
+    def _make_way(self) -> None:
+        """The run is about to end: from now on nothing in this process gives way to others."""
+        if not self._is_urgent:
+            self._is_urgent = True
+            QUIET.end()
+            self._writer.hurry()
+
+    def _hash_later(self, held: HeldArena, record: SlotRecord) -> None:
+        """In the background; not when the run ends, where a slow thread would hold up a write."""
+        if not self._is_urgent:
+            self._hasher.want(held, record)
+
     def _insure_within(self, seconds: float) -> None:
         """Have the newest slot on disk before this time is over, even if the step goes on."""
-        at = time.monotonic() + max(0.0, seconds - self._write_seconds() - 1.0)
+        now = time.monotonic()
+        self._writer.deadline = now + seconds
+        at = now + max(0.0, seconds - self._write_seconds() - 1.0)
         self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
 
     def _insure(self) -> None:
@@ -188,8 +207,9 @@ class Asked:
 
     def _write_seconds(self) -> float:
         """How long a write may take, on the safe side."""
-        speed = (self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND) / 2
-        return self._holdings.slot_bytes() / speed
+        speed = self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND
+        by_size = self._holdings.slot_bytes() / speed
+        return 2 * max(by_size, self._writer.seconds_of_a_write() or 0.0)
 
     def _look_for_requests(self) -> None:
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
@@ -197,6 +217,8 @@ class Asked:
             if kind == "stacks":
                 self._hangs.ask_stacks(details)
                 continue
+            if kind == "stop":
+                self._make_way()
             if kind == "stop" and details.get("now"):
                 self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
                 continue
@@ -208,6 +230,7 @@ class Asked:
             self._tell("request", request=kind, details=details)
 
     def _leave_now(self, reason: str, status: int) -> None:
+        self._make_way()
         self._leave_status = status
         # A disk that hangs must not hold a person who wants to leave.
         self._kill = FairDeadline(_LEAVE_NOW_SECONDS, lambda: [os.getpid()])
@@ -300,6 +323,7 @@ class Asked:
 
     def _stop_for_time(self, left: float) -> None:
         assert self._stop is not None
+        self._make_way()
         reason, status, _ = self._stop
         if self._ends.control.words[control.REST] == control.RESTS:
             self._has_nudged = True
@@ -334,6 +358,7 @@ class Asked:
 
     def _note_save(self, seconds: float) -> None:
         self._save_seconds = max(seconds, 0.8 * (self._save_seconds or 0.0))
+        self._writer.measured_seconds = self._save_seconds
 
     # -- making durable ---------------------------------------------------------
 
@@ -346,7 +371,8 @@ class Asked:
                 return False
             held, record = newest
             if held.pin(record):
-                self._writer.submit(Job(held, record, reason, leave_status=leave_status))
+                job = Job(held, record, reason, leave_status=leave_status, is_last=True)
+                self._writer.submit(job)
                 return True
             time.sleep(0.01)  # the trainer has just made a newer one whole
         return False

@@ -8,6 +8,7 @@ import os
 import threading
 from pathlib import Path
 
+from holdfast._errors import SaveFailed
 from holdfast._keeper.hashing import Hashing, Known
 from holdfast._keeper.quiet import QUIET
 from holdfast._keeper.source import Ranges, Source
@@ -247,7 +248,7 @@ class Hasher:
                 try:
                     with QUIET.background():
                         held.digests(record)
-                except (ValueError, OSError) as error:
+                except (ValueError, OSError, RuntimeError, SaveFailed) as error:
                     print(f"step {record.step} could not be hashed: {error}", flush=True)
                 finally:
                     held.unpin(record.slot)

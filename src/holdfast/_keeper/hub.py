@@ -106,7 +106,7 @@ class Hub(Rounds, Commits, Sights):
         figures, host, step = message["figures"], str(message["host"]), None
         if self.common is not None and not self._is_durable(self.common):
             step = self.common[1] // 2
-            self._want(self.common, MEMORY)
+            self._want(self.common, MEMORY, is_last=True)
         if message["first"]:
             self._books.note("memory", rank=seat.rank, host=host, step=step, **figures)
             told_at, now = self._dangers.get(host), self._clock()
@@ -147,7 +147,7 @@ class Hub(Rounds, Commits, Sights):
             if wish.status == statuses.TERMINATED and self._books.has_job:
                 wish.signal = signal.SIGTERM
                 if self.common is not None:
-                    self._want(self.common, f"stop: {reason}")
+                    self._want(self.common, f"stop: {reason}", is_last=True)
                 self._books.settle(wish, self._leave_now)
             else:
                 self._leave_now(wish)
@@ -199,9 +199,8 @@ class Hub(Rounds, Commits, Sights):
             ending.has_saved = True
             # First what can be saved: when nothing is on its way any more, the end is told.
             if self.common is not None and not self._is_durable(self.common):
-                self._want(
-                    self.common, "death" if self.stop is None else f"stop: {self.stop.reason}"
-                )
+                why = "death" if self.stop is None else f"stop: {self.stop.reason}"
+                self._want(self.common, why, is_last=True)
         # Not failed, but forgotten: whoever waits for it is told to leave instead.
         self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
         if not self._commits:
@@ -295,7 +294,7 @@ class Hub(Rounds, Commits, Sights):
             if self.stop is not None and self._is_cut_short(self.stop):
                 self._leave_now(self.stop)
             elif self.common is not None and not self._is_durable(self.common):
-                self._want(self.common, "deadline")
+                self._want(self.common, "deadline", is_last=True)
         self._give_up_hopeless()
         if self._ending is not None:
             self._go_on_ending()
