@@ -94,6 +94,7 @@ class Asked:
         self._is_urgent = False
         self._has_nudged = False  # the next SIGINT is the trainer's own
         self._has_warned = False
+        self._has_requeued = False  # the job, since its end was near
         self._phase: str | None = None
         self._gone: FairDeadline | None = None  # when one without a goodbye counts as dead
         self._is_leaving = False
@@ -197,7 +198,8 @@ class Asked:
         known = self._job.grace_of(number) if self._job is not None else None
         if known is not None:
             return known
-        return _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
+        is_end = number in (signal.SIGTERM, signal.SIGHUP)
+        return _TERM_GRACE_SECONDS if is_end else _WARNING_GRACE_SECONDS
 
     def _leave_rest(self, reason: str, status: int) -> None:
         """A stop within a phase: its boundary is in memory, and the phase is repeated anyway."""
@@ -270,6 +272,9 @@ class Asked:
         """It makes no step any more, and whoever leads it wants it to be started again."""
         self._leave_now("it hangs", statuses.HUNG)
 
+    def _save_hung(self) -> None:
+        self._persist_newest("hang")
+
     def _is_gone(self) -> bool:
         """Whether the trainer is known to be dead."""
         return self._done
@@ -314,7 +319,31 @@ class Asked:
             if grace is not None:
                 self._insure_at = None  # set for what SIGTERM usually leaves
             self._insure_within(left if grace is None else grace)  # the end may have been moved
+        if self._is_to_go_on() and self._job.is_time_to_requeue():
+            # A slow commit must not cost the job: what is durable by its end, it goes on from.
+            self._requeue_in_time(self._job)
         self._warn_of_short_warning()
+
+    def _requeue_in_time(self, job: JobWatch) -> None:
+        if self._has_requeued:
+            return
+        self._has_requeued = True
+
+        def ask() -> None:
+            job.requeue(self._durable_step)
+
+        in_background(ask)
+
+    def _is_to_go_on(self) -> bool:
+        """Whether the run was asked to stop by its job, which is to come back."""
+        if self._job is None or self._ends.control.words[control.STAYS]:
+            return False
+        cause = self._job.cause
+        is_interrupted = cause is not None and cause.interrupts
+        return self._stop is not None and (
+            self._stop[1] == statuses.REQUEUE
+            or (self._stop[1] == statuses.TERMINATED and is_interrupted)
+        )
 
     def _needed_seconds(self) -> float:
         """For the step at hand, its save, and all that comes after."""

@@ -148,6 +148,10 @@ class CrewKeeper(KeeperAmongOthers):
         if not self._trainer_gone and self._farewell is None:
             super()._watch_clock(now)
 
+    def _is_to_go_on(self) -> bool:
+        stop = None if self._hub is None else self._hub.stop
+        return stop is not None and stop.status == statuses.REQUEUE
+
     def _stop_for_time(self, left: float) -> None:
         assert self._stop is not None
         self._wish_stop(*self._stop[:2], left)
@@ -306,6 +310,10 @@ class CrewKeeper(KeeperAmongOthers):
     def _leave_hung(self, rank: int | None) -> None:
         assert self._hub is not None
         self._hub.end_hung(rank)
+
+    def _save_hung(self) -> None:
+        assert self._hub is not None
+        self._hub.save_common("hang")
 
     def _is_gone(self) -> bool:
         return self._trainer_gone or self._farewell is not None

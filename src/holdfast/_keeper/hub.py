@@ -146,8 +146,7 @@ class Hub(Rounds, Commits, Sights):
             wish = Wish("stop", reason, message["status"], rank=seat.rank)
             if wish.status == statuses.TERMINATED and self._books.has_job:
                 wish.signal = signal.SIGTERM
-                if self.common is not None:
-                    self._want(self.common, f"stop: {reason}", is_last=True)
+                self.save_common(f"stop: {reason}")
                 self._books.settle(wish, self._leave_now)
             else:
                 self._leave_now(wish)
@@ -198,9 +197,7 @@ class Hub(Rounds, Commits, Sights):
         if not ending.has_saved:
             ending.has_saved = True
             # First what can be saved: when nothing is on its way any more, the end is told.
-            if self.common is not None and not self._is_durable(self.common):
-                why = "death" if self.stop is None else f"stop: {self.stop.reason}"
-                self._want(self.common, why, is_last=True)
+            self.save_common("death" if self.stop is None else f"stop: {self.stop.reason}")
         # Not failed, but forgotten: whoever waits for it is told to leave instead.
         self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
         if not self._commits:
@@ -293,8 +290,8 @@ class Hub(Rounds, Commits, Sights):
             self._insure_at = None
             if self.stop is not None and self._is_cut_short(self.stop):
                 self._leave_now(self.stop)
-            elif self.common is not None and not self._is_durable(self.common):
-                self._want(self.common, "deadline", is_last=True)
+            else:
+                self.save_common("deadline")
         self._give_up_hopeless()
         if self._ending is not None:
             self._go_on_ending()
@@ -307,6 +304,11 @@ class Hub(Rounds, Commits, Sights):
                 seat.ended, seat.held = cause, set()  # gone with all that it held
                 self._books.note("rank-died", rank=seat.rank, how=cause.how)
                 self._end(cause, settle=False)
+
+    def save_common(self, reason: str) -> None:
+        """Make the newest snapshot that all ranks hold durable, before anything older."""
+        if self.common is not None and not self._is_durable(self.common):
+            self._want(self.common, reason, is_last=True)
 
     def _is_cut_short(self, stop: Wish) -> bool:
         """Whether the job ends before its ranks have come to the boundary that was agreed on.

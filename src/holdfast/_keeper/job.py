@@ -34,6 +34,7 @@ _OVER = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_F
 # A controller that is restarted is away for seconds. The trainer waits for us, so not for ever.
 _PATIENCE_SECONDS = 24.0
 _AGAIN_SECONDS = 1.0
+_REQUEUE_SECONDS = (5.0, 10.0)  # before the end: where KillWait is short, and where it is not
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,18 @@ class JobWatch:
     def is_requeued(self) -> bool:
         """Whether all is done: what SLURM sends from now on is no news."""
         return self._is_requeueing or self._requeued is not None
+
+    def is_time_to_requeue(self) -> bool:
+        """Whether the job ends so soon that it is requeued also without its last checkpoint.
+
+        After the request SLURM waits for KillWait before it kills, so that little time is lost.
+        """
+        ends = [None if self._facts is None else self._facts.end, self._grace_end]
+        known = [end for end in ends if end is not None]
+        if not known or self.is_requeued():
+            return False
+        is_long = self._kill_wait is None or self._kill_wait >= _REQUEUE_SECONDS[1]
+        return min(known) - time.time() < _REQUEUE_SECONDS[is_long]
 
     def requeue(self, step: int | None) -> Requeued:
         """Have the job start again, once; `step` is durable."""
