@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 
@@ -31,7 +30,7 @@ def _busy(folder, tmp_path, light, *arguments):
 
 def _under_way(folder):
     """The steps of the checkpoints that are being written."""
-    names = os.listdir(folder / "checkpoints")
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
     return {int(found[1]) for name in names if (found := re.match(r"\..*step-0*(\d+)", name))}
 
 

@@ -46,7 +46,7 @@ def _keeper(tmp_path, monkeypatch, stop, left, *, reason="None", kill_wait=30.0)
     keeper._ends = SimpleNamespace(control=SimpleNamespace(words=[0] * 512))
     keeper._pace, keeper._job, keeper._stop = Pace(), job, stop
     keeper._is_leaving, keeper._insure_at, keeper._durable_step = False, None, 40
-    keeper._save_seconds, keeper._has_warned, keeper._has_requeued = 16.0, True, False
+    keeper._save_seconds, keeper._has_warned = 16.0, True
     return keeper
 
 
@@ -72,5 +72,5 @@ def test_it_is_not_asked_for_too_early_nor_against_a_wish(
 ):
     keeper = _keeper(tmp_path, monkeypatch, stop, left, kill_wait=kill_wait)
     keeper._watch_clock(time.monotonic())
-    assert not keeper._has_requeued
+    assert not keeper._job._is_asked_in_time
     assert requeued == []

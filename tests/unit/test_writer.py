@@ -10,8 +10,9 @@ import pytest
 from holdfast._keeper import writer as writer_module
 from holdfast._keeper.keep import Durable, Policy
 from holdfast._keeper.source import Ranges, Source
+from holdfast._keeper.write_jobs import Job
 from holdfast._keeper.write_queue import CADENCE
-from holdfast._keeper.writer import Job, Writer
+from holdfast._keeper.writer import Writer
 from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
 

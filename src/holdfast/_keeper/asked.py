@@ -16,17 +16,17 @@ from typing import Any
 from holdfast._keeper import messages
 from holdfast._keeper.beat import Pace
 from holdfast._keeper.hang_hands import Hangs
-from holdfast._keeper.held import HeldArena, Hasher, Holdings
+from holdfast._keeper.held import Hasher, Holdings
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.noticed import Noticed
 from holdfast._keeper.quiet import QUIET
-from holdfast._keeper.writer import Closing, Job, Outcome, Writer
+from holdfast._keeper.write_jobs import Closing, Job, Outcome
+from holdfast._keeper.writer import Writer
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.identity import of_process
 from holdfast._save import control
-from holdfast._save.arena import SlotRecord
 from holdfast._save.control import ControlPage
 from holdfast._slurm.cause import Cause
 from holdfast._stop.request import SAME_PRESS_SECONDS, stop_from_file, take_requests
@@ -94,7 +94,6 @@ class Asked:
         self._is_urgent = False
         self._has_nudged = False  # the next SIGINT is the trainer's own
         self._has_warned = False
-        self._has_requeued = False  # the job, since its end was near
         self._phase: str | None = None
         self._gone: FairDeadline | None = None  # when one without a goodbye counts as dead
         self._is_leaving = False
@@ -165,12 +164,8 @@ class Asked:
         if not self._is_urgent:
             self._is_urgent = True
             QUIET.end()
+            self._hasher.rest()
             self._writer.hurry()
-
-    def _hash_later(self, held: HeldArena, record: SlotRecord) -> None:
-        """In the background; not when the run ends, where a slow thread would hold up a write."""
-        if not self._is_urgent:
-            self._hasher.want(held, record)
 
     def _insure_within(self, seconds: float) -> None:
         """Have the newest slot on disk before this time is over, even if the step goes on."""
@@ -319,31 +314,14 @@ class Asked:
             if grace is not None:
                 self._insure_at = None  # set for what SIGTERM usually leaves
             self._insure_within(left if grace is None else grace)  # the end may have been moved
-        if self._is_to_go_on() and self._job.is_time_to_requeue():
-            # A slow commit must not cost the job: what is durable by its end, it goes on from.
-            self._requeue_in_time(self._job)
+        status = self._stop_status()
+        if status is not None and not words[control.STAYS]:
+            self._job.requeue_in_time(status, self._durable_step)
         self._warn_of_short_warning()
 
-    def _requeue_in_time(self, job: JobWatch) -> None:
-        if self._has_requeued:
-            return
-        self._has_requeued = True
-
-        def ask() -> None:
-            job.requeue(self._durable_step)
-
-        in_background(ask)
-
-    def _is_to_go_on(self) -> bool:
-        """Whether the run was asked to stop by its job, which is to come back."""
-        if self._job is None or self._ends.control.words[control.STAYS]:
-            return False
-        cause = self._job.cause
-        is_interrupted = cause is not None and cause.interrupts
-        return self._stop is not None and (
-            self._stop[1] == statuses.REQUEUE
-            or (self._stop[1] == statuses.TERMINATED and is_interrupted)
-        )
+    def _stop_status(self) -> int | None:
+        """With which status the run would leave, if it was asked to."""
+        return None if self._stop is None else self._stop[1]
 
     def _needed_seconds(self) -> float:
         """For the step at hand, its save, and all that comes after."""

@@ -136,14 +136,14 @@ class Commits(Table):
         for commit in dropped:
             self._drop(commit)
         writing = [commit for commit in self._commits.values() if commit.is_writing]
-        commit = next(filter(self._can_be_whole, waiting), None)
-        if commit is None or not all(self._gives_way(each, commit) for each in writing):
+        found = next(filter(self._can_be_whole, waiting), None)
+        if found is None or not all(self._gives_way(each, found) for each in writing):
             return
         for each in writing:
             if not each.is_closing:
                 self._drop(each)
-        commit.is_writing, commit.write_began = True, self._clock()
-        self._begin_writing(commit)
+        found.is_writing, found.write_began = True, self._clock()
+        self._begin_writing(found)
 
     def _gives_way(self, writing: Commit, commit: Commit) -> bool:
         """Whether a checkpoint need not wait for the one that is being written."""

@@ -15,8 +15,8 @@ from holdfast._keeper.among import KeeperAmongOthers
 from holdfast._keeper.ending import Cause, looks_like_a_lost_peer
 from holdfast._keeper.memory import Alarm
 from holdfast._keeper.postmortem import PostMortem
+from holdfast._keeper.write_jobs import Closing, Job, Outcome
 from holdfast._keeper.write_queue import CADENCE
-from holdfast._keeper.writer import Closing, Job, Outcome
 from holdfast._leave import statuses
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_json
@@ -60,7 +60,7 @@ class CrewKeeper(KeeperAmongOthers):
         held = self._holdings.of(generation)
         record = None if held is None else held.find(sequence)
         if held is not None and record is not None:
-            self._hash_later(held, record)
+            self._hasher.want(held, record)
         self._member.report()
 
     def _persist_ordered(self, message: dict[str, Any]) -> None:
@@ -148,9 +148,8 @@ class CrewKeeper(KeeperAmongOthers):
         if not self._trainer_gone and self._farewell is None:
             super()._watch_clock(now)
 
-    def _is_to_go_on(self) -> bool:
-        stop = None if self._hub is None else self._hub.stop
-        return stop is not None and stop.status == statuses.REQUEUE
+    def _stop_status(self) -> int | None:
+        return self._hub.stop.status if self._hub is not None and self._hub.stop else None
 
     def _stop_for_time(self, left: float) -> None:
         assert self._stop is not None

@@ -228,14 +228,20 @@ class Hasher:
 
     def __init__(self) -> None:
         self._wanted: tuple[HeldArena, SlotRecord] | None = None
+        self._rests = False
         self._wake = threading.Condition()
         threading.Thread(target=self._work, name="hasher", daemon=True).start()
 
     def want(self, held: HeldArena, record: SlotRecord) -> None:
         """Hash this slot next; one that was wanted before and not begun is left out."""
         with self._wake:
-            self._wanted = (held, record)
+            self._wanted = None if self._rests else (held, record)
             self._wake.notify()
+
+    def rest(self) -> None:
+        """The run ends: whoever writes hashes too, and must not wait for a slow thread."""
+        with self._wake:
+            self._rests, self._wanted = True, None
 
     def _work(self) -> None:
         while True:

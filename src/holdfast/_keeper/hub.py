@@ -20,7 +20,8 @@ from holdfast._keeper.ending import Cause, Ending, worst
 from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.rounds import ANSWER_SECONDS, Rounds
 from holdfast._keeper.sights import Sights
-from holdfast._keeper.table import Key, Seat, Wish
+from holdfast._keeper.table import Seat, Wish
+from holdfast._keeper.write_queue import Key
 from holdfast._leave import statuses
 
 __all__ = ["Hub", "Key"]

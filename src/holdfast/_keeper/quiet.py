@@ -64,7 +64,9 @@ class Quiet:
         """
         for number in tuple(self._threads):
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, os.getpid()))
+                os.setpriority(
+                    os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, os.getpid())
+                )
 
     @contextlib.contextmanager
     def _counted(self, quiet: int = 0, loud: int = 0) -> Iterator[None]:

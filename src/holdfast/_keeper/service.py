@@ -28,7 +28,7 @@ from holdfast._keeper.noticed import Noticed
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.series import SeriesWriter
-from holdfast._keeper.writer import Job, Outcome
+from holdfast._keeper.write_jobs import Job, Outcome
 from holdfast._notices.watch import open_watch
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import host_name
@@ -181,7 +181,7 @@ class Keeper(Asked):
         held = self._holdings.of(generation)
         record = None if held is None else held.find(sequence)
         if held is not None and record is not None:
-            self._hash_later(held, record)
+            self._hasher.want(held, record)
 
     def _persist_ordered(self, message: dict[str, Any]) -> None:
         held = self._holdings.of(message["generation"])

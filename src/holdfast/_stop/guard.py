@@ -195,4 +195,6 @@ def _what_is_certain(held: int | None, durable: int | None, time_left: TimeLeft)
         return f"a save takes about {needed:.0f} s here, and there are {grace}: {certain}"
     if held is None or held == durable:
         return f"if that takes too long for the {grace} there are, {certain}"
-    return f"if that takes too long for the {grace} there are, step {held} is likely kept; {certain}"
+    return (
+        f"if that takes too long for the {grace} there are, step {held} is likely kept; {certain}"
+    )
