@@ -42,7 +42,7 @@ class Writing:
         self.labours.append(labour)
         self.begun.release()
         assert self.may_end.acquire(timeout=30)
-        with turns.take((state.attempt, 2 * state.step)):
+        with turns.take_name((state.attempt, 2 * state.step)):
             self.written.append(state.step)
         former = SimpleNamespace(own_bytes=self.own_bytes, folder=None)
         return Durable(former, 0.0)  # type: ignore[arg-type]  # only what the writer asks of it

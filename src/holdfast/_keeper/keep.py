@@ -76,7 +76,8 @@ def keep_checkpoint(
         return None
     written = commit_checkpoint(commit, source, labour, former)
     seconds = time.monotonic() - began
-    note_checkpoint(policy, state, commit, source.size_bytes, written.own_bytes, seconds)
+    with commit.turns.take_note(commit.key):
+        note_checkpoint(policy, state, commit, source.size_bytes, written.own_bytes, seconds)
     return Durable(written, seconds)
 
 
@@ -99,7 +100,8 @@ def keep_parts(
     finally:
         remove_folder(partial)
     seconds = time.monotonic() - began
-    note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
+    with commit.turns.take_note(commit.key):
+        note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
 
 
 def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> Commit:

@@ -162,7 +162,7 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
     pass_point("before-publish")
     _refuse_if_fenced(commit)
     _refuse_if_void(commit)
-    with commit.turns.take(commit.key):
+    with commit.turns.take_name(commit.key):
         publish_folder(partial, commit.final, durable=False)  # who was faster has written the same
     sync_folder(commit.layout.checkpoints)
     pass_point("published")

@@ -105,25 +105,38 @@ def expected_seconds(measured: float | None, elapsed: float) -> float:
 
 
 class Turns:
-    """The names of checkpoints are given in the order of their states.
+    """Checkpoints get their names, and are noted as durable, in the order of their states.
 
     Two writes may be under way at once, and the older one may be ready after the newer one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._newest: Key | None = None
+        self._named: Key | None = None
+        self._noted: Key | None = None
 
     @contextlib.contextmanager
-    def take(self, key: Key) -> Iterator[None]:
+    def take_name(self, key: Key) -> Iterator[None]:
         """For the rename and nothing else; Superseded if a newer checkpoint has its name."""
         with self._lock:
-            if self._newest is not None and key < self._newest:
+            if self._named is not None and key < self._named:
                 raise Superseded("a newer step is durable")
             yield
-            self._newest = key
+            self._named = key
+
+    @contextlib.contextmanager
+    def take_note(self, key: Key) -> Iterator[None]:
+        """For the note in the journal; Superseded if a newer checkpoint is durable.
+
+        Then this one is durable too: the flush of the folder was for both names.
+        """
+        with self._lock:
+            if self._noted is not None and key < self._noted:
+                raise Superseded("a newer step is durable")
+            yield
+            self._noted = key
 
     def forget(self) -> None:
         """A rule has called the newest ones bad: older ones count again."""
         with self._lock:
-            self._newest = None
+            self._named = self._noted = None
