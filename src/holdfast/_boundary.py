@@ -302,7 +302,9 @@ class Boundaries(Hearing):
             self._end_well(request.reason)
             return
         self._leaves_at = self.step
-        durable = is_saved or self._saver.save_and_wait(self.step, f"stop: {request.reason}")
+        durable = is_saved or self._saver.save_and_wait(
+            self.step, f"stop: {request.reason}", is_last=True
+        )
         if self._bad is not None:
             self._stop_bad()  # found, here or by another rank, while it was to be saved
             return

@@ -17,7 +17,7 @@ from holdfast._progress import Progress
 from holdfast._ruled import Ruled
 from holdfast._save.control import IN_LOOP, MARK, REST
 from holdfast._say import say, speak_as
-from holdfast._stop.guard import Guard, announce_signal
+from holdfast._stop.guard import Guard, TimeLeft, announce_signal
 from holdfast._stop.request import StopRequest, stop_from_file
 
 
@@ -69,10 +69,11 @@ class Hearing(Ruled):
             if isinstance(decision, Decision):
                 self._hear_decision(decision)
         elif kind == "noted":
-            newest = self._saver.newest
-            kept = None if newest is None else newest.step
             if not message["rests"]:  # else it leaves at once, and says so then
-                announce_signal(message["signal"], message["grace"], self._step_at_hand(), kept)
+                newest, durable = self._saver.newest, self._durable_step()
+                held = durable if newest is None else newest.step
+                time_left = TimeLeft(message["grace"], message["needed"])
+                announce_signal(message["signal"], self._step_at_hand(), held, durable, time_left)
         elif kind == "void":
             self._hear_void(message)
         elif kind == "request" and message["request"] == "stop":
@@ -108,7 +109,7 @@ class Hearing(Ruled):
             leave_at_once(self._exit_record(), message["reason"], record, **details)
         elif kind == "tick" and self._noted and not self._announced:
             self._announced = True
-            announce_signal(self._noted[0], None, self._step_at_hand(), None)
+            announce_signal(self._noted[0], self._step_at_hand())
         self._next_look = 0.0
 
     def _step_at_hand(self) -> int:

@@ -365,7 +365,7 @@ class Run(Attempt):
         self._judge_the_end()
         self._words[DONE] = 1
         with children_unheard():
-            is_saved = self._saver.save_and_wait(self.step, "finished")
+            is_saved = self._saver.save_and_wait(self.step, "finished", is_last=False)
         if self._bad is not None:
             raise self._stop_bad()
         if self._trouble is not None:

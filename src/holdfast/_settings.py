@@ -17,7 +17,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 _METRIC = re.compile(r"(min|max):([A-Za-z_][A-Za-z0-9_./-]*)")
 NOTICES = ("auto", "aws", "gcp", "azure", "off")
-_SIGNALS = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
+_SIGNALS = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "BREAK")
 
 
 def parse_seconds(text: str, setting: str) -> float:
@@ -51,7 +51,7 @@ class Settings:
     keep_best: str | None = None
     checkpoint_every: str | int = "5min"
     max_overhead: float = 0.01
-    signals: tuple[str, ...] = ("INT", "TERM", "USR1", "USR2", "QUIT", "BREAK")
+    signals: tuple[str, ...] = _SIGNALS
     grace_seconds: float | None = None
     requeue_limit: int = 3
     hang_timeout: float | str | None = None

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from tests.cli.command import FEW, TRAIN_NUMPY, holdfast, status_of, succeed
-from tests.support import checkpoint_steps, journal_events, wait_for_keeper_gone, wait_until
+from tests.support import (
+    SCRIPTS,
+    checkpoint_steps,
+    journal_events,
+    wait_for_keeper_gone,
+    wait_until,
+)
+
+LIGHT = SCRIPTS / "light.py"
 
 
 def training(start, folder, *arguments, sleep=0.01):
@@ -42,6 +50,26 @@ def test_stop_now_leaves_in_the_middle_of_a_step(folder, start):
     assert found["state"] == "stopped"
     assert "stop --now: fire (by " in found["last_exit"]["how"]
     assert found["disk_step"] > 0
+
+
+def test_a_run_that_was_found_stuck_is_durable_and_stop_names_the_way_that_ends_it(
+    folder, start, tmp_path
+):
+    settings = '{"max_overhead": 1.0, "hang_timeout": 1.0}'
+    trainer = start(
+        *(folder, "--total", 40, "--hold-at", 8, "--sleep", 0.06, "--gate", tmp_path / "gate"),
+        *("--settings", settings),
+        script=LIGHT,
+    )
+    in_memory = int(trainer.wait_for("holding").split()[1])
+    wait_until(lambda: journal_events(folder, "hang"), 30, "the hang")
+    (saved,) = wait_until(lambda: journal_events(folder, "checkpoint"), 30, "the checkpoint")
+    assert (saved["step"], saved["reason"]) == (in_memory, "hang")
+    wait_until(lambda: status_of(folder)["state"] == "stuck", 30, "the heartbeat")
+    assert f"leave now: holdfast stop --now {folder}" in succeed("stop", folder)
+    assert trainer.process.poll() is None
+    succeed("stop", "--now", folder, "--wait")
+    assert trainer.wait() == 130
 
 
 def test_a_run_that_ends_by_itself_meanwhile_is_told_as_it_is(folder, start):

@@ -22,6 +22,7 @@ from tests.support import (
     [
         (signal.SIGINT, 130, "Ctrl-C: step 9 is being finished"),
         (signal.SIGTERM, 143, "SIGTERM: step 9 is being finished"),
+        (signal.SIGHUP, 129, "SIGHUP: step 9 is being finished"),
         (signal.SIGUSR1, 75, "SIGUSR1: step 9 is being finished"),
         (signal.SIGUSR2, 75, "SIGUSR2: step 9 is being finished"),
     ],
@@ -47,6 +48,15 @@ def test_a_signal_ends_the_step_and_the_run_leaves_with_its_status(
     again = light(folder, "--total", 40)
     assert again.ready() == 9
     assert again.state_hash() == light_reference(40)
+
+
+def test_under_nohup_a_closed_terminal_does_not_stop_the_run(folder, gate, light):
+    trainer = light(folder, "--total", 40, "--hold-at", 8, prefix=("nohup",))
+    trainer.wait_for("holding")
+    trainer.send(signal.SIGHUP)
+    gate.touch()
+    assert trainer.wait() == 0
+    assert "SIGHUP" not in trainer.output
 
 
 def test_ctrl_backslash_dies_of_the_signal_with_stacks_and_the_last_snapshot(

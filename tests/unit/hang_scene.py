@@ -34,6 +34,7 @@ class Scene:
         self.orders: list[tuple[int, str]] = []
         self.filed: list[dict[str, Any]] = []
         self.restarted: list[int | None] = []
+        self.saved = 0
         self.since: dict[int, float] = {}  # when a stuck rank stood already
         self.starved = 0.0  # of each second, that its main thread waits for a processor
         self._policy = policy
@@ -67,6 +68,9 @@ class Scene:
 
     def file_again(self, record: dict[str, Any]) -> None:
         self.filed.append(dict(record))
+
+    def save(self) -> None:
+        self.saved += 1
 
     def restart(self, rank: int | None) -> None:
         self.restarted.append(rank)

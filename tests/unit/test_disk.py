@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 from holdfast._keeper import disk
 from holdfast._keeper.disk import write_file
 from holdfast._keeper.pieces import Labour, Pieces
+from holdfast._keeper.quiet import QUIET
+from holdfast._keeper.write_queue import Superseded
+from tests.support import wait_until
 
 SIZES = st.lists(st.sampled_from([0, 1, 100, 4095, 4096, 4097, 8192, 20_000]), min_size=1)
 
@@ -110,7 +114,40 @@ def test_who_begins_to_wait_gets_threads_of_full_priority():
     nice = {os.getpriority(os.PRIO_PROCESS, each) for each in names if each}
     work.may_go_on.set()
     work.finish()
-    assert {0, 19} & nice
+    assert {os.getpriority(os.PRIO_PROCESS, 0), 19} & nice
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root may raise one")
+def test_a_thread_of_low_priority_is_raised_when_somebody_begins_to_wait():
+    """One that holds a piece on a crowded machine would hold up the write for seconds."""
+    work = _Counting([5])
+    labour = Labour(is_background=True)
+    labour.put_to(work, 1)
+    number = wait_until(lambda: next(iter(QUIET._threads), None), 10, "the thread")
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, number) == 19, 10, "its low priority")
+    labour.hurry()
+    assert os.getpriority(os.PRIO_PROCESS, number) == os.getpriority(os.PRIO_PROCESS, 0)
+    work.may_go_on.set()
+    work.finish()
+
+
+def test_what_is_given_up_is_not_finished_unless_all_of_it_is_done():
+    work = _Counting([0] * 1000)
+    labour = Labour(is_background=False)
+    labour.put_to(work, 1)
+    labour.give_up()
+    work.may_go_on.set()
+    with pytest.raises(Superseded):
+        work.finish()
+    with pytest.raises(Superseded):
+        labour.put_to(_Counting([0]), 1)
+    done = _Counting([0])
+    done.may_go_on.set()
+    labour = Labour(is_background=False)
+    labour.put_to(done, 1)
+    done.finish()
+    labour.give_up()
+    done.finish()
 
 
 class _SlowToLetGo(threading.Condition):

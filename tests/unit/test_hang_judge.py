@@ -25,6 +25,7 @@ def test_one_that_is_idle_twice_hangs():
     scene.wait(100)
     assert len(scene.filed) == 1
     assert scene.restarted == []
+    assert scene.saved == 1  # what is in memory is made durable: no step may come any more
 
 
 def _awaits(*pids: int) -> dict[str, Any]:

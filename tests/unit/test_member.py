@@ -124,7 +124,8 @@ def test_when_a_decision_is_carried_out_the_trainer_need_not_look_up_any_more(ke
     keeper.decide(5, 10, "save")
     keeper.member.order(ATTEMPT, 10, "asked")
     assert keeper.words[control.DUE] == control.NEVER
-    assert keeper.said[-1] == ("order", {"key": [ATTEMPT, 10], "reason": "asked"})
+    order = {"key": [ATTEMPT, 10], "reason": "asked", "last": False}
+    assert keeper.said[-1] == ("order", order)
 
 
 def test_a_plan_is_set_for_a_boundary_that_is_ahead(keeper):
@@ -174,7 +175,7 @@ def test_a_new_keeper_passes_on_a_decision_of_before_its_time(keeper):
 
 def test_a_letter_to_the_keeper_before_this_one_waits_until_the_slots_are_here(keeper):
     """Else it would answer that the slot is gone, and a checkpoint that can be made would fail."""
-    letter = {"key": [ATTEMPT, 8], "partial": "p", "number": 1, "reason": "SIGTERM"}
+    letter = {"key": [ATTEMPT, 8], "partial": "p", "number": 1, "reason": "SIGTERM", "last": True}
     keeper.member.greet()
     keeper.hear("write", **letter)
     assert keeper.told == []
@@ -189,5 +190,5 @@ def test_a_write_of_what_was_held_and_is_gone_is_passed_on_for_an_answer(keeper)
     keeper.member.report()
     keeper.snapshots = [(ATTEMPT, 10)]
     keeper.member.report()
-    keeper.hear("write", key=[ATTEMPT, 8], partial="p", number=1, reason="cadence")
+    keeper.hear("write", key=[ATTEMPT, 8], partial="p", number=1, reason="cadence", last=False)
     assert [told["key"] for _, told in keeper.told] == [(ATTEMPT, 8)]

@@ -54,11 +54,11 @@ UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 8640
         ("hang_timeout", math.inf, "seconds above 0"),
         ("hang_timeout", "0s", "seconds above 0"),
         ("hang_timeout", "soon", "ms, s, sec, min, m, h, d"),
-        ("signals", "INT", "INT, TERM, USR1, USR2, QUIT, BREAK"),
-        ("signals", ("INT", "KILL"), "INT, TERM, USR1, USR2, QUIT, BREAK"),
-        ("signals", (2, 15), "INT, TERM, USR1, USR2, QUIT, BREAK"),
-        ("signals", None, "INT, TERM, USR1, USR2, QUIT, BREAK"),
-        ("signals", 15, "INT, TERM, USR1, USR2, QUIT, BREAK"),
+        ("signals", "INT", "INT, TERM, HUP, USR1, USR2, QUIT, BREAK"),
+        ("signals", ("INT", "KILL"), "INT, TERM, HUP, USR1, USR2, QUIT, BREAK"),
+        ("signals", (2, 15), "INT, TERM, HUP, USR1, USR2, QUIT, BREAK"),
+        ("signals", None, "INT, TERM, HUP, USR1, USR2, QUIT, BREAK"),
+        ("signals", 15, "INT, TERM, HUP, USR1, USR2, QUIT, BREAK"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_what_is_valid(name, value, valid):

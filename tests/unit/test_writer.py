@@ -10,7 +10,9 @@ import pytest
 from holdfast._keeper import writer as writer_module
 from holdfast._keeper.keep import Durable, Policy
 from holdfast._keeper.source import Ranges, Source
-from holdfast._keeper.writer import CADENCE, Job, Writer
+from holdfast._keeper.write_jobs import Job
+from holdfast._keeper.write_queue import CADENCE
+from holdfast._keeper.writer import Writer
 from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
 
@@ -22,30 +24,42 @@ class Writing:
 
     def __init__(self, tmp_path, monkeypatch):
         self.hurried: list[bool] = []  # of each that was begun: whether somebody waited then
+        self.labours = []
+        self.written: list[int] = []
+        self.outcomes = []
+        self.unpinned: list[int] = []
+        self.is_overwritten = False  # whether the trainer has taken the slots that nobody holds
         self.own_bytes = SIZE
         self.begun = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
         monkeypatch.setattr(writer_module, "keep_checkpoint", self._keep)
         monkeypatch.setattr(writer_module, "remove_old", lambda *_: None)
         policy = Policy(RunLayout(tmp_path), "a", 1, {1: None}, 3, best=None, version="0")
-        self.writer = Writer(policy, lambda _: None)
+        self.writer = Writer(policy, self.outcomes.append, newest=lambda: self._slot(99))
 
-    def _keep(self, _policy, _state, _source, labour, _former):
+    def _keep(self, _policy, state, _source, labour, _former, turns):
         self.hurried.append(not labour._is_background)
+        self.labours.append(labour)
         self.begun.release()
         assert self.may_end.acquire(timeout=30)
+        with turns.take_name((state.attempt, 2 * state.step)):
+            self.written.append(state.step)
         former = SimpleNamespace(own_bytes=self.own_bytes, folder=None)
         return Durable(former, 0.0)  # type: ignore[arg-type]  # only what the writer asks of it
 
-    def submit(self, reason):
+    def _slot(self, step):
         scalars = b'{"metrics":{}}'.ljust(SIZE)
         ranges = Ranges.of([Extent("holdfast.scalars", 0, SIZE)])
         held = SimpleNamespace(
             arena=SimpleNamespace(attempt=1),
             source=lambda _: Source([memoryview(scalars)], ranges),
-            unpin=lambda _: None,
+            pin=lambda record: record.step == 99 or not self.is_overwritten,
+            unpin=self.unpinned.append,
         )
-        self.writer.submit(Job(held, SimpleNamespace(step=1, slot=0), reason))  # type: ignore[arg-type]  # likewise
+        return held, SimpleNamespace(step=step, slot=step, mark=2 * step)
+
+    def submit(self, reason, step=1, **more):
+        return self.writer.submit(Job(*self._slot(step), reason, **more))
 
     def end(self, count=1):
         for _ in range(count):
@@ -60,22 +74,61 @@ def writing(tmp_path, monkeypatch):
 
 
 def test_what_is_before_one_that_is_waited_for_is_waited_for_as_well(writing):
-    writing.submit(CADENCE)
+    writing.submit(CADENCE, 1)
     assert writing.begun.acquire(timeout=30)
-    writing.submit(CADENCE)  # not begun yet when the next one comes
-    writing.submit("stop")
-    assert not writing.writer._labour._is_background
+    writing.submit("asked", 2)  # not begun yet when the next one comes
+    writing.submit("asked", 3)
+    assert not writing.labours[0]._is_background
     writing.end(3)
     writing.writer.wait_idle()
     assert writing.hurried == [False, True, True]
+    assert writing.written == [1, 2, 3]
     assert [writing.begun.acquire(timeout=30) for _ in range(2)] == [True, True]
-    writing.submit(CADENCE)
+    writing.submit(CADENCE, 4)
     assert writing.begun.acquire(timeout=30)
     writing.writer.hurry()
-    assert not writing.writer._labour._is_background
+    assert not writing.labours[3]._is_background
     writing.end()
     writing.writer.wait_idle()
     assert writing.hurried[3:] == [False]
+
+
+def test_the_last_state_does_not_wait_and_the_older_one_gets_no_name_after_it(writing):
+    """The first write is in a flush, which nobody can cut short."""
+    writing.submit(CADENCE, 1)
+    assert writing.begun.acquire(timeout=30)
+    writing.submit("asked", 2)
+    writing.submit("stop", 3, is_last=True)
+    assert writing.begun.acquire(timeout=30)  # beside the first one
+    assert [(o.job.record.step, o.is_dropped) for o in writing.outcomes] == [(2, True)]
+    assert writing.unpinned == [2]
+    writing.end(2)
+    writing.writer.wait_idle()
+    assert writing.written[-1] == 3
+    dropped = {o.job.record.step for o in writing.outcomes if o.is_dropped}
+    assert dropped | set(writing.written) == {1, 2, 3}
+
+
+def test_what_waits_for_the_cadence_holds_no_slot_and_takes_the_newest(writing):
+    writing.submit(CADENCE, 1)
+    assert writing.begun.acquire(timeout=30)
+    assert writing.submit(CADENCE, 2) is False
+    assert writing.unpinned == [2]
+    writing.is_overwritten = True
+    writing.end(2)
+    writing.writer.wait_idle()
+    assert writing.written == [1, 99]
+
+
+def test_the_trainer_may_have_the_slots_of_all_that_waits(writing):
+    writing.submit("asked", 1)
+    assert writing.begun.acquire(timeout=30)
+    assert writing.submit("asked", 2) is True
+    writing.writer.drop_waiting()
+    assert writing.unpinned == [2]
+    writing.end()
+    writing.writer.wait_idle()
+    assert writing.written == [1]
 
 
 def test_the_speed_is_not_that_of_one_that_was_linked(writing):
@@ -85,7 +138,7 @@ def test_the_speed_is_not_that_of_one_that_was_linked(writing):
     writing.writer.wait_idle()
     assert writing.writer.bytes_per_second is None
     writing.own_bytes = SIZE
-    writing.submit(CADENCE)
+    writing.submit(CADENCE, 2)
     writing.end()
     writing.writer.wait_idle()
     assert writing.writer.bytes_per_second is not None

@@ -169,6 +169,7 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
       holdfast stop runs/a --reason "the node is needed" --wait
     """
     from holdfast._status.asking import ask_run, wait_until_gone
+    from holdfast._status.held import read_stuck
 
     asked = ask_run(run, "stop", reason=reason or "holdfast stop", now=now)
     what = (
@@ -176,10 +177,16 @@ def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
         if now
         else "It ends the step that it is in, makes it durable and leaves"
     )
+    is_stuck = not now and read_stuck(asked.beat) is not None
     click.echo(
         f"{words.name(run)}: asked to stop (attempt {asked.attempt}, pid {asked.pid} on "
         f"{words.name(asked.host)}). {what}, with status 130."
     )
+    if is_stuck:
+        click.echo(
+            "It makes no step any more, and so would not leave. To keep its last snapshot and "
+            f"leave now: {words.command('stop --now', run)}"
+        )
     if not wait:
         click.echo(f"To look: {words.command('status', run)}")
         return 0

@@ -49,8 +49,9 @@ class Handle:
     >>> handle.wait()  # doctest: +SKIP
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_last: bool = False) -> None:
         self.reason = reason
+        self.is_last = is_last  # the run ends with it: what is older need not be written
         self.step: int | None = None  # set at the boundary that takes it
         self.error: str | None = None
         self.attend: Callable[[], None] | None = None  # what the trainer must do while it waits
@@ -207,6 +208,12 @@ class Custody:
             self._orders[number] = order
         self._send_order(number, order)
 
+    def make_way(self) -> None:
+        """The last state is about to be taken: what waits for the disk gives its slot up."""
+        self.send("last")
+        if self._is_one_of_many and self._snapshots is not None:
+            self._snapshots.settle_all()  # the other ranks' keepers hold none while it waits
+
     def void_from(self, step: int, reason: str) -> None:
         """Tell the keeper that a rule has called everything from this step on bad."""
         if self.durable_step is not None and self.durable_step >= step:
@@ -350,11 +357,17 @@ class Custody:
                 generation=order.taken.generation,
                 sequence=order.taken.sequence,
                 reason=order.handles[0].reason,
+                last=any(handle.is_last for handle in order.handles),
             )
 
     def _hear(self, message: dict[str, Any]) -> None:
         """In the link's thread: settle orders, pass on the rest."""
         number = message.get("order")
+        if message["kind"] == "waits":
+            order = self._orders.get(message["order"])
+            if order is not None and self._snapshots is not None:
+                self._snapshots.settle(order.taken.sequence)  # the newest slot is taken in its turn
+            return
         if number is not None:
             with self._lock:
                 order = self._orders.pop(number, None)
@@ -367,8 +380,10 @@ class Custody:
         sequence = order.taken.sequence
         if self._snapshots is not None:
             self._snapshots.settle(sequence)
-        if message["kind"] == "durable" and sequence > self.durable_sequence:
-            self.durable_sequence, self.durable_step = sequence, order.taken.step
+        # What has waited is written as it was when its turn came.
+        written = message.get("sequence", sequence)
+        if message["kind"] == "durable" and written > self.durable_sequence:
+            self.durable_sequence, self.durable_step = written, message["step"]
         order.settle(message.get("error"))
 
     def _stand_in(self) -> None:

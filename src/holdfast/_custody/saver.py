@@ -141,9 +141,14 @@ class Saver:
         elif self._can_snapshot() and self._cadence.affords_rest(time.monotonic()):
             self._take_snapshot(step, _REST_SECONDS)
 
-    def save_and_wait(self, step: int, reason: str) -> bool:
-        """Make this boundary durable now; False, and a line, if that cannot be."""
-        handle = Handle(reason)
+    def save_and_wait(self, step: int, reason: str, *, is_last: bool) -> bool:
+        """Make this boundary durable now; False, and a line, if that cannot be.
+
+        `is_last`: before anything older that waits for the disk.
+        """
+        handle = Handle(reason, is_last=is_last)
+        if is_last:
+            self._custody.make_way()
         try:
             self._begin_checkpoint(step, [*self._wanted, handle], _SLOT_SECONDS)
             if handle.step is None:
@@ -154,7 +159,7 @@ class Saver:
             return False
         return True
 
-    def keep_last(self, reason: str) -> bool:
+    def keep_last(self, reason: str, *, is_last: bool = False) -> bool:
         """Make the last whole snapshot durable: a step that failed never is one."""
         if self._snapshots is not None:
             self._snapshots.wait_landed(_LANDING_SECONDS)
@@ -163,7 +168,7 @@ class Saver:
             return True
         if not self._custody.has_keeper:
             return False
-        handle = Handle(reason)
+        handle = Handle(reason, is_last=is_last)
         handle.step = newest.step
         try:
             self._custody.order(newest, [handle])

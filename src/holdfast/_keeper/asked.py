@@ -20,7 +20,9 @@ from holdfast._keeper.held import Hasher, Holdings
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy
 from holdfast._keeper.noticed import Noticed
-from holdfast._keeper.writer import Closing, Job, Outcome, Writer
+from holdfast._keeper.quiet import QUIET
+from holdfast._keeper.write_jobs import Closing, Job, Outcome
+from holdfast._keeper.writer import Writer
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.identity import of_process
@@ -74,8 +76,8 @@ class Asked:
         self._grace = grace
         self._job = job
         self._hasher = Hasher()
-        self._writer = Writer(policy, self._outcome, self._closed)
         self._holdings = Holdings(policy.attempt)
+        self._writer = Writer(policy, self._outcome, self._closed, self._holdings.newest)
         self._pace = Pace()
         self._save_seconds: float | None = None  # of the slowest checkpoint of late
         self._durable_sequence = 0
@@ -89,6 +91,7 @@ class Asked:
         self._kill: FairDeadline | None = None  # when a trainer that is still there is killed
         self._away_at: float | None = None  # when a phase that heard nothing is left for it
         self._away: tuple[str, int] = ("", 0)
+        self._is_urgent = False
         self._has_nudged = False  # the next SIGINT is the trainer's own
         self._has_warned = False
         self._phase: str | None = None
@@ -141,6 +144,7 @@ class Asked:
             return
         if number == signal.SIGINT:
             self._interrupted_at = now
+        self._make_way()
         self._journal("signal", name=name)
         grace, status = self._grace_of(number), statuses.of_signal(number)
         self._stop = self._stop or (name, status, number)
@@ -148,15 +152,26 @@ class Asked:
             self._job.heard(number)
         # The trainer may have heard of it already.
         rests = self._ends.control.words[control.REST] in (control.RESTS, control.HEARD)
-        self._tell("noted", signal=number, grace=grace, rests=rests)
+        needed = self._writer.seconds_of_a_write()
+        self._tell("noted", signal=number, grace=grace, rests=rests, needed=needed)
         if rests:
             self._leave_rest(name, status)
         if grace is not None:
             self._insure_within(grace)
 
+    def _make_way(self) -> None:
+        """The run is about to end: from now on nothing in this process gives way to others."""
+        if not self._is_urgent:
+            self._is_urgent = True
+            QUIET.end()
+            self._hasher.rest()
+            self._writer.hurry()
+
     def _insure_within(self, seconds: float) -> None:
         """Have the newest slot on disk before this time is over, even if the step goes on."""
-        at = time.monotonic() + max(0.0, seconds - self._write_seconds() - 1.0)
+        now = time.monotonic()
+        self._writer.deadline = now + seconds
+        at = now + max(0.0, seconds - self._write_seconds() - 1.0)
         self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
 
     def _insure(self) -> None:
@@ -178,7 +193,8 @@ class Asked:
         known = self._job.grace_of(number) if self._job is not None else None
         if known is not None:
             return known
-        return _TERM_GRACE_SECONDS if number == signal.SIGTERM else _WARNING_GRACE_SECONDS
+        is_end = number in (signal.SIGTERM, signal.SIGHUP)
+        return _TERM_GRACE_SECONDS if is_end else _WARNING_GRACE_SECONDS
 
     def _leave_rest(self, reason: str, status: int) -> None:
         """A stop within a phase: its boundary is in memory, and the phase is repeated anyway."""
@@ -188,8 +204,9 @@ class Asked:
 
     def _write_seconds(self) -> float:
         """How long a write may take, on the safe side."""
-        speed = (self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND) / 2
-        return self._holdings.slot_bytes() / speed
+        speed = self._writer.bytes_per_second or 2 * _GUESSED_BYTES_PER_SECOND
+        by_size = self._holdings.slot_bytes() / speed
+        return 2 * max(by_size, self._writer.seconds_of_a_write() or 0.0)
 
     def _look_for_requests(self) -> None:
         for kind, details in take_requests(self._policy.layout, self._policy.attempt):
@@ -197,6 +214,8 @@ class Asked:
             if kind == "stacks":
                 self._hangs.ask_stacks(details)
                 continue
+            if kind == "stop":
+                self._make_way()
             if kind == "stop" and details.get("now"):
                 self._leave_now(f"stop --now: {stop_from_file(details).reason}", 130)
                 continue
@@ -208,6 +227,7 @@ class Asked:
             self._tell("request", request=kind, details=details)
 
     def _leave_now(self, reason: str, status: int) -> None:
+        self._make_way()
         self._leave_status = status
         # A disk that hangs must not hold a person who wants to leave.
         self._kill = FairDeadline(_LEAVE_NOW_SECONDS, lambda: [os.getpid()])
@@ -246,6 +266,9 @@ class Asked:
     def _leave_hung(self, rank: int | None) -> None:  # noqa: ARG002  of several, which
         """It makes no step any more, and whoever leads it wants it to be started again."""
         self._leave_now("it hangs", statuses.HUNG)
+
+    def _save_hung(self) -> None:
+        self._persist_newest("hang")
 
     def _is_gone(self) -> bool:
         """Whether the trainer is known to be dead."""
@@ -291,7 +314,14 @@ class Asked:
             if grace is not None:
                 self._insure_at = None  # set for what SIGTERM usually leaves
             self._insure_within(left if grace is None else grace)  # the end may have been moved
+        status = self._stop_status()
+        if status is not None and not words[control.STAYS]:
+            self._job.requeue_in_time(status, self._durable_step)
         self._warn_of_short_warning()
+
+    def _stop_status(self) -> int | None:
+        """With which status the run would leave, if it was asked to."""
+        return None if self._stop is None else self._stop[1]
 
     def _needed_seconds(self) -> float:
         """For the step at hand, its save, and all that comes after."""
@@ -300,6 +330,7 @@ class Asked:
 
     def _stop_for_time(self, left: float) -> None:
         assert self._stop is not None
+        self._make_way()
         reason, status, _ = self._stop
         if self._ends.control.words[control.REST] == control.RESTS:
             self._has_nudged = True
@@ -334,6 +365,7 @@ class Asked:
 
     def _note_save(self, seconds: float) -> None:
         self._save_seconds = max(seconds, 0.8 * (self._save_seconds or 0.0))
+        self._writer.measured_seconds = self._save_seconds
 
     # -- making durable ---------------------------------------------------------
 
@@ -346,7 +378,8 @@ class Asked:
                 return False
             held, record = newest
             if held.pin(record):
-                self._writer.submit(Job(held, record, reason, leave_status=leave_status))
+                job = Job(held, record, reason, leave_status=leave_status, is_last=True)
+                self._writer.submit(job)
                 return True
             time.sleep(0.01)  # the trainer has just made a newer one whole
         return False

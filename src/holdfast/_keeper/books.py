@@ -12,8 +12,9 @@ from holdfast._errors import SaveFailed
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy, State
 from holdfast._keeper.persist import begin_checkpoint, explain
-from holdfast._keeper.table import Key, Wish
-from holdfast._keeper.writer import Closing
+from holdfast._keeper.table import Wish
+from holdfast._keeper.write_jobs import Closing
+from holdfast._keeper.write_queue import Key
 from holdfast._record import journal
 from holdfast._record.manifest import DataFile
 from holdfast._record.void import set_aside_void

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.table import Commit, Key, Seat, Table
+from holdfast._keeper.table import Commit, Seat, Table
+from holdfast._keeper.write_queue import CADENCE, Key, Urgency, gives_way, sort_out
 
 _HOPELESS_SECONDS = 10.0
 
@@ -45,8 +46,7 @@ class Commits(Table):
         if self._is_durable(key):
             self._tell_durable(key)
             return
-        if key not in self._commits:
-            self._commits[key] = Commit(key, message["reason"], self._clock())
+        self._add_commit(key, message["reason"], is_last=bool(message.get("last")))
         self._give_up_hopeless()
         self._advance_commits()
 
@@ -82,6 +82,10 @@ class Commits(Table):
         commit = self._commits.get((message["key"][0], message["key"][1]))
         if commit is None or message["number"] != commit.number:
             return  # written for one that has failed since
+        if message.get("dropped"):
+            self._drop(commit)
+            self._after_commit()
+            return
         if message.get("error"):
             self._fail(commit, f"rank {seat.rank}: {message['error']}")
             return
@@ -108,24 +112,57 @@ class Commits(Table):
         if self._plan is not None and newest == (self._attempt, self._plan[0]):
             self._plan = None
         reason, self._due_reason = self._due_reason, None
+        if reason is None and any(
+            commit.urgency is Urgency.BACKGROUND and not commit.is_writing
+            for commit in self._commits.values()
+        ):
+            reason = CADENCE  # what waits is written as it is now, and keeps no slot
         if reason is not None:
             self._want(newest, reason)
 
-    def _want(self, key: Key, reason: str) -> None:
-        if not self._is_durable(key) and key not in self._commits:
-            self._commits[key] = Commit(key, reason, self._clock())
+    def _want(self, key: Key, reason: str, *, is_last: bool = False) -> None:
+        if not self._is_durable(key):
+            self._add_commit(key, reason, is_last=is_last)
         self._advance_commits()
+
+    def _add_commit(self, key: Key, reason: str, *, is_last: bool) -> None:
+        commit = self._commits.setdefault(key, Commit(key, reason, self._clock()))
+        commit.is_last = commit.is_last or is_last
 
     def _advance_commits(self) -> None:
         """Let the parts of one checkpoint be written as soon as all ranks hold it."""
-        if any(commit.is_writing for commit in self._commits.values()):
+        waiting = [commit for commit in self._commits.values() if not commit.is_writing]
+        waiting, dropped = sort_out(waiting, self.durable)
+        for commit in dropped:
+            self._drop(commit)
+        writing = [commit for commit in self._commits.values() if commit.is_writing]
+        found = next(filter(self._can_be_whole, waiting), None)
+        if found is None or not all(self._gives_way(each, found) for each in writing):
             return
-        for key in sorted(self._commits):
-            commit = self._commits[key]
-            if all(key in seat.held for seat in self.seats.values()):
-                commit.is_writing = True
-                self._begin_writing(commit)
-                return
+        for each in writing:
+            if not each.is_closing:
+                self._drop(each)
+        found.is_writing, found.write_began = True, self._clock()
+        self._begin_writing(found)
+
+    def _gives_way(self, writing: Commit, commit: Commit) -> bool:
+        """Whether a checkpoint need not wait for the one that is being written."""
+        now, needed = self._clock(), self._books.write_seconds() / 2
+        if writing.is_closing:
+            return commit.urgency is Urgency.LAST
+        return gives_way(
+            writing,
+            commit,
+            elapsed_seconds=now - writing.write_began,
+            needed_seconds=needed,
+            left_seconds=None if self._kill_at is None else self._kill_at - now,
+        )
+
+    def _drop(self, commit: Commit) -> None:
+        """A newer one is written in its place."""
+        self._commits.pop(commit.key, None)
+        for rank in self.seats:
+            self._send(rank, "dropped", key=list(commit.key))
 
     def _begin_writing(self, commit: Commit) -> None:
         try:
@@ -148,8 +185,8 @@ class Commits(Table):
             known = commit.asked | set(commit.files)
             if commit.partial and seat.rank not in known and commit.key in seat.held:
                 commit.asked.add(seat.rank)
-                fields = {"partial": commit.partial, "number": commit.number}
-                fields["reason"] = commit.reason
+                fields: dict[str, Any] = {"partial": commit.partial, "number": commit.number}
+                fields |= {"reason": commit.reason, "last": commit.is_last}
                 self._send(seat.rank, "write", key=list(commit.key), **fields)
 
     def _give_up_hopeless(self) -> None:

@@ -15,7 +15,8 @@ from holdfast._keeper.among import KeeperAmongOthers
 from holdfast._keeper.ending import Cause, looks_like_a_lost_peer
 from holdfast._keeper.memory import Alarm
 from holdfast._keeper.postmortem import PostMortem
-from holdfast._keeper.writer import CADENCE, Closing, Job, Outcome
+from holdfast._keeper.write_jobs import Closing, Job, Outcome
+from holdfast._keeper.write_queue import CADENCE
 from holdfast._leave import statuses
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_json
@@ -73,7 +74,7 @@ class CrewKeeper(KeeperAmongOthers):
         if message["reason"] != CADENCE:
             self._writer.hurry()  # one at a time: it comes after the part that is under way
         self._member.report()
-        self._member.order(*key, message["reason"])
+        self._member.order(*key, message["reason"], is_last=message["last"])
 
     def _take_void(self, message: dict[str, Any]) -> None:
         super()._take_void(message)
@@ -147,6 +148,9 @@ class CrewKeeper(KeeperAmongOthers):
         if not self._trainer_gone and self._farewell is None:
             super()._watch_clock(now)
 
+    def _stop_status(self) -> int | None:
+        return self._hub.stop.status if self._hub is not None and self._hub.stop else None
+
     def _stop_for_time(self, left: float) -> None:
         assert self._stop is not None
         self._wish_stop(*self._stop[:2], left)
@@ -163,7 +167,9 @@ class CrewKeeper(KeeperAmongOthers):
         self._wish_stop(reason, statuses.REQUEUE, left)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        if kind == "decide":
+        if kind == "decide" and fields.get("wish_kind") == "stop":
+            self._make_way()
+        elif kind == "decide":
             self._writer.hurry()
         if kind == "decide" and self._ends.control.words[control.REST] == control.RESTS:
             self._has_nudged = True  # it will wake its main thread by a signal of its own
@@ -189,7 +195,9 @@ class CrewKeeper(KeeperAmongOthers):
         if found is not None and attempt == self._policy.attempt:
             self._holdings.drop_before(found[0].arena.generation)
 
-    def write_part(self, attempt: int, mark: int, partial: str, number: int, reason: str) -> None:
+    def write_part(
+        self, attempt: int, mark: int, partial: str, number: int, reason: str, last: bool
+    ) -> None:
         if (attempt, mark, partial) in self._writing:
             return  # asked once more, after a cut
         found = self._holdings.at(attempt, mark)
@@ -198,7 +206,7 @@ class CrewKeeper(KeeperAmongOthers):
             return
         self._writing.add((attempt, mark, partial))
         folder = self._policy.layout.checkpoints / partial
-        self._writer.submit(Job(*found, reason, order=number, partial=folder))
+        self._writer.submit(Job(*found, reason, number, partial=folder, is_last=last))
 
     def _outcome(self, outcome: Outcome) -> None:
         self.later(0.0, lambda: self._part_written(outcome))
@@ -207,7 +215,8 @@ class CrewKeeper(KeeperAmongOthers):
         key = [outcome.job.held.arena.attempt, outcome.job.record.mark]
         told: dict[str, Any] = {"key": key, "number": outcome.job.order}
         if outcome.file is None:
-            self._to_hub("written", **told, error=outcome.error or "unknown")
+            error = outcome.error or "unknown"
+            self._to_hub("written", **told, error=error, dropped=outcome.is_dropped)
             return
         head = outcome.head
         file = {**outcome.file.to_json(), "metrics": head.get("metrics", {})}
@@ -222,6 +231,12 @@ class CrewKeeper(KeeperAmongOthers):
         if error is None:
             self._note_save(time.monotonic() - closing.began)
         self.later(0.0, lambda: hub.committed(key, error, is_fenced=is_fenced))
+
+    def drop(self, attempt: int, mark: int) -> None:
+        self._writing = {each for each in self._writing if each[:2] != (attempt, mark)}
+        for order in self._orders.pop((attempt, mark), []):
+            error = "a newer step is durable, or is written in its place"
+            self._tell("dropped", order=order, step=mark // 2, error=error)
 
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None:
         orders: list[int | None] = [*self._orders.pop((attempt, mark), [])]
@@ -294,6 +309,10 @@ class CrewKeeper(KeeperAmongOthers):
     def _leave_hung(self, rank: int | None) -> None:
         assert self._hub is not None
         self._hub.end_hung(rank)
+
+    def _save_hung(self) -> None:
+        assert self._hub is not None
+        self._hub.save_common("hang")
 
     def _is_gone(self) -> bool:
         return self._trainer_gone or self._farewell is not None

@@ -182,6 +182,10 @@ class Hangs:
     def file_again(self, record: dict[str, Any]) -> None:
         file_hang(self._policy.layout, record, None)
 
+    def save(self) -> None:
+        """Nobody knows when, or whether, the next step comes: what is in memory is made durable."""
+        self._keeper._save_hung()
+
     def restart(self, rank: int | None) -> None:
         """Save what is in memory and have the trainer leave; who leads it starts it again."""
         self._keeper._leave_hung(rank)

@@ -57,6 +57,7 @@ class Hands(Protocol):
     def file(self, record: dict[str, Any]) -> None: ...
     def file_again(self, record: dict[str, Any]) -> None: ...
     def restart(self, rank: int | None) -> None: ...
+    def save(self) -> None: ...
     def facts(self) -> dict[str, Any]: ...
 
 
@@ -339,6 +340,8 @@ class HangJudge:
         self._hands.say("hang", policy=record["policy"], stood=stood, **told)
         if record["policy"] == "restart":
             self._hands.restart(rank)
+        else:
+            self._hands.save()
 
     def beat(self) -> dict[str, Any]:
         """For the heartbeat."""

@@ -8,6 +8,7 @@ import os
 import threading
 from pathlib import Path
 
+from holdfast._errors import SaveFailed
 from holdfast._keeper.hashing import Hashing, Known
 from holdfast._keeper.quiet import QUIET
 from holdfast._keeper.source import Ranges, Source
@@ -227,14 +228,20 @@ class Hasher:
 
     def __init__(self) -> None:
         self._wanted: tuple[HeldArena, SlotRecord] | None = None
+        self._rests = False
         self._wake = threading.Condition()
         threading.Thread(target=self._work, name="hasher", daemon=True).start()
 
     def want(self, held: HeldArena, record: SlotRecord) -> None:
         """Hash this slot next; one that was wanted before and not begun is left out."""
         with self._wake:
-            self._wanted = (held, record)
+            self._wanted = None if self._rests else (held, record)
             self._wake.notify()
+
+    def rest(self) -> None:
+        """The run ends: whoever writes hashes too, and must not wait for a slow thread."""
+        with self._wake:
+            self._rests, self._wanted = True, None
 
     def _work(self) -> None:
         while True:
@@ -247,7 +254,7 @@ class Hasher:
                 try:
                     with QUIET.background():
                         held.digests(record)
-                except (ValueError, OSError) as error:
+                except (ValueError, OSError, RuntimeError, SaveFailed) as error:
                     print(f"step {record.step} could not be hashed: {error}", flush=True)
                 finally:
                     held.unpin(record.slot)

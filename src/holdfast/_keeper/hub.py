@@ -20,7 +20,8 @@ from holdfast._keeper.ending import Cause, Ending, worst
 from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.rounds import ANSWER_SECONDS, Rounds
 from holdfast._keeper.sights import Sights
-from holdfast._keeper.table import Key, Seat, Wish
+from holdfast._keeper.table import Seat, Wish
+from holdfast._keeper.write_queue import Key
 from holdfast._leave import statuses
 
 __all__ = ["Hub", "Key"]
@@ -106,7 +107,7 @@ class Hub(Rounds, Commits, Sights):
         figures, host, step = message["figures"], str(message["host"]), None
         if self.common is not None and not self._is_durable(self.common):
             step = self.common[1] // 2
-            self._want(self.common, MEMORY)
+            self._want(self.common, MEMORY, is_last=True)
         if message["first"]:
             self._books.note("memory", rank=seat.rank, host=host, step=step, **figures)
             told_at, now = self._dangers.get(host), self._clock()
@@ -146,8 +147,7 @@ class Hub(Rounds, Commits, Sights):
             wish = Wish("stop", reason, message["status"], rank=seat.rank)
             if wish.status == statuses.TERMINATED and self._books.has_job:
                 wish.signal = signal.SIGTERM
-                if self.common is not None:
-                    self._want(self.common, f"stop: {reason}")
+                self.save_common(f"stop: {reason}")
                 self._books.settle(wish, self._leave_now)
             else:
                 self._leave_now(wish)
@@ -198,10 +198,7 @@ class Hub(Rounds, Commits, Sights):
         if not ending.has_saved:
             ending.has_saved = True
             # First what can be saved: when nothing is on its way any more, the end is told.
-            if self.common is not None and not self._is_durable(self.common):
-                self._want(
-                    self.common, "death" if self.stop is None else f"stop: {self.stop.reason}"
-                )
+            self.save_common("death" if self.stop is None else f"stop: {self.stop.reason}")
         # Not failed, but forgotten: whoever waits for it is told to leave instead.
         self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
         if not self._commits:
@@ -294,8 +291,8 @@ class Hub(Rounds, Commits, Sights):
             self._insure_at = None
             if self.stop is not None and self._is_cut_short(self.stop):
                 self._leave_now(self.stop)
-            elif self.common is not None and not self._is_durable(self.common):
-                self._want(self.common, "deadline")
+            else:
+                self.save_common("deadline")
         self._give_up_hopeless()
         if self._ending is not None:
             self._go_on_ending()
@@ -308,6 +305,11 @@ class Hub(Rounds, Commits, Sights):
                 seat.ended, seat.held = cause, set()  # gone with all that it held
                 self._books.note("rank-died", rank=seat.rank, how=cause.how)
                 self._end(cause, settle=False)
+
+    def save_common(self, reason: str) -> None:
+        """Make the newest snapshot that all ranks hold durable, before anything older."""
+        if self.common is not None and not self._is_durable(self.common):
+            self._want(self.common, reason, is_last=True)
 
     def _is_cut_short(self, stop: Wish) -> bool:
         """Whether the job ends before its ranks have come to the boundary that was agreed on.

@@ -34,6 +34,7 @@ _OVER = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_F
 # A controller that is restarted is away for seconds. The trainer waits for us, so not for ever.
 _PATIENCE_SECONDS = 24.0
 _AGAIN_SECONDS = 1.0
+_REQUEUE_SECONDS = (5.0, 10.0)  # before the end: where KillWait is short, and where it is not
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class JobWatch:
         self._lock = threading.Lock()
         self._cause: Cause | None = None
         self._requeued = _read_requeued(layout, attempt)  # by a keeper before this one
-        self._is_requeueing = False
+        self._is_requeueing = self._is_asked_in_time = False
         self._looking = threading.Lock()
         self._look_at = 0.0
 
@@ -209,6 +210,23 @@ class JobWatch:
     def is_requeued(self) -> bool:
         """Whether all is done: what SLURM sends from now on is no news."""
         return self._is_requeueing or self._requeued is not None
+
+    def requeue_in_time(self, status: int, step: int | None) -> None:
+        """A slow commit must not cost the job: near its end it is requeued in any case.
+
+        `status` is that of the stop which was asked for. After the request SLURM waits for
+        KillWait before it kills, so that little time is lost.
+        """
+        is_interrupted = self._cause is not None and self._cause.interrupts
+        goes_on = status == statuses.REQUEUE or (status == statuses.TERMINATED and is_interrupted)
+        ends = [None if self._facts is None else self._facts.end, self._grace_end]
+        known = [end for end in ends if end is not None]
+        if not goes_on or not known or self._is_asked_in_time or self.is_requeued():
+            return
+        is_long = self._kill_wait is None or self._kill_wait >= _REQUEUE_SECONDS[1]
+        if min(known) - time.time() < _REQUEUE_SECONDS[is_long]:
+            self._is_asked_in_time = True
+            threading.Thread(target=self.requeue, args=(step,), name="job", daemon=True).start()
 
     def requeue(self, step: int | None) -> Requeued:
         """Have the job start again, once; `step` is durable."""

@@ -14,6 +14,7 @@ from holdfast._keeper.persist import Commit, close_checkpoint, commit_checkpoint
 from holdfast._keeper.pieces import Labour
 from holdfast._keeper.retention import Kept, remove_others
 from holdfast._keeper.source import Source
+from holdfast._keeper.write_queue import Turns
 from holdfast._record import journal
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import read_origins
@@ -61,24 +62,35 @@ class State:
 
 
 def keep_checkpoint(
-    policy: Policy, state: State, source: Source, labour: Labour, former: Former | None = None
+    policy: Policy,
+    state: State,
+    source: Source,
+    labour: Labour,
+    former: Former | None = None,
+    turns: Turns | None = None,
 ) -> Durable | None:
     """Commit an image and note it in the journal; None if it is there already."""
     began = time.monotonic()
-    commit = commit_of(policy, state)
+    commit = commit_of(policy, state, turns)
     if commit.final.exists():
         return None
     written = commit_checkpoint(commit, source, labour, former)
     seconds = time.monotonic() - began
-    note_checkpoint(policy, state, commit, source.size_bytes, written.own_bytes, seconds)
+    with commit.turns.take_note(commit.key):
+        note_checkpoint(policy, state, commit, source.size_bytes, written.own_bytes, seconds)
     return Durable(written, seconds)
 
 
 def keep_parts(
-    policy: Policy, state: State, partial: Path, files: Sequence[DataFile], began: float
+    policy: Policy,
+    state: State,
+    partial: Path,
+    files: Sequence[DataFile],
+    began: float,
+    turns: Turns,
 ) -> None:
     """Commit a checkpoint whose parts the ranks have written."""
-    commit = commit_of(policy, state)
+    commit = commit_of(policy, state, turns)
     size_bytes = sum(file.image_bytes for file in files)
     own_bytes = sum(file.size_bytes for file in files)
     try:
@@ -88,10 +100,11 @@ def keep_parts(
     finally:
         remove_folder(partial)
     seconds = time.monotonic() - began
-    note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
+    with commit.turns.take_note(commit.key):
+        note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
 
 
-def commit_of(policy: Policy, state: State) -> Commit:
+def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> Commit:
     """What is to be committed when this state is kept."""
     return Commit(
         layout=policy.layout,
@@ -104,6 +117,7 @@ def commit_of(policy: Policy, state: State) -> Commit:
         metrics=state.metrics,
         origin=read_origins(policy.layout, [state.attempt]).get(state.attempt),
         version=policy.version,
+        turns=turns or Turns(),
     )
 
 

@@ -22,8 +22,9 @@ class Body(Protocol):
     def held(self) -> list[tuple[int, int]]: ...
     def all_hold(self, attempt: int, mark: int) -> None: ...
     def write_part(
-        self, attempt: int, mark: int, partial: str, number: int, reason: str
+        self, attempt: int, mark: int, partial: str, number: int, reason: str, last: bool
     ) -> None: ...
+    def drop(self, attempt: int, mark: int) -> None: ...
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None: ...
     def send_away(self, message: dict[str, Any]) -> None: ...
     def say_bye(self, message: dict[str, Any]) -> None: ...
@@ -83,12 +84,12 @@ class Member:
         at = int(self._words[control.MARK])
         self._send("missed", mark=mark, why=why, at=at, is_past=is_past)
 
-    def order(self, attempt: int, mark: int, reason: str) -> None:
+    def order(self, attempt: int, mark: int, reason: str, *, is_last: bool = False) -> None:
         """The trainer wants a boundary on disk; with it a decision to save is carried out."""
         if self._decided is not None and mark >= self._decided:
             self._decided = None
             self._set_due()
-        self._send("order", key=[attempt, mark], reason=reason)
+        self._send("order", key=[attempt, mark], reason=reason, last=is_last)
 
     # -- from the hub -----------------------------------------------------------------
 
@@ -153,8 +154,11 @@ class Member:
             # To the keeper before this one, which died before it had acknowledged the letter: the
             # trainer has not handed its slots over yet. Told of them, the hub asks again.
             return
-        fields = {name: message[name] for name in ("partial", "number", "reason")}
+        fields = {name: message[name] for name in ("partial", "number", "reason", "last")}
         self._body.write_part(attempt, mark, **fields)
+
+    def _on_dropped(self, message: dict[str, Any]) -> None:
+        self._body.drop(*message["key"])
 
     def _on_durable(self, message: dict[str, Any]) -> None:
         attempt, mark = message["key"]

@@ -13,7 +13,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast._errors import SaveFailed
@@ -22,6 +22,7 @@ from holdfast._keeper.former import Former, Sharing
 from holdfast._keeper.hashing import threads_for
 from holdfast._keeper.pieces import Labour
 from holdfast._keeper.source import Source
+from holdfast._keeper.write_queue import Turns
 from holdfast._record.atomic import publish_folder, remove_folder, sync_folder
 from holdfast._record.checksum import digest
 from holdfast._record.faults import pass_point
@@ -29,6 +30,7 @@ from holdfast._record.image import wrap_header
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._record.manifest import DataFile, Manifest, Part
 from holdfast._record.void import is_void, set_aside_void, void_steps
+from holdfast._save.control import mark_of
 
 
 class Fenced(SaveFailed):
@@ -49,6 +51,12 @@ class Commit:
     metrics: dict[str, float | None]
     version: str
     origin: tuple[int, int] | None = None
+    turns: Turns = field(default_factory=Turns)  # in which checkpoints get their names
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The greater one is the newer state."""
+        return self.attempt, mark_of(self.step, self.at_turn)
 
     @property
     def final(self) -> Path:
@@ -154,7 +162,9 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
     pass_point("before-publish")
     _refuse_if_fenced(commit)
     _refuse_if_void(commit)
-    publish_folder(partial, commit.final)  # who was faster has written the same
+    with commit.turns.take_name(commit.key):
+        publish_folder(partial, commit.final, durable=False)  # who was faster has written the same
+    sync_folder(commit.layout.checkpoints)
     pass_point("published")
     try:
         _refuse_if_void(commit)

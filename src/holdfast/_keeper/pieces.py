@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from holdfast._keeper.quiet import QUIET
+from holdfast._keeper.write_queue import Superseded
 
 Piece = TypeVar("Piece")
 _PATIENCE_SECONDS = 10.0
+_GIVEN_UP = "a newer step is written in its place"
 
 
 class Pieces(Generic[Piece]):
@@ -84,6 +86,11 @@ class Pieces(Generic[Piece]):
     def end(self) -> None:
         """The last piece is done."""
 
+    def give_up(self, error: BaseException) -> None:
+        """Leave out what is not begun; `finish` raises the error. Nothing, if all is done."""
+        if not self.is_done:
+            self._fail(error)
+
     def _fail(self, error: BaseException) -> None:
         with self._change:
             self.has_failed = True
@@ -96,6 +103,7 @@ class Labour:
 
     def __init__(self, *, is_background: bool) -> None:
         self._is_background = is_background
+        self._is_given_up = False
         self._works: list[tuple[Pieces[Any], int]] = []
         self._guard = threading.Lock()
         # Where a training never leaves a core alone, it must be durable some time all the same.
@@ -107,6 +115,8 @@ class Labour:
     def put_to(self, work: Pieces[Any], threads: int) -> None:
         """Have so many threads do this work."""
         with self._guard:
+            if self._is_given_up:
+                raise Superseded(_GIVEN_UP)
             self._works = [each for each in self._works if not each[0].is_done]
             self._works.append((work, threads))
             self._start(work, threads)
@@ -114,11 +124,23 @@ class Labour:
     def hurry(self) -> None:
         """Somebody waits for it now."""
         with self._guard:
-            if self._is_background:
+            if self._is_background and not self._is_given_up:
                 self._is_background = False
+                QUIET.raise_threads()
                 for work, threads in self._works:
                     with contextlib.suppress(RuntimeError):  # no more threads: those there go on
                         self._start(work, threads)
+
+    def give_up(self) -> None:
+        """Write no more of it: a newer state is written in its place.
+
+        One of which all is written, so that only flushes are left, goes on: that takes nothing
+        from the newer one, and may be durable before it.
+        """
+        with self._guard:
+            self._is_given_up = True
+            for work, _ in self._works:
+                work.give_up(Superseded(_GIVEN_UP))
 
     def over(self) -> None:
         """Let go of what was worked on."""

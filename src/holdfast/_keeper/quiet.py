@@ -30,21 +30,43 @@ class Quiet:
         self._guard = threading.Lock()
         self._quiet = self._loud = 0
         self._is_low = False
+        self._threads: set[int] = set()  # in the background now
 
     @contextlib.contextmanager
     def background(self) -> Iterator[None]:
         """For a thread of this work alone: it stays at the lowest priority for good."""
+        number = threading.get_native_id()
         if sys.platform == "linux":  # elsewhere it takes a process, and this number may be one
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        with self._counted(quiet=1):
-            yield
+                os.setpriority(os.PRIO_PROCESS, number, _LOWEST)
+            self._threads.add(number)
+        try:
+            with self._counted(quiet=1):
+                yield
+        finally:
+            self._threads.discard(number)
 
     @contextlib.contextmanager
     def hurry(self) -> Iterator[None]:
         """Somebody waits: the group goes back to where it was."""
         with self._counted(loud=1):
             yield
+
+    def end(self) -> None:
+        """A stop has come: from now on nothing here gives way."""
+        self._count(0, 1)
+        self.raise_threads()
+
+    def raise_threads(self) -> None:
+        """Give the threads in the background back their priority, where the system allows it.
+
+        It does so for root, and where RLIMIT_NICE is set.
+        """
+        for number in tuple(self._threads):
+            with contextlib.suppress(OSError):
+                os.setpriority(
+                    os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, os.getpid())
+                )
 
     @contextlib.contextmanager
     def _counted(self, quiet: int = 0, loud: int = 0) -> Iterator[None]:

@@ -107,5 +107,6 @@ class Rounds(Table):
         # This keeper may know from the scheduler what the others have to guess.
         grace = self._books.grace_of(wish.signal) if wish.signal else wish.grace
         if grace is not None:
+            self._kill_at = self._clock() + grace
             at = self._clock() + max(0.0, grace - self._books.write_seconds() - 1.0)
             self._insure_at = at if self._insure_at is None else min(at, self._insure_at)

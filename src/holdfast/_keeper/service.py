@@ -28,7 +28,7 @@ from holdfast._keeper.noticed import Noticed
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.series import SeriesWriter
-from holdfast._keeper.writer import Job, Outcome
+from holdfast._keeper.write_jobs import Job, Outcome
 from holdfast._notices.watch import open_watch
 from holdfast._record.attempts import BEAT_SECONDS, write_json
 from holdfast._record.identity import host_name
@@ -145,6 +145,9 @@ class Keeper(Asked):
             self._snapshot_taken(message["generation"], message["sequence"])
         elif kind == "persist":
             self._persist_ordered(message)
+        elif kind == "last":
+            self._make_way()
+            self._writer.drop_waiting()
         elif kind == "settle":
             self._settle_stop(message)
         elif kind == "salvage":
@@ -186,8 +189,11 @@ class Keeper(Asked):
         if held is None or record is None or not held.pin(record):
             self._tell("failed", order=message["order"], error="the slot is gone")
             return
-        self._insure_at = None
-        self._writer.submit(Job(held, record, message["reason"], order=message["order"]))
+        if message["last"]:
+            self._insure_at = None
+        job = Job(held, record, message["reason"], message["order"], is_last=message["last"])
+        if not self._writer.submit(job):
+            self._tell("waits", order=message["order"])
 
     def _take_void(self, message: dict[str, Any]) -> None:
         """A rule has called everything from some step on bad, and noted it durably."""
@@ -199,6 +205,7 @@ class Keeper(Asked):
         if self._durable_step is not None and self._durable_step >= step:
             self._durable_step = None
         self._durable_sequence = 0  # what is held from before that step may be older
+        self._writer.forget_durable()
 
     def _salvage(self, descriptor: int, message: dict[str, Any]) -> None:
         """Make durable what an earlier attempt left in memory, and then remove that."""
@@ -245,7 +252,10 @@ class Keeper(Asked):
             if job.held.arena.attempt == self._policy.attempt:
                 self._durable_sequence = max(self._durable_sequence, record.sequence)
                 self._durable_step = record.step
-            self._tell("durable", order=job.order, step=record.step, seconds=outcome.seconds)
+            told = {"step": record.step, "sequence": record.sequence, "seconds": outcome.seconds}
+            self._tell("durable", order=job.order, **told)
+        elif outcome.is_dropped:
+            self._tell("dropped", order=job.order, step=record.step, error=outcome.error)
         else:
             self._failed_step = None if outcome.is_fenced else record.step
             self._journal("save-failed", step=record.step, error=outcome.error)
@@ -258,11 +268,11 @@ class Keeper(Asked):
 
     def _bury(self) -> None:
         """The trainer is dead without a goodbye: save what it left, and say so."""
+        self._make_way()
         self._end_series()
         death = self._examine()
         self._hear_the_rest()
         self._end_series()  # with what had been sent and not been heard yet
-        self._writer.wait_idle()
         self._persist_newest("death")
         self._writer.wait_idle()
         death.wait_for_status()

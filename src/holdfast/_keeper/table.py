@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast._keeper.ending import Cause, Ending
+from holdfast._keeper.write_queue import Key, Urgency
 
 _PACE_SECONDS = 0.02  # between two looks that tell how quick a rank is
 
-Key = tuple[int, int]  # (attempt, mark): a boundary of some life, the same on all ranks
 
 # Nothing is heard for so long, neither on a connection nor by letters: the host is gone. A network
 # that mends itself needs half of it, and letters may be seen late; torch's collectives wait for
@@ -106,6 +106,16 @@ class Commit:
     files: dict[int, dict[str, Any]] = field(default_factory=dict)
     is_closing: bool = False  # the manifest is being written
     partial: str = ""  # the folder that the parts go to
+    is_last: bool = False  # only the newest state counts now
+    write_began: float = 0.0
+
+    @property
+    def urgency(self) -> Urgency:
+        return Urgency.of(self.reason, is_last=self.is_last)
+
+    @property
+    def is_kept(self) -> bool:
+        return self.is_closing
 
 
 class Table:
@@ -133,6 +143,7 @@ class Table:
         self.stop: Wish | None = None
         self._decision: dict[str, Any] | None = None  # the newest
         self._insure_at: float | None = None
+        self._kill_at: float | None = None  # when all may be killed
         self._plan: tuple[int, float] | None = None  # mark, and since when
         self._due_reason: str | None = None  # why the next snapshot is to be kept
         self._commits: dict[Key, Commit] = {}

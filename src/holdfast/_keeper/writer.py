@@ -1,14 +1,18 @@
-"""The keeper's writing thread: one checkpoint at a time, so that the loop stays awake."""
+"""The keeper's writing threads: one checkpoint at a time, so that the loop stays awake.
+
+What is written next, and what is not written, decides `write_queue`. For the last state a second
+thread begins at once: a flush of the first one cannot be cut short.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,130 +22,273 @@ from holdfast._keeper.held import HeldArena
 from holdfast._keeper.keep import Policy, State, keep_checkpoint, keep_parts, remove_old
 from holdfast._keeper.persist import Fenced, explain, write_part
 from holdfast._keeper.pieces import Labour
+from holdfast._keeper.quiet import QUIET
 from holdfast._keeper.retention import Kept
 from holdfast._keeper.source import Source
+from holdfast._keeper.write_jobs import Closing, Job, Outcome
+from holdfast._keeper.write_queue import (
+    Key,
+    Superseded,
+    Turns,
+    Urgency,
+    expected_seconds,
+    gives_way,
+    sort_out,
+)
 from holdfast._record.image import decode_head
 from holdfast._record.layout import rank_file
 from holdfast._record.manifest import DataFile
 from holdfast._save.arena import SlotRecord
 
-CADENCE = "cadence"  # why a checkpoint is made that nobody has asked for
-
 
 @dataclass(frozen=True)
-class Job:
-    """One pinned slot that is to become a checkpoint."""
-
-    held: HeldArena
-    record: SlotRecord
-    reason: str
-    order: int | None = None  # the trainer's number for it
-    leave_status: int | None = None  # tell the trainer to leave when it is durable
-    partial: Path | None = None  # where it is a part of a checkpoint of several ranks
-
-    @property
-    def is_background(self) -> bool:
-        """Whether nobody waits for it."""
-        return self.reason == CADENCE
-
-
-@dataclass(frozen=True)
-class Closing:
-    """A checkpoint whose parts are durable: what is missing is the manifest."""
-
-    state: State
-    partial: Path
-    files: list[DataFile]
+class _UnderWay:
+    job: Job | Closing
+    labour: Labour
     began: float
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a job."""
-
-    job: Job
-    error: str | None
-    is_fenced: bool
-    seconds: float
-    file: DataFile | None = None  # the part of a checkpoint
-    head: dict[str, Any] = field(default_factory=dict)  # what stands beside the tensors
-
-
 class Writer:
-    """Writes jobs in the order they come and hands each outcome to `done`."""
+    """Writes jobs as the policy says and hands each outcome to `done`."""
 
     def __init__(
         self,
         policy: Policy,
         done: Callable[[Outcome], None],
         closed: Callable[[Closing, str | None, bool], None] = lambda *_: None,
+        newest: Callable[[], tuple[HeldArena, SlotRecord] | None] = lambda: None,
     ) -> None:
         self._policy = policy
         self._done = done
         self._closed = closed
-        self._jobs: queue.SimpleQueue[Job | Closing] = queue.SimpleQueue()
-        self._open = 0
-        self._idle = threading.Condition()
-        self._labour = Labour(is_background=False)
+        self._newest = newest  # the newest whole slot, for jobs that have none of their own
+        self._waiting: list[Job | Closing] = []
+        self._under_way: list[_UnderWay] = []
+        self._dropped: list[Job] = []  # and not told yet
+        self._telling = 0
+        self._change = threading.Condition(threading.RLock())
         self._hurries = 0  # jobs, and others, that wait for what is open
+        self._durable: Key | None = None
+        self._turns = Turns()
         self._formers: list[Former] = []  # the newest last
         self._has_looked = False  # for one on disk
         self._known: dict[Path, Kept] = {}
+        self._removing = threading.Lock()
+        self.measured_seconds: float | None = None  # of the slowest checkpoint of late
+        self.deadline: float | None = None  # when all may be killed, by the monotonic clock
         self.bytes_per_second: float | None = None
         threading.Thread(target=self._work, name="writer", daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
-        return self._open == 0
+        return not (self._waiting or self._under_way or self._dropped or self._telling)
 
-    def submit(self, job: Job | Closing) -> None:
-        with self._idle:
-            self._open += 1
+    def submit(self, job: Job | Closing) -> bool:
+        """Write it when its turn comes; False if it needs its very slot no more until then."""
+        with self._change:
+            keeps_its_slot = True
+            if isinstance(job, Job) and not _is_waited_for(job) and self._under_way:
+                keeps_its_slot = False
+                if job.is_pinned:
+                    job.held.unpin(job.record.slot)
+                    job = replace(job, is_pinned=False)
+            self._waiting.append(job)
             if _is_waited_for(job):
                 self._hurries += 1
-                self._labour.hurry()  # what is before it is waited for as well
-        self._jobs.put(job)
+            self._advance()
+            if _is_waited_for(job):
+                self._hurry_all()  # what is before it is waited for as well
+        self._tell_dropped()
+        return keeps_its_slot
+
+    def drop_waiting(self) -> None:
+        """The last state is about to be taken: what waits would only keep a slot from it."""
+        with self._change:
+            dropped = [each for each in self._waiting if isinstance(each, Job) and not each.is_kept]
+            self._drop(dropped)
+        self._tell_dropped()
 
     def hurry(self) -> None:
         """Somebody begins to wait for what is under way."""
-        with self._idle:
-            self._labour.hurry()
+        with self._change:
+            self._hurry_all()
+
+    def forget_durable(self) -> None:
+        """A rule has called the newest ones bad: older ones count again."""
+        with self._change:
+            self._durable = None
+            self._turns.forget()
 
     def wait_idle(self) -> None:
-        with self._idle:
+        with self._change:
             self._hurries += 1
-            self._labour.hurry()
-            while self._open:
-                self._idle.wait()
+            self._hurry_all()
+            while not self.is_idle:
+                self._change.wait()
             self._hurries -= 1
+
+    def seconds_of_a_write(self) -> float | None:
+        """How long a write takes, as far as it is measured: also by one that is not over."""
+        with self._change:
+            elapsed = self._elapsed()
+        found = expected_seconds(self.measured_seconds, elapsed)
+        return found if self.measured_seconds is not None or elapsed else None
+
+    def _elapsed(self) -> float:
+        now = time.monotonic()
+        return max((now - each.began for each in self._under_way), default=0.0)
+
+    def _hurry_all(self) -> None:
+        for each in self._under_way:
+            each.labour.hurry()
+
+    # -- the queue; all of this holds `_change` --------------------------------------
+
+    def _advance(self) -> None:
+        """Drop what is not needed any more, and let the next one begin."""
+        self._waiting, dropped = sort_out(self._waiting, self._durable)
+        self._drop([each for each in dropped if isinstance(each, Job)])
+        if self._waiting and self._under_way and self._may_begin_at_once(self._waiting[0]):
+            self._begin_at_once()
+        self._change.notify_all()
+
+    def _drop(self, jobs: list[Job]) -> None:
+        self._waiting = [each for each in self._waiting if each not in jobs]
+        for job in jobs:
+            self._hurries -= _is_waited_for(job)
+            if job.is_pinned:
+                job.held.unpin(job.record.slot)
+        self._dropped += jobs
+
+    def _may_begin_at_once(self, job: Job | Closing) -> bool:
+        """Whether it need not wait for what is under way."""
+        if job.urgency is not Urgency.LAST:
+            return False
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        elapsed = self._elapsed()
+        return all(
+            isinstance(each.job, Closing)
+            or gives_way(
+                each.job,
+                job,
+                elapsed_seconds=elapsed,
+                needed_seconds=expected_seconds(self.measured_seconds, elapsed),
+                left_seconds=left,
+            )
+            for each in self._under_way
+        )
+
+    def _begin_at_once(self) -> None:
+        for each in self._under_way:
+            each.labour.give_up()
+        under_way = self._take()
+        if under_way is None:
+            return
+        thread = threading.Thread(
+            target=self._do, args=(under_way,), name="writer-of-the-last", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more of them: after the one that was given up
+            self._under_way.remove(under_way)
+            self._waiting.insert(0, under_way.job)
+
+    def _take(self) -> _UnderWay | None:
+        """The next one, with a slot that nobody writes into meanwhile."""
+        while self._waiting:
+            job = self._waiting.pop(0)
+            if isinstance(job, Job) and not job.is_pinned:
+                pinned = self._pin(job)
+                if pinned is None:
+                    self._dropped.append(job)
+                    continue
+                job = pinned
+            labour = Labour(is_background=not _is_waited_for(job) and not self._hurries)
+            under_way = _UnderWay(job, labour, time.monotonic())
+            self._under_way.append(under_way)
+            return under_way
+        return None
+
+    def _pin(self, job: Job) -> Job | None:
+        """The job with its slot, or with the newest one if its own holds something else by now."""
+        if job.held.pin(job.record):
+            return replace(job, is_pinned=True)
+        found = self._newest()
+        if found is None or not found[0].pin(found[1]):
+            return None
+        return replace(job, held=found[0], record=found[1], is_pinned=True)
+
+    # -- the threads ---------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
-            job = self._jobs.get()
+            with self._change:
+                while not self._waiting or self._under_way:
+                    self._change.wait()
+                under_way = self._take()
+            if under_way is not None:
+                self._do(under_way)
+            self._tell_dropped()
+
+    def _do(self, under_way: _UnderWay) -> None:
+        job = under_way.job
+        with contextlib.nullcontext() if not _is_waited_for(job) else QUIET.hurry():
             if isinstance(job, Closing):
                 error, fenced = self._try(functools.partial(self._close, job))
+                self._note_end(job, error)
                 self._closed(job, error, fenced)
             else:
-                error = self._write(job)
-            if error is None and not (isinstance(job, Job) and job.partial is not None):
-                # After the trainer was told: removing a large file takes as long as a step.
-                try:
+                error = self._write(job, under_way.labour)
+        if error is None and not (isinstance(job, Job) and job.partial is not None):
+            # After the trainer was told: removing a large file takes as long as a step.
+            try:
+                with self._removing:
                     remove_old(self._policy, self._known)
-                except OSError as failed:  # they stay for now; the thread must live
-                    print(f"old checkpoints could not be removed: {failed}", flush=True)
-            with self._idle:
-                self._open -= 1
-                self._hurries -= _is_waited_for(job)
-                self._idle.notify_all()
+            except OSError as failed:  # they stay for now; the thread must live
+                print(f"old checkpoints could not be removed: {failed}", flush=True)
+        with self._change:
+            self._under_way.remove(under_way)
+            self._hurries -= _is_waited_for(job)
+            self._advance()
+        self._tell_dropped()
 
-    def _write(self, job: Job) -> str | None:
+    def _tell_dropped(self) -> None:
+        while True:
+            with self._change:
+                if not self._dropped:
+                    self._change.notify_all()
+                    return
+                job = self._dropped.pop(0)
+                self._telling += 1
+            error = "a newer step is durable, or is written in its place"
+            self._done(Outcome(job, error, is_fenced=False, seconds=0.0, is_dropped=True))
+            with self._change:
+                self._telling -= 1
+
+    def _note_end(self, job: Job | Closing, error: str | None) -> None:
+        if error is None and not (isinstance(job, Job) and job.partial is not None):
+            with self._change:
+                self._durable = job.key if self._durable is None else max(self._durable, job.key)
+
+    def _write(self, job: Job, labour: Labour) -> str | None:
         began = time.monotonic()
         results: list[tuple[DataFile | None, dict[str, Any]]] = []
-        error, fenced = self._try(lambda: results.append(self._commit(job)))
-        self._labour.over()
+        dropped: list[Superseded] = []
+
+        def act() -> None:
+            try:
+                results.append(self._commit(job, labour))
+            except Superseded as given_up:
+                dropped.append(given_up)
+                raise
+
+        error, fenced = self._try(act)
+        labour.over()
         job.held.unpin(job.record.slot)
+        self._note_end(job, error)
         file, head = results[0] if results else (None, {})
-        self._done(Outcome(job, error, fenced, time.monotonic() - began, file, head))
+        seconds = time.monotonic() - began
+        self._done(Outcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
         return error
 
     def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
@@ -157,28 +304,28 @@ class Writer:
             return f"{type(unexpected).__name__}: {unexpected}", False
         return None, False
 
-    def _commit(self, job: Job) -> tuple[DataFile | None, dict[str, Any]]:
+    def _commit(self, job: Job, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
         source = job.held.source(record)
         head = decode_head(source.view(len(source.ranges.names) - 1))
         metrics, at_turn = head.get("metrics", {}), bool(head.get("at_turn"))
-        with self._idle:
-            self._labour = Labour(is_background=job.is_background and not self._hurries)
         former = self._former()
         began = time.monotonic()
         if job.partial is not None:
             final = self._policy.layout.checkpoint(record.step, arena.attempt, at_turn)
-            file = self._write_part(job.partial, source, former)
-            self._formers.append(Former.written(final, job.partial, file, source, former))
+            file = self._write_part(job.partial, source, former, labour)
+            written = Former.written(final, job.partial, file, source, former)
         else:
             state = State(arena.attempt, record.step, job.reason, metrics, at_turn)
-            durable = keep_checkpoint(self._policy, state, source, self._labour, former)
+            durable = keep_checkpoint(
+                self._policy, state, source, labour, former, turns=self._turns
+            )
             if durable is None:
                 return None, head
-            file = None
-            self._formers.append(durable.former)
-        self._formers = self._formers[-2:]
-        self._note_speed(job, self._formers[-1].own_bytes, source, time.monotonic() - began)
+            file, written = None, durable.former
+        with self._change:
+            self._formers = [*self._formers, written][-2:]
+        self._note_speed(job, written.own_bytes, source, time.monotonic() - began)
         return file, head
 
     def _former(self) -> Former | None:
@@ -194,21 +341,23 @@ class Writer:
         """How fast a whole one is written: what a deadline is reckoned with."""
         if 2 * written < source.size_bytes:
             return  # most was linked: the time went into hashing
-        if self.bytes_per_second is None or not job.is_background:
+        if self.bytes_per_second is None or _is_waited_for(job):
             self.bytes_per_second = written / max(1e-6, seconds)
 
-    def _write_part(self, partial: Path, source: Source, former: Former | None) -> DataFile:
+    def _write_part(
+        self, partial: Path, source: Source, former: Former | None, labour: Labour
+    ) -> DataFile:
         partial.mkdir(exist_ok=True)  # a network file system shows another host's late
         # Of a keeper of this rank that was killed in the middle of it.
         (partial / rank_file(self._policy.rank)).unlink(missing_ok=True)
         try:
-            return write_part(partial, self._policy.rank, source, self._labour, former)
+            return write_part(partial, self._policy.rank, source, labour, former)
         except OSError as error:
             raise SaveFailed(explain(self._policy.layout, error, source.size_bytes)) from error
 
     def _close(self, job: Closing) -> None:
-        keep_parts(self._policy, job.state, job.partial, job.files, job.began)
+        keep_parts(self._policy, job.state, job.partial, job.files, job.began, self._turns)
 
 
 def _is_waited_for(job: Job | Closing) -> bool:
-    return isinstance(job, Closing) or not job.is_background
+    return job.urgency is not Urgency.BACKGROUND

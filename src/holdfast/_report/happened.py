@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import merge
 
+from holdfast._leave import statuses
 from holdfast._report.reading import Record, real, text, whole
 from holdfast._report.view import Event, Level
 from holdfast._status import words
@@ -101,7 +102,7 @@ def _start(event: Record) -> Told:
 def _exit(event: Record) -> Told:
     status, how = whole(event.get("status")), text(event.get("how"))
     said = "" if how == "closed" else how
-    level: Level = "info" if status == 0 else "warn" if status in (75, 130, 143) else "bad"
+    level: Level = "info" if status == 0 else "warn" if status in statuses.ASKED else "bad"
     return "exit", level, f"Left with status {status}", _and(said, _durable(event))
 
 

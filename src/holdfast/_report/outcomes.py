@@ -16,6 +16,7 @@ _BY_STATUS: dict[int, Outcome] = {
     statuses.HUNG: "hung",
     statuses.PERSON: "stopped",
     statuses.TERMINATED: "stopped",
+    statuses.HUNG_UP: "stopped",
 }
 _BY_CAUSE: dict[str, Outcome] = {
     **dict.fromkeys(("oom-cgroup", "oom-machine", "oom-worker", "cuda-oom"), "out-of-memory"),

@@ -17,7 +17,7 @@ from holdfast._record.layout import RunLayout
 from holdfast._say import say
 
 # With these a run leaves that has finished, or that somebody has asked to.
-_WANTED = (statuses.FINISHED, statuses.REQUEUE, statuses.PERSON, statuses.TERMINATED)
+_WANTED = (statuses.FINISHED, *statuses.ASKED)
 _PATIENCE_SECONDS = 0.02  # so that it mostly stands beside the line that it belongs to
 
 

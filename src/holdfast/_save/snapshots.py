@@ -198,6 +198,9 @@ class Snapshots:
     def settle(self, sequence: int) -> None:
         self._promised.pop(sequence, None)
 
+    def settle_all(self) -> None:
+        self._promised.clear()
+
     def close(self) -> None:
         """Let go of the memory; whoever removes the files has done so or will."""
         if self._building is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast._record import journal
-from holdfast._record.attempts import find_run, is_live, lease_holder
+from holdfast._record.attempts import find_run, is_live, lease_holder, read_json
 from holdfast._record.layout import RunLayout
 from holdfast._status.gather import RunSummary, summarize
 from holdfast._status.ranks import keepers_of
@@ -25,6 +26,7 @@ class Asked:
     pid: int
     host: str
     events: int  # how long the journal was before
+    beat: dict[str, Any]  # the last of its keeper
 
 
 def ask_run(folder: Path, kind: str, **details: object) -> Asked:
@@ -34,7 +36,8 @@ def ask_run(folder: Path, kind: str, **details: object) -> Asked:
     attempt = ask(folder, kind, **details)
     holder = lease_holder(layout, attempt)
     assert holder is not None  # else it would not have counted as live
-    return Asked(layout, attempt, holder.pid, holder.host, events)
+    beat = read_json(layout.heartbeat(attempt))
+    return Asked(layout, attempt, holder.pid, holder.host, events, beat)
 
 
 def wait_until_gone(folder: Path, asked: Asked) -> RunSummary:

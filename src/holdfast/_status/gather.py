@@ -53,7 +53,7 @@ _DEPTH = 3
 _THREADS = 16
 _ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
 HISTORY_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
-_STOPPED = (statuses.PERSON, statuses.TERMINATED, statuses.REQUEUE, statuses.NOT_DURABLE)
+_STOPPED = (*statuses.ASKED, statuses.NOT_DURABLE)
 
 
 @dataclass(frozen=True, slots=True)

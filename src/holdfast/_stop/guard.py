@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -149,9 +150,26 @@ def _tell_of_thread() -> None:
     )
 
 
-def announce_signal(number: int, grace: float | None, step: int, newest: int | None) -> None:
-    """Tell the person at once what will happen, and what a second Ctrl-C does."""
-    kept = "nothing new" if newest is None else f"step {newest}"
+@dataclass(frozen=True)
+class TimeLeft:
+    """The seconds that a signal leaves, and those that a write takes, as far as it is known."""
+
+    grace: float | None = None
+    needed: float | None = None
+
+
+def announce_signal(
+    number: int,
+    step: int,
+    held: int | None = None,
+    durable: int | None = None,
+    time_left: TimeLeft = TimeLeft(),  # noqa: B008  frozen
+) -> None:
+    """Tell the person at once what will happen, and what a second Ctrl-C does.
+
+    `held` is the newest step in memory, `durable` the newest on disk.
+    """
+    kept = "nothing new" if held is None else f"step {held}"
     if number == signal.SIGINT and is_interactive():
         say(
             f"interrupted: step {step} is being finished and saved. "
@@ -162,8 +180,21 @@ def announce_signal(number: int, grace: float | None, step: int, newest: int | N
             f"Ctrl-C: step {step} is being finished and saved, then the run leaves. "
             f"Ctrl-C again leaves at once and keeps {kept}."
         )
-    elif grace is not None:
+    elif time_left.grace is not None:
         text = f"{signal.Signals(number).name}: step {step} is being finished and saved"
-        if grace < _LONG_SECONDS:
-            text += f"; if that takes too long for the {grace:.0f} s there are, {kept} is kept"
+        if time_left.grace < _LONG_SECONDS:
+            text += f"; {_what_is_certain(held, durable, time_left)}"
         say(f"{text}.")
+
+
+def _what_is_certain(held: int | None, durable: int | None, time_left: TimeLeft) -> str:
+    """What a kill at the end of the grace time leaves: only what is durable now is certain."""
+    certain = "nothing is durable yet" if durable is None else f"step {durable} is durable already"
+    grace, needed = f"{time_left.grace:.0f} s", time_left.needed
+    if needed is not None and time_left.grace is not None and needed > time_left.grace:
+        return f"a save takes about {needed:.0f} s here, and there are {grace}: {certain}"
+    if held is None or held == durable:
+        return f"if that takes too long for the {grace} there are, {certain}"
+    return (
+        f"if that takes too long for the {grace} there are, step {held} is likely kept; {certain}"
+    )

@@ -31,6 +31,7 @@ from holdfast._leave import statuses
 from holdfast._stop.request import SAME_PRESS_SECONDS
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
+_SIGHUP = getattr(signal, "SIGHUP", None)
 _SIGACTION_BYTES = 256
 _OURS = ("_attempt.py", "_boundary.py", "_custody", "_leave", "_record", "_save", "_stop")
 _OUR_WORK = tuple(str(Path(__file__).parents[1] / name) for name in _OURS)
@@ -71,8 +72,9 @@ class SignalWatch:
         global _installed, _fork_hook_set
         for number in self._numbers:
             former = signal.getsignal(number)
-            # A Ctrl-C that was ignored from the start (a job in the background) stays ignored.
-            if number == signal.SIGINT and former is signal.SIG_IGN:
+            # What was ignored from the start stays so: Ctrl-C of a job in the background, and
+            # SIGHUP under nohup.
+            if former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP):
                 continue
             self._former[number] = former
             signal.signal(number, self._handler)

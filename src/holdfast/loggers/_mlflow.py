@@ -101,7 +101,7 @@ class MLflowRun:
 
     def finish(self, status: int) -> None:
         how = "FINISHED" if status == 0 else "FAILED"
-        if status in (75, 77, 130, 143, KILLED):
+        if status in (75, 77, 129, 130, 143, KILLED):
             how = "KILLED"  # it goes on some day
         self._client.set_terminated(self._memory.id, how)
 

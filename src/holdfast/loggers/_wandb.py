@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.loggers._child import KILLED, encodable, first_line, tell
 from holdfast.loggers._memory import Memory, Row
 
-_STOPPED = (75, 77, 130, 143)  # it was asked to leave, and will go on
+_STOPPED = (75, 77, 129, 130, 143)  # it was asked to leave, and will go on
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 

@@ -1,0 +1,142 @@
+"""The policy of the keeper's writes: which state is next, and which is not written at all.
+
+    background   the cadence wants a checkpoint: at most one waits, the newest
+    asked        somebody has asked for this very boundary: written in the order of the boundaries
+    last         a stop, a deadline or a death: only the newest state counts
+
+A last write drops everything older that waits. The older write under way is given up for it,
+unless only that one can be durable in the time that is left. Nothing older than the newest durable
+checkpoint is ever published. A write without a slot of its own (background, while it waits) takes
+the newest slot when its turn comes, so that what waits keeps no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from holdfast._errors import SaveFailed
+
+Key = tuple[int, int]  # (attempt, mark): the greater one is the newer state
+CADENCE = "cadence"  # why a checkpoint is made that nobody has asked for
+
+
+class Urgency(enum.IntEnum):
+    """Why a state is written."""
+
+    BACKGROUND = 0
+    ASKED = 1
+    LAST = 2
+
+    @classmethod
+    def of(cls, reason: str, *, is_last: bool) -> Urgency:
+        if is_last:
+            return cls.LAST
+        return cls.BACKGROUND if reason == CADENCE else cls.ASKED
+
+
+class Write(Protocol):
+    """A state that is to become a checkpoint."""
+
+    @property
+    def key(self) -> Key: ...
+    @property
+    def urgency(self) -> Urgency: ...
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is never dropped: the trainer leaves when it is durable."""
+
+
+W = TypeVar("W", bound=Write)
+
+
+class Superseded(SaveFailed):
+    """A newer state is durable, or is written in place of this one."""
+
+
+def sort_out(waiting: Sequence[W], durable: Key | None) -> tuple[list[W], list[W]]:
+    """What is still to be written, the next first; and what is dropped."""
+    last = max((each.key for each in waiting if each.urgency is Urgency.LAST), default=None)
+    newest = max((each.key for each in waiting), default=None)
+
+    def is_dropped(write: W) -> bool:
+        if write.is_kept:
+            return False
+        if durable is not None and write.key < durable:
+            return True
+        if last is not None and write.key < last:
+            return True
+        return write.urgency is Urgency.BACKGROUND and newest is not None and write.key < newest
+
+    dropped = [each for each in waiting if is_dropped(each)]
+    kept = [each for each in waiting if each not in dropped]
+    return sorted(kept, key=lambda each: (each.key, -each.urgency)), dropped
+
+
+def gives_way(
+    under_way: Write,
+    write: Write,
+    *,
+    elapsed_seconds: float,
+    needed_seconds: float,
+    left_seconds: float | None,
+) -> bool:
+    """Whether `write` is begun at once, and the older one under way is given up for it.
+
+    `left_seconds` is the time until a kill, if there is a deadline.
+    """
+    if write.urgency is not Urgency.LAST or write.key <= under_way.key or under_way.is_kept:
+        return False
+    if left_seconds is None or needed_seconds <= left_seconds:
+        return True
+    # The newest state cannot be durable in time: the one under way may be.
+    return needed_seconds - elapsed_seconds > left_seconds
+
+
+def expected_seconds(measured: float | None, elapsed: float) -> float:
+    """How long a write takes: as the slowest of late, or twice what the one under way took so far.
+
+    `elapsed` is of a write that is not over.
+    """
+    return max(measured or 2 * elapsed, elapsed)
+
+
+class Turns:
+    """Checkpoints get their names, and are noted as durable, in the order of their states.
+
+    Two writes may be under way at once, and the older one may be ready after the newer one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._named: Key | None = None
+        self._noted: Key | None = None
+
+    @contextlib.contextmanager
+    def take_name(self, key: Key) -> Iterator[None]:
+        """For the rename and nothing else; Superseded if a newer checkpoint has its name."""
+        with self._lock:
+            if self._named is not None and key < self._named:
+                raise Superseded("a newer step is durable")
+            yield
+            self._named = key
+
+    @contextlib.contextmanager
+    def take_note(self, key: Key) -> Iterator[None]:
+        """For the note in the journal; Superseded if a newer checkpoint is durable.
+
+        Then this one is durable too: the flush of the folder was for both names.
+        """
+        with self._lock:
+            if self._noted is not None and key < self._noted:
+                raise Superseded("a newer step is durable")
+            yield
+            self._noted = key
+
+    def forget(self) -> None:
+        """A rule has called the newest ones bad: older ones count again."""
+        with self._lock:
+            self._named = self._noted = None

@@ -1,0 +1,74 @@
+"""A disk that is slower than the cadence: a stop does not wait behind older checkpoints."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from tests.slow_disk import slow_disk
+from tests.support import (
+    checkpoint_steps,
+    journal_events,
+    wait_for_keeper_gone,
+    wait_until,
+)
+
+_FLUSH_SECONDS = 0.4  # a checkpoint has four
+_OFTEN = '{"max_overhead": 1.0, "checkpoint_every": 4}'
+
+
+def _busy(folder, tmp_path, light, *arguments):
+    """A training that orders checkpoints faster than the disk takes them."""
+    trainer = light(
+        *(folder, "--total", 100_000, "--sleep", 0.02, "--settings", _OFTEN, *arguments),
+        env=slow_disk(tmp_path / "slow", _FLUSH_SECONDS),
+    )
+    trainer.ready()
+    wait_until(lambda: journal_events(folder, "checkpoint"), 30, "the first checkpoint")
+    return trainer
+
+
+def _under_way(folder):
+    """The steps of the checkpoints that are being written."""
+    names = [path.name for path in (folder / "checkpoints").iterdir()]
+    return {int(found[1]) for name in names if (found := re.match(r"\..*step-0*(\d+)", name))}
+
+
+def _written_after(folder, event):
+    """The steps that became durable after an event of the journal, in their order."""
+    events = journal_events(folder)
+    at = next(index for index, each in enumerate(events) if each["event"] == event)
+    return [each["step"] for each in events[at:] if each["event"] == "checkpoint"]
+
+
+def test_after_sigterm_nothing_that_was_queued_is_written_before_the_last_step(
+    folder, tmp_path, light
+):
+    trainer = _busy(folder, tmp_path, light)
+    under_way = wait_until(lambda: _under_way(folder), 30, "a write under way")
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 143, trainer.output
+    wait_for_keeper_gone(folder)
+    *before, last = _written_after(folder, "signal")
+    assert last == max(checkpoint_steps(folder))
+    assert f"step {last} is durable" in trainer.output
+    assert len(before) <= 1, f"{before} were written before {last}"
+    assert set(before) <= under_way
+    steps = [each["step"] for each in journal_events(folder, "checkpoint")]
+    assert steps == sorted(steps)
+
+
+def test_after_kill_9_only_the_newest_snapshot_is_written_which_is_as_new_as_the_training(
+    folder, tmp_path, light
+):
+    """Orders come while one is written: they keep no slot from newer snapshots."""
+    trainer = _busy(folder, tmp_path, light, "--hold-at", 100)
+    in_memory = int(trainer.wait_for("holding").split()[1])
+    under_way, known = _under_way(folder), len(journal_events(folder, "checkpoint"))
+    trainer.kill()
+    trainer.wait()
+    wait_for_keeper_gone(folder)
+    assert in_memory > 95
+    written = [each["step"] for each in journal_events(folder, "checkpoint")][known:]
+    assert set(written) <= {*under_way, in_memory}
+    assert max(checkpoint_steps(folder)) == in_memory

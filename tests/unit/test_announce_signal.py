@@ -1,0 +1,34 @@
+"""What is said when a signal comes: nothing that the measured speed of the disk cannot keep."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from holdfast._stop import guard
+from holdfast._stop.guard import TimeLeft, announce_signal
+
+
+@pytest.mark.parametrize(
+    ("held", "durable", "needed", "promise"),
+    [
+        (
+            *(202, 130, 4.0),
+            "if that takes too long for the 10 s there are, step 202 is likely kept; "
+            "step 130 is durable already",
+        ),
+        (202, 130, 16.0, "a save takes about 16 s here, and there are 10 s: step 130 is durable"),
+        (202, None, 16.0, "a save takes about 16 s here, and there are 10 s: nothing is durable"),
+        (202, 202, 4.0, "if that takes too long for the 10 s there are, step 202 is durable"),
+        (202, None, None, "step 202 is likely kept; nothing is durable yet"),
+        (None, None, None, "if that takes too long for the 10 s there are, nothing is durable yet"),
+    ],
+)
+def test_only_what_is_durable_is_certain(monkeypatch, held, durable, needed, promise):
+    said: list[str] = []
+    monkeypatch.setattr(guard, "say", said.append)
+    announce_signal(signal.SIGTERM, 203, held, durable, TimeLeft(10.0, needed))
+    assert said[0].startswith("SIGTERM: step 203 is being finished and saved; ")
+    assert promise in said[0]
+    assert "is kept" not in said[0]

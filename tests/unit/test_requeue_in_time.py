@@ -1,0 +1,76 @@
+"""The job is requeued before its end, also where the disk is slower than that."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast._keeper.asked import Asked
+from holdfast._keeper.beat import Pace
+from holdfast._keeper.job import JobWatch
+from holdfast._leave import statuses
+from holdfast._record.layout import RunLayout
+from holdfast._slurm import ask
+from holdfast._slurm.ask import JobFacts
+from holdfast._slurm.job import Job
+from tests.support import wait_until
+
+USR2 = ("SIGUSR2", statuses.REQUEUE, signal.SIGUSR2)
+TERM = ("SIGTERM", statuses.TERMINATED, signal.SIGTERM)
+PERSON = ("holdfast stop", statuses.PERSON, 0)
+
+
+@pytest.fixture
+def requeued(monkeypatch):
+    """The jobs that SLURM was asked to requeue."""
+    asked: list[str] = []
+    monkeypatch.setattr(ask, "requeue", lambda job, _seconds: asked.append(job))
+    return asked
+
+
+def _keeper(tmp_path, monkeypatch, stop, left, *, reason="None", kill_wait=30.0):
+    """A keeper whose commit goes on and on, so many seconds before the end of its job."""
+    (tmp_path / "attempts/0001").mkdir(parents=True)
+    facts = JobFacts("12", "RUNNING", reason, 0, time.time() + left, False, True, True)
+    monkeypatch.setattr(ask, "show_job", lambda *_: facts)
+    monkeypatch.setattr(ask, "warning_seconds", lambda _: None)
+    monkeypatch.setattr(ask, "kill_wait_seconds", lambda: kill_wait)
+    job = JobWatch(Job("12", "12", 0), RunLayout(tmp_path), 1, 3)
+    job._looking.acquire()
+    job._learn()
+    job._learn_cause()
+    keeper = Asked.__new__(Asked)
+    keeper._ends = SimpleNamespace(control=SimpleNamespace(words=[0] * 512))
+    keeper._pace, keeper._job, keeper._stop = Pace(), job, stop
+    keeper._is_leaving, keeper._insure_at, keeper._durable_step = False, None, 40
+    keeper._save_seconds, keeper._has_warned = 16.0, True
+    return keeper
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"), [(USR2, "None"), (TERM, "TimeLimit")], ids=["warning", "time limit"]
+)
+def test_a_slow_commit_does_not_cost_the_job(tmp_path, monkeypatch, requeued, stop, reason):
+    keeper = _keeper(tmp_path, monkeypatch, stop, 9.0, reason=reason)
+    keeper._watch_clock(time.monotonic())
+    wait_until(lambda: requeued == ["12"], 10, "the requeue")
+    keeper._watch_clock(time.monotonic())
+    assert keeper._job.requeue(41).said == "job 12 is requeued and goes on by itself."
+    assert requeued == ["12"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "left", "kill_wait"),
+    [(USR2, 20.0, 30.0), (USR2, 8.0, 2.0), (PERSON, 2.0, 30.0), (TERM, 2.0, 30.0)],
+    ids=["there is time", "KillWait is short", "a person", "no scheduler"],
+)
+def test_it_is_not_asked_for_too_early_nor_against_a_wish(
+    tmp_path, monkeypatch, requeued, stop, left, kill_wait
+):
+    keeper = _keeper(tmp_path, monkeypatch, stop, left, kill_wait=kill_wait)
+    keeper._watch_clock(time.monotonic())
+    assert not keeper._job._is_asked_in_time
+    assert requeued == []
