@@ -10,6 +10,7 @@ from holdfast._prove.history import History, Leaf, Sight
 # Of what differs at once, what comes first decides the rest.
 _ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
 _COUNTS_IN_THE_END = ("weight", "moment", "setting", "scheduler", "scaler", "buffer")
+_OF_TENSORS = 3  # the weight of a container that holds tensors
 _ROUNDING = 0.003  # what is closer than that is the same sum, added up in another order
 _CAUSE_OF_KIND = {
     "moment": "optimizer-state-lost",
@@ -59,6 +60,7 @@ class Judged:
     item: Latent
     cause: str
     is_ambiguous: bool = False
+    others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
 
 def judge(case: Case) -> Judged:
@@ -81,17 +83,70 @@ def judge(case: Case) -> Judged:
             return Judged(found, "weights-not-restored" if case.since_start == 0 else "unknown")
         if kind in ("module", "value", "buffer") and not _counts(case, found):
             continue
+        if kind == "buffer" and (number := _number_beside(case, found)) is not None:
+            return _unsure(case, number, _cause_of_number(case))
         if kind == "value" and generator is not None and _is_anew(case, generator):
             continue  # it was drawn anew
         return Judged(found, _cause_of(case, found))
-    if offset or _value_offset(case):
+    if offset:
         return Judged(_first(case), "off-by-one-step")
-    if generator is not None:
+    held = _held_input(case, generator)
+    if held is not None:
+        return Judged(held, _cause_of_number(case))
+    if _value_offset(case):
+        return Judged(_first(case), "off-by-one-step")
+    numbers = _numbers_anew(case)
+    # A container that is filled again draws on the way: the generator is not where it was, then.
+    is_filled_again = bool(numbers) and _weight_of_number(case, numbers[0]) == _OF_TENSORS
+    if generator is not None and (_is_anew(case, generator) or not is_filled_again):
         return Judged(generator, "generator-not-restored")
-    number = _number_anew(case)
-    if number is not None:
-        return Judged(number, "state-not-named" if case.has_run else "state-not-saved")
-    return Judged(_first(case), "unknown")
+    if numbers:
+        return _unsure(case, numbers[0], _cause_of_number(case))
+    return _unsure(case, _first(case), "unknown")
+
+
+def _unsure(case: Case, latent: Latent, cause: str) -> Judged:
+    others = [item for item in (*case.latent, *case.differing) if item != latent.item]
+    return Judged(latent, cause, others=tuple(sorted(others, key=_by_weight)))
+
+
+def _by_weight(item: str) -> int:
+    kinds = ("input", "number", "value", "index", "generator", "module", "buffer")
+    kind = item.partition("/")[0]
+    return kinds.index(kind) if kind in kinds else len(kinds)
+
+
+def _cause_of_number(case: Case) -> str:
+    return "state-not-named" if case.has_run else "state-not-saved"
+
+
+def _held_input(case: Case, generator: Latent | None) -> Latent | None:
+    """An input of the model that the script held from an earlier step, such as a hidden state.
+
+    It is one of the undisturbed run, and of another step. Where it is that of the next step, it
+    was drawn before the checkpoint, and was drawn again: then the generator is one further.
+    """
+    if case.since_start:
+        return None
+    sights = case.reference.sights
+    for latent in _inputs(case):
+        found = None if latent.found is None else latent.found[0]
+        places = [p for p, s in enumerate(sights) if s.items.get(latent.item, [None])[0] == found]
+        is_next = case.place + 1 in places
+        is_beside = is_next or case.place - 1 in places
+        if generator is not None and is_next and not _is_anew(case, generator):
+            return latent
+        if generator is None and places and (0 in places or not is_beside):
+            return latent
+    return None
+
+
+def _inputs(case: Case) -> list[Latent]:
+    return [
+        latent
+        for item, latent in case.latent.items()
+        if item.startswith("input/") and latent.place == case.place
+    ]
 
 
 def _judge_setting(case: Case, latent: Latent) -> str:
@@ -102,16 +157,50 @@ def _judge_setting(case: Case, latent: Latent) -> str:
     return "scheduler-not-saved" if scheduled and _is_anew(case, latent) else "setting-differs"
 
 
-def _number_anew(case: Case) -> Latent | None:
-    """A number of the script that has its first value again."""
-    if case.sight is None or case.since_start:
+def _numbers_anew(case: Case) -> list[Latent]:
+    """The numbers of the script that have their first value again, the likeliest cause first."""
+    first = case.reference.sights[0].counters
+    found = [
+        latent
+        for item, latent in case.latent.items()
+        if item.startswith("number/")
+        and latent.found is not None
+        and repr(first.get(item.removeprefix("number/"))) == latent.found[0]
+    ]
+    return sorted(found, key=lambda latent: -_weight_of_number(case, latent))
+
+
+def _weight_of_number(case: Case, latent: Latent) -> int:
+    """How likely a number decides an update; one that only counts decides nothing."""
+    name = latent.item.removeprefix("number/")
+    inside = name.removeprefix("len(").removesuffix(")")
+    if name != inside:  # of a container: it counts if tensors are in it
+        return _OF_TENSORS if any(f"/{inside}[" in item for item in case.latent) else 0
+    assert latent.expected is not None
+    assert latent.found is not None
+    for other in _inputs(case):
+        if other.expected is not None and other.found is not None:
+            # The size of what goes into the model has changed as the number has.
+            sizes, numbers = (
+                (other.expected[2], other.found[2]),
+                (latent.expected[1], latent.found[1]),
+            )
+            if sizes[0] != sizes[1] and sizes[0] * numbers[1] == sizes[1] * numbers[0]:
+                return 2
+    return 1
+
+
+def _number_beside(case: Case, buffer: Latent) -> Latent | None:
+    """A number of the buffer's own module that begins anew, where the buffer does not."""
+    if _is_anew(case, buffer):
         return None
-    first, here = case.reference.sights[0].counters, case.expected.counters
-    for name, value in case.sight.counters.items():
-        if name in here and first.get(name) == value != here[name]:
-            leaves = [[repr(number), float(number), 1] for number in (here[name], value)]
-            return Latent(f"number/{name}", case.place, case.after, *leaves)
-    return None
+    module = buffer.item.removeprefix("buffer/").rpartition(".")[0]
+    names = (
+        latent.item.removeprefix("number/").rpartition(".")[0] for latent in _numbers_anew(case)
+    )
+    return next(
+        (n for n, name in zip(_numbers_anew(case), names, strict=True) if name == module), None
+    )
 
 
 def _is_in_use(item: str, leaf: Leaf | None) -> bool:
@@ -241,6 +330,9 @@ def _judge_batch(case: Case, sight: Sight) -> Judged:
             return Judged(batch, "workers-reseeded")
         if not places:
             return Judged(batch, "generator-not-restored")
+    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
+    if generator is not None and found["at"] == expected["at"]:
+        return Judged(generator, "generator-not-restored")  # the right place in another order
     if places or found["at"] != expected["at"]:
         return Judged(batch, "data-position-lost")
     return Judged(batch, "generator-not-restored")
@@ -253,7 +345,7 @@ def _counter_offset(case: Case) -> int:
     sights = case.reference.sights
     before, here, behind = (sights[case.place + i].counters for i in (-1, 0, 1))
     for name, value in case.sight.counters.items():
-        if not (name in before and name in here and name in behind):
+        if name.startswith("len(") or not (name in before and name in here and name in behind):
             continue
         if not all(isinstance(number, int) for number in (value, here[name], before[name])):
             continue
@@ -351,6 +443,7 @@ def volatile_items(first: History, again: History) -> frozenset[str]:
     pairs = [(a.items, b.items) for a, b in zip(first.sights, again.sights, strict=False)]
     pairs += [(v, again.boundaries.get(k, {})) for k, v in first.boundaries.items()]
     pairs += [(first.end or {}, again.end or {})]
+    pairs += [(a.numbers, b.numbers) for a, b in zip(first.sights, again.sights, strict=False)]
     for one, other in pairs:
         found |= {i for i, leaf in one.items() if i in other and other[i][0] != leaf[0]}
     return frozenset(found)

@@ -38,7 +38,13 @@ class Course:
     """A folder of its own, and one life after the other in it."""
 
     def __init__(
-        self, name: str, wishes: Wishes, workplace: Path, listener: Listener, start: Starter
+        self,
+        name: str,
+        wishes: Wishes,
+        workplace: Path,
+        listener: Listener,
+        start: Starter,
+        hash_seed: int,
     ) -> None:
         self.folder = workplace / name
         self.work = self.folder / "work"
@@ -52,6 +58,7 @@ class Course:
         self._wishes = wishes
         self._listener = listener
         self._start = start
+        self._hash_seed = hash_seed
         self._has_opened = False  # a run of holdfast, in this life
         self.life: Life | None = None
         self.longest_silence = 0.0
@@ -153,6 +160,8 @@ class Course:
         if not any((Path(entry) / "holdfast").is_dir() for entry in sys.path if "site-" in entry):
             paths.append(str(_PACKAGES))  # run from a checkout, by a path on sys.path
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+        # Another one for each life, as without a proof, but one that can be had again.
+        environment.setdefault("PYTHONHASHSEED", str(self._hash_seed + self.lives))
         environment["HOLDFAST_ERRAND"] = errand.to_text()
         return environment
 

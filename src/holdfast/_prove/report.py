@@ -36,6 +36,7 @@ _MOMENTS = {
     "phase": "evaluation",
 }
 Rows = list[tuple[str, str]]
+_MOST_OTHERS = 12
 _TARGET_AT = 2  # behind the signal, where there are several ranks
 
 
@@ -182,6 +183,10 @@ def _difference(found: Difference, sides: tuple[str, str]) -> Rows:
     if found.rank is not None:
         rows += [("on rank", str(found.rank))]
     rows += [(sides[0], found.expected), (sides[1], found.found)]
+    if found.others:
+        more = len(found.others) - _MOST_OTHERS
+        named = ", ".join(found.others[:_MOST_OTHERS])
+        rows += [("differs as well", f"{named} and {more} more" if more > 0 else named)]
     if found.at_the_end is not None:
         rows += [("at the end", found.at_the_end)]
     return [
