@@ -19,7 +19,8 @@ import numpy as np
 import holdfast
 
 rng = np.random.default_rng(3)
-made = {name: rng.normal(size=8) for name in {"query", "key", "value", "gate", "mix", "norm", "out"}}
+names = {"query", "key", "value", "gate", "mix", "norm", "out"}
+made = {name: rng.normal(size=8) for name in names}
 weights = np.stack([made[name] for name in sorted(made)])
 with holdfast.Run("runs/here", weights=weights) as run:
     for step in run.steps(8):

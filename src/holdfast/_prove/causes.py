@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from holdfast._prove.history import History, Leaf, Sight
 
 # Of what differs at once, what comes first decides the rest.
-_ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
+ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
 _COUNTS_IN_THE_END = ("weight", "moment", "setting", "scheduler", "scaler", "buffer")
 _OF_TENSORS = 3  # the weight of a container that holds tensors
-_ROUNDING = 0.003  # what is closer than that is the same sum, added up in another order
 _CAUSE_OF_KIND = {
     "moment": "optimizer-state-lost",
     "scheduler": "scheduler-not-saved",
@@ -70,8 +69,8 @@ def judge(case: Case) -> Judged:
     if "batch" in case.differing and case.sight is not None:
         return _judge_batch(case, case.sight)
     offset = _counter_offset(case)
-    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
-    for kind in _ORDER:
+    generator = next((v for k, v in case.latent.items() if is_in_use(k, v.expected)), None)
+    for kind in ORDER:
         found = _of_kind(case, kind)
         if found is None:
             continue
@@ -203,7 +202,7 @@ def _number_beside(case: Case, buffer: Latent) -> Latent | None:
     )
 
 
-def _is_in_use(item: str, leaf: Leaf | None) -> bool:
+def is_in_use(item: str, leaf: Leaf | None) -> bool:
     """Whether it is a generator that somebody has drawn from or seeded."""
     return item.startswith("generator/") and leaf is not None and leaf[0] != "untouched"
 
@@ -287,7 +286,7 @@ def _of_kind(case: Case, kind: str) -> Latent | None:
 
 def _first(case: Case) -> Latent:
     """What differs, for a cause that is not told by it: the weightiest."""
-    for kind in ("batch", "weight", *_ORDER, "gradient"):
+    for kind in ("batch", "weight", *ORDER, "gradient"):
         found = _of_kind(case, kind) if kind not in ("value", "module") else None
         if found is not None:
             return found
@@ -330,7 +329,7 @@ def _judge_batch(case: Case, sight: Sight) -> Judged:
             return Judged(batch, "workers-reseeded")
         if not places:
             return Judged(batch, "generator-not-restored")
-    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
+    generator = next((v for k, v in case.latent.items() if is_in_use(k, v.expected)), None)
     if generator is not None and found["at"] == expected["at"]:
         return Judged(generator, "generator-not-restored")  # the right place in another order
     if places or found["at"] != expected["at"]:
@@ -375,75 +374,3 @@ def _value_offset(case: Case) -> bool:
 
 def _last(case: Case) -> int:
     return len(case.reference.sights) - 1
-
-
-def judge_repeat(first: History, again: History) -> Judged | None:
-    """The first thing in which two undisturbed runs differ; None if they are the same."""
-    for place, (one, other) in enumerate(zip(first.sights, again.sights, strict=False)):
-        kinds = {
-            kind: item
-            for item, leaf in reversed(list(one.items.items()))
-            if (kind := item.partition("/")[0])
-            and item in other.items
-            and other.items[item][0] != leaf[0]
-            and (kind != "generator" or _is_in_use(item, leaf))
-        }
-        batch = [b["bytes"] for b in one.batches] != [b["bytes"] for b in other.batches]
-        if not batch and not kinds.keys() & {"weight", "setting", "gradient", "moment"}:
-            continue
-        values = [i for i in one.items if i.startswith(("value/", "index/")) and i in other.items]
-        cause = "nondeterministic-kernels"
-        if {k: first.seeds.get(k) for k in again.seeds} != again.seeds:
-            cause = "time-or-pid-in-seed"
-        elif "generator" in kinds or ("weight" in kinds and place == 0):
-            cause = "unseeded-generator"
-        elif batch or any(_is_other_data(i, one.items[i], other.items[i]) for i in values):
-            cause = "data-order-not-fixed"
-        kind = next(
-            (k for k in ("weight", *_ORDER, "generator", "gradient") if k in kinds), "batch"
-        )
-        item = "batch" if batch and "weight" not in kinds else kinds.get(kind, "batch")
-        leaves = [one.items.get(item), other.items.get(item)]
-        if item == "batch":
-            hashes = [[b["bytes"] for b in sight.batches] for sight in (one, other)]
-            leaves = [["".join(found)[:16], None, 0] for found in hashes]
-        return Judged(Latent(item, place, None, *leaves), cause)
-    counts = len(first.sights), len(again.sights)
-    if counts[0] != counts[1]:
-        latent = Latent("number of steps", min(counts), None, *([f"{n}", n, 1] for n in counts))
-        return Judged(latent, "unknown")
-    return _judge_repeated_boundaries(first, again)
-
-
-def _is_other_data(item: str, one: Leaf, other: Leaf) -> bool:
-    """Whether two tensors are not even nearly the same."""
-    if item.startswith("index/"):
-        return bool(one[0] != other[0])
-    if one[0] == other[0] or one[1] is None or other[1] is None:
-        return False
-    return bool(abs(one[1] - other[1]) > _ROUNDING * max(abs(one[1]), abs(other[1])))
-
-
-def _judge_repeated_boundaries(first: History, again: History) -> Judged | None:
-    for place, (key, items) in enumerate(first.boundaries.items()):
-        other = again.boundaries.get(key, {})
-        differing = {i for i, leaf in items.items() if i in other and other[i][0] != leaf[0]}
-        state = [i for i in items if i in differing and not i.startswith(("metric/", "generator/"))]
-        if not state:
-            continue
-        is_random = any(item.startswith("generator/") for item in differing)
-        cause = "unseeded-generator" if is_random or place == 0 else "nondeterministic-kernels"
-        return Judged(Latent(state[0], place, None, items[state[0]], other[state[0]]), cause)
-    return None
-
-
-def volatile_items(first: History, again: History) -> frozenset[str]:
-    """What differs between two undisturbed runs without consequence, such as a time."""
-    found = set()
-    pairs = [(a.items, b.items) for a, b in zip(first.sights, again.sights, strict=False)]
-    pairs += [(v, again.boundaries.get(k, {})) for k, v in first.boundaries.items()]
-    pairs += [(first.end or {}, again.end or {})]
-    pairs += [(a.numbers, b.numbers) for a, b in zip(first.sights, again.sights, strict=False)]
-    for one, other in pairs:
-        found |= {i for i, leaf in one.items() if i in other and other[i][0] != leaf[0]}
-    return frozenset(found)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from holdfast import _env
 from holdfast._prove.against import KnownRun
-from holdfast._prove.causes import judge_repeat, volatile_items
 from holdfast._prove.course import Course, Undisturbed
 from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
 from holdfast._prove.history import History, Leaf
@@ -25,6 +24,7 @@ from holdfast._prove.proof import (
     Watcher,
     Wishes,
 )
+from holdfast._prove.repeat import judge_repeat, volatile_items
 from holdfast._prove.trail import Finding
 from holdfast._prove.verdicts import words_for
 from holdfast._prove.workplace import open_workplace
@@ -152,8 +152,9 @@ class _Prover:
             return None
         if not undisturbed.steps:
             why = "no update by torch or Keras and no boundary of a holdfast.Run was seen."
-            if course.filing.loaded:
-                name = min(course.filing.loaded)
+            foreign = course.filing.loaded - course.filing.saved.keys()
+            if foreign:
+                name = min(foreign)
                 why = f"it loaded {name}. If that is of a finished training, prove it without."
             self._cannot(f"The script ended without a training step: {why}", course)
             return None

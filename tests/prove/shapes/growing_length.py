@@ -1,6 +1,7 @@
 """A curriculum: sequences grow as training goes on, and the length is not saved."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ text = torch.randint(0, 10, (3000,))
 model = nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 step, length, tokens_seen_here = 0, 4, 0
-if os.path.exists("newest.pt"):
+if Path("newest.pt").exists():
     saved = torch.load("newest.pt")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])

@@ -1,6 +1,7 @@
 """Layers are made in the order of a set, which is another one in each run."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ model = nn.Sequential(*(made[name] for name in sorted(NAMES)), nn.Linear(6, 1))
 points = torch.randn(32, 6)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 first = 0
-if os.path.exists("newest.pt"):
+if Path("newest.pt").exists():
     saved = torch.load("newest.pt")
     model.load_state_dict(saved["model"])
     first = saved["step"]

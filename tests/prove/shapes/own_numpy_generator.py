@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ mixup = Mixup(7)
 model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.ReLU(), nn.Linear(12, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 first = 0
-if os.path.exists("newest.pt"):
+if Path("newest.pt").exists():
     saved = torch.load("newest.pt", weights_only=False)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])

@@ -1,6 +1,7 @@
 """As MoCo: the queue of keys is a buffer, but its pointer is a plain number of the module."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ class Contrast(nn.Module):
 model = Contrast()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 first = 0
-if os.path.exists("moco.pt"):
+if Path("moco.pt").exists():
     saved = torch.load("moco.pt")
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])

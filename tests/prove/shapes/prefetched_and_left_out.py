@@ -1,6 +1,7 @@
 """As nanoGPT, with the generator restored first: the batch drawn in advance is left out."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 iter_num = 0
-saved = torch.load(CHECKPOINT) if os.path.exists(CHECKPOINT) else None
+saved = torch.load(CHECKPOINT) if Path(CHECKPOINT).exists() else None
 if saved is not None:
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import deque
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ class ReplayMemory:
 
 memory = ReplayMemory(100)
 steps_done = first = 0
-if os.path.exists("agent.pt"):
+if Path("agent.pt").exists():
     saved = torch.load("agent.pt", weights_only=False)
     policy.load_state_dict(saved["policy"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -46,7 +47,7 @@ for episode in range(first, EPISODES):
         steps_done += 1
         if len(memory.memory) < 4:
             continue
-        states, actions, rewards = zip(*memory.sample(4))
+        states, actions, rewards = zip(*memory.sample(4), strict=True)
         values = policy(torch.stack(states)).gather(1, torch.tensor(actions)[:, None])
         loss = nn.functional.smooth_l1_loss(values.squeeze(1), torch.stack(rewards))
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
 start_epoch = 0
-if os.path.isfile("checkpoint.pth.tar"):
+if Path("checkpoint.pth.tar").exists():
     checkpoint = torch.load("checkpoint.pth.tar")
     start_epoch = checkpoint["epoch"]
     model.load_state_dict(checkpoint["state_dict"])
