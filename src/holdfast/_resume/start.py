@@ -213,12 +213,16 @@ def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | N
     layout, reached = start.layout, -1 if found is None else found.step
     gone = reached
     for event in journal.read(layout.journal):
-        if event.get("event") == "checkpoint":
-            step, attempt, name = (event.get(key) for key in ("step", "attempt", "name"))
-            is_told = isinstance(step, int) and isinstance(attempt, int) and isinstance(name, str)
-            is_newer = is_told and step > gone and is_on_line(line, attempt, step)
-            if is_newer and not any(layout.set_aside.glob(f"{glob.escape(name)}*")):
-                gone = step
+        step, attempt, name = (event.get(key) for key in ("step", "attempt", "name"))
+        if (
+            event.get("event") == "checkpoint"
+            and isinstance(step, int)
+            and isinstance(attempt, int)
+            and step > gone
+            and is_on_line(line, attempt, step)
+            and not any(layout.set_aside.glob(f"{glob.escape(str(name))}*"))
+        ):
+            gone = step
     if gone > reached:
         where = "at the beginning" if found is None else f"at step {reached}, the newest left"
         say(f"{start.folder}: the checkpoint of step {gone} was deleted; the run goes on {where}.")

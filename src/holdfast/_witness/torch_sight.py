@@ -173,7 +173,7 @@ def _numbers_of(path: str, module: torch.nn.Module) -> dict[str, int | float]:
     return {
         f"{path}.{prefix}.{key}" if prefix else f"{path}.{key}": value
         for prefix, part in module.named_modules()
-        if is_own_class(type(part))
+        if is_own_class(part.__class__)
         for key, value in vars(part).items()
         if isinstance(value, int | float) and type(value) is not bool
     }
