@@ -165,7 +165,8 @@ def from_json(tree: dict[str, Any]) -> Proof:
         values[name] = tuple(values.get(name, ()))
     for name in ("difference", "unrepeatable"):
         if values.get(name) is not None:
-            values[name] = Difference(**_known(Difference, values[name]))
+            known = _known(Difference, values[name])
+            values[name] = Difference(**known | {"others": tuple(known.get("others", ()))})
     found = values.get("interruptions", ())
     values["interruptions"] = [Interruption(**_known(Interruption, each)) for each in found]
     return Proof(**values)
