@@ -32,7 +32,7 @@ from holdfast._leave.bounded import bound_leaving, die_if_terminated, goes_on
 from holdfast._leave.followers import end_followers
 from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
 from holdfast._leave.last_words import Scene, is_failure, leave_words
-from holdfast._leave.late import answer_late, say_leaving
+from holdfast._leave.late import answer_late, say_leaving, say_unseen_fit
 from holdfast._leave.parting import say_verdict
 from holdfast._leave.record import reason_of, status_of
 from holdfast._leave.suspects import look_for_graphs
@@ -232,6 +232,8 @@ class Attempt(Boundaries):
         self._guard.defer(True)  # our own work is not to be cut in two
         self._progress.close()
         self._guard.rest(None)
+        if error is None and self._loop_number < 0 and not self._is_by_hand:
+            say_unseen_fit(self._state, self.step)
         words = {}
         if error is not None and is_failure(error) and self._is_unasked():
             words = leave_words(error, self._scene(error))
@@ -256,12 +258,9 @@ class Attempt(Boundaries):
         if not durable and isinstance(leaving, Stopped | None):
             reason = leaving.reason if leaving is not None else "closed"
             leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
-        asked = isinstance(leaving, Stopped)
         durable_step = self._custody.durable_step
-        how = reason_of(leaving)
-        if leaving is None and self._over is not None:
-            how = f"finished: {self._over}"
-        self._record_exit(status_of(leaving), how, durable_step, asked=asked)
+        how = f"finished: {self._over}" if leaving is None and self._over else reason_of(leaving)
+        self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
         end_followers(self._followers, status_of(leaving))
         self._mirror.part(self._layout, durable_step, lambda: len(self._noted) > answered)
         self._close(leaving)

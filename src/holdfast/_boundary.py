@@ -21,7 +21,7 @@ from holdfast._data.course import Course, Lap
 from holdfast._data.feed import Feed
 from holdfast._data.feeds import Feeds
 from holdfast._data.loops import LoopMark, is_left_by_script
-from holdfast._errors import HoldfastError, Stopped
+from holdfast._errors import HoldfastError, SettingsError, Stopped
 from holdfast._hearing import Hearing
 from holdfast._hosted import as_the_script_means
 from holdfast._leave import statuses
@@ -81,12 +81,18 @@ class Boundaries(Hearing):
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        *,
+        *unnamed: Any,
         settings: Settings | None = None,
         stop_when: Rule | None = None,
         **state: Any,
     ) -> None:
         speak_plainly()
+        if unnamed:
+            raise SettingsError(
+                f"holdfast.Run({str(folder)!r}, …): there is a {type(unnamed[0]).__name__} without "
+                "a name.\nName all state: "
+                "holdfast.Run(folder, model=model, optimizer=optimizer)"
+            )
         errand = current_errand()
         place = as_the_script_means(Path(folder))
         self._folder = place if errand is None else errand.redirected(place)

@@ -111,6 +111,11 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+def has_hash_seed() -> bool:
+    """Whether the order of sets is chosen by the user."""
+    return "PYTHONHASHSEED" in os.environ
+
+
 def for_another_job() -> dict[str, str]:
     """The environment for sbatch: without what SLURM and holdfast say of the job we are in."""
     return {

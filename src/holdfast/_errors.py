@@ -26,6 +26,7 @@ The first line of a message is the thing and the fact, the second the next step.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,40 @@ class HoldfastError(Exception):
         return lines if place is None else [*lines, f"  at {place}"]
 
 
+# What the extras of pyproject.toml bring: holdfast itself is installed from its repository.
+_EXTRAS = {
+    "jax": ("jax>=0.4.30",),
+    "keras": ("keras>=3.3",),
+    "kubernetes": ("PyYAML>=5.4",),
+    "lightning": ("lightning>=2.2",),
+    "mirror": ("fsspec>=2024.2",),
+    "mlflow": ("mlflow-skinny>=2.12",),
+    "orbax": ("jax>=0.4.30", "orbax-checkpoint>=0.6"),
+    "ray": ("ray[train]>=2.57", "torch>=2.4"),
+    "s3": ("s3fs>=2024.2",),
+    "tensorboard": ("tensorboard>=2.14",),
+    "tensorflow": ("tensorflow>=2.16",),
+    "torch": ("torch>=2.4",),
+    "transformers": ("accelerate>=1.1", "transformers>=5.4"),
+    "ui": ("starlette>=0.37", "uvicorn>=0.29"),
+    "wandb": ("wandb>=0.19",),
+}
+
+
+def install_command(extra: str) -> str:
+    """The command that installs what an extra needs.
+
+    >>> install_command("ui")
+    "pip install 'starlette>=0.37' 'uvicorn>=0.29'"
+    """
+    return f"pip install {' '.join(shlex.quote(each) for each in _EXTRAS[extra])}"
+
+
 def missing_framework(extra: str, name: str) -> ImportError:
     """What an adapter raises whose framework is not installed."""
     return ImportError(
         f"holdfast.{extra} needs {name}, which is not installed here.\n"
-        f"Install it: pip install 'holdfast[{extra}]'"
+        f"Install it: {install_command(extra)}"
     )
 
 

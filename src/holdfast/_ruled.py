@@ -8,6 +8,7 @@ at any instant finds no bad state that anybody would resume.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,13 @@ class Ruled:
     _listeners: list[Callable[[int, dict[str, Any]], None]]  # to what is logged: append and return
     _followers: tuple[Follower, ...] = ()  # loggers, each with a process of its own
 
+    def __init_subclass__(cls) -> None:
+        """Name the methods as a user calls them: Python's own errors say Run.log, and no base."""
+        super().__init_subclass__()
+        for name, method in inspect.getmembers(cls, inspect.isfunction):
+            if not name.startswith("_") or name == "__init__":
+                method.__qualname__ = f"Run.{name}"
+
     @property
     def over(self) -> str | None:
         """Why the training is complete, if a rule or run.finish() in a loop has ended it.
@@ -76,6 +84,7 @@ class Ruled:
 
         >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
         """
+        self._require_opened()
         is_best = self._metrics.note(metrics)
         if self._logged is not None:
             numbers = metrics if self._metrics.are_numbers else without_devices(metrics)
@@ -275,6 +284,11 @@ class Ruled:
         rules = [] if verdict is None else list(verdict.rules)
         self._note("rule", step=self.step, reason=reason, rules=rules, outcome="success")
         say(f"{reason}: the training is complete at step {self.step}.")
+
+    def _require_opened(self) -> None:
+        """Refuse a run that was never opened: what it is given would be lost without a word."""
+        if not self.attempt:
+            self._require_open()
 
     def _require_open(self) -> None:
         raise NotImplementedError

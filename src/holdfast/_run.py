@@ -15,7 +15,7 @@ from typing import Any
 from holdfast._attempt import Attempt
 from holdfast._data.course import Lap, completes_step, expect_steps
 from holdfast._data.feed import Feed
-from holdfast._data.laps import begin_fresh, begin_in_the_middle
+from holdfast._data.laps import begin_fresh, begin_in_the_middle, say_reached
 from holdfast._data.loops import Batches, LoopMark, refuse_nested
 from holdfast._errors import HoldfastError, SaveFailed, name_place
 from holdfast._leave import statuses
@@ -65,6 +65,7 @@ class Run(Attempt):
 
         >>> run.update(params=params, opt_state=opt_state, best_loss=0.12)  # doctest: +SKIP
         """
+        self._require_opened()
         restored = None if self.resumed_from is None else self.state
         for line in hand_over(self._state, state, restored):
             say(line)
@@ -109,7 +110,8 @@ class Run(Attempt):
         """Whether all steps of a loop were made in earlier lives; says so."""
         if steps is None or self.step < steps:
             return False
-        say(f"{self._folder}: finished at step {self.step} of {steps}; nothing left to train.")
+        made = say_reached(self.step, steps)
+        say(f"{self._folder}: finished at step {made}; nothing left to train.")
         self._reach_loop(is_passed_over=True)
         return True
 
@@ -131,10 +133,8 @@ class Run(Attempt):
     def _epochs(self, total: int, steps: int | None) -> Iterator[int]:
         course = self._course
         if course.epoch >= total:
-            say(
-                f"{self._folder}: finished after {course.epoch} of {total} epochs, at step "
-                f"{self.step}; nothing left to train."
-            )
+            made = f"{say_reached(course.epoch, total, ' epochs')}, at step {self.step}"
+            say(f"{self._folder}: finished after {made}; nothing left to train.")
             self._reach_loop(is_passed_over=True)
             return
         if self._has_made(steps) or self._is_passed_over():

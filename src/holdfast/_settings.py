@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast._errors import SettingsError
+from holdfast._errors import SettingsError, install_command
 from holdfast._say import speak_plainly
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -59,6 +59,20 @@ class Settings:
     mirror_keep_last: int = 3
     mirror_wait: bool = False
     notices: str = "auto"
+
+    def __new__(cls, **chosen: object) -> Settings:
+        unknown = [name for name in chosen if name not in cls.__dataclass_fields__]
+        if unknown:
+            import difflib  # not for those who write it right
+
+            speak_plainly()
+            near = difflib.get_close_matches(unknown[0], cls.__dataclass_fields__, n=1)
+            valid = f"Valid: {', '.join(cls.__dataclass_fields__)}."
+            raise SettingsError(
+                f"holdfast.Settings has no {unknown[0]}.\n"
+                + (f"Did you mean {near[0]}?" if near else valid)
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         speak_plainly()
@@ -203,9 +217,9 @@ class Settings:
 
 # What fsspec needs for the addresses that most have; the others it names by itself.
 _FOR_ADDRESS = {
-    **dict.fromkeys(("s3", "s3a"), ("s3fs", "holdfast[s3]")),
-    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcsfs")),
-    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "adlfs")),
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", install_command("s3"))),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "pip install gcsfs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "pip install adlfs")),
 }
 
 
@@ -226,12 +240,12 @@ def _check_address(text: str) -> None:
         )
     import importlib.util  # only where there is a mirror
 
-    package, install = _FOR_ADDRESS.get(protocol, ("fsspec", "holdfast[mirror]"))
+    package, install = _FOR_ADDRESS.get(protocol, ("fsspec", install_command("mirror")))
     for needed in ("fsspec", package):
         if importlib.util.find_spec(needed) is None:
             raise SettingsError(
                 f"mirror={text!r} needs {needed}, which is not installed here.\n"
-                f"Install it: pip install '{install}'"
+                f"Install it: {install}"
             )
 
 

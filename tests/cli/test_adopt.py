@@ -48,11 +48,11 @@ CASES = [
 ]
 # What each command needs, and the line that installs it.
 LACKING = {
-    "export": "pip install 'holdfast[tensorflow]'",
-    "adopt": "pip install 'holdfast[tensorflow]'",
-    "model.safetensors": "pip install 'holdfast[torch]'",
-    "all.pt": "pip install 'holdfast[torch]'",
-    "_CHECKPOINT_METADATA": "pip install 'holdfast[orbax]'",
+    "export": "pip install 'tensorflow>=2.16'",
+    "adopt": "pip install 'tensorflow>=2.16'",
+    "model.safetensors": "pip install 'torch>=2.4'",
+    "all.pt": "pip install 'torch>=2.4'",
+    "_CHECKPOINT_METADATA": "pip install 'jax>=0.4.30' 'orbax-checkpoint>=0.6'",
 }
 
 

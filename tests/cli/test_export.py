@@ -240,7 +240,7 @@ def test_wrong_wishes_are_two_lines(run, tmp_path):
 def test_without_torch_a_pt_file_says_what_to_install(run, tmp_path):
     commands = [["export", run, tmp_path / name] for name in ("out.pt", "out.safetensors")]
     refused, done = holdfast_without(["torch"], commands)
-    two_lines(refused, 1, "needs PyTorch", "pip install 'holdfast[torch]'")
+    two_lines(refused, 1, "needs PyTorch", "pip install 'torch>=2.4'")
     output_of(done)
     assert weights(tmp_path / "out.safetensors").shape == (1000,)
 

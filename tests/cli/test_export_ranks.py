@@ -66,7 +66,7 @@ def test_without_torch_a_sentence_names_the_way(run, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "model.w is sharded, and putting it together needs PyTorch" in done.stderr
-    assert "pip install 'holdfast[torch]'" in done.stderr
+    assert "pip install 'torch>=2.4'" in done.stderr
 
 
 def test_a_file_of_another_rank_that_is_damaged_is_passed_over(run, tmp_path):

@@ -63,3 +63,15 @@ def test_a_run_without_checkpoints_says_so(folder, start):
     trainer.ready()
     assert "no checkpoints yet" in succeed("ls", folder)
     assert holdfast("verify", folder).stdout == f"{folder}: no checkpoints yet.\n"
+
+
+def test_a_folder_with_one_run_is_enough(folder, start):
+    train(start, folder, "--total", 5)
+    shown = {command: succeed(command, folder) for command in ("ls", "verify")}
+    for command, text in shown.items():
+        assert succeed(command, folder.parent).split()[0:3] == text.split()[0:3]
+    shutil.copytree(folder, folder.with_name("other"))
+    refused = holdfast("ls", folder.parent)
+    assert refused.returncode == 2
+    assert "there are 2 runs below. Name one of them." in refused.stderr
+    assert str(folder.with_name("other")) in refused.stderr

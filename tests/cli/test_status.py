@@ -141,6 +141,11 @@ def test_a_state_that_does_not_fit_could_not_start(folder, start):
     assert start(script=script).wait() == 1
     found = status_of(folder)
     assert (found["state"], found["attempt"], found["disk_step"]) == ("could not start", 2, 5)
+    assert found["step"] == 5
+    shown = succeed("status", folder)
+    assert "could not start, step 5 of 5" in shown
+    assert "put right what kept it from starting; it goes on at step 5" in shown
+    assert "the same command" not in shown
 
 
 def test_a_folder_of_runs_is_a_table_with_names_as_they_are(tmp_path, start):

@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import holdfast
 from holdfast._record import manifest
+from holdfast._resume.fit import name_all
 from tests.support import arena_files, checkpoint_steps, journal_events, keepers, wait_until
 
 NO_SNAPSHOTS = holdfast.Settings(max_overhead=0, checkpoint_every="1h")
@@ -270,3 +272,69 @@ def test_without_a_keeper_the_run_still_hears_requests_and_saves(tmp_path, monke
     again = Counter()
     with holdfast.Run(tmp_path / "run", counter=again) as resumed:
         assert again.count[0] == resumed.step == run.step
+
+
+def test_a_deleted_newest_checkpoint_is_told_in_one_line(folder, capfd):
+    settings = holdfast.Settings(checkpoint_every=2, keep_last=5)
+    train(folder, 6, settings)
+    newest = sorted(folder.glob("checkpoints/step-*"))[-1]
+    shutil.rmtree(newest)
+    capfd.readouterr()
+    resumed_from, _ = train(folder, 8, settings)
+    assert resumed_from is not None
+    assert resumed_from < 6
+    told = [line for line in capfd.readouterr().err.splitlines() if "was deleted" in line]
+    assert told == [
+        f"holdfast: {folder}: the checkpoint of step 6 was deleted; the run goes on at step "
+        f"{resumed_from}, the newest left."
+    ]
+    train(folder, 10, settings)  # and once only
+    assert "was deleted" not in capfd.readouterr().err
+
+
+def test_fewer_epochs_than_were_made_are_told_as_they_are(folder, capfd):
+    for epochs in (3, 2):
+        with holdfast.Run(folder, settings=NO_SNAPSHOTS, counter=Counter()) as run:
+            for _ in run.epochs(epochs):
+                for _ in run.batches(range(2)):
+                    pass
+    assert "finished after 3 epochs (2 were asked for), at step 6" in capfd.readouterr().err
+
+
+def test_what_does_not_fit_is_told_one_a_line_by_module(folder):
+    def train_layers(sizes):
+        state = {name: {"weight": np.zeros(n), "bias": np.zeros(n)} for name, n in sizes.items()}
+        with holdfast.Run(folder, settings=NO_SNAPSHOTS, **state) as run:
+            for _ in run.steps(2):
+                pass
+
+    train_layers({"head": 3, "body": 2})
+    with pytest.raises(holdfast.StateMismatch) as error:
+        train_layers({"head": 4, "body": 2, "tail": 1})
+    lines = str(error.value).splitlines()
+    assert lines[1:4] == [
+        "  not in the checkpoint: tail",
+        "  changed: head.weight (<f8 [3] → <f8 [4])",
+        "  changed: head.bias (<f8 [3] → <f8 [4])",
+    ]
+    assert "To keep what fits: holdfast export" in lines[-1]
+
+
+def test_very_many_that_do_not_fit_are_counted_by_module():
+    names = [f"model.{layer}.{n}" for layer in ("a", "b") for n in range(30)]
+    assert name_all("changed", names) == ["  changed: model.a (30)", "  changed: model.b (30)"]
+
+
+def test_a_fit_of_keras_without_its_callback_is_told_of_it(folder, capfd):
+    # A stand-in: what counts is where its class comes from, and what its optimizer has counted.
+    def fit(self):
+        self.optimizer.iterations += 3
+
+    model = type("Model", (Counter,), {"fit": fit, "__module__": "keras.src.models.model"})()
+    model.optimizer = SimpleNamespace(iterations=0)
+    for trains in (False, True):
+        with holdfast.Run(folder / str(trains), settings=NO_SNAPSHOTS, model=model):
+            if trains:
+                model.fit()
+        told = "callbacks=[holdfast.keras.Callback(run)]" in capfd.readouterr().err
+        assert told is trains

@@ -103,7 +103,8 @@ def _see_same(lives: Results, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("other_shape", "changed: net.weight (float32 [3] → float32 [4]), bare (float32 [1]"),
+        ("other_shape", "changed: net.weight (float32 [3] → float32 [4])\n"),
+        ("other_shape", "changed: bare (float32 [1]"),
         ("other_shape", "not in the checkpoint: net.layers.1"),
         ("other_shape", "kept [5.]"),
         ("other_generator", "its algorithm is 2, and was 1"),

@@ -192,3 +192,13 @@ def test_a_terminal_gets_one_line_with_the_stage_the_step_and_the_interruption()
         "interrupted  interruption 2 of 5: KILL, optimizer's update, at step 41",
         "interrupted  step 41 of 100  interruption 2 of 5: KILL, optimizer's update, at step 41",
     ]
+
+
+def test_all_that_may_be_the_cause_is_listed_and_very_many_are_counted():
+    others = tuple(f"variable n{number}" for number in range(15))
+    proof = dataclasses.replace(
+        PROOFS[DIFFERS], difference=dataclasses.replace(LOST, others=others)
+    )
+    shown = report.plain_text(proof)
+    assert "differs as well   variable n0, variable n1, " in shown
+    assert "variable n11 and 3 more" in shown

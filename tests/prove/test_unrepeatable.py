@@ -12,7 +12,20 @@ from holdfast._prove.proof import Watcher, Wishes
 from holdfast._prove.prove import prove
 from holdfast._prove.report import plain_text
 
-SCRIPTS = Path(__file__).parent / "unrepeatable"
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "unrepeatable"
+ORDER_OF_A_SET = """
+import numpy as np
+import holdfast
+
+rng = np.random.default_rng(3)
+names = {"query", "key", "value", "gate", "mix", "norm", "out"}
+made = {name: rng.normal(size=8) for name in names}
+weights = np.stack([made[name] for name in sorted(made)])
+with holdfast.Run("runs/here", weights=weights) as run:
+    for step in run.steps(8):
+        weights *= 0.9
+"""
 WORDS = 11  # in the set; all of them are in order once in 40 million times
 CAUSES = {
     "no_seed": "unseeded-generator",
@@ -43,3 +56,23 @@ def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, 
     else:
         assert proof.unrepeatable.step == 1
         assert proof.within_spread is True, plain_text(proof)
+
+
+def test_the_order_of_a_set_is_no_unseeded_generator(tmp_path):
+    # Over 5 s: each life is a process of its own, with its own order of sets.
+    (tmp_path / "train.py").write_text(ORDER_OF_A_SET)
+    check_order_of_a_set(tmp_path, kills=1)
+
+
+@pytest.mark.nightly  # in torch; test_the_order_of_a_set_is_no_unseeded_generator shows the same
+def test_the_order_of_a_set_is_no_unseeded_generator_in_torch(tmp_path):
+    shutil.copy(HERE / "shapes" / "order_of_a_set.py", tmp_path / "train.py")
+    check_order_of_a_set(tmp_path, kills=2)
+
+
+def check_order_of_a_set(folder, kills):
+    command = (sys.executable, "train.py")
+    proof = prove(Wishes(command, kills=kills, signals=("KILL",), folder=folder), Watcher())
+    assert proof.unrepeatable is not None, plain_text(proof)
+    assert proof.unrepeatable.cause == "data-order-not-fixed", plain_text(proof)
+    assert any("PYTHONHASHSEED" in note for note in proof.notes), plain_text(proof)

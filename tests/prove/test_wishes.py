@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast._prove.plan import Planned
 from holdfast._prove.report import plain_text
 
 HERE = Path(__file__).parent
@@ -89,3 +90,74 @@ def test_a_script_that_trains_nothing_is_not_tried(prove):
     proof = prove("import torch\n", kills=2)
     assert proof.verdict == "not tried"
     assert "without a training step" in str(proof.trouble)
+
+
+NEEDS_ITS_FILE = """
+import os, sys, torch
+torch.set_num_threads(1)
+torch.manual_seed(2)
+data = torch.randn(24, 6, 4)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+first = 0
+if "--resume" in sys.argv:
+    kept = torch.load("last.pt")
+    net.load_state_dict(kept["net"])
+    first = kept["step"]
+for step in range(first, 24):
+    loss = (net(data[step]) - 1).square().mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+    if step % 6 == 5:
+        torch.save({"net": net.state_dict(), "step": step + 1}, "tmp.pt")
+        os.replace("tmp.pt", "last.pt")
+"""
+
+
+def test_the_command_to_resume_waits_for_something_that_was_saved(prove):
+    plan = (Planned(1, "KILL", "gradient", 0.1, 0.0), Planned(2, "KILL", "gradient", 0.5, 0.0))
+    resume = ("python", "train.py", "--resume")
+    proof = prove(NEEDS_ITS_FILE, kills=2, plan=plan, resume_command=resume)
+    assert proof.verdict == "equal", plain_text(proof)
+    first, second = (each.resumed_at for each in proof.interruptions)
+    assert first == 0
+    assert second in (6, 12)
+
+
+LEAVES_WITH_STATUS_0 = """
+import os, signal, sys, numpy, torch
+torch.set_num_threads(1)
+torch.manual_seed(2)
+data = torch.randn(24, 6, 4)
+net = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+first, asked = 0, []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+if os.path.exists("last.npz"):
+    kept = numpy.load("last.npz")
+    net.load_state_dict({n: torch.from_numpy(kept[n]) for n in ("weight", "bias")})
+    first = int(kept["step"])
+for step in range(first, 24):
+    loss = (net(data[step]) - 1).square().mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+    if step % 6 == 5:
+        arrays = {n: v.detach().numpy() for n, v in net.state_dict().items()}
+        numpy.savez("tmp.npz", step=step + 1, **arrays)
+        os.replace("tmp.npz", "last.npz")
+    if asked:
+        sys.exit(0)
+torch.save(net.state_dict(), "result.pt")
+"""
+
+
+def test_an_unfinished_end_with_status_0_is_noted_and_an_own_way_to_resume_is_seen(prove):
+    plan = (Planned(1, "TERM", "gradient", 0.7, 0.0),)
+    proof = prove(LEAVES_WITH_STATUS_0, kills=1, plan=plan)
+    assert proof.verdict == "equal", plain_text(proof)
+    assert not any("loads nothing" in note for note in proof.notes), plain_text(proof)
+    assert any("status 0 though it was not complete" in note for note in proof.notes)
+
+
+def test_a_file_that_the_script_has_just_written_is_no_finished_training(prove):
+    proof = prove('import torch\ntorch.save({"a": 1}, "x.pt")\ntorch.load("x.pt")\n', kills=1)
+    assert proof.trouble is not None
+    assert "no update by torch or Keras" in proof.trouble

@@ -53,6 +53,20 @@ def case_a_dict_of_state_dicts_goes_on_to_the_bit(here):
         same(again["optimizer"], first["optimizer"])
 
 
+def case_the_epoch_is_that_of_the_file_or_said_to_be_0(here):
+    first = objects()
+    train(first, 3)
+    torch.save({**states(first), "epoch": 4}, here / "all.pt")
+    told = command("adopt", here / "run", "--from", here / "all.pt")
+    assert "The data begins at the top of epoch 4 (by epoch)." in told, told
+    torch.save(states(first), here / "without.pt")
+    told = command("adopt", here / "other", "--from", here / "without.pt")
+    assert "The data begins at epoch 0" in told, told
+    mine = objects(seed=5)
+    with holdfast.Run(here / "run", **mine, epoch=0) as run:
+        assert (run.epoch, run.state["epoch"]) == (4, 4)
+
+
 def case_weights_only_and_what_begins_anew(here):
     first = objects()
     torch.save(first["model"].state_dict(), here / "net.pt")

@@ -118,7 +118,7 @@ def test_without_the_extra_the_install_line_is_told(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "holdfast ui needs uvicorn, which is not installed here.",
-        "Install it: pip install 'holdfast[ui]'",
+        "Install it: pip install 'starlette>=0.37' 'uvicorn>=0.29'",
     ]
 
 

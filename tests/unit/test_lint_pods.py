@@ -154,7 +154,7 @@ def test_what_is_no_manifest_is_two_lines(text):
 
 def test_the_lack_of_pyyaml_is_two_lines(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "yaml", None)
-    with pytest.raises(HoldfastError, match=r"pip install 'holdfast\[kubernetes\]'"):
+    with pytest.raises(HoldfastError, match=r"pip install 'PyYAML>=5\.4'"):
         read_documents("pod.yaml", "")
 
 

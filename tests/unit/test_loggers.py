@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast._errors import install_command
 from holdfast.loggers import _logger
 from holdfast.loggers._logger import Logger
 from holdfast.loggers._memory import Memory
@@ -219,7 +220,7 @@ def test_a_missing_package_gives_the_line_that_installs_it(open_run, package, mo
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match="which is not installed here") as error:
         LOGGERS[package](open_run)
-    assert str(error.value).splitlines()[1] == f"Install it: pip install 'holdfast[{package}]'"
+    assert str(error.value).splitlines()[1] == f"Install it: {install_command(package)}"
 
 
 def test_the_folder_that_wandb_leaves_behind_is_not_wandb(open_run, tmp_path, monkeypatch):

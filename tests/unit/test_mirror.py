@@ -185,7 +185,7 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"pip install 'holdfast\[s3\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 's3fs>=2024\.2'"):
         Settings(mirror="s3://bucket/run")
 
 

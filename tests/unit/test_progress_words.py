@@ -187,3 +187,9 @@ def test_a_bar_fills_from_empty_to_full():
     assert draw_bar(0.4, 4, ascii_only=False) == "━╸──"
     assert draw_bar(1, 4, ascii_only=False) == "━━━━"
     assert draw_bar(0.5, 6, ascii_only=True) == "[##..]"
+
+
+def test_after_the_last_epoch_there_is_no_next_one():
+    standing = Standing(step=12, epoch=3, epochs=3)
+    assert "epoch 3/3" in terminal_line(standing, RATE, None, 120)
+    assert "epoch 3/3" in plain_line(standing, RATE, None)

@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import _errors
+from holdfast._errors import install_command
 
 SOURCE = Path(holdfast.__file__).parent
 ERRORS = [
@@ -118,7 +119,7 @@ def test_a_framework_that_is_not_installed_gives_the_line_that_installs_it(frame
     assert re.fullmatch(
         rf"ImportError: holdfast.{framework} needs .*, which is not .* here\.", fact
     )
-    assert remedy == f"Install it: pip install 'holdfast[{framework}]'"
+    assert remedy == f"Install it: {install_command(framework)}"
 
 
 def test_every_framework_can_be_installed_with_holdfast():
@@ -166,3 +167,40 @@ def test_nothing_in_the_source_unpickles_or_runs_text(path):
         assert name not in forbidden
         assert not unsafe.search(name), name
     assert not re.search(r"allow_pickle(?!=False)", path.read_text())
+
+
+def test_what_is_to_be_installed_is_what_the_extras_bring():
+    described = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())
+    extras = described["project"]["optional-dependencies"]
+    assert {name: list(found) for name, found in _errors._EXTRAS.items()} == extras
+
+
+def test_no_hint_installs_holdfast_itself_which_is_in_no_index():
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    assert [str(path) for path, text in texts.items() if "install 'holdfast" in text] == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("run", 1)])
+def test_a_wrong_call_names_what_the_user_has_called(arguments):
+    with pytest.raises((TypeError, holdfast.SettingsError)) as error:
+        holdfast.Run(*arguments)
+    assert "Run" in str(error.value)
+    assert "Boundaries" not in str(error.value)
+
+
+def test_no_method_of_a_run_has_the_name_of_another_class():
+    public = [value for name, value in inspect.getmembers(holdfast.Run) if name[0] != "_"]
+    named = {value.__qualname__ for value in public if inspect.isfunction(value)}
+    assert {name.partition(".")[0] for name in named} == {"Run"}
+
+
+def test_state_without_a_name_is_told_how_to_name_it():
+    with pytest.raises(holdfast.SettingsError, match=r"a list without a name\.\nName all state"):
+        holdfast.Run("run", [])
+
+
+@pytest.mark.parametrize("call", ["run.log(loss=1)", "run.update(x=2)", "next(run.steps(1))"])
+def test_a_run_that_was_never_opened_says_so(call, tmp_path):
+    run = holdfast.Run(tmp_path / "run", x=1)
+    with pytest.raises(holdfast.HoldfastError, match=r"is not open\.\nUse it as `with"):
+        eval(call, {"run": run})

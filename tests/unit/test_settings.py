@@ -160,3 +160,14 @@ def test_any_text_is_a_finite_duration_or_refused(text):
         assert seconds >= 0
         assert math.isfinite(seconds)
         assert any(unit in text.lower() for unit in UNITS)
+
+
+def test_a_misspelled_setting_is_told_the_right_one():
+    with pytest.raises(holdfast.SettingsError) as error:
+        Settings(checkpoint_evry="5min")  # type: ignore[call-arg]
+    assert str(error.value).splitlines() == [
+        "holdfast.Settings has no checkpoint_evry.",
+        "Did you mean checkpoint_every?",
+    ]
+    with pytest.raises(holdfast.SettingsError, match="Valid: keep_last, keep_best, "):
+        Settings(zzz=1)  # type: ignore[call-arg]

@@ -13,7 +13,7 @@ from holdfast._adopt.foreign import ROOT, Foreign, guess_parts
 from holdfast._adopt.named import number_of, prepare_foreign
 from holdfast._adopt.prepared import Adoption, Prepared
 from holdfast._adopt.tensorflow_bundle import prepare_tensorflow
-from holdfast._errors import DamagedCheckpoint, FolderError, HoldfastError
+from holdfast._errors import DamagedCheckpoint, FolderError, HoldfastError, install_command
 
 _NAMED = 8
 _OF_KERAS = (".h5", ".keras")
@@ -139,7 +139,7 @@ def _load_torch(path: Path) -> ModuleType:
     except ImportError as error:
         raise HoldfastError(
             f"{path}: reading it needs PyTorch, which is not installed here.\n"
-            "Install it: pip install 'holdfast[torch]'"
+            f"Install it: {install_command('torch')}"
         ) from error
     return checkpoints
 
@@ -269,7 +269,7 @@ def _read_orbax(folder: Path) -> Foreign:
     except ImportError as error:
         raise HoldfastError(
             f"{folder}: reading it needs JAX and Orbax, which are not installed here.\n"
-            "Install them: pip install 'holdfast[orbax]'"
+            f"Install them: {install_command('orbax')}"
         ) from error
     try:
         whole, left_out = checkpoints.read_orbax(folder)

@@ -90,6 +90,7 @@ def _is_within(way: str, above: str) -> bool:
 
 
 _NOTHING = object()
+_EPOCHS = ("epoch", "epochs", "current_epoch")
 
 
 def _storable(value: Any, path: str, left_out: list[str]) -> Any:
@@ -154,9 +155,22 @@ def _find_step(foreign: Foreign, states: Mapping[str, Any], wanted: Adoption) ->
     )
 
 
+def _value(whole: Any, name: str) -> Any:
+    return whole.get(name) if isinstance(whole, Mapping) else None
+
+
 def _find_epoch(foreign: Foreign, wanted: Adoption) -> tuple[int, list[str]]:
-    if wanted.epoch is not None or foreign.epochs is None:
-        return wanted.epoch or 0, []
+    if wanted.epoch is not None:
+        return wanted.epoch, []
+    if foreign.epochs is None:
+        name = next((n for n in _EPOCHS if number_of(_value(foreign.whole, n)) is not None), None)
+        if name is None:
+            return 0, ["The data begins at epoch 0: it does not say another. To say it: --epoch N."]
+        found = number_of(_value(foreign.whole, name)) or 0
+        return found, [
+            f"The data begins at the top of epoch {found} (by {name}). "
+            f"If that one is over, say so: --epoch {found + 1}."
+        ]
     over = int(foreign.epochs)
     if foreign.epochs == over:
         return over, []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._errors import HoldfastError, SettingsError
+from holdfast._errors import HoldfastError, SettingsError, install_command
 
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -55,7 +55,7 @@ def read_documents(name: str, text: str) -> list[Node]:
     except ImportError as error:
         raise HoldfastError(
             f"{name}: PyYAML reads manifests, and is not installed.\n"
-            "Install it: pip install 'holdfast[kubernetes]'"
+            f"Install it: {install_command('kubernetes')}"
         ) from error
     try:
         return list(_documents(yaml, text))

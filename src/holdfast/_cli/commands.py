@@ -113,7 +113,9 @@ def ls(run: Path, as_json: bool) -> None:
       holdfast ls runs/a
     """
     from holdfast._cli.checkpoints import list_with_reasons
+    from holdfast._status.gather import only_run
 
+    run = only_run(run)
     found = list_with_reasons(run)
     if as_json:
         print_json(asdict(found))
@@ -138,7 +140,9 @@ def verify(run: Path, as_json: bool) -> int:
     """
     from holdfast._cli.checkpoints import verify_all
     from holdfast._cli.show import Screen, show_verdict
+    from holdfast._status.gather import only_run
 
+    run = only_run(run)
     screen = Screen()
     verdicts = []
     for verdict in verify_all(run):

@@ -224,12 +224,15 @@ def _next(run: RunSummary, folder: Path) -> str:
         return ""
     if run.job is not None and run.job.requeue is not None:
         return run.job.requeue.partition("\n")[0]
+    again = "start the same command again"
+    if run.state == "could not start":
+        again = "put right what kept it from starting"
     if run.disk_step is None and run.memory_step is None:
         if run.mirror is not None and run.mirror.step is not None:
-            return f"start the same command again; its mirror has step {run.mirror.step}"
-        return "start the same command again; it begins at the beginning"
+            return f"{again}; its mirror has step {run.mirror.step}"
+        return f"{again}; it begins at the beginning"
     step = max(step for step in (run.disk_step, run.memory_step) if step is not None)
-    return f"start the same command again; it goes on at step {step}"
+    return f"{again}; it goes on at step {step}"
 
 
 def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:

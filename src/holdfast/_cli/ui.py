@@ -13,7 +13,7 @@ import click
 
 from holdfast import _env
 from holdfast._cli.group import FOLDER, complete_runs
-from holdfast._errors import HoldfastError
+from holdfast._errors import HoldfastError, install_command
 from holdfast._status import words
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> in
         if importlib.util.find_spec(name) is None:
             raise HoldfastError(
                 f"holdfast ui needs {name}, which is not installed here.\n"
-                "Install it: pip install 'holdfast[ui]'"
+                f"Install it: {install_command('ui')}"
             )
     from holdfast._ui.serve import serve
 

@@ -54,3 +54,12 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
             f"behind the first {lap.skip}, but these are not the ones it had used."
         )
     return start, batches
+
+
+def say_reached(made: int, total: int, unit: str = "") -> str:
+    """How far it is; an earlier life may have been asked for more.
+
+    >>> say_reached(3, 3, " epochs"), say_reached(3, 2, " epochs")
+    ('3 of 3 epochs', '3 epochs (2 were asked for)')
+    """
+    return f"{made} of {total}{unit}" if made == total else f"{made}{unit} ({total} were asked for)"

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from holdfast._errors import HoldfastError, SettingsError
+from holdfast._errors import HoldfastError, SettingsError, install_command
 from holdfast._export.folder import check_folder, size_of, writing_folder
 from holdfast._export.stored_tree import NamedTensors, to_plain
 from holdfast._export.written import Selected, Written
@@ -20,7 +20,7 @@ def load_torch(what: str, instead: str) -> ModuleType:
         reason = error.__cause__ or error  # the adapter has words of its own
         raise HoldfastError(
             f"{what} needs PyTorch, which cannot be imported here ({reason}).\n"
-            f"pip install 'holdfast[torch]', or {instead}"
+            f"{install_command('torch')}, or {instead}"
         ) from error
     return checkpoints
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from holdfast._errors import HoldfastError
+from holdfast._errors import HoldfastError, install_command
 from holdfast._record.image import TensorSpec
 from holdfast._resume.assemble import Assembler, kind_of
 from holdfast._resume.verify import Loaded
@@ -33,7 +33,7 @@ def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
         raise HoldfastError(
             f"{of_torch[0]} is sharded, and putting it together needs PyTorch, which cannot be "
             f"imported here ({reason}).\n"
-            "pip install 'holdfast[torch]', or export the states that are not: --only NAME."
+            f"{install_command('torch')}, or export the states that are not: --only NAME."
         ) from error
     joiner = _Joiner(loaded)
     whole = {name: joiner.walk(states[name], name) for name in names}

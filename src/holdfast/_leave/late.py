@@ -6,6 +6,9 @@ since the interpreter shows it anyway, and once is enough.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
 from holdfast._leave.record import reason_of
@@ -65,3 +68,16 @@ def _kept(durable_step: int | None) -> str:
 
 def _as_a_person_says(reason: str) -> str:
     return "interrupted" if reason == "SIGINT" else reason  # there is no Ctrl-C in a notebook
+
+
+def say_unseen_fit(state: Mapping[str, Any], step: int) -> None:
+    """Say what Keras' fit was not given, if it trained and no step of the run was passed."""
+    for value in state.values():
+        of_keras = any(base.__module__.partition(".")[0] == "keras" for base in type(value).__mro__)
+        made = getattr(getattr(value, "optimizer", None), "iterations", 0)
+        if of_keras and hasattr(value, "fit") and int(made) > step:
+            say(
+                "no step of this run was seen: fit() tells the run nothing by itself.\n"
+                "Give it the callback: model.fit(…, callbacks=[holdfast.keras.Callback(run)])"
+            )
+            return

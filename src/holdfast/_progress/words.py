@@ -126,6 +126,11 @@ def _of(name: str, number: int, total: int | None) -> str:
     return f"{name} {number}" if total is None else f"{name} {number}/{total}"
 
 
+def _epoch(over: int, total: int | None) -> str:
+    # At the end all of them are over, and there is no next one.
+    return _of("epoch", over + 1 if total is None else min(over + 1, total), total)
+
+
 def _metrics(standing: Standing) -> list[str]:
     chosen = list(standing.metrics.items())[:_METRICS]
     return [f"{clean(str(name))} {say_number(value)}" for name, value in chosen]
@@ -150,7 +155,7 @@ def terminal_line(
     before: list[_Part] = []
     after: list[_Part] = []
     if standing.epoch is not None:
-        before.append(_Part(_of("epoch", standing.epoch + 1, standing.epochs), 70))
+        before.append(_Part(_epoch(standing.epoch, standing.epochs), 70))
     if standing.phase:
         before.append(_Part(clean(standing.phase), 80))
     step = _of("step", standing.step, standing.steps)
@@ -212,7 +217,7 @@ def plain_line(standing: Standing, rate: float | None, idle_seconds: float | Non
     """The same for a log: a sentence without end."""
     words = []
     if standing.epoch is not None:
-        words.append(_of("epoch", standing.epoch + 1, standing.epochs))
+        words.append(_epoch(standing.epoch, standing.epochs))
     if standing.phase:
         words.append(clean(standing.phase))
     words.append(_of("step", standing.step, standing.steps))

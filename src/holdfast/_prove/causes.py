@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from holdfast._prove.history import History, Leaf, Sight
 
 # Of what differs at once, what comes first decides the rest.
-_ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
+ORDER = ("moment", "scheduler", "scaler", "setting", "weight", "module", "value", "buffer")
 _COUNTS_IN_THE_END = ("weight", "moment", "setting", "scheduler", "scaler", "buffer")
-_ROUNDING = 0.003  # what is closer than that is the same sum, added up in another order
+_OF_TENSORS = 3  # the weight of a container that holds tensors
 _CAUSE_OF_KIND = {
     "moment": "optimizer-state-lost",
     "scheduler": "scheduler-not-saved",
@@ -59,6 +59,7 @@ class Judged:
     item: Latent
     cause: str
     is_ambiguous: bool = False
+    others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
 
 def judge(case: Case) -> Judged:
@@ -68,8 +69,8 @@ def judge(case: Case) -> Judged:
     if "batch" in case.differing and case.sight is not None:
         return _judge_batch(case, case.sight)
     offset = _counter_offset(case)
-    generator = next((v for k, v in case.latent.items() if _is_in_use(k, v.expected)), None)
-    for kind in _ORDER:
+    generator = next((v for k, v in case.latent.items() if is_in_use(k, v.expected)), None)
+    for kind in ORDER:
         found = _of_kind(case, kind)
         if found is None:
             continue
@@ -81,17 +82,70 @@ def judge(case: Case) -> Judged:
             return Judged(found, "weights-not-restored" if case.since_start == 0 else "unknown")
         if kind in ("module", "value", "buffer") and not _counts(case, found):
             continue
+        if kind == "buffer" and (number := _number_beside(case, found)) is not None:
+            return _unsure(case, number, _cause_of_number(case))
         if kind == "value" and generator is not None and _is_anew(case, generator):
             continue  # it was drawn anew
         return Judged(found, _cause_of(case, found))
-    if offset or _value_offset(case):
+    if offset:
         return Judged(_first(case), "off-by-one-step")
-    if generator is not None:
+    held = _held_input(case, generator)
+    if held is not None:
+        return Judged(held, _cause_of_number(case))
+    if _value_offset(case):
+        return Judged(_first(case), "off-by-one-step")
+    numbers = _numbers_anew(case)
+    # A container that is filled again draws on the way: the generator is not where it was, then.
+    is_filled_again = bool(numbers) and _weight_of_number(case, numbers[0]) == _OF_TENSORS
+    if generator is not None and (_is_anew(case, generator) or not is_filled_again):
         return Judged(generator, "generator-not-restored")
-    number = _number_anew(case)
-    if number is not None:
-        return Judged(number, "state-not-named" if case.has_run else "state-not-saved")
-    return Judged(_first(case), "unknown")
+    if numbers:
+        return _unsure(case, numbers[0], _cause_of_number(case))
+    return _unsure(case, _first(case), "unknown")
+
+
+def _unsure(case: Case, latent: Latent, cause: str) -> Judged:
+    others = [item for item in (*case.latent, *case.differing) if item != latent.item]
+    return Judged(latent, cause, others=tuple(sorted(others, key=_by_weight)))
+
+
+def _by_weight(item: str) -> int:
+    kinds = ("input", "number", "value", "index", "generator", "module", "buffer")
+    kind = item.partition("/")[0]
+    return kinds.index(kind) if kind in kinds else len(kinds)
+
+
+def _cause_of_number(case: Case) -> str:
+    return "state-not-named" if case.has_run else "state-not-saved"
+
+
+def _held_input(case: Case, generator: Latent | None) -> Latent | None:
+    """An input of the model that the script held from an earlier step, such as a hidden state.
+
+    It is one of the undisturbed run, and of another step. Where it is that of the next step, it
+    was drawn before the checkpoint, and was drawn again: then the generator is one further.
+    """
+    if case.since_start:
+        return None
+    sights = case.reference.sights
+    for latent in _inputs(case):
+        found = None if latent.found is None else latent.found[0]
+        places = [p for p, s in enumerate(sights) if s.items.get(latent.item, [None])[0] == found]
+        is_next = case.place + 1 in places
+        is_beside = is_next or case.place - 1 in places
+        if generator is not None and is_next and not _is_anew(case, generator):
+            return latent
+        if generator is None and places and (0 in places or not is_beside):
+            return latent
+    return None
+
+
+def _inputs(case: Case) -> list[Latent]:
+    return [
+        latent
+        for item, latent in case.latent.items()
+        if item.startswith("input/") and latent.place == case.place
+    ]
 
 
 def _judge_setting(case: Case, latent: Latent) -> str:
@@ -102,19 +156,53 @@ def _judge_setting(case: Case, latent: Latent) -> str:
     return "scheduler-not-saved" if scheduled and _is_anew(case, latent) else "setting-differs"
 
 
-def _number_anew(case: Case) -> Latent | None:
-    """A number of the script that has its first value again."""
-    if case.sight is None or case.since_start:
+def _numbers_anew(case: Case) -> list[Latent]:
+    """The numbers of the script that have their first value again, the likeliest cause first."""
+    first = case.reference.sights[0].counters
+    found = [
+        latent
+        for item, latent in case.latent.items()
+        if item.startswith("number/")
+        and latent.found is not None
+        and repr(first.get(item.removeprefix("number/"))) == latent.found[0]
+    ]
+    return sorted(found, key=lambda latent: -_weight_of_number(case, latent))
+
+
+def _weight_of_number(case: Case, latent: Latent) -> int:
+    """How likely a number decides an update; one that only counts decides nothing."""
+    name = latent.item.removeprefix("number/")
+    inside = name.removeprefix("len(").removesuffix(")")
+    if name != inside:  # of a container: it counts if tensors are in it
+        return _OF_TENSORS if any(f"/{inside}[" in item for item in case.latent) else 0
+    assert latent.expected is not None
+    assert latent.found is not None
+    for other in _inputs(case):
+        if other.expected is not None and other.found is not None:
+            # The size of what goes into the model has changed as the number has.
+            sizes, numbers = (
+                (other.expected[2], other.found[2]),
+                (latent.expected[1], latent.found[1]),
+            )
+            if sizes[0] != sizes[1] and sizes[0] * numbers[1] == sizes[1] * numbers[0]:
+                return 2
+    return 1
+
+
+def _number_beside(case: Case, buffer: Latent) -> Latent | None:
+    """A number of the buffer's own module that begins anew, where the buffer does not."""
+    if _is_anew(case, buffer):
         return None
-    first, here = case.reference.sights[0].counters, case.expected.counters
-    for name, value in case.sight.counters.items():
-        if name in here and first.get(name) == value != here[name]:
-            leaves = [[repr(number), float(number), 1] for number in (here[name], value)]
-            return Latent(f"number/{name}", case.place, case.after, *leaves)
-    return None
+    module = buffer.item.removeprefix("buffer/").rpartition(".")[0]
+    names = (
+        latent.item.removeprefix("number/").rpartition(".")[0] for latent in _numbers_anew(case)
+    )
+    return next(
+        (n for n, name in zip(_numbers_anew(case), names, strict=True) if name == module), None
+    )
 
 
-def _is_in_use(item: str, leaf: Leaf | None) -> bool:
+def is_in_use(item: str, leaf: Leaf | None) -> bool:
     """Whether it is a generator that somebody has drawn from or seeded."""
     return item.startswith("generator/") and leaf is not None and leaf[0] != "untouched"
 
@@ -198,7 +286,7 @@ def _of_kind(case: Case, kind: str) -> Latent | None:
 
 def _first(case: Case) -> Latent:
     """What differs, for a cause that is not told by it: the weightiest."""
-    for kind in ("batch", "weight", *_ORDER, "gradient"):
+    for kind in ("batch", "weight", *ORDER, "gradient"):
         found = _of_kind(case, kind) if kind not in ("value", "module") else None
         if found is not None:
             return found
@@ -241,6 +329,9 @@ def _judge_batch(case: Case, sight: Sight) -> Judged:
             return Judged(batch, "workers-reseeded")
         if not places:
             return Judged(batch, "generator-not-restored")
+    generator = next((v for k, v in case.latent.items() if is_in_use(k, v.expected)), None)
+    if generator is not None and found["at"] == expected["at"]:
+        return Judged(generator, "generator-not-restored")  # the right place in another order
     if places or found["at"] != expected["at"]:
         return Judged(batch, "data-position-lost")
     return Judged(batch, "generator-not-restored")
@@ -253,7 +344,7 @@ def _counter_offset(case: Case) -> int:
     sights = case.reference.sights
     before, here, behind = (sights[case.place + i].counters for i in (-1, 0, 1))
     for name, value in case.sight.counters.items():
-        if not (name in before and name in here and name in behind):
+        if name.startswith("len(") or not (name in before and name in here and name in behind):
             continue
         if not all(isinstance(number, int) for number in (value, here[name], before[name])):
             continue
@@ -283,74 +374,3 @@ def _value_offset(case: Case) -> bool:
 
 def _last(case: Case) -> int:
     return len(case.reference.sights) - 1
-
-
-def judge_repeat(first: History, again: History) -> Judged | None:
-    """The first thing in which two undisturbed runs differ; None if they are the same."""
-    for place, (one, other) in enumerate(zip(first.sights, again.sights, strict=False)):
-        kinds = {
-            kind: item
-            for item, leaf in reversed(list(one.items.items()))
-            if (kind := item.partition("/")[0])
-            and item in other.items
-            and other.items[item][0] != leaf[0]
-            and (kind != "generator" or _is_in_use(item, leaf))
-        }
-        batch = [b["bytes"] for b in one.batches] != [b["bytes"] for b in other.batches]
-        if not batch and not kinds.keys() & {"weight", "setting", "gradient", "moment"}:
-            continue
-        values = [i for i in one.items if i.startswith(("value/", "index/")) and i in other.items]
-        cause = "nondeterministic-kernels"
-        if {k: first.seeds.get(k) for k in again.seeds} != again.seeds:
-            cause = "time-or-pid-in-seed"
-        elif "generator" in kinds or ("weight" in kinds and place == 0):
-            cause = "unseeded-generator"
-        elif batch or any(_is_other_data(i, one.items[i], other.items[i]) for i in values):
-            cause = "data-order-not-fixed"
-        kind = next(
-            (k for k in ("weight", *_ORDER, "generator", "gradient") if k in kinds), "batch"
-        )
-        item = "batch" if batch and "weight" not in kinds else kinds.get(kind, "batch")
-        leaves = [one.items.get(item), other.items.get(item)]
-        if item == "batch":
-            hashes = [[b["bytes"] for b in sight.batches] for sight in (one, other)]
-            leaves = [["".join(found)[:16], None, 0] for found in hashes]
-        return Judged(Latent(item, place, None, *leaves), cause)
-    counts = len(first.sights), len(again.sights)
-    if counts[0] != counts[1]:
-        latent = Latent("number of steps", min(counts), None, *([f"{n}", n, 1] for n in counts))
-        return Judged(latent, "unknown")
-    return _judge_repeated_boundaries(first, again)
-
-
-def _is_other_data(item: str, one: Leaf, other: Leaf) -> bool:
-    """Whether two tensors are not even nearly the same."""
-    if item.startswith("index/"):
-        return bool(one[0] != other[0])
-    if one[0] == other[0] or one[1] is None or other[1] is None:
-        return False
-    return bool(abs(one[1] - other[1]) > _ROUNDING * max(abs(one[1]), abs(other[1])))
-
-
-def _judge_repeated_boundaries(first: History, again: History) -> Judged | None:
-    for place, (key, items) in enumerate(first.boundaries.items()):
-        other = again.boundaries.get(key, {})
-        differing = {i for i, leaf in items.items() if i in other and other[i][0] != leaf[0]}
-        state = [i for i in items if i in differing and not i.startswith(("metric/", "generator/"))]
-        if not state:
-            continue
-        is_random = any(item.startswith("generator/") for item in differing)
-        cause = "unseeded-generator" if is_random or place == 0 else "nondeterministic-kernels"
-        return Judged(Latent(state[0], place, None, items[state[0]], other[state[0]]), cause)
-    return None
-
-
-def volatile_items(first: History, again: History) -> frozenset[str]:
-    """What differs between two undisturbed runs without consequence, such as a time."""
-    found = set()
-    pairs = [(a.items, b.items) for a, b in zip(first.sights, again.sights, strict=False)]
-    pairs += [(v, again.boundaries.get(k, {})) for k, v in first.boundaries.items()]
-    pairs += [(first.end or {}, again.end or {})]
-    for one, other in pairs:
-        found |= {i for i, leaf in one.items() if i in other and other[i][0] != leaf[0]}
-    return frozenset(found)

@@ -38,7 +38,13 @@ class Course:
     """A folder of its own, and one life after the other in it."""
 
     def __init__(
-        self, name: str, wishes: Wishes, workplace: Path, listener: Listener, start: Starter
+        self,
+        name: str,
+        wishes: Wishes,
+        workplace: Path,
+        listener: Listener,
+        start: Starter,
+        hash_seed: int,
     ) -> None:
         self.folder = workplace / name
         self.work = self.folder / "work"
@@ -46,27 +52,36 @@ class Course:
         for path in (self.work, self.end, self.folder / "runs", self.folder / "dir"):
             path.mkdir(parents=True, exist_ok=True)
         self.linked = copy_folder(wishes.folder, self.work, without=[workplace.resolve()])
+        self._given = {path for path in self.work.rglob("*") if path.is_file()}
         self.filing = Filing(self.work)
         self.lives = 0
         self.runs: dict[str, str] = {}  # run folders, by the name that the script gave them
         self._wishes = wishes
         self._listener = listener
         self._start = start
+        self._hash_seed = hash_seed
         self._has_opened = False  # a run of holdfast, in this life
         self.life: Life | None = None
         self.longest_silence = 0.0
 
     def live(
-        self, hear: Hear, tick: Callable[[float], None] | None = None, patience: float | None = None
+        self,
+        hear: Hear,
+        tick: Callable[[float], None] | None = None,
+        patience: float | None = None,
+        known: Filing | None = None,
     ) -> int:
-        """Start the script and stay until it is over; its exit status, negative for a signal."""
+        """Start the script and stay until it is over; its exit status, negative for a signal.
+
+        `known` are the files of the undisturbed run: they tell what there is to resume from.
+        """
         is_first, self.lives = self.lives == 0, self.lives + 1
-        words = self._wishes.command
-        if not is_first and self._wishes.resume_command:
-            words = self._wishes.resume_command
         self._listener.drop_all()
         self._has_opened = False
         self.filing.begin_life()
+        words = self._wishes.command
+        if not is_first and self._wishes.resume_command and self._has_saved(known):
+            words = self._wishes.resume_command
         life = self.life = Life(
             self._start(self._command(words), self.work, self._environment(), self.output),
             self._listener,
@@ -90,6 +105,14 @@ class Course:
         finally:
             life.end()
         return status
+
+    def _has_saved(self, known: Filing | None) -> bool:
+        if known is not None and known.saved:
+            return self.filing.has_any_like(known.saved)
+        # It saves in a way that is not seen: any new file may be a checkpoint.
+        places = (self.work, self.folder / "dir", self.folder / "runs")
+        files = {path for place in places for path in place.rglob("*") if path.is_file()}
+        return bool({path for path in files if "__pycache__" not in path.parts} - self._given)
 
     @property
     def output(self) -> Path:
@@ -153,6 +176,8 @@ class Course:
         if not any((Path(entry) / "holdfast").is_dir() for entry in sys.path if "site-" in entry):
             paths.append(str(_PACKAGES))  # run from a checkout, by a path on sys.path
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+        # Another one for each life, as without a proof, but one that can be had again.
+        environment.setdefault("PYTHONHASHSEED", str(self._hash_seed + self.lives))
         environment["HOLDFAST_ERRAND"] = errand.to_text()
         return environment
 

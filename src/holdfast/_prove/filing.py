@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_DIGITS = re.compile(r"[0-9]+")
 
 
 @dataclass
@@ -36,6 +39,11 @@ class Filing:
         self._pending.clear()
         self.failed = {}
         self.torn_failed = set()
+
+    def has_any_like(self, names: Iterable[str]) -> bool:
+        """Whether one of these is there, whole or torn; numbers in the names may be others."""
+        wanted = {_DIGITS.sub("0", name) for name in names}
+        return any(_DIGITS.sub("0", name) in wanted for name in self.torn.union(self.saved))
 
     def outside(self) -> list[str]:
         """Files that were saved outside of the course's folder, and are there."""

@@ -34,6 +34,11 @@ class Sight:
             is_unbuilt=event.get("unbuilt", False),
         )
 
+    @property
+    def numbers(self) -> dict[str, Leaf]:
+        """The counters, as items."""
+        return {f"number/{k}": [repr(v), float(v), 1] for k, v in self.counters.items()}
+
     def renumbered(self, numbers: Mapping[int, int]) -> Sight:
         """With the optimizer's number in the undisturbed run: a life may not make all of them."""
         if numbers.get(self.optimizer, self.optimizer) == self.optimizer:
@@ -103,7 +108,9 @@ class History:
         if kind in ("value", "index"):
             return f"tensor {rest}"
         if kind == "number":
-            return f"variable {rest}"
+            return rest if rest.startswith("len(") else f"variable {rest}"
+        if kind == "input":
+            return f"input {rest.partition('/')[2]} of the model"
         return f"{kind} {rest}" if rest else kind
 
 

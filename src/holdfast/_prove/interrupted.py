@@ -52,6 +52,7 @@ class Interrupted:
         self._boundary_places = {key: place for place, key in enumerate(keys, start=1)}
         self._made = 0  # steps of the first rank in all lives
         self._end_seen = False
+        self._left_unfinished: list[int] = []  # interruptions after which it ended with status 0
         self._due: float | None = None  # when the signal of the present interruption goes out
         self._present: Planned | None = None
         self._struck: Interruption | None = None  # the last one, in this life
@@ -66,8 +67,15 @@ class Interrupted:
         """What is worth a word though it is no difference."""
         found = [note for trail in self._trails.values() for note in trail.notes]
         filing = self._course.filing
-        if filing.saved and not filing.loaded and self.repeated:
+        goes_on = any(each.resumed_at for each in self.interruptions)
+        if filing.saved and not filing.loaded and self.repeated and not goes_on:
             found.append("The script saves but loads nothing: it begins anew each time.")
+        if self._left_unfinished:
+            numbers = ", ".join(map(str, self._left_unfinished))
+            found.append(
+                f"After interruption {numbers} the script ended with status 0 though it was not "
+                "complete: whatever starts it takes it for finished."
+            )
         return found
 
     @property
@@ -89,8 +97,9 @@ class Interrupted:
             reached = self._reached()
             self._begin_life()
             try:
+                reference = self._reference.course
                 status = self._course.live(
-                    self._hear, self._tick, self._reference.course.longest_silence
+                    self._hear, self._tick, reference.longest_silence, reference.filing
                 )
             except Hung:
                 self._fail("hangs", "further steps, or its end", "neither", "the script")
@@ -105,6 +114,8 @@ class Interrupted:
             if self._struck is None:
                 self._fail_to_resume(status)
                 return
+            if status == 0:
+                self._left_unfinished.append(self._struck.number)
             barren = barren + 1 if self._reached() <= reached and not self._plan else 0
             if barren > _MOST_LIVES_WITHOUT_PROGRESS:
                 self._fail("resume-fails", "the script goes on", "it ends again and again")

@@ -74,6 +74,7 @@ class Difference:
     why: str  # the cause as a sentence
     remedy: str  # what to do about it
     rank: int | None = None
+    others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
     at_the_end: str | None = None  # how far apart the ends are, e.g. "weights differ by up to 3%"
 
 

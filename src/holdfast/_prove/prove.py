@@ -6,8 +6,8 @@ import dataclasses
 import time
 from pathlib import Path
 
+from holdfast import _env
 from holdfast._prove.against import KnownRun
-from holdfast._prove.causes import judge_repeat, volatile_items
 from holdfast._prove.course import Course, Undisturbed
 from holdfast._prove.endings import compare_results, end_distance, say_apart, tally
 from holdfast._prove.history import History, Leaf
@@ -24,11 +24,15 @@ from holdfast._prove.proof import (
     Watcher,
     Wishes,
 )
+from holdfast._prove.repeat import judge_repeat, volatile_items
 from holdfast._prove.trail import Finding
 from holdfast._prove.verdicts import words_for
 from holdfast._prove.workplace import open_workplace
 
 _MOST_COURSES = 3
+_ORDER_OF_A_SET = "data-order-not-fixed"
+_FIRST_HASH_SEED = 1
+_LIVES_OF_A_COURSE = 1000
 _SPREAD = 2.0  # so many times the distance of two undisturbed runs is still their spread
 
 
@@ -65,6 +69,7 @@ class _Prover:
         self._listener = listener
         self._start = start
         self._began = began
+        self._courses = 0
 
     def prove(self) -> None:
         proof = self._proof
@@ -90,10 +95,37 @@ class _Prover:
                 finding = Finding(found.item, step, None, found.expected, found.found, judged.cause)
                 proof.unrepeatable = self._difference(finding, history, rank)
             volatile |= volatile_items(history, other)
+        if proof.unrepeatable is not None and self._is_order_of_a_set(reference):
+            why, remedy = words_for(_ORDER_OF_A_SET)
+            proof.unrepeatable = dataclasses.replace(
+                proof.unrepeatable, cause=_ORDER_OF_A_SET, why=why, remedy=remedy
+            )
+            self._note(
+                "With one PYTHONHASHSEED two undisturbed runs are equal: the order of a set, or "
+                "hash(), decides."
+            )
         self._interrupt(reference, again, volatile)
 
-    def _course(self, name: str) -> Course:
-        return Course(name, self._wishes, self._workplace, self._listener, self._start)
+    def _is_order_of_a_set(self, reference: Undisturbed) -> bool:
+        """Whether the undisturbed run can be repeated with its own order of sets."""
+        if self._is_late() or _env.has_hash_seed():
+            return False
+        self._watcher.stage("undisturbed, with the same order of sets", 0, self._wishes.kills)
+        course = self._course("same-order", _FIRST_HASH_SEED)
+        other = Undisturbed(course)
+        status = other.run(lambda step: self._watcher.step(step, None))
+        self._proof.lives += course.lives
+        return status == 0 and all(
+            judge_repeat(history, other.histories.get(rank, History())) is None
+            for rank, history in reference.histories.items()
+        )
+
+    def _course(self, name: str, hash_seed: int | None = None) -> Course:
+        if hash_seed is None:
+            hash_seed = _FIRST_HASH_SEED + _LIVES_OF_A_COURSE * self._courses
+            self._courses += 1
+        place = (self._workplace, self._listener, self._start)
+        return Course(name, self._wishes, *place, hash_seed)
 
     def _run_undisturbed(self, name: str, text: str) -> Undisturbed | None:
         self._watcher.stage(text, 0, self._wishes.kills)
@@ -120,8 +152,9 @@ class _Prover:
             return None
         if not undisturbed.steps:
             why = "no update by torch or Keras and no boundary of a holdfast.Run was seen."
-            if course.filing.loaded:
-                name = min(course.filing.loaded)
+            foreign = course.filing.loaded - course.filing.saved.keys()
+            if foreign:
+                name = min(foreign)
                 why = f"it loaded {name}. If that is of a finished training, prove it without."
             self._cannot(f"The script ended without a training step: {why}", course)
             return None
@@ -268,6 +301,7 @@ class _Prover:
             cause=finding.cause,
             why=why,
             remedy=remedy,
+            others=tuple(history.display(item) for item in finding.others),
             rank=rank if len(history.sights) and self._proof.ranks > 1 else None,
             at_the_end=at_the_end,
         )

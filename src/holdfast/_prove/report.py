@@ -36,6 +36,7 @@ _MOMENTS = {
     "phase": "evaluation",
 }
 Rows = list[tuple[str, str]]
+_MOST_OTHERS = 12
 _TARGET_AT = 2  # behind the signal, where there are several ranks
 
 
@@ -164,7 +165,8 @@ def from_json(tree: dict[str, Any]) -> Proof:
         values[name] = tuple(values.get(name, ()))
     for name in ("difference", "unrepeatable"):
         if values.get(name) is not None:
-            values[name] = Difference(**_known(Difference, values[name]))
+            known = _known(Difference, values[name])
+            values[name] = Difference(**known | {"others": tuple(known.get("others", ()))})
     found = values.get("interruptions", ())
     values["interruptions"] = [Interruption(**_known(Interruption, each)) for each in found]
     return Proof(**values)
@@ -182,6 +184,10 @@ def _difference(found: Difference, sides: tuple[str, str]) -> Rows:
     if found.rank is not None:
         rows += [("on rank", str(found.rank))]
     rows += [(sides[0], found.expected), (sides[1], found.found)]
+    if found.others:
+        more = len(found.others) - _MOST_OTHERS
+        named = ", ".join(found.others[:_MOST_OTHERS])
+        rows += [("differs as well", f"{named} and {more} more" if more > 0 else named)]
     if found.at_the_end is not None:
         rows += [("at the end", found.at_the_end)]
     return [

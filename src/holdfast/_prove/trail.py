@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast._prove.causes import Case, Latent, counts_in_the_end, judge, judge_end
+from holdfast._prove.causes import Case, Judged, Latent, counts_in_the_end, judge, judge_end
 from holdfast._prove.history import History, Items, Leaf, Sight, renumber, weights_key
 
 DECIDES = ("weight", "setting", "gradient")
@@ -27,6 +27,7 @@ class Finding:
     found: Leaf | None
     cause: str
     is_ambiguous: bool = False  # another interruption may tell more
+    others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
 
 class Trail:
@@ -76,15 +77,28 @@ class Trail:
             return
         for item, leaf in expected.items():
             found = items.get(item)
-            if item not in self._volatile and (found is None or found[0] != leaf[0]):
+            if item in self._volatile or item.startswith("input/"):
+                continue  # what went in is a sign of the cause, and no difference by itself
+            if found is None or found[0] != leaf[0]:
                 cause = "metric-differs" if item.startswith("metric/") else "state-not-named"
                 case = self._case(None, max(0, self.place - 1), [item])
                 judged = judge(case) if case is not None else None
                 if judged is not None and judged.cause != "unknown":
-                    self._find_judged(judged.item, judged.cause)
+                    self._find_judged(judged)
                 else:
-                    self._find(item, step - 1, leaf, found, cause)
+                    self._find_at_boundary(item, step, expected, items, cause)
                 return
+
+    def _find_at_boundary(
+        self, item: str, step: int, expected: Items, items: Items, cause: str
+    ) -> None:
+        """What is in the state was given to the run: behind it is something that was not."""
+        others = [i for i, leaf in expected.items() if items.get(i, [None])[0] != leaf[0]]
+        held = [i for i in others if i.startswith("input/") and i in items]
+        item = (held or [item])[0]
+        others = sorted(i for i in others if i != item and i not in self._volatile)
+        found = items.get(item)
+        self._find(item, step - 1, expected[item], found, cause, tuple(others))
 
     def finish(self, end: Items | None) -> None:
         """The script is over: all of it must have been trained, and the end be the same."""
@@ -113,7 +127,7 @@ class Trail:
             latent = self._latent.get(item) or Latent(item, total, self._after, leaf, other)
             case = self._case(None, total - 1, [])
             if case is not None and counts_in_the_end(case, latent):
-                self._find_judged(latent, judge_end(case, latent))
+                self._find_judged(Judged(latent, judge_end(case, latent)))
                 return
             if item in self._latent and leaf[2] > 1 and len(self.notes) < _MOST_NOTES:
                 name = self._reference.display(item)
@@ -127,7 +141,7 @@ class Trail:
         case = self._case(None, len(self._reference.sights) - 1, [])
         for latent in self._latent.values():
             if case is not None and counts_in_the_end(case, latent):
-                self._find_judged(latent, judge_end(case, latent))
+                self._find_judged(Judged(latent, judge_end(case, latent)))
                 return self.finding
         return None
 
@@ -161,13 +175,22 @@ class Trail:
                 differing.append(item)
             elif item not in self._latent:
                 self._latent[item] = Latent(item, place, self._after, leaf, found)
+        if self._since_start == 0:
+            self._note_numbers(sight, expected, place)
         if not same_batches(sight, expected, is_first=self._since_start == 0):
             differing.append("batch")
         if differing:
             case = self._case(sight, place, differing)
             if case is not None:
-                judged = judge(case)
-                self._find_judged(judged.item, judged.cause, is_ambiguous=judged.is_ambiguous)
+                self._find_judged(judge(case))
+
+    def _note_numbers(self, sight: Sight, expected: Sight, place: int) -> None:
+        """The numbers of the script that are others at the first update of a life."""
+        for item, leaf in expected.numbers.items():
+            found = sight.numbers.get(item)
+            self._latent.pop(item, None)
+            if found is not None and found[0] != leaf[0] and item not in self._volatile:
+                self._latent[item] = Latent(item, place, self._after, leaf, found)
 
     def _case(self, sight: Sight | None, place: int, differing: list[str]) -> Case | None:
         known = self._reference.sights
@@ -184,16 +207,29 @@ class Trail:
             saved_in_handler=self._saved_in_handler,
         )
 
-    def _find_judged(self, latent: Latent, cause: str, *, is_ambiguous: bool = False) -> None:
-        step = None if latent.place is None else latent.place + 1
+    def _find_judged(self, judged: Judged) -> None:
+        latent = judged.item
         self.finding = Finding(
-            latent.item, step, latent.after, latent.expected, latent.found, cause, is_ambiguous
+            latent.item,
+            None if latent.place is None else latent.place + 1,
+            latent.after,
+            latent.expected,
+            latent.found,
+            judged.cause,
+            judged.is_ambiguous,
+            judged.others,
         )
 
     def _find(
-        self, item: str, place: int, expected: Leaf | None, found: Leaf | None, cause: str
+        self,
+        item: str,
+        place: int,
+        expected: Leaf | None,
+        found: Leaf | None,
+        cause: str,
+        others: tuple[str, ...] = (),
     ) -> None:
-        self.finding = Finding(item, place + 1, self._after, expected, found, cause)
+        self.finding = Finding(item, place + 1, self._after, expected, found, cause, others=others)
 
 
 def same_batches(sight: Sight, expected: Sight, *, is_first: bool) -> bool:

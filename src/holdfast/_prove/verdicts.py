@@ -81,7 +81,7 @@ CAUSES: dict[str, tuple[str, str]] = {
     "state-not-named": (
         "After the restart something begins anew that the run does not know of: this, or what it "
         "is made from.",
-        "Give it to holdfast.Run as a keyword.",
+        "Give it to holdfast.Run as a keyword. What was given already was computed from it.",
     ),
     "resume-fails": (
         "The script cannot be started again after an interruption.",
@@ -120,7 +120,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "tf.config.experimental.enable_op_determinism().",
     ),
     "data-order-not-fixed": (
-        "The data comes in another order though no generator that is seen differs, as from a set, "
+        "Something comes in another order though no generator that is seen differs, as from a set, "
         "a directory listing, threads, or a generator made without a seed.",
         "Sort what is iterated over, and give every generator a seed.",
     ),

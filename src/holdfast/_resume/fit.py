@@ -19,6 +19,7 @@ from holdfast._save.capture import (
 from holdfast._save.classes import class_names
 
 _NAMED = 8
+_LINES = 40
 
 
 def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
@@ -66,6 +67,18 @@ def name_some(names: list[str]) -> str:
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
+def name_all(label: str, names: list[str]) -> list[str]:
+    """One a line, those of a module together; of very many their modules."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(name.partition(" ")[0].rpartition(".")[0], []).append(name)
+    if len(names) <= _LINES:
+        return [f"  {label}: {name}" for group in modules.values() for name in group]
+    counted = [f"{module or 'the state'} ({len(group)})" for module, group in modules.items()]
+    more = [f"  {label}: and {len(counted) - _LINES} more"] if len(counted) > _LINES else []
+    return [f"  {label}: {each}" for each in counted[:_LINES]] + more
+
+
 class _Fit:
     """Finds what no longer fits, before anything is changed."""
 
@@ -95,11 +108,12 @@ class _Fit:
             ("only in the checkpoint", self.unexpected),
             ("changed", self.reshaped),
         ):
-            if names:
-                lines.append(f"  {what}: {name_some(names)}")
+            lines += name_all(what, names)
         lines.append(
             "The checkpoint is left as it was: go back to the state it was made from, "
-            "or use a new folder."
+            "or use a new folder.\n"
+            "To keep what fits: holdfast export FOLDER old.pt, then see docs/adopt.md, "
+            '"After a change of the model".'
         )
         raise StateMismatch(
             "\n".join(lines),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast._data.course import Position
+from holdfast._record import journal
 from holdfast._record.attempts import known_origins, note_origin
 from holdfast._record.background import Background
 from holdfast._record.checksum import digest_all
 from holdfast._record.layout import RunLayout
-from holdfast._record.line import trace_line
+from holdfast._record.line import is_on_line, trace_line
 from holdfast._record.void import void_steps, without_void
 from holdfast._resume.adopted import settle_adopted
 from holdfast._resume.before import LifeBefore
@@ -172,6 +174,8 @@ def resume(
         told = party.exchange("line", sorted(line.items()))[0]
         line = dict(told)
         found = find_together(party, layout, line, start.leftovers, say)
+    if is_first:
+        _tell_of_deleted(start, line, found)
     if found is None:
         if before is not None:
             note_origin(layout, attempt, None)
@@ -202,6 +206,26 @@ def resume(
             "the run goes on with the same samples, but not to the same bits."
         )
     return resumed
+
+
+def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | None) -> None:
+    """Say that a newer checkpoint was there and is neither there nor set aside."""
+    layout, reached = start.layout, -1 if found is None else found.step
+    gone = reached
+    for event in journal.read(layout.journal):
+        step, attempt, name = (event.get(key) for key in ("step", "attempt", "name"))
+        if (
+            event.get("event") == "checkpoint"
+            and isinstance(step, int)
+            and isinstance(attempt, int)
+            and step > gone
+            and is_on_line(line, attempt, step)
+            and not any(layout.set_aside.glob(f"{glob.escape(str(name))}*"))
+        ):
+            gone = step
+    if gone > reached:
+        where = "at the beginning" if found is None else f"at step {reached}, the newest left"
+        say(f"{start.folder}: the checkpoint of step {gone} was deleted; the run goes on {where}.")
 
 
 def _ranks(party: Party | None) -> str:

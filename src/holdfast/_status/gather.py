@@ -51,6 +51,7 @@ from holdfast._status.ranks import (
 
 _DEPTH = 3
 _THREADS = 16
+_NAMED = 8
 _ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
 HISTORY_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
 _STOPPED = (*statuses.ASKED, statuses.NOT_DURABLE)
@@ -159,6 +160,18 @@ def find_runs(path: Path) -> list[Path]:
     return found
 
 
+def only_run(path: Path) -> Path:
+    """The run folder at `path`, or the only one below it."""
+    found = find_runs(path)
+    if len(found) > 1:
+        names = "\n  ".join(str(each) for each in found[:_NAMED])
+        more = f"\n  and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise NotARun(
+            f"{path}: there are {len(found)} runs below. Name one of them.\n  {names}{more}"
+        )
+    return found[0]
+
+
 def _is_run(path: Path) -> bool:
     return bool(read_json(RunLayout(path).identity).get("run_id"))
 
@@ -206,11 +219,12 @@ def summarize(
     ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
     if attempt and not live and (ended is None or ended.attempt < attempt):
         ended = Exit(attempt, None, "died", told.whole(beat.get("step")), None, None)
-    step = _newest_step(live, attempt, beat, ended, history)
     in_memory = {attempt} if live else attempts_in_memory(run_id)
     line = trace_line(known_origins(layout, in_memory), attempt)
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
     memory_step, memory_time = _newest_in_memory(live, run_id, line, beat)
+    safe_step = max((s for s in (disk_step, memory_step) if s is not None), default=None)
+    step = _newest_step(live, attempt, beat, ended, history, safe_step)
     holder = lease_holder(layout, attempt) if attempt else None
     keeper = keeper_of(layout, attempt) if attempt else None
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
@@ -300,13 +314,19 @@ def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
 
 
 def _newest_step(
-    live: bool, attempt: int, beat: dict[str, Any], ended: Exit | None, history: History
+    live: bool,
+    attempt: int,
+    beat: dict[str, Any],
+    ended: Exit | None,
+    history: History,
+    safe_step: int | None,
 ) -> int | None:
     if not attempt:
         return None
     if not live and ended is not None and ended.attempt == attempt:
         if ended.how.startswith("could not start"):
-            return history.start_step  # it got nowhere; what it says of itself is not the run's
+            # It got nowhere: what it says of itself is not the run's.
+            return history.start_step if safe_step is None else safe_step
         if ended.step is not None:
             return ended.step
     # The keeper's first beat can come before the trainer has told it where it begins.

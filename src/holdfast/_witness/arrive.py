@@ -36,16 +36,22 @@ class _After(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, watch: Callable[[], None]) -> None:
         self._name = name
         self._watch = watch
+        self._is_asking = False
 
     def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_watch(module: ModuleType) -> None:
+                # Not before: tensorflow only asks where Keras is, and imports it much later.
+                sys.meta_path.remove(self)
                 execute(module)
                 self._watch()
 

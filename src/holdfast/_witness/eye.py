@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast import _env
 from holdfast._record.errand import Errand, current
 from holdfast._witness.channel import Channel
+from holdfast._witness.leaves import Leaf, leaf_of, walk
+
+_MOST_CALLS = 64  # of one update
 
 
 class Eye:
@@ -22,6 +26,8 @@ class Eye:
         self.run_tells_batches = False
         #: Whether updates are told by the watch of another framework than torch.
         self.is_elsewhere_told = False
+        self._inputs: dict[str, Leaf] = {}  # what went into models since the last update
+        self._calls = 0
         self.rank = _env.rank()
         self._pid = os.getpid()
         self._is_rank = False  # a child that is one of several that train
@@ -58,6 +64,18 @@ class Eye:
             return {}
         self._armed = None
         return self.ask("here", moment=moment, **fields)
+
+    def note_inputs(self, values: Mapping[str, Any]) -> None:
+        """What goes into a model, by its names in the script."""
+        if self._calls < _MOST_CALLS:
+            for path, value in walk(values):
+                if hasattr(value, "dtype"):
+                    self._inputs[f"input/{self._calls}/{path}"] = leaf_of(value)
+        self._calls += 1
+
+    def take_inputs(self) -> dict[str, Leaf]:
+        found, self._inputs, self._calls = self._inputs, {}, 0
+        return found
 
     def is_armed(self, moment: str) -> bool:
         return self._armed == moment and self.is_open

@@ -42,6 +42,7 @@ class RunEye:
         if position is not None:
             place = [position[key] for key in ("epoch", "lap", "batches")]
             items["position"] = leaf_of(place)
+        items |= self._eye.take_inputs()
         items["batches"] = whole_leaf(self._batches)
         self._batches = []
         key = f"{self._name}@{step}{'-turn' if at_turn else ''}"

@@ -17,7 +17,7 @@ from holdfast._save.capture import capture_generators
 from holdfast._witness.arrive import FRESH
 from holdfast._witness.eye import Eye
 from holdfast._witness.leaves import Leaf, leaf_of, whole_leaf
-from holdfast._witness.variables import Finder
+from holdfast._witness.variables import Finder, is_own_class
 from holdfast.torch import part_here
 
 _MOST_VALUES = 4 << 20  # elements: whatever is larger is data
@@ -51,6 +51,9 @@ class Sights:
         self._frames = frames
         self._found, counters = self._finder.find(frames)
         number = next(i for i, known in enumerate(self.optimizers) if known is optimizer)
+        for path, value in self._found.items():
+            if isinstance(value, torch.nn.Module):
+                counters |= _numbers_of(path, value)
         items = self._around([optimizer]) | _items_of(optimizer, number)
         if has_gradients:
             items[f"gradient/{number}"] = whole_leaf(_gradients(optimizer))
@@ -163,6 +166,17 @@ def _tensors_of(module: torch.nn.Module) -> list[tuple[str, str, torch.Tensor]]:
             if isinstance(value, torch.Tensor):  # neither parameter nor buffer: nobody saves it
                 found.append(("value", f"{prefix}.{key}" if prefix else key, value))
     return found
+
+
+def _numbers_of(path: str, module: torch.nn.Module) -> dict[str, int | float]:
+    """The plain numbers that modules of the script's own classes hold: no state_dict has them."""
+    return {
+        f"{path}.{prefix}.{key}" if prefix else f"{path}.{key}": value
+        for prefix, part in module.named_modules()
+        if is_own_class(part.__class__)
+        for key, value in vars(part).items()
+        if isinstance(value, int | float) and type(value) is not bool
+    }
 
 
 def _gradients(optimizer: Optimizer) -> list[Any]:

@@ -28,7 +28,7 @@ from holdfast._witness.arrive import SEEDS, note_fresh_generators, note_seeds
 from holdfast._witness.eye import Eye
 from holdfast._witness.telling import Teller, path_of
 from holdfast._witness.torch_sight import Sights
-from holdfast._witness.variables import own_frames
+from holdfast._witness.variables import name_arguments, own_frames
 
 
 def watch(eye: Eye) -> None:
@@ -43,6 +43,7 @@ def watch(eye: Eye) -> None:
     _after_init(torch.amp.GradScaler, sights.scalers)
     _after_init(Optimizer, sights.optimizers)
     _watch_loaders(eye, watcher)
+    _watch_modules(eye)
     # torch has no hook for files. Both names: scripts use the one, libraries the other.
     for module in (torch, torch.serialization):
         module.save = watcher.saving(torch.serialization.save)  # type: ignore[attr-defined]
@@ -90,7 +91,7 @@ class _Watcher(Teller):
             mark=self._eye.mark,
             batches=self.take_batches(),
             seeds=SEEDS if self.updates == 0 else {},
-            **sight,
+            **sight | {"items": sight["items"] | self._eye.take_inputs()},
         )
         self._eye.reach("gradient")
 
@@ -170,6 +171,29 @@ def _watch_loaders(eye: Eye, watcher: _Watcher) -> None:
 
     kind.__init__, kind._reset = begin_noted, reset_noted
     kind.__next__, kind._next_index = next_batch_noted, next_index_noted
+
+
+def _watch_modules(eye: Eye) -> None:
+    """Note what goes into the outermost module of each call: a script may hold it for later steps.
+
+    When the update comes, the variable that held it may already hold the next one.
+    """
+    call = torch.nn.Module.__call__
+    calls: list[Any] = []  # those under way
+
+    @functools.wraps(call)
+    def call_noted(module: Any, *arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or calls:
+            return call(module, *arguments, **named)
+        if eye.is_open and torch.is_grad_enabled():
+            eye.note_inputs(name_arguments(arguments, named, own_frames(sys._getframe(1))))
+        calls.append(module)
+        try:
+            return call(module, *arguments, **named)
+        finally:
+            calls.clear()
+
+    torch.nn.Module.__call__ = call_noted  # type: ignore[method-assign]
 
 
 def _forget_pass(iterator: Any, loader: Any) -> None:

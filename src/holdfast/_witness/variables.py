@@ -9,6 +9,7 @@ import functools
 import random
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -33,7 +34,7 @@ def is_own_file(name: str) -> bool:
 
 
 @functools.cache
-def _is_own_class(kind: type) -> bool:
+def is_own_class(kind: type) -> bool:
     module: ModuleType | None = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return kind.__module__ == "__main__" or (file is not None and is_own_file(file))
@@ -79,6 +80,16 @@ def roots(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
             yield f"{frame.f_code.co_name}.{name}", value
 
 
+def name_arguments(
+    arguments: tuple[Any, ...], named: dict[str, Any], frames: list[FrameType]
+) -> dict[str, Any]:
+    """The arguments of a call, by the variables of the script that hold them."""
+    variables = frames[-1].f_locals if frames else {}
+    held = {id(value): name for name, value in list(variables.items())[::-1]}
+    found = {held.get(id(v), f"argument {n}"): v for n, v in enumerate(arguments, start=1)}
+    return found | named
+
+
 class Finder:
     """Walks variables; `is_leaf` says what to stop at and give."""
 
@@ -107,17 +118,19 @@ class Finder:
             self._found.setdefault(path, value)
         if self._is_closed(value):
             return
+        if isinstance(value, dict | list | deque):
+            numbers.setdefault(f"len({path})", len(value))
         if isinstance(
             value, dict
         ):  # no other mapping: one may load or compute what it is asked for
             self._seen.add(id(value))
             for key, item in list(dict.items(value))[:_MOST_ITEMS]:
                 self._walk(f"{path}[{key!r}]"[:200], item, depth + 1, numbers)
-        elif isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        elif isinstance(value, list | tuple | deque) and len(value) <= _MOST_ITEMS:
             self._seen.add(id(value))
             for index, item in enumerate(value):
                 self._walk(f"{path}[{index}]", item, depth + 1, numbers)
-        elif _is_own_class(value.__class__) and hasattr(value, "__dict__"):
+        elif is_own_class(value.__class__) and hasattr(value, "__dict__"):
             self._seen.add(id(value))
             for key, item in list(vars(value).items()):
                 self._walk(f"{path}.{key}", item, depth + 1, numbers)

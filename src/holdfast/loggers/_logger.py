@@ -18,7 +18,7 @@ from collections.abc import Callable
 from time import time as _now
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast._errors import HoldfastError, SettingsError
+from holdfast._errors import HoldfastError, SettingsError, install_command
 from holdfast._leave.record import status_of
 from holdfast._record.errand import current as current_errand
 from holdfast._save.control import MARK
@@ -226,7 +226,7 @@ def _require(package: str, extra: str, name: str) -> None:
     if spec is None or spec.origin is None:
         raise ImportError(
             f"holdfast.loggers.{name} needs {package}, which is not installed here.\n"
-            f"Install it: pip install 'holdfast[{extra}]'"
+            f"Install it: {install_command(extra)}"
         )
 
 
