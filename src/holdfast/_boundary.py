@@ -363,7 +363,7 @@ class Boundaries(Hearing):
             self._made_at = self.step
             self._saver.forgotten.note_optimizer(optimizer, self.step)
 
-    def _leave_by(self, frame: FrameType) -> None:
+    def _leave_by(self, frame: FrameType | None) -> None:
         """A frame closes a loop: if the script leaves it, the last step is kept."""
         is_ours = self._is_open and os.getpid() == self._pid
         if is_ours and is_left_by_script(frame):

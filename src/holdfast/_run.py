@@ -100,7 +100,7 @@ class Run(Attempt):
                 try:
                     yield self.step
                 except GeneratorExit:
-                    self._leave_by(sys._getframe(1))
+                    self._leave_by(sys._getframe().f_back)
                     raise
                 if self._pass_boundary() and self._ends():
                     break
@@ -158,7 +158,7 @@ class Run(Attempt):
                     try:
                         yield course.epoch
                     except GeneratorExit:
-                        self._leave_by(sys._getframe(1))
+                        self._leave_by(sys._getframe().f_back)
                         raise
                     if self._pass_turn() and self._ends():
                         break
@@ -259,7 +259,7 @@ class Run(Attempt):
                     try:
                         yield batch
                     except GeneratorExit:
-                        self._leave_by(sys._getframe(1))
+                        self._leave_by(sys._getframe().f_back)
                         raise
                     batch = None  # else two are in memory while the next one is made
                     number += 1

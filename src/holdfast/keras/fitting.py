@@ -139,6 +139,12 @@ class _Fit:
                 past["others"] = without_arrays(past.get("others", {}))
             book.records.append({"base": run._course.epoch, "stopped": False})
         self._record = book.records[book.number]
+        asked, self._initial = self._initial, self._record.setdefault("initial", self._initial)
+        if asked != self._initial:
+            say(
+                f"initial_epoch={asked}: this fit began with {self._initial}, and the run knows "
+                "its epoch. It goes on there."
+            )
         self._is_past = book.number < len(book.records) - 1
         prepare(callbacks, is_resumed=self._is_resumed)
         self._others_list = [each for each in callbacks if not isinstance(each, Callback)]
@@ -200,8 +206,8 @@ class _Fit:
         record = self._record
         self._others.load(record.get("others", {}))
         self._logs = dict(record.get("logs") or {})
-        if record.get("num_batches") is not None:
-            self._source._num_batches = record["num_batches"]
+        if self._source._num_batches is None:  # else another batch size makes another number
+            self._source._num_batches = record.get("num_batches")
 
     def begin_epoch(self) -> None:
         self._model._initial_epoch = None  # the next fit has its own
