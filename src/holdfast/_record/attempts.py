@@ -64,6 +64,7 @@ def cannot_write(folder: Path, error: OSError) -> FolderError:
 def open_folder(folder: Path) -> tuple[RunLayout, str]:
     """Make the run folder if it is not there, and return its paths and the run's id."""
     layout = RunLayout(folder.absolute())
+    _refuse_links(layout)
     try:
         for path in (layout.attempts, layout.checkpoints, layout.requests):
             path.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,16 @@ def find_run(folder: Path) -> tuple[RunLayout, str]:
         raise NotARun(
             f"{folder}: there is no run here.\nA run folder is what holdfast.Run was given."
         )
+    _refuse_links(layout)
     return layout, str(run_id)
+
+
+def _refuse_links(layout: RunLayout) -> None:
+    if (link := layout.linked_folder()) is not None:
+        raise FolderError(
+            f"{link}: is a symbolic link, and holdfast touches nothing outside a run folder.\n"
+            "Move the folder here in place of the link, or link the whole run folder."
+        )
 
 
 def lives_elsewhere(layout: RunLayout) -> int:

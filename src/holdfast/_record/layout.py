@@ -43,6 +43,23 @@ _WRITER = re.compile(
     r"\.(?:claim|probe)-(\d+)-[0-9a-f]+|\.partial-.+[.-](\d+)|\..+\.(\d+)(?:-[0-9a-f]+)?\.(?:part|new)"
 )
 MANIFEST = "manifest.json"
+_SET_ASIDE = re.compile(rf"(?:void-|partial-)*{_CHECKPOINT.pattern}(?:[.-]\d+)*")
+_CONTENT = re.compile(
+    rf"{re.escape(MANIFEST)}|lease\.json|rank-\d{{5}}(?:\..+)?\.safetensors|{_TEMPORARY.pattern}"
+)
+
+
+def foreign_in(path: Path) -> str:
+    """Why an unfinished or damaged checkpoint is not wholly ours to remove; empty if it is."""
+    if path.is_symlink():
+        return "a symbolic link, which holdfast did not make"
+    if path.parent.name == "set-aside" and not _SET_ASIDE.fullmatch(path.name):
+        return "holdfast did not make it"
+    with contextlib.suppress(OSError):
+        for entry in sorted(path.iterdir()) if path.is_dir() else ():
+            if not _CONTENT.fullmatch(entry.name) or entry.is_symlink() or entry.is_dir():
+                return f"holds {entry.name}, which holdfast did not make"
+    return ""
 
 
 def writer_of(path: Path) -> int | None:
@@ -76,6 +93,11 @@ class RunLayout:
     """The paths of one run folder."""
 
     folder: Path
+
+    def linked_folder(self) -> Path | None:
+        """A folder of the run that is a symbolic link: to write there would be outside of it."""
+        own = (self.attempts, self.checkpoints, self.requests, self.loggers, self.set_aside)
+        return next((path for path in own if path.is_symlink()), None)
 
     @property
     def identity(self) -> Path:
