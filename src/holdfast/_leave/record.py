@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
 from holdfast._record import journal
+from holdfast._record.atomic import write_atomic
 from holdfast._record.attempts import write_json
 from holdfast._record.layout import RunLayout
 
@@ -82,7 +83,7 @@ class ExitRecord:
         with contextlib.suppress(OSError):
             text = "".join(traceback.format_exception(error))
             path = self.layout.trouble(self.attempt, self.rank)
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)
 
 
 class Launcher(Protocol):

@@ -30,8 +30,9 @@ from holdfast._record.atomic import (
     write_atomic,
 )
 from holdfast._record.identity import ProcessIdentity, of_process
-from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._record.layout import RunLayout
 from holdfast._record.line import Origin
+from holdfast._record.plain_file import read_plain
 from holdfast._slurm.job import find_job
 
 BEAT_SECONDS = 2.0
@@ -42,7 +43,7 @@ _STUCK_SECONDS = 120.0
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty if there is none or it does not parse."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -320,8 +321,7 @@ def _mend_origins(folders: list[tuple[int, int, Path]], origins: dict[int, Origi
     for _, attempt, folder in folders:
         if attempt not in origins:
             with contextlib.suppress(OSError, CheckpointError):
-                found = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
-                origins[attempt] = found.origin
+                origins[attempt] = manifest.read(folder).origin
 
 
 def _identity(value: object) -> ProcessIdentity | None:

@@ -13,13 +13,17 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
 from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
+from holdfast._record.layout import MANIFEST
+from holdfast._record.plain_file import NotPlain, read_plain
 
 FORMAT = 2
+_MOST_BYTES = 1 << 30  # ten million parts
 _CHECKSUM_CHARACTERS = 32
 _OUTER = re.compile(rb'\{"xxh3_128": "([0-9a-f]{32})",\n"manifest": ')
 _END = b"}\n"
@@ -148,6 +152,19 @@ def seal(body: bytes) -> bytes:
     """The file for a body: with its checksum, and a line for each."""
     checksum = xxhash.xxh3_128_hexdigest(body).encode()
     return b'{"xxh3_128": "' + checksum + b'",\n"manifest": ' + body + _END
+
+
+def read(folder: Path, *, head: bool = False) -> Manifest:
+    """The manifest of a checkpoint, or all but its files; OSError if there is none to read."""
+    data = read_raw(folder)
+    return parse_head(data, str(folder)) if head else parse(data, str(folder))
+
+
+def read_raw(folder: Path) -> bytes:
+    """The manifest of a checkpoint as it stands there."""
+    if folder.is_symlink():
+        raise NotPlain(folder, "a symbolic link and not a checkpoint")
+    return read_plain(folder / MANIFEST, _MOST_BYTES)
 
 
 def parse(data: bytes, where: str) -> Manifest:

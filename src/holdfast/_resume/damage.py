@@ -17,6 +17,7 @@ import xxhash
 from holdfast._errors import CheckpointError
 from holdfast._record.image import decode_scalars, parse_header
 from holdfast._record.manifest import DataFile, Part
+from holdfast._record.plain_file import open_file
 from holdfast._resume.read import all_files, name_part, place_of
 from holdfast._resume.verify import check_head, read_manifest
 
@@ -28,7 +29,7 @@ def find_damage(folder: Path) -> list[str]:
     try:
         found = read_manifest(folder)
     except CheckpointError as error:
-        return [str(error).removeprefix(f"{folder}: ").rstrip(".")]
+        return [_within(folder, error)]
     lines: list[str] = []
     for file in found.files:
         try:
@@ -37,7 +38,7 @@ def find_damage(folder: Path) -> list[str]:
             missing = Path(error.filename or file.name).name
             damage = [f"{missing}: {error.strerror}"]
         except CheckpointError as error:
-            damage = [str(error).removeprefix(f"{folder}: ").rstrip(".")]
+            damage = [_within(folder, error)]
         # Of several ranks each has its file, and a tensor's name may be in all of them.
         is_named = len(found.files) == 1
         lines += (
@@ -47,12 +48,17 @@ def find_damage(folder: Path) -> list[str]:
     return lines
 
 
+def _within(folder: Path, error: CheckpointError) -> str:
+    """What an error says, by names within the checkpoint."""
+    return str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/").rstrip(".")
+
+
 def check_file(folder: Path, file: DataFile) -> list[str]:
     """What is wrong with a rank's state, in its own file and in those that are linked."""
     with contextlib.ExitStack() as stack:
         opened: dict[str, IO[bytes]] = {}
         for name, size_bytes in all_files(file):
-            data = stack.enter_context(place_of(folder, name).open("rb", buffering=0))
+            data = stack.enter_context(open_file(place_of(folder, name)))
             size = os.fstat(data.fileno()).st_size
             if size != size_bytes:
                 return [f"{name} has {size} bytes, the manifest says {size_bytes}"]

@@ -62,12 +62,11 @@ class Loaded:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; DamagedCheckpoint if it is missing or wrong."""
     try:
-        data = (folder / MANIFEST).read_bytes()
+        return manifest.read(folder)
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{folder}: the manifest is missing.") from error
     except OSError as error:
         raise cannot_read(folder / MANIFEST, error) from error
-    return manifest.parse(data, str(folder))
 
 
 def verify_image(

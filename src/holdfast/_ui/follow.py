@@ -6,20 +6,18 @@ import contextlib
 import json
 import os
 import re
-import stat
 import time
 from pathlib import Path
 
 from holdfast._record.attempts import SILENT_SECONDS, lease_holder, read_json
 from holdfast._record.layout import RunLayout
+from holdfast._record.plain_file import MOST_LINES_BYTES, open_plain
 from holdfast._status.gather import HISTORY_KINDS, History, RunSummary, summarize
 from holdfast._ui.plain import PlainCheck
 
 _SLICE_BYTES = 4 << 20
 _SETTLED_SECONDS = 2.0  # the clocks of some file systems tick that slowly
 _TOLD = re.compile(rb'"event":\s*"(' + "|".join(HISTORY_KINDS).encode() + rb')"')
-# A FIFO that came in place of the journal after the look must not hold us, nor a link lead us.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class FollowedHistory:
@@ -36,13 +34,11 @@ class FollowedHistory:
         """Read one slice further."""
         self.is_behind = False
         try:
-            descriptor = os.open(path, _FLAGS)
+            descriptor = open_plain(path, most_bytes=MOST_LINES_BYTES)
         except OSError:
             return self.history
         try:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode):
-                self._read_on(descriptor, found)
+            self._read_on(descriptor, os.fstat(descriptor))
         finally:
             os.close(descriptor)
         return self.history
