@@ -33,6 +33,7 @@ from holdfast._record.identity import ProcessIdentity, of_process
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import Origin
 from holdfast._record.plain_file import read_plain
+from holdfast._record.schema import parse_record
 from holdfast._slurm.job import find_job
 
 BEAT_SECONDS = 2.0
@@ -43,10 +44,9 @@ _STUCK_SECONDS = 120.0
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty if there is none or it does not parse."""
     try:
-        value = json.loads(read_plain(path))
-    except (OSError, ValueError, RecursionError):
+        return parse_record(read_plain(path))
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
@@ -116,23 +116,28 @@ def lives_elsewhere(layout: RunLayout) -> int:
 
 def lease_holder(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
     """The process that took this attempt, or None if the lease is unreadable."""
-    return _identity(read_json(layout.lease(attempt)).get("process"))
+    return identity_in(read_json(layout.lease(attempt)).get("process"))
 
 
 def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
     """The keeper that beats for this attempt."""
-    return _identity(read_json(layout.heartbeat(attempt)).get("keeper"))
+    return identity_in(read_json(layout.heartbeat(attempt)).get("keeper"))
 
 
-def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
-    """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
+def is_live_here(layout: RunLayout, attempt: int) -> bool | None:
+    """Whether the process of this attempt still trains; None if it is of another machine."""
     if layout.exit(attempt).exists():
         return False
     holder = lease_holder(layout, attempt)
     if holder is None:
         return False
-    if holder.is_here():
-        return holder.is_alive()
+    return holder.is_alive() if holder.is_here() else None
+
+
+def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
+    """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
+    if (known := is_live_here(layout, attempt)) is not None:
+        return known
     first = read_json(layout.heartbeat(attempt)).get("beat")
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline:
@@ -324,7 +329,8 @@ def _mend_origins(folders: list[tuple[int, int, Path]], origins: dict[int, Origi
                 origins[attempt] = manifest.read(folder).origin
 
 
-def _identity(value: object) -> ProcessIdentity | None:
+def identity_in(value: object) -> ProcessIdentity | None:
+    """The process that a record names."""
     try:
         return ProcessIdentity(**value) if isinstance(value, dict) else None
     except TypeError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast._record.plain_file import MOST_LINES_BYTES, NotPlain, open_file, open_plain
+from holdfast._record.schema import parse_record
 
 _LONGEST_LINE_BYTES = 16 << 20
 
@@ -49,13 +50,23 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 yield event
 
 
+def read_pieces(path: Path) -> Iterator[bytes]:
+    """The same as pieces of whole lines, not parsed: for a reader that wants few of them."""
+    try:
+        file = open_file(path, most_bytes=MOST_LINES_BYTES)
+    except (FileNotFoundError, NotPlain):
+        return
+    with file:
+        while piece := file.read(_LONGEST_LINE_BYTES):
+            yield piece + file.readline(_LONGEST_LINE_BYTES)
+
+
 def parse(line: bytes) -> dict[str, Any] | None:
     """The object in one line; None if it holds no such thing."""
     try:
-        found = json.loads(line.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
+        return parse_record(line)
+    except ValueError:
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

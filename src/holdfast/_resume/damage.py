@@ -18,8 +18,9 @@ from holdfast._errors import CheckpointError
 from holdfast._record.image import decode_scalars, parse_header
 from holdfast._record.manifest import DataFile, Part
 from holdfast._record.plain_file import open_file
+from holdfast._record.schema import check_head
 from holdfast._resume.read import all_files, name_part, place_of
-from holdfast._resume.verify import check_head, read_manifest
+from holdfast._resume.verify import read_manifest
 
 _CHUNK_BYTES = 16 << 20
 
@@ -91,11 +92,12 @@ def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list
     try:
         if len(parts) < 2:
             raise ValueError("it has neither header nor scalars")
-        found = parse_header(_read(opened, parts[0])).extents()
+        plan = parse_header(_read(opened, parts[0]))
+        found = plan.extents()
         if [(e.name, e.size_bytes) for e in found] != [(p.name, p.size_bytes) for p in parts]:
             raise ValueError("its header tells of other parts than the manifest")
-        check_head(decode_scalars(_read(opened, parts[-1])))
-    except (ValueError, KeyError, TypeError) as error:
+        check_head(decode_scalars(_read(opened, parts[-1])), len(plan.specs))
+    except ValueError as error:
         return [f"is not a state of holdfast ({error})"]
     return []
 

@@ -16,6 +16,7 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,12 +95,16 @@ def _reserve_memfd(name: str, size_bytes: int) -> Backing | None:
 
 def find_leftovers(run_id: str) -> list[Path]:
     """Arena files that earlier attempts of this run left in memory."""
-    prefix = f"holdfast-{os.geteuid()}-{run_id}-"
-    try:
-        found = [path for path in SHM.iterdir() if path.name.startswith(prefix)]
-    except OSError:
-        return []
-    return sorted(path for path in found if _NAME.fullmatch(path.name))
+    return sorted(path for found, path in find_all() if found == run_id)
+
+
+def find_all() -> Iterator[tuple[str, Path]]:
+    """The arena files of this user, each with the id of its run."""
+    prefix = f"holdfast-{os.geteuid()}-"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(SHM):  # noqa: PTH208  thousands of files, and few are ours
+            if name.startswith(prefix) and (match := _NAME.fullmatch(name)):
+                yield match[2], SHM / name
 
 
 def attempt_of(path: Path) -> int:

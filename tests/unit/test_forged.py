@@ -1,0 +1,21 @@
+"""Forged files with right checksums: a result or a sentence, never a traceback.
+
+`python -m tests.fuzz_files --minutes 60` does the same for as long as it is told to.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import fuzz_files
+
+
+@pytest.fixture(scope="module")
+def shop():
+    with fuzz_files.workshop() as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", fuzz_files.TARGETS)
+def test_no_forged_file_ends_in_a_traceback(shop, name):
+    fuzz_files.examples(shop, name, 12, 1)
