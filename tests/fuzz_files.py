@@ -44,6 +44,7 @@ from holdfast._save.arena import Arena, arena_bytes
 from holdfast._save.backing import SHM
 from holdfast._save.capture import adapter_of, restore_generators
 from tests.cli.command import holdfast
+from tests.forging import dumps, forged
 from tests.rank_folders import capture_of, make_run
 
 RUN_ID = "f0" * 16
@@ -51,82 +52,6 @@ COMMANDS = (
     *(("status",), ("status", "--json"), ("ls",), ("verify",), ("metrics",), ("why",), ("clean",)),
     *(("report", "-o", "page.html"), ("export", "out.safetensors"), ("export", "out.pt")),
 )
-NUMBERS = st.sampled_from([0, -1, 1, 2**31, 2**53, 2**63, 2**70, -(2**70), 10**400])
-FLOATS = st.sampled_from([0.5, -0.0, 1e308, float("inf"), float("-inf"), float("nan")])
-TAGS = st.sampled_from(
-    [
-        *("$t", "$r", "$shard", "$dict", "$odict", "$metadata", "$tuple", "$set", "$frozenset"),
-        *("$state", "$generator", "$node", "$float", "$int", "$bytes", "$bytearray", "$complex"),
-        *("$torch.dtype", "$torch.device", "$numpy.x", "$strange", "t", "size", "kind", "boxes"),
-    ]
-)
-TEXTS = st.text(max_size=6) | TAGS | st.sampled_from(["..", "/etc/passwd", "\0", "\x1b[2J", "step"])
-LEAVES = st.none() | st.booleans() | NUMBERS | FLOATS | TEXTS | st.integers()
-VALUES = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(TEXTS, inner, max_size=2)
-        | st.dictionaries(TAGS, inner, min_size=1, max_size=1)
-    ),
-    max_leaves=6,
-) | st.sampled_from([300, 900, 5000]).map(lambda depth: Nested(depth))
-
-
-class Nested:
-    """So many lists in each other: written out, since json.dumps would not."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-
-    def __repr__(self) -> str:
-        return f"Nested({self.depth})"
-
-
-def dumps(value: Any) -> bytes:
-    """JSON with what is nested too deep for Python's own writer."""
-    depths: list[int] = []
-
-    def keep(found: Any) -> str:
-        depths.append(found.depth)
-        return f"<nested {len(depths) - 1}>"
-
-    text = json.dumps(value, default=keep)
-    for number, depth in enumerate(depths):
-        text = text.replace(f'"<nested {number}>"', "[" * depth + "]" * depth)
-    return text.encode()
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of everything within."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
-    for key, item in list(items):
-        found.append((value, key))
-        if isinstance(item, dict | list):
-            found += places(item)
-    return found
-
-
-@st.composite
-def forged(draw: st.DrawFn, original: Any) -> Any:
-    """The original with a few changes: other values, entries removed or added."""
-    value = copy.deepcopy(original)
-    for _ in range(draw(st.integers(1, 3))):
-        known = places(value)
-        if not known:
-            break
-        container, key = known[draw(st.integers(0, len(known) - 1))]
-        what = draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
-        if what == "remove":
-            del container[key]
-        elif what == "replace":
-            container[key] = draw(VALUES)
-        elif isinstance(container, dict):
-            container[draw(TEXTS)] = draw(VALUES)
-        else:
-            container.append(draw(VALUES))
-    return value
 
 
 class Workshop:
@@ -140,6 +65,8 @@ class Workshop:
         state = {
             "weights": np.arange(12.0).reshape(3, 4),
             "counts": {"a": [1, 2.5, None], 3: (True, float("inf"))},
+            "keys": {(1, "a"): 1, b"raw": 2, np.int64(5): 3, frozenset({1}): 4, 2**2000: 5, 1j: 6},
+            "in_sets": {b"raw", np.float32(0.5), (1, 2)},
             "names": {"x", "y"},
             "blob": b"bytes",
             "rng": rng,
@@ -234,7 +161,7 @@ class Workshop:
         decode_state(loaded)
         extra = decode_extra(loaded)
         with contextlib.suppress(HoldfastError):
-            Position.from_tree(extra["position"] or {})
+            Position.from_tree(extra.get("position") or {})
         with contextlib.suppress(HoldfastError):
             restore_generators(extra["generators"])
 
@@ -250,8 +177,8 @@ def forge_manifest(shop: Workshop, data: Any) -> None:
 
 def forge_tree(shop: Workshop, data: Any) -> None:
     shop.begin()
-    head = {"attempt": 1, "world": 1, "metrics": {"loss": 0.5}, "best": {}, "loop": 1, "step": 8}
-    head |= {"phases": [1, 2], "rules": {}, "by_hand": True, "at_turn": False}
+    head = {"attempt": 1, "world": 1, "metrics": {"loss": 0.5}, "best": {}, "loop": -1, "step": 8}
+    head |= {"phases": [-1, None], "rules": {}, "by_hand": True, "at_turn": False}
     shop.forge_image(scalars=dumps(data.draw(forged({**head, "tree": shop.captured.tree}))))
     shop.look(data)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast._resume.damage import find_damage
+from holdfast._resume.joined import read_checkpoint
 from tests import fuzz_files
 
 
@@ -14,6 +16,12 @@ from tests import fuzz_files
 def shop():
     with fuzz_files.workshop() as made:
         yield made
+
+
+def test_what_the_forged_ones_differ_from_is_whole(shop):
+    shop.begin()
+    assert find_damage(shop.checkpoint) == []
+    shop.restore(read_checkpoint(shop.checkpoint))
 
 
 @pytest.mark.parametrize("name", fuzz_files.TARGETS)

@@ -11,7 +11,7 @@ from holdfast._errors import Stopped
 from holdfast._leave import statuses
 from holdfast._record import journal
 from holdfast._record.atomic import write_atomic
-from holdfast._record.attempts import write_json
+from holdfast._record.attempts import release, write_json
 from holdfast._record.layout import RunLayout
 
 _MESSAGE_LENGTH = 4000
@@ -66,6 +66,7 @@ class ExitRecord:
 
     def write(self, record: dict[str, Any], *, asked: bool) -> None:
         """Note the end, so that nobody waits for it or watches its heartbeat."""
+        release(self.layout, self.attempt)  # first: a full disk may not take the rest
         if self.rank:
             return
         journal.append(self.layout.journal, "exit", attempt=self.attempt, **record)

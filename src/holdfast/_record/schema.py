@@ -15,21 +15,27 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast._record.image import TensorSpec
     from holdfast._record.manifest import DataFile, Manifest
 
 MOST = 1 << 53  # steps, attempts, bytes and moments stay below it
 _DEEPEST_RECORD = 64
+_DEEPEST_KEY = 32
 _DEEPEST_TREE = 210  # a capture allows 200, and all that walks a tree goes so deep
 _MOST_RANKS = 1 << 20
 _HEX = frozenset("0123456789abcdef")
 _ITEMS = ("$tuple", "$set", "$frozenset")
 _WRAPPED = ("$state", "$generator")
-_HASHABLE = ("$tuple", "$frozenset", "$float", "$int", "$bytes", "$complex")
+_HASHABLE = ("$float", "$int", "$bytes", "$complex")
 
 
 def is_whole(value: object) -> bool:
     """Whether it is a whole number that counts something."""
     return type(value) is int and 0 <= value < MOST
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int and -MOST < value < MOST  # -1 stands for none so far
 
 
 def is_real(value: object) -> bool:
@@ -135,33 +141,33 @@ def check_file(file: DataFile) -> None:
 # -- the scalars and the tree ---------------------------------------------------
 
 
-def check_head(head: dict[str, Any], tensors: int) -> None:
-    """ValueError if the scalars of an image with so many tensors are not those of a state."""
+def check_head(head: dict[str, Any], specs: Sequence[TensorSpec]) -> None:
+    """ValueError if the scalars of an image with these tensors are not those of a state."""
     _require(is_whole(head.get("step")), "its step is no number")
     _require(is_whole(head.get("attempt", 0)), "its attempt is no number")
     world = head.get("world", 1)
     _require(is_whole(world) and 1 <= world <= _MOST_RANKS, "the number of its ranks is none")
-    _require(is_whole(head.get("loop", 0)), "its loop is no number")
+    loop, phases = head.get("loop", 0), head.get("phases") or [None, None]
+    _require(_is_int(loop), "its loop is no number")
     _check_metrics(head.get("metrics", {}))
     for name in ("best", "rules"):
         _require(isinstance(head.get(name), dict | None), f"its {name} are none")
-    phases = head.get("phases") or [None, None]
     _require(
-        type(phases) is list and len(phases) == 2 and all(p is None or is_whole(p) for p in phases),
+        type(phases) is list and len(phases) == 2 and all(p is None or _is_int(p) for p in phases),
         "its phases are none",
     )
     tree = head.get("tree")
     _require(isinstance(tree, dict) and isinstance(tree.get("state"), dict), "its tree is none")
     assert isinstance(tree, dict)
     _require(isinstance(tree.get("extra", {}), dict), "its tree is none")
-    _Tree(tensors).check([*tree["state"].values(), tree.get("extra", {})])
+    _Tree(specs).check([*tree["state"].values(), tree.get("extra", {})])
 
 
 class _Tree:
     """A tree as `_save/capture.py` encodes it, walked level by level: a forged one may be deep."""
 
-    def __init__(self, tensors: int) -> None:
-        self._tensors = tensors
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = specs
 
     def check(self, values: Sequence[Any]) -> None:
         level: list[Any] = list(values)
@@ -198,7 +204,7 @@ class _Tree:
         elif tag in _ITEMS:
             _require(type(inner) is list, f"a {tag[1:]} in it is none")
             if tag != "$tuple":
-                _require(all(map(_is_hashable, inner)), "a set in it holds what no set can")
+                _require(all(map(self._is_hashable, inner)), "a set in it holds what no set can")
             return inner  # type: ignore[no-any-return]
         elif tag in _WRAPPED:
             return [inner]
@@ -210,15 +216,32 @@ class _Tree:
         return ()
 
     def _check_number(self, number: object) -> None:
-        is_there = type(number) is int and 0 <= number < self._tensors
+        is_there = type(number) is int and 0 <= number < len(self._specs)
         _require(is_there, "it refers to a tensor that is not there")
+
+    def _is_hashable(self, encoded: Any, depth: int = 0) -> bool:
+        """Whether it can be a key, or be in a set: numbers of NumPy and bytes are tensors here."""
+        if type(encoded) is not dict:
+            return type(encoded) is not list
+        tag = next(iter(encoded), "")
+        inner: Any = encoded.get(tag)
+        if tag in ("$tuple", "$frozenset"):
+            is_shallow = depth < _DEEPEST_KEY and type(inner) is list
+            return is_shallow and all(self._is_hashable(each, depth + 1) for each in inner)
+        if tag == "$t":
+            self._check_number(inner)
+            spec: TensorSpec = self._specs[inner]
+            return spec.kind == "torch" or spec.dtype == "bytes" or spec.dtype[:7] == "scalar "
+        return tag in _HASHABLE or "." in tag
 
     def _pairs(self, pairs: Any) -> Iterable[Any]:
         is_made_of_pairs = type(pairs) is list and all(
             type(pair) is list and len(pair) == 2 for pair in pairs
         )
         _require(is_made_of_pairs, "a dict in it is none")
-        _require(all(_is_hashable(key) for key, _ in pairs), "a dict in it has a key that is none")
+        _require(
+            all(self._is_hashable(key) for key, _ in pairs), "a dict in it has a key that is none"
+        )
         return (each for pair in pairs for each in pair)
 
     def _check_shard(self, shard: Any) -> None:
@@ -252,16 +275,6 @@ def _is_box(box: Any, size: list[int]) -> bool:
     return len(corner) == len(sides) == len(size) and all(
         at + side <= whole for at, side, whole in zip(corner, sides, size, strict=True)
     )
-
-
-def _is_hashable(encoded: Any, depth: int = 0) -> bool:
-    if type(encoded) is not dict:
-        return type(encoded) is not list
-    tag = next(iter(encoded), "")
-    if tag in ("$tuple", "$frozenset"):
-        inner = encoded[tag]
-        return depth < 32 and type(inner) is list and all(_is_hashable(e, depth + 1) for e in inner)
-    return tag in _HASHABLE or "." in tag
 
 
 def _check_plain(tag: str, inner: Any) -> None:

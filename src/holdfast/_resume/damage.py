@@ -96,7 +96,7 @@ def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list
         found = plan.extents()
         if [(e.name, e.size_bytes) for e in found] != [(p.name, p.size_bytes) for p in parts]:
             raise ValueError("its header tells of other parts than the manifest")
-        check_head(decode_scalars(_read(opened, parts[-1])), len(plan.specs))
+        check_head(decode_scalars(_read(opened, parts[-1])), plan.specs)
     except ValueError as error:
         return [f"is not a state of holdfast ({error})"]
     return []

@@ -59,7 +59,7 @@ class FileSource:
     def head(self) -> dict[str, Any]:
         try:
             found = decode_scalars(self._read(self.plan.scalars.name))
-            check_head(found, len(self.plan.specs))
+            check_head(found, self.plan.specs)
             return found
         except (KeyError, ValueError) as error:
             raise DamagedCheckpoint(f"{self._path}: is no state of holdfast ({error}).") from error

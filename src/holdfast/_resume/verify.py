@@ -134,7 +134,7 @@ def loaded_of(
     tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
     try:
         head = decode_scalars(views[-1])
-        check_head(head, len(plan.specs))
+        check_head(head, plan.specs)
     except ValueError as error:
         raise _no_state(where, error) from error
     by_number = tuple(tensors[number] for number in range(len(plan.specs)))

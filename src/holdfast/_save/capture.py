@@ -50,6 +50,7 @@ _FRAMEWORKS = {
     "jax": "holdfast.jax",
     "numpy": "holdfast._numpy",
 }
+_STUMBLES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
 _DEPTH = 200
 # What stands beside the tensors in the header and the manifest.
 _TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
@@ -98,8 +99,7 @@ def adapter_of(kind: str) -> ModuleType:
     if kind in _FRAMEWORKS:
         return importlib.import_module(_FRAMEWORKS[kind])
     raise StateMismatch(
-        f"the checkpoint holds a tensor of kind {kind!r}, which this holdfast lacks.\n"
-        "Use the version of holdfast that wrote it."
+        f"the checkpoint holds a tensor of kind {kind!r}, which this holdfast lacks."
     )
 
 
@@ -218,18 +218,8 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
         random.setstate((version, words, gauss))
         for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
             lost += adapter_of(kind).restore_generators(states)
-    except (
-        ArithmeticError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        struct.error,
-    ) as error:
-        raise StateMismatch(
-            f"the stored random generators cannot be put back: {error!r}\n"
-            "The checkpoint is left as it was."
-        ) from error
+    except _STUMBLES as error:
+        raise StateMismatch(f"the stored generators cannot be put back: {error!r}") from error
     return lost
 
 

@@ -53,8 +53,7 @@ from holdfast._status.ranks import (
 _DEPTH = 3
 _THREADS = 256  # which mostly sleep
 _ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
-_TOLD_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
-_TOLD = re.compile(rb'"event":\s*"(' + "|".join(_TOLD_KINDS).encode() + rb')"')
+_TOLD = re.compile(rb'"event":\s*"(start|loop|finished|request|rank-died|stop|stop-asked|signal)"')
 _STOPPED = (statuses.PERSON, statuses.TERMINATED, statuses.REQUEUE, statuses.NOT_DURABLE)
 
 
@@ -138,7 +137,6 @@ class History:
         """The next event of the journal."""
         kind = event.get("event")
         if kind == "start":
-            # Somebody may have put anything there.
             self.attempt = told.whole(event.get("attempt"))
             self.start_step = told.whole(event.get("step"))
             self.keep_last = told.whole(event.get("keep_last"))
@@ -199,14 +197,13 @@ def runs_below(
 
 
 class _OfAnotherMachine(Exception):
-    """Only its heartbeat tells whether a run lives, and that takes some seconds."""
+    """Only its heartbeat tells whether it lives."""
 
 
 def summarize_all(folders: list[Path]) -> list[RunSummary]:
     """One after the other, but for those of other machines: these are watched all at once."""
     found: dict[Path, RunSummary] = {}
-    distant = []
-    with_arenas = runs_in_memory()
+    distant, with_arenas = [], runs_in_memory()
     for folder in folders:
         try:
             found[folder] = summarize(folder, look=_look_here, with_arenas=with_arenas)
@@ -223,14 +220,13 @@ def summarize_all(folders: list[Path]) -> list[RunSummary]:
 
 
 def _unreadable(folder: Path) -> RunSummary:
-    nothing: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
-    known = {"folder": str(folder), "run_id": "", "state": "unreadable", "is_live": False}
-    return RunSummary(**{**nothing, **known, "ranks": [], "deaths": []})
+    found: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
+    found |= {"folder": str(folder), "run_id": "", "state": "unreadable", "is_live": False}
+    return RunSummary(**found | {"ranks": [], "deaths": []})
 
 
 def _look_here(layout: RunLayout, attempt: int) -> bool:
-    known = is_live_here(layout, attempt)
-    if known is None:
+    if (known := is_live_here(layout, attempt)) is None:
         raise _OfAnotherMachine
     return known
 
@@ -244,8 +240,8 @@ def summarize(
 ) -> RunSummary:
     """Everything that `holdfast status` tells about a run.
 
-    A follower of a run has its own `look` at whether it lives, and has read its `history`. With
-    many runs, those that have something in shared memory are found only once: `with_arenas`.
+    A follower has its own `look` at whether it lives, and has read its `history`. Of many runs,
+    those `with_arenas` are found once.
     """
     layout, run_id = find_run(folder)
     numbers = layout.attempt_numbers()
@@ -261,9 +257,7 @@ def summarize(
     in_memory = {attempt} if live else attempts_in_memory(run_id) if has_arenas else set()
     line = trace_line(known_origins(layout, in_memory), attempt)
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
-    memory_step, memory_time = None, None
-    if live or in_memory:
-        memory_step, memory_time = _newest_in_memory(live, run_id, line, beat)
+    in_shm = _newest_in_memory(live, run_id, line, beat) if live or in_memory else (None, None)
     holder = lease_holder(layout, attempt) if attempt else None
     keeper = identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
@@ -279,8 +273,8 @@ def summarize(
         epochs=told.whole(beat.get("epochs")) if live else None,
         phase=told.text(beat.get("phase")) if live else None,
         attempt=attempt or None,
-        memory_step=memory_step,
-        memory_age_seconds=_age(memory_time),
+        memory_step=in_shm[0],
+        memory_age_seconds=_age(in_shm[1]),
         disk_step=disk_step,
         disk_age_seconds=disk_age,
         disk_size_bytes=disk_size,
@@ -315,8 +309,7 @@ def _state(
         return "new"
     if live and history.attempt != attempt:
         return "starting"
-    could_not_start = ended is not None and ended.how.startswith("could not start")
-    if not live and could_not_start:
+    if not live and ended is not None and ended.how.startswith("could not start"):
         return "could not start"
     if history.finished_step is not None and history.finished_step == step:
         return "finished"
@@ -389,7 +382,7 @@ def _committed(path: Path, _: int) -> tuple[float, int]:
 
 def _newest_in_memory(
     live: bool, run_id: str, line: dict[int, int | None], beat: dict[str, Any]
-) -> tuple[int | None, float | None]:
+) -> tuple[int | None, Any]:
     """As the keeper says; of a dead run, what trainer and keeper have left behind."""
     if live:
         return told.whole(beat.get("memory_step")), beat.get("memory_time")
