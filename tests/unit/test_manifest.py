@@ -177,7 +177,7 @@ def test_what_the_wrong_shapes_differ_from_is_right():
         {"format": 2, "files": [{"name": "x", "size_bytes": 1}]},
         *({**BODY, **wrong} for wrong in WRONG_BODIES),
         {"format": 2, "files": [{"name": "x", "size_bytes": 1, "names": ["a"], "offsets": []}]},
-        *({"format": 2, "files": [{**FILE, **wrong}]} for wrong in WRONG),
+        *({**BODY, "files": [{**FILE, **wrong}]} for wrong in WRONG),
         [],
         "text",
     ],
