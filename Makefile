@@ -53,13 +53,14 @@ affected: ## what the changes since BASE can break, of the tiers beside make tes
 	@$(TIERS) affected $(if $(BASE),--base $(BASE))
 
 .PHONY: check
-check: ## lint, formatting, types, imports, file sizes
+check: ## lint, formatting, types, imports, file sizes, how files are opened
 	$(ENVIRONMENT) check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check-file-sizes
+	$(BIN)/python tools/check-opens
 
 .PHONY: format
 format: ## format the code and fix what ruff can fix

@@ -31,8 +31,23 @@ def say(message: str, *, each: bool = False) -> None:
         message = f"rank {_rank}: {message}"
     # A notebook's stream sends messages and fails in ways of its own.
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"holdfast: {message}\n")
+        sys.stderr.write(f"holdfast: {printable(message)}\n")
         sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    r"""A text as a terminal may have it: a folder's name can hold any bytes.
+
+    >>> printable("runs/a\x1b[2J\nnext line")
+    'runs/a\\x1b[2J\nnext line'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def speak_plainly() -> None:
@@ -57,6 +72,6 @@ def _tell(
         say(str(error), each=True)
         place = place_of(error)
         if place is not None:
-            sys.stderr.write(f"  at {place}\n")
+            sys.stderr.write(f"  at {printable(place)}\n")
     else:
         former(kind, error, trace)

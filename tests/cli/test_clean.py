@@ -53,7 +53,7 @@ def kill_both(folder, trainer):
 def plant(path, *, age=7200.0, size=2000):
     """A folder that something was left in, some time ago."""
     path.mkdir(parents=True)
-    (path / "data").write_bytes(b"x" * size)
+    (path / "rank-00000.safetensors").write_bytes(b"x" * size)
     os.utime(path, (time.time() - age,) * 2)
     return path
 
@@ -106,6 +106,46 @@ def test_everything_that_was_cut_short_is_shown_first_and_removed_when_asked(run
     shown = succeed("clean", run, "--yes")
     assert shown.endswith("7 things, 10 kB removed.\n")
     assert files(run) == before
+
+
+@pytest.mark.parametrize("name", ["set-aside", "checkpoints", "attempts"])
+def test_what_is_behind_a_symbolic_link_is_never_touched(run, tmp_path, name):
+    home = tmp_path / "home"
+    for inner in (".ssh", "step-000000000003-a0001", ".partial-step-000000000003-a0001.7"):
+        plant(home / inner)
+    if (run / name).exists():
+        (run / name).rename(home / "moved")
+    (run / name).symlink_to(home)
+    before = files(home)
+    shown = succeed("clean", run, "--yes")
+    assert f"{run / name}\n" in shown
+    assert "a symbolic link: holdfast touches nothing outside a run folder" in shown
+    assert files(home) == before
+    assert (run / name).is_symlink()
+
+
+def test_a_run_with_a_linked_folder_hides_no_other_run(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "set-aside").symlink_to(tmp_path)
+    planted = plant(RunLayout(run).set_aside / "step-000000000003-a0001")
+    assert set(going(listed(run.parent))) == {str(planted)}
+
+
+def test_what_holdfast_did_not_make_stays_in_set_aside(run, tmp_path):
+    aside = RunLayout(run).set_aside
+    planted = plant(aside / "void-step-000000000004-a0001.2")
+    (plant(aside / "step-000000000003-a0001") / "thesis.tex").touch()
+    plant(aside / "results")
+    (aside / "notes.txt").touch()
+    (aside / "step-000000000002-a0001").symlink_to(plant(tmp_path / "elsewhere"))
+    before = [path for path in files(aside) if not path.is_relative_to(planted)]
+    found = listed(run)
+    assert set(going(found)) == {str(planted)}
+    assert "holds thesis.tex, which holdfast did not make" in str(found)
+    succeed("clean", run, "--yes")
+    assert files(aside) == before
+    assert files(tmp_path / "elsewhere")
 
 
 def test_what_may_still_be_written_stays(run):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from holdfast._record.layout import RunLayout
+from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._resume.verify import read_manifest
 from tests.cli.command import TRAIN_NUMPY, holdfast
 
@@ -37,6 +38,19 @@ def test_whole_checkpoints_are_whole(run):
     done = holdfast("verify", run)
     assert done.returncode == 0
     assert done.stdout.count(": whole,") == len(RunLayout(run).checkpoint_folders()) >= 2
+
+
+def test_a_file_that_was_made_longer_is_damaged_though_the_manifest_agrees(run):
+    checkpoint = newest(run)
+    found = read_manifest(checkpoint)
+    (file,) = found.files
+    with (checkpoint / file.name).open("r+b") as data:
+        data.truncate(1 << 40)
+    forged = replace(found, files=(replace(file, size_bytes=1 << 40),))
+    (checkpoint / MANIFEST).write_bytes(forged.to_bytes())
+    done = holdfast("verify", run)
+    assert done.returncode == 1
+    assert "DAMAGED: the manifest is damaged (its file is larger than its parts)" in done.stdout
 
 
 def test_every_damaged_tensor_is_named_and_the_status_is_1(run):

@@ -47,6 +47,45 @@ def test_a_second_process_is_refused_and_the_first_is_not_disturbed(
     assert first.state_hash() == light_reference(40)
 
 
+def test_a_run_that_was_moved_or_whose_end_could_not_be_noted_goes_on_in_the_same_process(
+    folder, start, tmp_path
+):
+    script = tmp_path / "again.py"
+    script.write_text(
+        f"""
+import pathlib
+import numpy as np
+import holdfast
+from holdfast._leave import record
+
+def refuse(*_, **__):
+    raise OSError("no room")
+
+def train(folder, last, then):
+    weights = np.zeros(4)
+    with holdfast.Run(folder, weights=weights) as run:
+        for step in run.steps(last):
+            weights += 1
+        then()
+    print("sum", weights.sum(), flush=True)
+
+before, after = pathlib.Path({str(folder)!r}), pathlib.Path({str(folder) + "-moved"!r})
+write_json, record.write_json = record.write_json, refuse
+train(before, 3, lambda: None)
+record.write_json = write_json
+train(before, 5, lambda: before.rename(after))
+train(after, 7, lambda: None)
+"""
+    )
+    trainer = start(script=script)
+    assert trainer.wait() == 0, trainer.output
+    assert [line for line in trainer.output.splitlines() if line.startswith("sum")] == [
+        "sum 12.0",
+        "sum 20.0",
+        "sum 28.0",
+    ]
+
+
 def test_of_two_that_start_at_once_one_trains(folder, gate, light, light_reference):
     both = [light(folder, "--total", 40, "--hold-at", 8) for _ in range(2)]
     wait_until(lambda: any(one.process.poll() is not None for one in both), 60, "the refusal")

@@ -131,3 +131,18 @@ def test_a_removal_that_fails_half_way_leaves_no_folder_of_the_old_name(tmp_path
         atomic.discard_folder(folder)
     assert calls == ["before-removal", "half-removed"]
     assert only(tmp_path) == [".removing-step-1"]
+
+
+def test_neither_a_removal_nor_a_move_goes_through_a_symbolic_link(tmp_path):
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    (behind / "thesis.tex").touch()
+    link = tmp_path / "link"
+    link.symlink_to(behind)
+    with pytest.raises(OSError, match="Not a directory"):
+        atomic.discard_folder(link)
+    (tmp_path / "step").mkdir()
+    with pytest.raises(OSError, match="Not a directory"):
+        atomic.move_aside(tmp_path / "step", link)
+    assert link.is_symlink()
+    assert only(behind) == ["thesis.tex"]

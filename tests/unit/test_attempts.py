@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import holdfast
 from holdfast._record import attempts
 from holdfast._record.attempts import claim, find_run, open_folder, read_origins
 from holdfast._record.identity import of_process
+from holdfast._record.layout import RunLayout
 
 PRELUDE = """
 import sys
@@ -120,6 +122,50 @@ def test_a_living_process_keeps_the_folder_until_it_notes_its_exit(tmp_path):
     assert f"holdfast stop {tmp_path}" in str(refused.value)
     attempts.write_json(layout.exit(1), {"status": 0})
     assert claim(layout, tmp_path, silent) == 2
+
+
+def test_a_run_that_this_process_has_ended_is_free_though_no_exit_was_noted(tmp_path):
+    layout, _ = open_folder(tmp_path)
+    assert claim(layout, tmp_path, silent) == 1
+    attempts.release(layout, 1)  # on a full disk that is all
+    assert claim(layout, tmp_path, silent) == 2
+
+
+def test_a_moved_folder_is_held_until_its_run_has_ended(tmp_path):
+    layout, _ = open_folder(tmp_path / "before")
+    assert claim(layout, tmp_path / "before", silent) == 1
+    moved = (tmp_path / "before").rename(tmp_path / "moved")
+    with pytest.raises(holdfast.RunIsLive, match="this process trains here already"):
+        claim(RunLayout(moved), moved, silent)
+    attempts.release(layout, 1)
+    assert claim(RunLayout(moved), moved, silent) == 2
+
+
+def test_a_copied_folder_is_a_run_of_its_own_and_free(tmp_path):
+    layout, run_id = open_folder(tmp_path / "run")
+    assert claim(layout, tmp_path / "run", silent) == 1
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    seen = find_run(tmp_path / "copy")[1]
+    assert seen != run_id  # also before anything is written there
+    copy, copied_id = open_folder(tmp_path / "copy")
+    assert copied_id == seen
+    assert claim(copy, tmp_path / "copy", silent) == 2  # though the original trains
+    with pytest.raises(holdfast.RunIsLive):
+        claim(layout, tmp_path / "run", silent)
+    assert open_folder(tmp_path / "run")[1] == find_run(tmp_path / "run")[1] == run_id
+    shutil.rmtree(tmp_path / "run")
+    assert open_folder(tmp_path / "copy")[1] == copied_id
+
+
+def test_a_moved_folder_and_one_with_two_names_stay_the_same_run(tmp_path):
+    _, run_id = open_folder(tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    assert open_folder(tmp_path / "link")[1] == run_id
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert find_run(tmp_path / "moved")[1] == run_id
+    assert open_folder(tmp_path / "moved")[1] == run_id
+    shutil.copytree(tmp_path / "moved", tmp_path / "run")
+    assert open_folder(tmp_path / "run")[1] != run_id
 
 
 def test_a_pid_that_was_given_out_again_is_not_the_holder(tmp_path):

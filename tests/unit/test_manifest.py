@@ -13,7 +13,7 @@ from holdfast._record import manifest
 from holdfast._record.manifest import DataFile, Linked, Manifest, Part
 
 texts = st.text(max_size=12)
-numbers = st.integers(0, 2**63)
+numbers = st.integers(0, 2**50)
 checksums = st.text("0123456789abcdef", min_size=32, max_size=32)
 
 
@@ -21,12 +21,21 @@ checksums = st.text("0123456789abcdef", min_size=32, max_size=32)
 def data_files(draw):
     linked = draw(st.lists(st.builds(Linked, texts.filter(bool), numbers), max_size=2))
     linked = tuple({item.name: item for item in linked}.values())
-    places = st.sampled_from(["", *(item.name for item in linked)])
-    parts = draw(st.lists(st.builds(Part, texts, numbers, numbers, checksums, places), max_size=3))
-    wrapper = draw(st.none() | st.builds(Part, texts, numbers, numbers, checksums, st.just("")))
+    wrapper = draw(st.none() | st.builds(Part, texts, st.just(0), numbers, checksums, st.just("")))
+    end = 0 if wrapper is None else wrapper.size_bytes
+    parts = []
+    for part in draw(st.lists(texts, max_size=3, unique=True)):
+        file = draw(st.sampled_from([None, *linked]))
+        if file is None:
+            parts.append(Part(part, end, draw(numbers), draw(checksums)))
+            end += parts[-1].size_bytes
+        else:
+            offset = draw(st.integers(0, file.size_bytes))
+            size = draw(st.integers(0, file.size_bytes - offset))
+            parts.append(Part(part, offset, size, draw(checksums), file.name))
     names = {"", *(item.name for item in linked)}
     name = draw(texts.filter(lambda name: name not in names))
-    return DataFile(name, draw(numbers), tuple(parts), linked, wrapper)
+    return DataFile(name, end, tuple(parts), linked, wrapper)
 
 
 manifests = st.builds(
@@ -36,7 +45,7 @@ manifests = st.builds(
     step=numbers,
     reason=texts,
     saved_at=st.floats(0, 4e9),
-    files=st.lists(data_files(), max_size=2).map(tuple),
+    files=st.lists(data_files(), max_size=2, unique_by=lambda file: file.name).map(tuple),
     metrics=st.dictionaries(texts, st.none() | st.floats(allow_nan=False, allow_infinity=False)),
     holdfast=texts,
 )
@@ -58,8 +67,8 @@ def test_any_flipped_bit_is_found(written, data):
 
 
 def test_every_single_flipped_bit_of_one_manifest_is_found():
-    part = Part("model.w", 4096, 64, "ab" * 16)
-    written = Manifest("r", 1, 2, "stop", 1.5, (DataFile("f", 8192, (part,)),), {"loss": 0.5})
+    part = Part("model.w", 0, 64, "ab" * 16)
+    written = Manifest("r", 1, 2, "stop", 1.5, (DataFile("f", 64, (part,)),), {"loss": 0.5})
     whole = written.to_bytes()
     assert manifest.parse(whole, "here") == written
     for at in range(len(whole) * 8):
@@ -104,12 +113,12 @@ def test_json_that_is_no_manifest_is_damaged_and_nothing_else(data):
 
 FILE = {
     "name": "own",
-    "size_bytes": 10,
+    "size_bytes": 4,
     "names": ["header", "w"],
     "offsets": [0, 4],
     "sizes": [4, 6],
     "checksums": "0" * 64,
-    "linked": [["other", 5]],
+    "linked": [["other", 10]],
     "in": [0, 1],
 }
 WRONG: list[dict[str, object]] = [
@@ -129,13 +138,33 @@ WRONG: list[dict[str, object]] = [
     {"in": [0, 2]},
     {"wrapper": ["wrapper", 0, 4, "0" * 32, "elsewhere"]},
     {"wrapper": ["wrapper", None, 4, "0" * 32]},
+    {"size_bytes": 1 << 40},
+    {"offsets": [1, 4]},
+    {"offsets": [0, 5]},
+    {"offsets": [0, 2**70]},
+    {"names": ["w", "w"]},
+    {"checksums": "g" * 64},
+]
+
+
+BODY = {**json.loads(Manifest("r", 1, 2, "x", 0.0, ()).to_bytes())["manifest"], "files": [FILE]}
+WRONG_BODIES: list[dict[str, object]] = [
+    {"saved_at": "now"},
+    {"saved_at": float("nan")},
+    {"saved_at": 10**400},
+    {"metrics": []},
+    {"metrics": {"loss": "small"}},
+    {"step": -1},
+    {"attempt": 2**70},
+    {"reason": None},
+    {"origin": [1]},
+    {"origin": [1, "2"]},
+    {"files": [FILE, FILE]},
 ]
 
 
 def test_what_the_wrong_shapes_differ_from_is_right():
-    body = Manifest("r", 1, 2, "x", 0.0, ()).to_bytes()
-    whole = {**json.loads(body)["manifest"], "files": [FILE]}
-    found = manifest.parse(manifest.seal(json.dumps(whole).encode()), "here")
+    found = manifest.parse(manifest.seal(json.dumps(BODY).encode()), "here")
     assert [part.file for part in found.files[0].parts] == ["", "other"]
 
 
@@ -146,8 +175,9 @@ def test_what_the_wrong_shapes_differ_from_is_right():
         {"format": 2, "files": 5},
         {"format": 2, "files": [], "unknown": 1},
         {"format": 2, "files": [{"name": "x", "size_bytes": 1}]},
+        *({**BODY, **wrong} for wrong in WRONG_BODIES),
         {"format": 2, "files": [{"name": "x", "size_bytes": 1, "names": ["a"], "offsets": []}]},
-        *({"format": 2, "files": [{**FILE, **wrong}]} for wrong in WRONG),
+        *({**BODY, "files": [{**FILE, **wrong}]} for wrong in WRONG),
         [],
         "text",
     ],

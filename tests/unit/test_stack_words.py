@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -237,13 +236,22 @@ def test_the_text_of_the_line_tells_what_a_call_of_c_is_about(tmp_path, text, ki
 
 def test_a_script_on_a_file_system_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_WAIT_SECONDS", 0.05)
-    pipe = tmp_path / "train.py"
-    os.mkfifo(pipe)  # whoever opens it waits
+    answers = threading.Event()
+
+    def wait_for_server(path, *, most_bytes):
+        answers.wait()
+        raise OSError
+
+    monkeypatch.setattr(source, "open_file", wait_for_server)
     before = threading.active_count()
-    assert [source.source_line(str(pipe), 2) for _ in range(5)] == [""] * 5
+    assert [source.source_line(str(tmp_path / "train.py"), 2) for _ in range(5)] == [""] * 5
     assert threading.active_count() == before + 1  # it was asked once
-    pipe.open("w").close()
+    answers.set()
     wait_until(lambda: threading.active_count() == before)
+
+
+def test_a_device_that_a_record_names_is_not_read_as_a_script():
+    assert source.source_line("/dev/zero", 2) == ""
 
 
 def test_ranks_that_stand_alike_share_a_line():

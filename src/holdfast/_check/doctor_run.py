@@ -11,7 +11,7 @@ from holdfast._check.measured import save_seconds
 from holdfast._errors import CheckpointError
 from holdfast._record import journal, manifest
 from holdfast._record.attempts import read_json
-from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._record.layout import RunLayout
 from holdfast._slurm import ask
 from holdfast._slurm.job import find_job
 
@@ -48,7 +48,7 @@ def _read(layout: RunLayout, run_id: str) -> Known:
     newest: tuple[int, int, manifest.Manifest] | None = None
     for step, attempt, path in layout.checkpoint_folders():
         with contextlib.suppress(OSError, CheckpointError):
-            found = manifest.parse((path / MANIFEST).read_bytes(), str(path))
+            found = manifest.read(path)
             sizes.append(found.size_bytes)
             newest = (step, attempt, found)
     kept = _KEPT

@@ -10,6 +10,7 @@ from holdfast._cli.litter import Litter, find_in_folder, runs_at_rest
 from holdfast._cli.litter_in_memory import find_of_run, find_of_unknown_runs
 from holdfast._errors import NotARun
 from holdfast._record.attempts import find_run
+from holdfast._record.layout import RunLayout
 from holdfast._status.gather import find_runs
 
 
@@ -24,10 +25,15 @@ class Found:
 
 def find_litter(folders: Sequence[Path], *, all_memory: bool, drop_memory: bool) -> Found:
     """Look, and change nothing. Without folders: the current one, and all memory."""
-    runs = _runs(folders)
+    runs, items = [], []
+    for folder in _runs(folders):
+        if (link := RunLayout(folder).linked_folder()) is not None:
+            why = "a symbolic link: holdfast touches nothing outside a run folder"
+            items.append(Litter(str(link), "link", str(folder), 0, False, why))
+        else:
+            runs.append(folder)
     known = {find_run(folder)[1] for folder in runs}
     resting, busy = runs_at_rest(runs)
-    items: list[Litter] = []
     for run in resting:
         items += find_of_run(run, drop=drop_memory)
         items += find_in_folder(run)

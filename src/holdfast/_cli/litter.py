@@ -19,7 +19,7 @@ from holdfast._export.chosen import own_line
 from holdfast._record.atomic import remove_folder
 from holdfast._record.attempts import find_run, is_live, lease_holder
 from holdfast._record.identity import of_process
-from holdfast._record.layout import RunLayout, writer_of
+from holdfast._record.layout import RunLayout, foreign_in, writer_of
 from holdfast._record.line import is_on_line
 from holdfast._resume.damage import find_damage
 from holdfast._status import words
@@ -34,7 +34,7 @@ class Litter:
     """One thing that could go, or that stays although it looks as if it could."""
 
     path: str
-    kind: str  # memory, set-aside, unfinished, half-removed, claim, temporary
+    kind: str  # memory, set-aside, unfinished, half-removed, claim, temporary, link
     run: str | None  # None: of a run whose folder is not known
     size_bytes: int
     goes: bool
@@ -60,7 +60,9 @@ class RunAtRest:
         return None
 
     def item(self, path: Path, kind: str, why: str, *, goes: bool = True) -> Litter:
-        return Litter(str(path), kind, str(self.folder), size_of(path), goes, why)
+        foreign = "" if kind == "memory" else foreign_in(path)
+        goes = goes and not foreign
+        return Litter(str(path), kind, str(self.folder), size_of(path), goes, foreign or why)
 
 
 def runs_at_rest(folders: Sequence[Path]) -> tuple[list[RunAtRest], list[Path]]:

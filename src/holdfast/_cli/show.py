@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,9 +33,11 @@ _STYLES = {
     "died": "bold red",
     "failed": "bold red",
     "could not start": "bold red",
+    "unreadable": "bold red",
 }
 _SLOTS = {2: "two", 3: "three"}
 _LONG_STEP_SECONDS = 30.0
+_MOST_ROWS = 200
 _NO_WIDTH = 1000  # of a pipe: a line is never broken, and whoever reads it breaks it
 
 
@@ -237,22 +240,42 @@ def _next(run: RunSummary, folder: Path) -> str:
 
 def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
     """Many runs, one line each."""
+    if len(runs) > _MOST_ROWS:
+        _show_very_many(screen, runs)
+        return
     table = screen.columns()
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
     for label in ("step", "memory", "disk", "age"):
         table.add_column(label, justify="right", no_wrap=True)
-    for run in runs:
-        total = f"/{run.total}" if run.total is not None else ""
-        table.add_row(
-            Text(words.name(run.folder)),
-            Text(run.state, style=_STYLES.get(run.state, "")),
-            "" if run.step is None else f"{run.step}{total}",
-            "" if run.memory_step is None else str(run.memory_step),
-            "" if run.disk_step is None else str(run.disk_step),
-            "" if run.disk_age_seconds is None else words.duration(run.disk_age_seconds),
-        )
+    for name, state, *rest in map(_row, runs):
+        table.add_row(Text(name), Text(state, style=_STYLES.get(state, "")), *rest)
     screen.table(table)
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    total = f"/{run.total}" if run.total is not None else ""
+    return (
+        words.name(run.folder),
+        run.state,
+        "" if run.step is None else f"{run.step}{total}",
+        "" if run.memory_step is None else str(run.memory_step),
+        "" if run.disk_step is None else str(run.disk_step),
+        "" if run.disk_age_seconds is None else words.duration(run.disk_age_seconds),
+    )
+
+
+def _show_very_many(screen: Screen, runs: Sequence[RunSummary]) -> None:
+    """The same table without rich, which takes a millisecond for each row."""
+    rows = [("run", "state", "step", "memory", "disk", "age"), *map(_row, runs)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        gaps = [" " * (width - cell_len(text)) for width, text in zip(widths, row, strict=True)]
+        cells = [text + gap for text, gap in zip(row[:2], gaps[:2], strict=True)]
+        cells += [gap + text for text, gap in zip(row[2:], gaps[2:], strict=True)]
+        lines.append(" ".join(cells).rstrip())
+    screen.out("\n".join(lines), highlight=False)
 
 
 def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> None:

@@ -20,6 +20,7 @@ from holdfast._custody.unheld import never_held, without_debugger
 from holdfast._keeper import messages
 from holdfast._keeper.keep import Policy
 from holdfast._record.attempts import note_keeper
+from holdfast._record.plain_file import open_log
 from holdfast._save.control import ControlPage
 from holdfast._say import say
 from holdfast._slurm.job import Job
@@ -173,6 +174,6 @@ class KeeperLink:
 def _open_log(path: Path) -> IO[bytes]:
     """The keeper's log, or nowhere: a folder that became read-only must not end the training."""
     try:
-        return path.open("ab")
+        return open_log(path)
     except OSError:
         return Path(os.devnull).open("ab")

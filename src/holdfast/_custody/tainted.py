@@ -15,9 +15,10 @@ from holdfast._errors import CheckpointError
 from holdfast._keeper.keep import Policy
 from holdfast._record import manifest
 from holdfast._record.image import parse_header
-from holdfast._record.layout import MANIFEST, rank_file
+from holdfast._record.layout import rank_file
 from holdfast._record.line import is_on_line
 from holdfast._record.manifest import DataFile, Part
+from holdfast._record.plain_file import open_file
 from holdfast._save.finite import has_not_finite
 from holdfast._say import say
 
@@ -72,7 +73,7 @@ def _look_into_checkpoint(folder: Path, name: str) -> _Look:
     def look(names: frozenset[str], only_nan: bool) -> frozenset[str]:
         with contextlib.suppress(OSError, ValueError, CheckpointError):
             # Damaged, or just removed: no witness.
-            stored = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
+            stored = manifest.read(folder)
             file = next((each for each in stored.files if each.name == name), None)
             if file is not None:
                 return _look_at_parts(folder, file, names, only_nan=only_nan)
@@ -97,7 +98,7 @@ def _look_at_parts(
 
 
 def _read(folder: Path, file: DataFile, part: Part) -> bytes:
-    with (folder / (part.file or file.name)).open("rb", buffering=0) as opened:
+    with open_file(folder / (part.file or file.name)) as opened:
         opened.seek(part.offset)
         return opened.read(part.size_bytes)
 

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from holdfast._errors import DamagedCheckpoint
+from holdfast._record.schema import is_whole
+
 _BESIDE = -1  # the number of no lap
 
 
@@ -45,7 +48,11 @@ class Position:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Position:
-        return cls(**{name: tree[name] for name in cls.__dataclass_fields__ if name in tree})
+        found = cls(**{name: tree[name] for name in cls.__dataclass_fields__ if name in tree})
+        counts = (found.epoch, found.lap, found.batches, found.world, found.length or 0)
+        if not all(map(is_whole, counts)):
+            raise DamagedCheckpoint(f"the checkpoint has no place in its data: {counts}.")
+        return found
 
 
 class Tally(Protocol):

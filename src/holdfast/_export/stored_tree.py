@@ -83,7 +83,7 @@ def to_plain(encoded: Any, tensor: Callable[[int], Any]) -> Any:
     if tag in _WRAPPERS:
         return to_plain(inner, tensor)
     if tag in ("$dict", "$odict"):
-        pairs = [(to_plain(key, tensor), to_plain(item, tensor)) for key, item in inner]
+        pairs = [(_to_key(key, tensor), to_plain(item, tensor)) for key, item in inner]
         if tag == "$dict":
             return dict(pairs)
         ordered = OrderedDict(pairs)
@@ -91,10 +91,24 @@ def to_plain(encoded: Any, tensor: Callable[[int], Any]) -> Any:
             ordered._metadata = to_plain(encoded["$metadata"], tensor)  # type: ignore[attr-defined]
         return ordered
     if tag in _ITEMS:
-        items = [to_plain(item, tensor) for item in inner]
+        if tag == "$tuple":
+            return tuple(to_plain(item, tensor) for item in inner)
         # A frozenset is none of the types that torch loads without running code.
-        return tuple(items) if tag == "$tuple" else set(items)
+        return {_to_key(item, tensor) for item in inner}
     return _plain_value(tag, inner)
+
+
+def _to_key(encoded: Any, tensor: Callable[[int], Any]) -> Any:
+    """The same of a key, or of an item of a set."""
+    found = to_plain(encoded, tensor)
+    try:
+        hash(found)
+    except TypeError as error:
+        raise HoldfastError(
+            "the state has a frozenset as a key or in a set, and torch loads none.\n"
+            "Export to a .safetensors file, which has it as JSON."
+        ) from error
+    return found
 
 
 def _plain_value(tag: str, inner: Any) -> Any:

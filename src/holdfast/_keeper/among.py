@@ -25,6 +25,7 @@ from holdfast._keeper.table import UNREACHABLE_SECONDS
 from holdfast._keeper.wire import HubPost, MemberPost
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.identity import ProcessIdentity, host_name
+from holdfast._record.plain_file import read_plain
 from holdfast._record.void import void_steps
 
 _WATCH_SECONDS = 1.0
@@ -92,7 +93,7 @@ class KeeperAmongOthers(Keeper):
         self._wake_write.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         layout, attempt = self._policy.layout, self._policy.attempt
-        secret = bytes.fromhex(layout.key.read_text(encoding="ascii"))
+        secret = bytes.fromhex(read_plain(layout.key).decode("ascii"))
         # One for each attempt: a keeper of an older one is a stranger here.
         key = hashlib.blake2b(b"%d" % attempt, key=secret, digest_size=32).digest()
         mail = layout.mail(attempt)

@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast._keeper.pieces import Labour, Pieces
 from holdfast._record.faults import pass_point
 from holdfast._record.image import PAGE
+from holdfast._record.plain_file import open_plain
 
 _CHUNK_BYTES = 8 << 20
 _BUFFER_BYTES = 4 << 20
@@ -28,8 +29,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 def write_file(path: Path, views: Sequence[memoryview], labour: Labour) -> int:
     """Make a new file of the views, one after another, and flush it; returns its size."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         size = sum(view.nbytes for view in views)
         writing = _Writing(descriptor, views, size)

@@ -22,9 +22,10 @@ from holdfast._errors import CheckpointError
 from holdfast._keeper.source import Ranges, Source
 from holdfast._record import manifest
 from holdfast._record.checksum import digest
-from holdfast._record.layout import MANIFEST, RunLayout, linked_file, rank_file
+from holdfast._record.layout import RunLayout, linked_file, rank_file
 from holdfast._record.line import is_on_line
 from holdfast._record.manifest import DataFile, Linked
+from holdfast._record.plain_file import open_file
 
 _SPOTS, _SPOT_BYTES = 64, 4096
 _ALIKE = 0.4  # of the spots: then hashing first may pay
@@ -100,7 +101,7 @@ class Former:
     def read(cls, folder: Path, rank: int) -> Former | None:
         """What an earlier life has written; None if it has not, or it cannot be read."""
         with contextlib.suppress(OSError, CheckpointError):
-            read = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
+            read = manifest.read(folder)
             for file in read.files:
                 if file.name == rank_file(rank) and file.parts:
                     return cls._of(folder, file)
@@ -116,7 +117,7 @@ class Former:
         spots = []
         for index, offset, size in _places(ranges):
             part = file.parts[index]
-            with (folder / (part.file or file.name)).open("rb", buffering=0) as stored:
+            with open_file(folder / (part.file or file.name)) as stored:
                 stored.seek(part.offset + offset)
                 spots.append(Spot(index, offset, digest(stored.read(size))))
         return cls(folder, file, ranges, digests, spots, _identities_in(folder, file))

@@ -25,6 +25,7 @@ from typing import Any
 from holdfast._keeper.frames import MOST_BYTES, Complaints, Refused, keyed, parse
 from holdfast._keeper.ledger import Ledger
 from holdfast._record.atomic import write_atomic
+from holdfast._record.plain_file import NotPlain, read_plain
 
 _NAME = re.compile(r"from-(\d{5,})-([0-9a-f]{24})-(\d{9,})\.(letter|note)")
 _MOST_FILE_BYTES = MOST_BYTES + 1024
@@ -238,13 +239,16 @@ class Mail:
     def _read(self, path: Path) -> dict[str, Any] | None:
         """What a file says; None if it is gone, or was not written by a keeper of this run."""
         try:
-            with path.open("rb") as file:
-                data = file.read(_MOST_FILE_BYTES + 1)
+            data = read_plain(path, _MOST_FILE_BYTES)
+        except NotPlain as error:
+            self._remove(path)  # it would be found again at each look
+            self._complaints.say(f"The file {path.name} was dropped: it is {error.strerror}.")
+            return None
         except OSError:
             return None
         mac, _, body = data.partition(b"\n")
         try:
-            if len(data) > _MOST_FILE_BYTES or not hmac.compare_digest(mac, self._mac(path, body)):
+            if not hmac.compare_digest(mac, self._mac(path, body)):
                 raise Refused("it is not signed with the key of this run")
             said = parse(body)
             if path.suffix == ".letter" and not _is_letter(said):

@@ -18,6 +18,7 @@ from typing import IO, Any
 from holdfast import _env
 from holdfast._child import command
 from holdfast._keeper.keep import Policy
+from holdfast._record.plain_file import open_log
 
 _PIECE_BYTES = 16 << 20
 _AGAIN_SECONDS = (1.0, 5.0, 30.0, 300.0)
@@ -30,7 +31,7 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
         errors: IO[bytes] | int = subprocess.DEVNULL
         if log is not None:
             with contextlib.suppress(OSError):  # a folder that became read-only
-                errors = stack.enter_context(log.open("ab"))
+                errors = stack.enter_context(open_log(log))
         return subprocess.Popen(
             command("holdfast._mirror.__main__", config),
             stdin=subprocess.PIPE,

@@ -29,6 +29,7 @@ from holdfast._record.faults import pass_point
 from holdfast._record.image import wrap_header
 from holdfast._record.layout import MANIFEST, RunLayout, rank_file
 from holdfast._record.manifest import DataFile, Manifest, Part
+from holdfast._record.plain_file import open_plain
 from holdfast._record.void import is_void, set_aside_void, void_steps
 from holdfast._save.control import mark_of
 
@@ -203,7 +204,7 @@ def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with os.fdopen(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

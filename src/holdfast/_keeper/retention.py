@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast._errors import CheckpointError
 from holdfast._record import manifest
 from holdfast._record.atomic import discard_folder, remove_folder
-from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line
 
 MEMORY = "memory"  # why a checkpoint is made that must be durable before the limit
@@ -40,7 +40,7 @@ def list_checkpoints(layout: RunLayout, known: dict[Path, Kept] | None = None) -
             metrics: dict[str, float | None] = {}
             reason = ""
             with contextlib.suppress(OSError, CheckpointError):
-                read = manifest.parse_head((path / MANIFEST).read_bytes(), str(path))
+                read = manifest.read(path, head=True)
                 metrics, reason = read.metrics, read.reason
             known[path] = Kept(step, attempt, path, metrics, reason)
         found.append(known[path])

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from holdfast._errors import Stopped
 from holdfast._leave import statuses
 from holdfast._record import journal
-from holdfast._record.attempts import write_json
+from holdfast._record.atomic import write_atomic
+from holdfast._record.attempts import release, write_json
 from holdfast._record.layout import RunLayout
 
 _MESSAGE_LENGTH = 4000
@@ -65,6 +66,7 @@ class ExitRecord:
 
     def write(self, record: dict[str, Any], *, asked: bool) -> None:
         """Note the end, so that nobody waits for it or watches its heartbeat."""
+        release(self.layout, self.attempt)  # first: a full disk may not take the rest
         if self.rank:
             return
         journal.append(self.layout.journal, "exit", attempt=self.attempt, **record)
@@ -82,7 +84,7 @@ class ExitRecord:
         with contextlib.suppress(OSError):
             text = "".join(traceback.format_exception(error))
             path = self.layout.trouble(self.attempt, self.rank)
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)
 
 
 class Launcher(Protocol):

@@ -35,6 +35,7 @@ from holdfast._record.checksum import digest
 from holdfast._record.faults import pass_point
 from holdfast._record.layout import MANIFEST, RunLayout
 from holdfast._record.line import is_on_line
+from holdfast._record.plain_file import open_plain
 from holdfast._resume.read import place_of
 from holdfast._why.words import size as in_words
 
@@ -165,7 +166,7 @@ def _fetch_file(
     store: Store, path: Path, file: IndexedFile, progress: Callable[[int], None]
 ) -> int:
     """Fill a file with its pieces; returns how many bytes had to come for it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if os.fstat(descriptor).st_size != file.size_bytes:
             os.ftruncate(descriptor, file.size_bytes)
@@ -221,7 +222,7 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
 def _check(path: Path, file: StoredFile, progress: Callable[[int], None]) -> None:
     """The file as it is on disk now, against the manifest."""
     check = PartsCheck(file)
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_plain(path)
     try:
         for data in read_stretches(descriptor, file.size_bytes, 8 << 20):
             check.see(data)

@@ -29,6 +29,7 @@ from holdfast._mirror.words import NO_ROOM, describe_trouble
 from holdfast._record import journal
 from holdfast._record.attempts import write_json
 from holdfast._record.layout import RunLayout
+from holdfast._record.plain_file import open_plain
 from holdfast._record.void import is_void, void_steps
 
 _LOOK_SECONDS = 10.0  # where a word of the keeper was lost
@@ -268,7 +269,7 @@ def locked(layout: RunLayout) -> Iterator[bool]:
     except ImportError:  # Windows, where there is no keeper either
         yield True
         return
-    descriptor = os.open(layout.mirror_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_plain(layout.mirror_lock, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,6 @@ from holdfast._mirror.stretches import (
 from holdfast._record import manifest
 from holdfast._record.checksum import digest
 from holdfast._record.faults import pass_point
-from holdfast._record.layout import MANIFEST
 from holdfast._resume.read import open_file, place_of
 
 THREADS = 4  # a store answers several requests at once; each holds a piece in memory
@@ -76,7 +75,7 @@ class Upload:
 
         FileNotFoundError if the run has removed it before all of its files were open.
         """
-        raw = (self._folder / MANIFEST).read_bytes()
+        raw = manifest.read_raw(self._folder)
         found = manifest.parse(raw, str(self._folder))
         files = files_of(found)
         total = sum(file.size_bytes for file in files)

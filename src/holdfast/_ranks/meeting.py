@@ -24,6 +24,7 @@ from holdfast._ranks.cluster import cluster_by_config
 from holdfast._ranks.world import World
 from holdfast._record.attempts import read_json, write_json
 from holdfast._record.layout import RunLayout
+from holdfast._record.plain_file import read_plain
 from holdfast._say import say
 
 _POLL_SECONDS = 0.005
@@ -204,7 +205,7 @@ class _FileBoard:
 
     def get(self, keys: list[str]) -> list[bytes]:
         self._quit.set()  # all have come to this place: nobody looks for us any more
-        return [self._path(key).read_bytes() for key in keys]
+        return [read_plain(self._path(key)) for key in keys]
 
     def _path(self, key: str) -> Path:
         return self._place / key.strip("/").replace("/", "-")

@@ -16,6 +16,7 @@ from holdfast._ranks.meeting import Meeting, meet
 from holdfast._ranks.world import Launcher, World, find_launcher, host_key
 from holdfast._record.attempts import claim, read_json
 from holdfast._record.layout import RunLayout
+from holdfast._record.plain_file import open_plain
 from holdfast._save.capture import capture, tensor_leaves
 
 _PATIENCE_SECONDS = 120.0
@@ -129,7 +130,7 @@ def make_key(layout: RunLayout) -> None:
     if not layout.key.exists():
         with contextlib.suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = os.open(layout.key, flags, 0o600)
+            descriptor = open_plain(layout.key, flags, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(os.urandom(32).hex())
     status = layout.key.stat()

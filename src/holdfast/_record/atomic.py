@@ -7,6 +7,7 @@ power cut was measured to lose the file or to leave it empty.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,11 +137,12 @@ def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool
 
 def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
     """Move a file or folder into `folder` under a free name, and return where it went."""
+    _refuse_link(folder)
     folder.mkdir(exist_ok=True)
     name = prefix + path.name.lstrip(".")
     target = folder / name
     count = 1
-    while target.exists():
+    while os.path.lexists(target):
         count += 1
         target = folder / f"{name}.{count}"
     path.rename(target)
@@ -149,8 +151,14 @@ def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
     return target
 
 
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():  # what is behind it is not ours
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
 def discard_folder(path: Path) -> None:
     """Remove a folder so that no half of it is ever taken for the whole."""
+    _refuse_link(path)
     pass_point("before-removal")
     doomed = path.with_name(f".removing-{path.name}")
     path.rename(doomed)

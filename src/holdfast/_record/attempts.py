@@ -9,6 +9,7 @@ heartbeat moves while we look: clocks of two machines are never compared.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -29,23 +30,37 @@ from holdfast._record.atomic import (
     sync_folder,
     write_atomic,
 )
+from holdfast._record.copied import own_id, settle_identity
 from holdfast._record.identity import ProcessIdentity, of_process
-from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._record.layout import RunLayout
 from holdfast._record.line import Origin
+from holdfast._record.plain_file import read_plain
+from holdfast._record.schema import parse_record
 from holdfast._slurm.job import find_job
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0
 _STUCK_SECONDS = 120.0
+_CANNOT_WRITE = "this run folder cannot be written"
+_NOT_OF_THE_FOLDER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_HINTS = {
+    errno.EMFILE: "Close some files, or allow more: ulimit -n 4096",
+    errno.ENFILE: "The whole machine has too many files open: end what opens them.",
+    errno.ENOMEM: "Free some memory, or ask for more: what is there is in use.",
+    errno.EAGAIN: "End some processes, or allow more: ulimit -u",
+    errno.ENAMETOOLONG: "Choose a folder with a shorter name.",
+    errno.ENOSPC: "Free some room on its disk, or choose a folder on another one.",
+    errno.EDQUOT: "Free some room of your quota, or choose a folder on another disk.",
+}
+_held: dict[tuple[Path, int], tuple[int, int]] = {}  # attempts of this process that have not ended
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a small JSON file; empty if there is none or it does not parse."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_record(read_plain(path))
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> None:
@@ -54,20 +69,24 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> No
 
 
 def cannot_write(folder: Path, error: OSError) -> FolderError:
-    """In a sentence, whatever it was that the file system refused."""
-    return FolderError(
-        f"{folder}: this run folder cannot be written ({error.strerror or error}).\n"
-        "Choose a folder that you may write to, on a disk with room."
+    """In a sentence, whatever it was that the system refused."""
+    hint = _HINTS.get(
+        error.errno or 0, "Choose a folder that you may write to, on a disk with room."
     )
+    what = "this run cannot be opened" if error.errno in _NOT_OF_THE_FOLDER else _CANNOT_WRITE
+    return FolderError(f"{folder}: {what} ({error.strerror or error}).\n{hint}")
 
 
 def open_folder(folder: Path) -> tuple[RunLayout, str]:
     """Make the run folder if it is not there, and return its paths and the run's id."""
     layout = RunLayout(folder.absolute())
+    _refuse_links(layout)
     try:
         for path in (layout.attempts, layout.checkpoints, layout.requests):
             path.mkdir(parents=True, exist_ok=True)
-        if not read_json(layout.identity).get("run_id"):
+        if (record := read_json(layout.identity)).get("run_id"):
+            settle_identity(layout, record)
+        else:
             _give_identity(layout)
         probe = layout.attempts / _private_name(".probe-")
         probe.touch()
@@ -78,7 +97,11 @@ def open_folder(folder: Path) -> tuple[RunLayout, str]:
 
 
 def _give_identity(layout: RunLayout) -> None:
-    identity = {"run_id": os.urandom(16).hex(), "created": time.time()}
+    identity = {
+        "run_id": os.urandom(16).hex(),
+        "created": time.time(),
+        "folder": str(layout.folder),
+    }
     # Ranks that start at once must not each go on with an id of their own.
     if not create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode()) and (
         not read_json(layout.identity).get("run_id")
@@ -89,12 +112,21 @@ def _give_identity(layout: RunLayout) -> None:
 def find_run(folder: Path) -> tuple[RunLayout, str]:
     """The paths and the id of a run that is there already."""
     layout = RunLayout(folder.absolute())
-    run_id = read_json(layout.identity).get("run_id")
-    if not run_id:
+    record = read_json(layout.identity)
+    if not record.get("run_id"):
         raise NotARun(
             f"{folder}: there is no run here.\nA run folder is what holdfast.Run was given."
         )
-    return layout, str(run_id)
+    _refuse_links(layout)
+    return layout, own_id(layout, record)
+
+
+def _refuse_links(layout: RunLayout) -> None:
+    if (link := layout.linked_folder()) is not None:
+        raise FolderError(
+            f"{link}: is a symbolic link, and holdfast touches nothing outside a run folder.\n"
+            "Move the folder here in place of the link, or link the whole run folder."
+        )
 
 
 def lives_elsewhere(layout: RunLayout) -> int:
@@ -105,12 +137,12 @@ def lives_elsewhere(layout: RunLayout) -> int:
 
 def lease_holder(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
     """The process that took this attempt, or None if the lease is unreadable."""
-    return _identity(read_json(layout.lease(attempt)).get("process"))
+    return identity_in(read_json(layout.lease(attempt)).get("process"))
 
 
 def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
     """The keeper that beats for this attempt."""
-    return _identity(read_json(layout.heartbeat(attempt)).get("keeper"))
+    return identity_in(read_json(layout.heartbeat(attempt)).get("keeper"))
 
 
 def note_keeper(layout: RunLayout, attempt: int, pid: int) -> None:
@@ -121,15 +153,20 @@ def note_keeper(layout: RunLayout, attempt: int, pid: int) -> None:
         write_json(layout.heartbeat(attempt), record, durable=False)
 
 
-def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
-    """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
+def is_live_here(layout: RunLayout, attempt: int) -> bool | None:
+    """Whether the process of this attempt still trains; None if it is of another machine."""
     if layout.exit(attempt).exists():
         return False
     holder = lease_holder(layout, attempt)
     if holder is None:
         return False
-    if holder.is_here():
-        return holder.is_alive()
+    return holder.is_alive() if holder.is_here() else None
+
+
+def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
+    """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
+    if (known := is_live_here(layout, attempt)) is not None:
+        return known
     first = read_json(layout.heartbeat(attempt)).get("beat")
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline:
@@ -155,9 +192,20 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
             taken.append(lives_elsewhere(layout))
             number = max([newest, *taken]) + 1
             if _publish_lease(layout, number):
+                _held[layout.folder, number] = _inode(layout.attempt(number))
                 return number
         except OSError as error:
             raise cannot_write(folder, error) from error
+
+
+def release(layout: RunLayout, attempt: int) -> None:
+    """This process has ended an attempt, whether or not that can be noted on the disk."""
+    _held.pop((layout.folder, attempt), None)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _private_name(prefix: str) -> str:
@@ -187,6 +235,16 @@ def _refuse_if_live(
     holder = lease_holder(layout, attempt)
     if holder is None or layout.exit(attempt).exists():
         return
+    if holder == of_process():
+        # By the inode: the folder may have another name by now.
+        if _inode(layout.attempt(attempt)) not in _held.values():
+            return
+        raise RunIsLive(
+            f"{folder}: this process trains here already, and has not left that run.\n"
+            f"Stop it first (holdfast stop {folder}), or use another folder.",
+            pid=holder.pid,
+            host=holder.host,
+        )
     if not holder.is_here():
         say(
             f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not say "
@@ -318,11 +376,11 @@ def _mend_origins(folders: list[tuple[int, int, Path]], origins: dict[int, Origi
     for _, attempt, folder in folders:
         if attempt not in origins:
             with contextlib.suppress(OSError, CheckpointError):
-                found = manifest.parse((folder / MANIFEST).read_bytes(), str(folder))
-                origins[attempt] = found.origin
+                origins[attempt] = manifest.read(folder).origin
 
 
-def _identity(value: object) -> ProcessIdentity | None:
+def identity_in(value: object) -> ProcessIdentity | None:
+    """The process that a record names."""
     try:
         return ProcessIdentity(**value) if isinstance(value, dict) else None
     except TypeError:

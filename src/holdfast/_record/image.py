@@ -192,6 +192,8 @@ def parse_header(header: bytes) -> ImagePlan:
         for name, kind, dtype, shape, strides, item_bytes, device in json.loads(metadata["specs"]):
             entry = table[name]
             first, last = entry["data_offsets"]
+            if type(first) is not int or type(last) is not int:
+                raise ValueError(f"{name} has no place")
             spec = object.__new__(TensorSpec)
             # Past the setters of a frozen class, which take longer than all the rest of this.
             vars(spec).update(
@@ -208,6 +210,8 @@ def parse_header(header: bytes) -> ImagePlan:
             specs.append(spec)
             offsets.append(len(header) + first)
         first, last = table[SCALARS]["data_offsets"]
+        if type(first) is not int or type(last) is not int:
+            raise ValueError("the scalars have no place")
         scalars = Extent(SCALARS, len(header) + first, last - first)
         plan = ImagePlan(tuple(specs), tuple(offsets), header, scalars, len(header) + last)
         _check_plan(plan)
@@ -282,6 +286,8 @@ def _check_plan(plan: ImagePlan) -> None:
         numbers = sides if spec.strides is None else (*sides, *spec.strides)
         if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
             raise ValueError("a tensor is described by something else than numbers and names")
+        if spec.strides is not None and len(spec.strides) != len(spec.shape):
+            raise ValueError(f"{spec.name} has strides of another tensor")
         if min(sides) < 0 or math.prod(sides) != spec.size_bytes:
             raise ValueError(f"{spec.name} has another size than its shape")
 

@@ -32,8 +32,10 @@ runs/demo/
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 _CHECKPOINT = re.compile(r"step-(\d{12})-a(\d{4,})(-turn)?")
@@ -43,6 +45,30 @@ _WRITER = re.compile(
     r"\.(?:claim|probe)-(\d+)-[0-9a-f]+|\.partial-.+[.-](\d+)|\..+\.(\d+)(?:-[0-9a-f]+)?\.(?:part|new)"
 )
 MANIFEST = "manifest.json"
+_SET_ASIDE = re.compile(rf"(?:void-|partial-)*{_CHECKPOINT.pattern}(?:[.-]\d+)*")
+_CONTENT = re.compile(
+    rf"{re.escape(MANIFEST)}|lease\.json|rank-\d{{5}}(?:\..+)?\.safetensors|{_TEMPORARY.pattern}"
+)
+
+
+def foreign_in(path: Path) -> str:
+    """Why an unfinished or damaged checkpoint is not wholly ours to remove; empty if it is."""
+    if path.is_symlink():
+        return "a symbolic link, which holdfast did not make"
+    if path.parent.name == "set-aside" and not _SET_ASIDE.fullmatch(path.name):
+        return "holdfast did not make it"
+    with contextlib.suppress(OSError):
+        for entry in sorted(path.iterdir()) if path.is_dir() else ():
+            if not _CONTENT.fullmatch(entry.name) or entry.is_symlink() or entry.is_dir():
+                return f"holds {entry.name}, which holdfast did not make"
+    return ""
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  quicker than Paths, of thousands of runs
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def writer_of(path: Path) -> int | None:
@@ -77,6 +103,14 @@ class RunLayout:
 
     folder: Path
 
+    def linked_folder(self) -> Path | None:
+        """A folder of the run that is a symbolic link: to write there would be outside of it."""
+        folder = str(self.folder)
+        for name in ("attempts", "checkpoints", "requests", "loggers", "set-aside"):
+            if os.path.islink(f"{folder}/{name}"):  # noqa: PTH114  of thousands of runs
+                return self.folder / name
+        return None
+
     @property
     def identity(self) -> Path:
         return self.folder / "run.json"
@@ -97,11 +131,13 @@ class RunLayout:
     def mirror_lock(self) -> Path:
         return self.folder / "mirror.lock"
 
-    @property
+    # Asked for again and again, and there may be thousands of runs.
+
+    @cached_property
     def attempts(self) -> Path:
         return self.folder / "attempts"
 
-    @property
+    @cached_property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
@@ -225,20 +261,15 @@ class RunLayout:
 
     def attempt_numbers(self) -> list[int]:
         """The attempts so far, oldest first."""
-        if not self.attempts.is_dir():
-            return []
-        names = (entry.name for entry in self.attempts.iterdir())
-        return sorted(int(name) for name in names if _ATTEMPT.fullmatch(name))
+        return sorted(int(name) for name in _names_in(self.attempts) if _ATTEMPT.fullmatch(name))
 
     def checkpoint_folders(self) -> list[tuple[int, int, Path]]:
         """(step, attempt, folder) of every committed checkpoint, oldest first."""
-        if not self.checkpoints.is_dir():
-            return []
         found = []
-        for entry in self.checkpoints.iterdir():
-            match = _CHECKPOINT.fullmatch(entry.name)
+        for name in _names_in(self.checkpoints):
+            match = _CHECKPOINT.fullmatch(name)
             if match is not None:
-                found.append((int(match[1]), int(match[2]), entry))
+                found.append((int(match[1]), int(match[2]), self.checkpoints / name))
         # Of one step, the turn of its epoch comes later, and so does its name.
         return sorted(found, key=lambda item: (item[1], item[0], item[2].name))
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from holdfast import _env
 from holdfast._record.atomic import write_atomic
+from holdfast._record.plain_file import read_plain
+from holdfast._record.schema import parse_record
 
 _KEPT = 50
 _KEPT_OF_OTHERS_SECONDS = 60 * 86400.0
@@ -94,8 +96,8 @@ def read_runs(life: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
         for path in sorted(life.glob("run*.json")):
             with contextlib.suppress(OSError, ValueError):
-                value = json.loads(path.read_bytes())
-                if isinstance(value, dict) and isinstance(value.get("folder"), str):
+                value = parse_record(read_plain(path))
+                if isinstance(value.get("folder"), str):
                     found.append(value)
     return sorted(found, key=lambda run: run["rank"] if isinstance(run.get("rank"), int) else 0)
 

@@ -13,16 +13,22 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import xxhash
 
 from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
+from holdfast._record.layout import MANIFEST
+from holdfast._record.plain_file import NotPlain, read_plain
+from holdfast._record.schema import check_file, check_manifest
 
 FORMAT = 2
+_MOST_BYTES = 1 << 30  # ten million parts
 _CHECKSUM_CHARACTERS = 32
 _OUTER = re.compile(rb'\{"xxh3_128": "([0-9a-f]{32})",\n"manifest": ')
 _END = b"}\n"
+_STUMBLES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _FILES = b', "files": ['
 
 
@@ -93,21 +99,8 @@ class DataFile:
         wrapper = found.get("wrapper")
         top = None if wrapper is None else Part(*wrapper)
         file = cls(found["name"], found["size_bytes"], parts, linked, top)
-        file._check()
+        check_file(file)
         return file
-
-    def _check(self) -> None:
-        """ValueError where readers would stumble: what is none is damage, and not a traceback."""
-        parts = self.parts if self.wrapper is None else (*self.parts, self.wrapper)
-        names, offsets, sizes, checksums, places = zip(*parts, strict=True) if parts else [()] * 5
-        files = [(self.name, self.size_bytes), *self.linked]
-        numbers = [*offsets, *sizes, *(size for _, size in files)]
-        texts = [*names, *checksums, *places, *(name for name, _ in files)]
-        if set(map(type, numbers)) != {int} or min(numbers) < 0 or set(map(type, texts)) != {str}:
-            raise ValueError("it has something else than numbers and names")
-        known = {name for name, _ in files}
-        if "" in known or len(known) < len(files) or not {"", *known} - {self.name} >= {*places}:
-            raise ValueError("its files are not told apart")
 
 
 @dataclass(frozen=True)
@@ -150,6 +143,32 @@ def seal(body: bytes) -> bytes:
     return b'{"xxh3_128": "' + checksum + b'",\n"manifest": ' + body + _END
 
 
+def read(folder: Path, *, head: bool = False) -> Manifest:
+    """The manifest of a checkpoint, or all but its files; OSError if there is none to read."""
+    data = read_raw(folder)
+    return parse_head(data, str(folder)) if head else parse(data, str(folder))
+
+
+def read_size(folder: Path) -> tuple[float, int]:
+    """When a checkpoint was saved, and the size of its state: without looking at each part."""
+    found = _parse(read_raw(folder), str(folder), _load_sizes)
+    return found.saved_at, found.files[0].size_bytes
+
+
+def _load_sizes(inner: bytes) -> Any:
+    body = json.loads(inner)
+    size = sum(sum(file["sizes"]) for file in body["files"])
+    empty = DataFile("", 0, ()).to_json()
+    return {**body, "files": [{**empty, "name": "all", "size_bytes": size}]}
+
+
+def read_raw(folder: Path) -> bytes:
+    """The manifest of a checkpoint as it stands there."""
+    if folder.is_symlink():
+        raise NotPlain(folder, "a symbolic link and not a checkpoint")
+    return read_plain(folder / MANIFEST, _MOST_BYTES)
+
+
 def parse(data: bytes, where: str) -> Manifest:
     """The manifest in `data`; `where` is what the error names if it is damaged."""
     return _parse(data, where, json.loads)
@@ -183,7 +202,16 @@ def _parse(data: bytes, where: str, load: Callable[[bytes], Any]) -> Manifest:
             )
         files = tuple(DataFile.from_json(file) for file in body.pop("files"))
         origin = body.pop("origin", None)
-        origin = None if origin is None else (int(origin[0]), int(origin[1]))
-        return Manifest(files=files, origin=origin, **body)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        origin = None if origin is None else (origin[0], origin[1])
+        found = Manifest(files=files, origin=origin, **body)
+        check_manifest(found)
+        return found
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise DamagedCheckpoint(f"{where}: the manifest is damaged ({error}).") from error

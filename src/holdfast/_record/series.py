@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from holdfast._record import journal
+from holdfast._record.plain_file import open_file, open_plain
 
 _RATIO = math.log(1.1)
 _LEAST_SECONDS = 1e-6
@@ -131,7 +132,7 @@ def append(path: Path, row: Row) -> int:
     """Append a row; returns its length, 0 if the file system would not take it."""
     line = encode(row)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
             # After a full disk, or another life of the machine, the last line may be half a one.
@@ -156,8 +157,8 @@ def read(path: Path) -> Iterator[Row]:
 def first_and_last(path: Path) -> tuple[Row, Row] | None:
     """The first and the last row, without reading what is in between."""
     try:
-        with path.open("rb") as file:
-            first = _parse(file.readline())
+        with open_file(path) as file:
+            first = _parse(file.readline(_TAIL_BYTES))
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             rows = filter(None, map(_parse, reversed(file.read().splitlines())))
@@ -168,11 +169,8 @@ def first_and_last(path: Path) -> tuple[Row, Row] | None:
 
 
 def _parse(line: bytes) -> Row | None:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if is_row(found) else None
+    found = journal.parse(line)
+    return found if is_row(found) else None  # type: ignore[return-value]  # as above
 
 
 def is_row(found: Any) -> bool:

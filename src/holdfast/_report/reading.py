@@ -7,14 +7,13 @@ was, starts over.
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from holdfast._record.plain_file import MOST_LINES_BYTES, open_file
 
 Record = dict[str, Any]
 
@@ -22,16 +21,6 @@ _PIECE_BYTES = 4 << 20
 _LONGEST_LINE_BYTES = 64 << 20  # beyond it a file is no journal
 _HEAD_BYTES = 64
 _MOST = 1 << 53  # that a page can count to, and nobody else has reached
-
-
-def open_plain(path: Path, *, follow: bool = True) -> io.FileIO:
-    """Open a file for reading; OSError if it is none: a FIFO would hold whoever opens it."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a file", str(path))
-    return io.FileIO(descriptor)
 
 
 class Lines:
@@ -54,7 +43,7 @@ class Lines:
         """What has come since, in pieces of whole lines."""
         self.has_started_over = False
         try:
-            with open_plain(self.path) as file:
+            with open_file(self.path, most_bytes=MOST_LINES_BYTES) as file:
                 self._find_place(file.fileno())
                 yield from self._pieces(file.fileno())
         except OSError:

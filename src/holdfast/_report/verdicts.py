@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._record.attempts import read_json
 from holdfast._record.layout import RunLayout
+from holdfast._record.plain_file import open_file
 from holdfast._report.lives import Life
-from holdfast._report.reading import open_plain, real, text, whole
+from holdfast._report.reading import real, text, whole
 from holdfast._report.view import Death, Hang
 
 if TYPE_CHECKING:
@@ -133,8 +134,7 @@ def _traceback(path: Path) -> str:
 
 def _end_of(path: Path) -> str:
     try:
-        # A report is sent to others: no link may put a file in it that is none of the run's.
-        with open_plain(path, follow=False) as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _STACKS_BYTES))
             found = file.read(_STACKS_BYTES).decode("utf-8", errors="replace")

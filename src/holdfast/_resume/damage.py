@@ -17,8 +17,10 @@ import xxhash
 from holdfast._errors import CheckpointError
 from holdfast._record.image import decode_scalars, parse_header
 from holdfast._record.manifest import DataFile, Part
+from holdfast._record.plain_file import open_file
+from holdfast._record.schema import check_head
 from holdfast._resume.read import all_files, name_part, place_of
-from holdfast._resume.verify import check_head, read_manifest
+from holdfast._resume.verify import read_manifest
 
 _CHUNK_BYTES = 16 << 20
 
@@ -28,7 +30,7 @@ def find_damage(folder: Path) -> list[str]:
     try:
         found = read_manifest(folder)
     except CheckpointError as error:
-        return [str(error).removeprefix(f"{folder}: ").rstrip(".")]
+        return [_within(folder, error)]
     lines: list[str] = []
     for file in found.files:
         try:
@@ -37,7 +39,7 @@ def find_damage(folder: Path) -> list[str]:
             missing = Path(error.filename or file.name).name
             damage = [f"{missing}: {error.strerror}"]
         except CheckpointError as error:
-            damage = [str(error).removeprefix(f"{folder}: ").rstrip(".")]
+            damage = [_within(folder, error)]
         # Of several ranks each has its file, and a tensor's name may be in all of them.
         is_named = len(found.files) == 1
         lines += (
@@ -47,12 +49,17 @@ def find_damage(folder: Path) -> list[str]:
     return lines
 
 
+def _within(folder: Path, error: CheckpointError) -> str:
+    """What an error says, by names within the checkpoint."""
+    return str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/").rstrip(".")
+
+
 def check_file(folder: Path, file: DataFile) -> list[str]:
     """What is wrong with a rank's state, in its own file and in those that are linked."""
     with contextlib.ExitStack() as stack:
         opened: dict[str, IO[bytes]] = {}
         for name, size_bytes in all_files(file):
-            data = stack.enter_context(place_of(folder, name).open("rb", buffering=0))
+            data = stack.enter_context(open_file(place_of(folder, name)))
             size = os.fstat(data.fileno()).st_size
             if size != size_bytes:
                 return [f"{name} has {size} bytes, the manifest says {size_bytes}"]
@@ -85,11 +92,12 @@ def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list
     try:
         if len(parts) < 2:
             raise ValueError("it has neither header nor scalars")
-        found = parse_header(_read(opened, parts[0])).extents()
+        plan = parse_header(_read(opened, parts[0]))
+        found = plan.extents()
         if [(e.name, e.size_bytes) for e in found] != [(p.name, p.size_bytes) for p in parts]:
             raise ValueError("its header tells of other parts than the manifest")
-        check_head(decode_scalars(_read(opened, parts[-1])))
-    except (ValueError, KeyError, TypeError) as error:
+        check_head(decode_scalars(_read(opened, parts[-1])), plan.specs)
+    except ValueError as error:
         return [f"is not a state of holdfast ({error})"]
     return []
 

@@ -94,6 +94,15 @@ def attempts_in_memory(run_id: str) -> set[int]:
     return {attempt_of(path) for path in find_leftovers(run_id)}
 
 
+def runs_in_memory() -> set[str]:
+    """The runs of this user that have an arena in shared memory."""
+    if sys.platform != "linux":
+        return set()
+    from holdfast._save.backing import find_all
+
+    return {run_id for run_id, _ in find_all()}
+
+
 def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
     """Move checkpoints that were begun and never committed out of the way."""
     for partial in layout.partial_folders():

@@ -17,6 +17,7 @@ from holdfast._errors import DamagedCheckpoint
 from holdfast._record.checksum import digest
 from holdfast._record.image import ImagePlan, decode_scalars, parse_header
 from holdfast._record.manifest import DataFile
+from holdfast._record.schema import check_head
 from holdfast._resume.read import all_files, name_part, open_file, place_of, read_range
 from holdfast._resume.verify import Loaded, StoredShard, read_manifest, read_state
 from holdfast._save.capture import tensor_leaves
@@ -57,7 +58,9 @@ class FileSource:
     @functools.cached_property
     def head(self) -> dict[str, Any]:
         try:
-            return decode_scalars(self._read(self.plan.scalars.name))
+            found = decode_scalars(self._read(self.plan.scalars.name))
+            check_head(found, self.plan.specs)
+            return found
         except (KeyError, ValueError) as error:
             raise DamagedCheckpoint(f"{self._path}: is no state of holdfast ({error}).") from error
 
@@ -145,10 +148,10 @@ class _Finder:
     def place_of(self, name: str, where: Any) -> tuple[int, int]:
         """The rank, and the number of the tensor there."""
         for rank, source in enumerate(self._sources):
-            if name in source.digests:
-                if rank not in self._numbers:
-                    names = [spec.name for spec in source.plan.specs]
-                    self._numbers[rank] = {each: number for number, each in enumerate(names)}
+            if rank not in self._numbers and name in source.digests:
+                names = [spec.name for spec in source.plan.specs]
+                self._numbers[rank] = {each: number for number, each in enumerate(names)}
+            if name in self._numbers.get(rank, ()):
                 return rank, self._numbers[rank][name]
         raise DamagedCheckpoint(
             f"{where}: {name} was to be stored by another rank, and is not there."

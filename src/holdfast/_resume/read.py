@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
+import io
 import itertools
 import mmap
 import os
@@ -24,6 +25,7 @@ from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._record.checksum import digest
 from holdfast._record.image import PAGE
 from holdfast._record.manifest import DataFile, Part
+from holdfast._record.plain_file import NotPlain, open_plain
 from holdfast._resume.pages import ask_for_large_pages, resident_pages
 
 _PIECE_BYTES = 8 << 20
@@ -31,7 +33,6 @@ _CHUNK_BYTES = 16 << 20
 _LEAST_THREADS = 4  # a disk answers several requests at once, whatever the cores are
 _MOST_THREADS = 8
 _WORTH_PASSING_THE_CACHE = 4 << 20
-_BINARY = getattr(os, "O_BINARY", 0)
 
 
 def read_parts(folder: Path, file: DataFile) -> tuple[list[memoryview], list[memoryview]]:
@@ -68,10 +69,10 @@ def place_of(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def open_file(path: Path, size_bytes: int, flags: int = 0) -> int:
+def open_file(path: Path, size_bytes: int, flags: int = os.O_RDONLY) -> int:
     """Open a file that must have a size; DamagedCheckpoint if it is missing or has another."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _BINARY | flags)
+        descriptor = open_plain(path, flags)
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path}: is missing.") from error
     except OSError as error:
@@ -85,7 +86,7 @@ def open_file(path: Path, size_bytes: int, flags: int = 0) -> int:
 
 def cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableCheckpoint:
     """A bad block is damage; a mount, a permission or a limit may be right again tomorrow."""
-    if error.errno == errno.EIO:
+    if error.errno == errno.EIO or isinstance(error, NotPlain):
         return DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).")
     return UnreadableCheckpoint(
         f"{path}: cannot be read ({error.strerror}).\nNothing was changed; make it readable first."
@@ -106,7 +107,7 @@ def read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> No
             if hasattr(os, "preadv"):
                 count = os.preadv(descriptor, [piece], offset + done)
             else:  # Windows
-                with path.open("rb", buffering=0) as file:
+                with io.FileIO(open_plain(path)) as file:
                     file.seek(offset + done)
                     count = file.readinto(piece) or 0
         except OSError as error:
@@ -166,7 +167,7 @@ class _Source:
             return
         pages = resident_pages(self._buffered, self.size_bytes)
         with contextlib.suppress(OSError):  # refused by this file system
-            self._direct = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+            self._direct = open_plain(self.path, os.O_RDONLY | os.O_DIRECT)
         for piece in pieces:
             held = pages[piece.start // PAGE : -(-piece.end // PAGE)]
             piece.is_direct = self._direct >= 0 and sum(held) * 2 < len(held)

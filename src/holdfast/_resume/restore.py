@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast._errors import HoldfastError, StateMismatch
+from holdfast._errors import DamagedCheckpoint, HoldfastError, StateMismatch
 from holdfast._resume.ahead import fill_ahead, kept_by_objects
 from holdfast._resume.assemble import Assembler
 from holdfast._resume.compare import compare
@@ -52,9 +52,13 @@ def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> No
 
 def decode_extra(loaded: Loaded) -> dict[str, Any]:
     """What travels with the state: the global random generators, and where the data stood."""
-    found = _Loader(loaded).value(loaded.head["tree"]["extra"], "holdfast", borrowed=False)
-    assert isinstance(found, dict)
-    return found
+    encoded = loaded.head["tree"].get("extra", {})
+    found = _Loader(loaded).value(encoded, "holdfast", borrowed=False)
+    position = found.get("position") if isinstance(found, dict) else ()
+    is_known = isinstance(found, dict) and isinstance(found.get("generators"), dict)
+    if not is_known or not isinstance(position, dict | None):
+        raise DamagedCheckpoint("the checkpoint has no random generators, or no place in its data.")
+    return found  # type: ignore[no-any-return]
 
 
 def decode_state(loaded: Loaded) -> dict[str, Any]:
@@ -288,6 +292,22 @@ def _partners(live: Any) -> Any:
 
 
 def _decode_plain(tag: str, inner: Any) -> Any:
+    try:
+        return _decoded(tag, inner)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise StateMismatch(
+            f"the checkpoint holds a value of kind {tag} that this holdfast cannot make: {error!r}"
+        ) from error
+
+
+def _decoded(tag: str, inner: Any) -> Any:
     if tag == "$float":
         return float(inner)
     if tag == "$int":

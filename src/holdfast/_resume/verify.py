@@ -19,6 +19,7 @@ from holdfast._record.image import (
 )
 from holdfast._record.layout import MANIFEST
 from holdfast._record.manifest import DataFile, Manifest
+from holdfast._record.schema import check_head
 from holdfast._resume.devices import SentAhead
 from holdfast._resume.read import cannot_read, name_part, read_parts
 
@@ -62,12 +63,11 @@ class Loaded:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; DamagedCheckpoint if it is missing or wrong."""
     try:
-        data = (folder / MANIFEST).read_bytes()
+        return manifest.read(folder)
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{folder}: the manifest is missing.") from error
     except OSError as error:
         raise cannot_read(folder / MANIFEST, error) from error
-    return manifest.parse(data, str(folder))
 
 
 def verify_image(
@@ -116,12 +116,6 @@ def slot_source(arena: Any, record: Any, where: str) -> Loaded:
     return loaded_from(arena.image(record.slot), digests, where)
 
 
-def check_head(head: dict[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError if the scalars are not those of a state."""
-    if not isinstance(head["tree"]["state"], dict) or type(head["step"]) is not int:
-        raise ValueError("its tree is none")
-
-
 def loaded_from(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
     """The state in an image that lies in one piece."""
     plan = _parsed(image[: header_bytes(image[:8])], where)
@@ -140,8 +134,8 @@ def loaded_of(
     tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
     try:
         head = decode_scalars(views[-1])
-        check_head(head)
-    except (ValueError, KeyError, TypeError) as error:
+        check_head(head, plan.specs)
+    except ValueError as error:
         raise _no_state(where, error) from error
     by_number = tuple(tensors[number] for number in range(len(plan.specs)))
     return Loaded(plan, by_number, tuple(memory), head, digests)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import re
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,7 @@ class Backing:
 
     descriptor: int
     path: Path | None  # None: a memfd
+    why_not_shm: str = ""
 
     def remove(self) -> None:
         if self.path is not None:
@@ -47,7 +50,10 @@ class Backing:
 def reserve(
     run_id: str, attempt: int, generation: int, size_bytes: int, rank: int = 0
 ) -> Backing | None:
-    """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none."""
+    """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none.
+
+    OSError if the system refuses it for another reason.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not _leaves_enough(size_bytes):
         # What the last attempt held may be on its way back to the system.
@@ -56,50 +62,56 @@ def reserve(
         time.sleep(0.1)
     name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
     name += f"-r{rank}" if rank else ""
-    return _reserve_shm(SHM / name, size_bytes) or _reserve_memfd(name, size_bytes)
+    why = f"{SHM} has no room for the snapshots"
+    try:
+        if (found := _reserve_shm(SHM / name, size_bytes)) is not None:
+            return found
+    except OSError as error:
+        why = f"{SHM / name} cannot be made ({error.strerror})"
+    return _reserve_memfd(name, size_bytes, why)
 
 
 def _reserve_shm(path: Path, size_bytes: int) -> Backing | None:
+    """None if it does not fit; OSError for any other reason."""
+    room = os.statvfs(path.parent)
+    if room.f_bavail * room.f_frsize < size_bytes:
+        return None
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    backing = Backing(os.open(path, flags, 0o600), path)
+    return backing if _allocate(backing, size_bytes) else None
+
+
+def _reserve_memfd(name: str, size_bytes: int, why_not_shm: str) -> Backing | None:
+    backing = Backing(os.memfd_create(name, os.MFD_CLOEXEC), None, why_not_shm)
+    os.fchmod(backing.descriptor, 0o600)
+    return backing if _allocate(backing, size_bytes) else None
+
+
+def _allocate(backing: Backing, size_bytes: int) -> bool:
+    """Take the memory now; False if there is not enough of it."""
     try:
-        room = os.statvfs(path.parent)
-        if room.f_bavail * room.f_frsize < size_bytes:
-            return None
-        descriptor = os.open(path, flags, 0o600)
-    except OSError:
-        return None
-    backing = Backing(descriptor, path)
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError:
+        os.posix_fallocate(backing.descriptor, 0, size_bytes)
+    except OSError as error:
         backing.remove()
-        os.close(descriptor)
-        return None
-    return backing
-
-
-def _reserve_memfd(name: str, size_bytes: int) -> Backing | None:
-    try:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return Backing(descriptor, None)
+        os.close(backing.descriptor)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            return False
+        raise
+    return True
 
 
 def find_leftovers(run_id: str) -> list[Path]:
     """Arena files that earlier attempts of this run left in memory."""
-    prefix = f"holdfast-{os.geteuid()}-{run_id}-"
-    try:
-        found = [path for path in SHM.iterdir() if path.name.startswith(prefix)]
-    except OSError:
-        return []
-    return sorted(path for path in found if _NAME.fullmatch(path.name))
+    return sorted(path for found, path in find_all() if found == run_id)
+
+
+def find_all() -> Iterator[tuple[str, Path]]:
+    """The arena files of this user, each with the id of its run."""
+    prefix = f"holdfast-{os.geteuid()}-"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(SHM):  # noqa: PTH208  thousands of files, and few are ours
+            if name.startswith(prefix) and (match := _NAME.fullmatch(name)):
+                yield match[2], SHM / name
 
 
 def attempt_of(path: Path) -> int:

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from holdfast import _plain
-from holdfast._errors import UnstorableState
+from holdfast._errors import StateMismatch, UnstorableState
 from holdfast._record.image import SCALARS, TensorSpec
 from holdfast._save.captured import Captured as Captured
 from holdfast._save.collector import without_collector
@@ -50,6 +50,7 @@ _FRAMEWORKS = {
     "jax": "holdfast.jax",
     "numpy": "holdfast._numpy",
 }
+_STUMBLES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
 _DEPTH = 200
 # What stands beside the tensors in the header and the manifest.
 _TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
@@ -97,7 +98,9 @@ def adapter_of(kind: str) -> ModuleType:
         return _plain
     if kind in _FRAMEWORKS:
         return importlib.import_module(_FRAMEWORKS[kind])
-    raise ValueError(f"the checkpoint holds a tensor of kind {kind!r}, which this holdfast lacks")
+    raise StateMismatch(
+        f"the checkpoint holds a tensor of kind {kind!r}, which this holdfast lacks."
+    )
 
 
 def is_stateful(value: object) -> bool:
@@ -208,12 +211,15 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
     """Put the global random generators back; returns what could not be."""
     import random
 
-    version, packed, gauss = states["python"]
-    words = struct.unpack(f"<{len(packed) // 4}I", packed)
-    random.setstate((version, words, gauss))
     lost: list[str] = []
-    for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
-        lost += adapter_of(kind).restore_generators(states)
+    try:
+        version, packed, gauss = states["python"]
+        words = struct.unpack(f"<{len(packed) // 4}I", packed)
+        random.setstate((version, words, gauss))
+        for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
+            lost += adapter_of(kind).restore_generators(states)
+    except _STUMBLES as error:
+        raise StateMismatch(f"the stored generators cannot be put back: {error!r}") from error
     return lost
 
 

@@ -264,7 +264,11 @@ class Snapshots:
         plan = plan_image(specs, scalars_bytes)
         for slots in (3, 2):
             size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
-            backing = reserve(self._run_id, self._attempt, number, size, self._rank)
+            try:
+                backing = reserve(self._run_id, self._attempt, number, size, self._rank)
+            except OSError as error:
+                self._give_up(f"the system refuses the memory for them ({error.strerror})")
+                return
             if backing is not None:
                 break
         else:
@@ -278,8 +282,8 @@ class Snapshots:
             return
         if backing.path is None and self._current is None:
             self._say(
-                "/dev/shm has no room for the snapshots, so they live in memory that goes with "
-                "trainer and keeper: if both are killed, what is left is the last checkpoint."
+                f"{backing.why_not_shm}, so the snapshots live in memory that goes with trainer "
+                "and keeper: if both are killed, what is left is the last checkpoint."
             )
         if slots == 2:
             self._say(

@@ -6,28 +6,29 @@ import contextlib
 import functools
 import math
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import CheckpointError, NotARun
+from holdfast._errors import CheckpointError, HoldfastError, NotARun
 from holdfast._leave import statuses
-from holdfast._record import journal
+from holdfast._record import journal, manifest
 from holdfast._record.attempts import (
     find_run,
+    identity_in,
     is_live,
-    keeper_of,
+    is_live_here,
     known_origins,
     lease_holder,
     read_json,
 )
 from holdfast._record.layout import RunLayout
 from holdfast._record.line import is_on_line, trace_line
-from holdfast._resume.find import attempts_in_memory
-from holdfast._resume.verify import read_manifest
+from holdfast._resume.find import attempts_in_memory, runs_in_memory
 from holdfast._status import told
 from holdfast._status.held import (
     Disturbed,
@@ -50,10 +51,11 @@ from holdfast._status.ranks import (
 )
 
 _DEPTH = 3
-_THREADS = 16
+_THREADS = 256  # which mostly sleep
 _NAMED = 8
 _ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
 HISTORY_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
+_TOLD = re.compile(rb'"event":\s*"(' + "|".join(HISTORY_KINDS).encode() + rb')"')
 _STOPPED = (*statuses.ASKED, statuses.NOT_DURABLE)
 
 
@@ -118,11 +120,25 @@ class History:
     asked_to_stop: bool = False
     deaths: list[RankDeath] = field(default_factory=list)
 
+    def take_lines(self, data: bytes) -> None:
+        """The next whole lines of the journal, most of which tell nothing here."""
+        past = 0
+        for match in _TOLD.finditer(data):
+            if match.start() < past:
+                continue
+            start = data.rfind(b"\n", 0, match.start()) + 1
+            past = data.find(b"\n", match.end()) + 1 or len(data)
+            line = data[start:past]
+            # A run that is asked to save all the time has as many requests as checkpoints.
+            if match[1] == b"request" and b'"stop"' not in line:
+                continue
+            if (event := journal.parse(line)) is not None:
+                self.take(event)
+
     def take(self, event: dict[str, Any]) -> None:
         """The next event of the journal."""
         kind = event.get("event")
         if kind == "start":
-            # Somebody may have put anything there.
             self.attempt = told.whole(event.get("attempt"))
             self.start_step = told.whole(event.get("step"))
             self.keep_last = told.whole(event.get("keep_last"))
@@ -142,8 +158,8 @@ class History:
 def read_history(layout: RunLayout) -> History:
     """Read the journal once."""
     found = History()
-    for event in journal.read(layout.journal):
-        found.take(event)
+    for piece in journal.read_pieces(layout.journal):
+        found.take_lines(piece)
     return found
 
 
@@ -194,10 +210,39 @@ def runs_below(
             yield from runs_below(path / name, depth - 1, deadline_seconds)
 
 
+class _OfAnotherMachine(Exception):
+    """Only its heartbeat tells whether it lives."""
+
+
 def summarize_all(folders: list[Path]) -> list[RunSummary]:
-    """All at once: a run of another machine is watched for some seconds."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(summarize, folders))
+    """One after the other, but for those of other machines: these are watched all at once."""
+    found: dict[Path, RunSummary] = {}
+    distant, with_arenas = [], runs_in_memory()
+    for folder in folders:
+        try:
+            found[folder] = summarize(folder, look=_look_here, with_arenas=with_arenas)
+        except _OfAnotherMachine:
+            distant.append(folder)
+        except HoldfastError:
+            if len(folders) == 1:
+                raise
+            found[folder] = _unreadable(folder)  # one of many must not hide the others
+    if distant:
+        with ThreadPoolExecutor(min(len(distant), _THREADS)) as pool:
+            found.update(zip(distant, pool.map(summarize, distant), strict=True))
+    return [found[folder] for folder in folders]
+
+
+def _unreadable(folder: Path) -> RunSummary:
+    found: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
+    found |= {"folder": str(folder), "run_id": "", "state": "unreadable", "is_live": False}
+    return RunSummary(**found | {"ranks": [], "deaths": []})
+
+
+def _look_here(layout: RunLayout, attempt: int) -> bool:
+    if (known := is_live_here(layout, attempt)) is None:
+        raise _OfAnotherMachine
+    return known
 
 
 def summarize(
@@ -205,10 +250,12 @@ def summarize(
     *,
     look: Callable[[RunLayout, int], bool] = is_live,
     history: History | None = None,
+    with_arenas: Collection[str] | None = None,
 ) -> RunSummary:
     """Everything that `holdfast status` tells about a run.
 
-    Whoever follows a run has his own `look` at whether it lives, and has read its `history`.
+    A follower has its own `look` at whether it lives, and has read its `history`. Of many runs,
+    those `with_arenas` are found once.
     """
     layout, run_id = find_run(folder)
     numbers = layout.attempt_numbers()
@@ -219,14 +266,15 @@ def summarize(
     ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
     if attempt and not live and (ended is None or ended.attempt < attempt):
         ended = Exit(attempt, None, "died", told.whole(beat.get("step")), None, None)
-    in_memory = {attempt} if live else attempts_in_memory(run_id)
+    has_arenas = with_arenas is None or run_id in with_arenas
+    in_memory = {attempt} if live else attempts_in_memory(run_id) if has_arenas else set()
     line = trace_line(known_origins(layout, in_memory), attempt)
     disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
-    memory_step, memory_time = _newest_in_memory(live, run_id, line, beat)
-    safe_step = max((s for s in (disk_step, memory_step) if s is not None), default=None)
+    in_shm = _newest_in_memory(live, run_id, line, beat) if live or in_memory else (None, None)
+    safe_step = max((s for s in (disk_step, in_shm[0]) if s is not None), default=None)
     step = _newest_step(live, attempt, beat, ended, history, safe_step)
     holder = lease_holder(layout, attempt) if attempt else None
-    keeper = keeper_of(layout, attempt) if attempt else None
+    keeper = identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
     slots = told.whole(beat.get("slots")) if live else None
     return RunSummary(
@@ -240,8 +288,8 @@ def summarize(
         epochs=told.whole(beat.get("epochs")) if live else None,
         phase=told.text(beat.get("phase")) if live else None,
         attempt=attempt or None,
-        memory_step=memory_step,
-        memory_age_seconds=_age(memory_time),
+        memory_step=in_shm[0],
+        memory_age_seconds=_age(in_shm[1]),
         disk_step=disk_step,
         disk_age_seconds=disk_age,
         disk_size_bytes=disk_size,
@@ -276,8 +324,7 @@ def _state(
         return "new"
     if live and history.attempt != attempt:
         return "starting"
-    could_not_start = ended is not None and ended.how.startswith("could not start")
-    if not live and could_not_start:
+    if not live and ended is not None and ended.how.startswith("could not start"):
         return "could not start"
     if history.finished_step is not None and history.finished_step == step:
         return "finished"
@@ -351,13 +398,12 @@ def _newest_on_disk(
 @functools.lru_cache(4096)
 def _committed(path: Path, _: int) -> tuple[float, int]:
     """When it was saved, and its size: read once, since a committed one never changes."""
-    found = read_manifest(path)
-    return found.saved_at, found.size_bytes
+    return manifest.read_size(path)
 
 
 def _newest_in_memory(
     live: bool, run_id: str, line: dict[int, int | None], beat: dict[str, Any]
-) -> tuple[int | None, float | None]:
+) -> tuple[int | None, Any]:
     """As the keeper says; of a dead run, what trainer and keeper have left behind."""
     if live:
         return told.whole(beat.get("memory_step")), beat.get("memory_time")

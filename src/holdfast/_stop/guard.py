@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from holdfast import _env
 from holdfast._hosted import is_led
 from holdfast._interactive import is_interactive
 from holdfast._leave import statuses
+from holdfast._record.plain_file import open_plain
 from holdfast._say import say
 from holdfast._stop.children import ChildShield
 from holdfast._stop.crashes import CrashStacks
@@ -42,7 +44,8 @@ class Guard:
         if threading.current_thread() is not threading.main_thread():
             _tell_of_thread()
             return
-        self._stacks = stacks.open("wb")
+        descriptor = open_plain(stacks, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._stacks = os.fdopen(descriptor, "wb")
         self._watch = SignalWatch(numbers, wakeup, self._stacks)
         self.noted = self._watch.noted
         self._watch.install()

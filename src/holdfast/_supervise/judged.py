@@ -14,6 +14,7 @@ from typing import Any
 from holdfast._record.attempts import read_json, read_origins
 from holdfast._record.layout import RunLayout
 from holdfast._record.led import led_output
+from holdfast._record.plain_file import read_plain
 from holdfast._supervise.record import Book
 from holdfast._supervise.restart import Decision, End
 from holdfast._why.verdict import Cause, Restart, Sure, Verdict, restart_after
@@ -85,7 +86,7 @@ def _has_said(book: Book, sentence: str) -> bool:
     if sentence in book.said:
         return True
     with contextlib.suppress(OSError):
-        return book.folder is not None and sentence.encode() in led_output(book.folder).read_bytes()
+        return book.folder is not None and sentence.encode() in read_plain(led_output(book.folder))
     return False
 
 

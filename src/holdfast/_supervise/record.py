@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast._record.atomic import write_atomic
 from holdfast._record.led import led_hang, led_output, led_record, life_folder, read_runs, write_led
+from holdfast._record.plain_file import open_plain, read_plain
 
 _FIRST_BYTES = 256 * 1024
 _LAST_BYTES = 4 * 1024 * 1024
@@ -25,8 +27,8 @@ class OutputLog:
     """A file with the beginning and the end of what was printed; all of it is on disk at once."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._file: int | None = os.open(path, flags, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        self._file: int | None = open_plain(path, flags, 0o600)
         self._size = 0
         self._left_out = 0
         self._unwritten = bytearray()  # the newest of what a full disk did not take
@@ -170,7 +172,7 @@ class Book:
             with contextlib.suppress(OSError):
                 output = layout.output(attempt, rank)
                 write_led(layout.led(attempt, rank), self._record | {"output": output.name})
-                output.write_bytes(led_output(self.folder).read_bytes())
+                write_atomic(output, read_plain(led_output(self.folder)), durable=False)
 
 
 def _write_over(path: Path, record: dict[str, Any]) -> None:
@@ -178,9 +180,11 @@ def _write_over(path: Path, record: dict[str, Any]) -> None:
     slim = {**record, "memory": [], "processes": record.get("processes", [])[-8:]}
     text = json.dumps(slim).encode()
     if len(text) <= _BLOCK_BYTES:
-        with path.open("r+b", buffering=0) as file:
-            file.write(text)
-            file.truncate()
+        descriptor = open_plain(path, os.O_WRONLY)
+        try:
+            os.ftruncate(descriptor, os.write(descriptor, text))
+        finally:
+            os.close(descriptor)
 
 
 def _here() -> str:

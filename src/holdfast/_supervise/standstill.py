@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast._record.led import led_hang, led_output
+from holdfast._record.plain_file import read_plain
 from holdfast._supervise import family
 from holdfast._supervise.record import Book
 
@@ -167,7 +168,7 @@ class Standstill:
             stamp = os.stat(path).st_mtime_ns  # noqa: PTH116  every second, of a file seldom there
             if stamp != self._stamp and self._ending is None:
                 self._stamp = stamp
-                found = json.loads(path.read_bytes())
+                found = json.loads(read_plain(path))
                 if isinstance(found, dict):
                     self._take(found, now)
         if self._say_at is not None and now >= self._say_at:
@@ -217,7 +218,7 @@ class Standstill:
         """Whether the trainer could say so itself."""
         with contextlib.suppress(OSError):
             if self._book.folder is not None:
-                return sentence.encode() in led_output(self._book.folder).read_bytes()
+                return sentence.encode() in read_plain(led_output(self._book.folder))
         return False
 
     def _see_that_it_ends(self) -> None:

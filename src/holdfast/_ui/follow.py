@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
-import stat
 import time
 from pathlib import Path
 
-from holdfast._record.attempts import SILENT_SECONDS, lease_holder, read_json
+from holdfast._record.attempts import SILENT_SECONDS, is_live_here, read_json
 from holdfast._record.layout import RunLayout
-from holdfast._status.gather import HISTORY_KINDS, History, RunSummary, summarize
+from holdfast._record.plain_file import MOST_LINES_BYTES, open_plain
+from holdfast._status.gather import History, RunSummary, summarize
 from holdfast._ui.plain import PlainCheck
 
 _SLICE_BYTES = 4 << 20
 _SETTLED_SECONDS = 2.0  # the clocks of some file systems tick that slowly
-_TOLD = re.compile(rb'"event":\s*"(' + "|".join(HISTORY_KINDS).encode() + rb')"')
-# A FIFO that came in place of the journal after the look must not hold us, nor a link lead us.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class FollowedHistory:
@@ -36,13 +30,11 @@ class FollowedHistory:
         """Read one slice further."""
         self.is_behind = False
         try:
-            descriptor = os.open(path, _FLAGS)
+            descriptor = open_plain(path, most_bytes=MOST_LINES_BYTES)
         except OSError:
             return self.history
         try:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode):
-                self._read_on(descriptor, found)
+            self._read_on(descriptor, os.fstat(descriptor))
         finally:
             os.close(descriptor)
         return self.history
@@ -61,26 +53,11 @@ class FollowedHistory:
             self._is_in_giant, end = True, len(data)
         elif end and self._is_in_giant:
             self._is_in_giant = False
-            self._take(data[data.find(b"\n") + 1 : end])
+            self.history.take_lines(data[data.find(b"\n") + 1 : end])
         elif end:
-            self._take(data[:end])
+            self.history.take_lines(data[:end])
         self._offset += end
         self.is_behind = bool(end) and self._offset < found.st_size
-
-    def _take(self, data: bytes) -> None:
-        # Nearly all of a long journal is of no interest here, and need not be parsed.
-        past = 0
-        for match in _TOLD.finditer(data):
-            if match.start() < past:
-                continue
-            start = data.rfind(b"\n", 0, match.start()) + 1
-            past = data.find(b"\n", match.end()) + 1
-            line = data[start:past]
-            # A run that is asked to save all the time has as many requests as checkpoints.
-            if match[1] == b"request" and b'"stop"' not in line:
-                continue
-            with contextlib.suppress(ValueError, RecursionError, TypeError, AttributeError):
-                self.history.take(json.loads(line))
 
 
 class Follower:
@@ -132,13 +109,8 @@ class Follower:
 
     def is_live(self, layout: RunLayout, attempt: int) -> bool:
         """As `attempts.is_live`, but over several looks in place of a wait in one."""
-        if layout.exit(attempt).exists():
-            return False
-        holder = lease_holder(layout, attempt)
-        if holder is None:
-            return False
-        if holder.is_here():
-            return holder.is_alive()
+        if (known := is_live_here(layout, attempt)) is not None:
+            return known
         beat, now = (attempt, read_json(layout.heartbeat(attempt)).get("beat")), time.monotonic()
         if beat != self._beat:
             self._has_beaten = self._beat is not None and self._beat[0] == attempt

@@ -18,6 +18,7 @@ from holdfast._record import journal
 from holdfast._record.attempts import is_live, keeper_of, lease_holder, read_json
 from holdfast._record.identity import host_name, of_process
 from holdfast._record.layout import RunLayout
+from holdfast._record.plain_file import open_file
 from holdfast._watch.run_queue import FairDeadline
 from holdfast._watch.tree import keepers_of
 from holdfast._why import words
@@ -275,7 +276,7 @@ def _named(signs: Iterable[Sign], rank: int | None) -> Iterator[Sign]:
 def _tail(path: Path, size_bytes: int) -> str:
     """The end of a text file, from the beginning of a line."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - size_bytes))
             data = file.read(size_bytes)

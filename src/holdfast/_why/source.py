@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from itertools import islice
+from pathlib import Path
+
+from holdfast._record.plain_file import MOST_RECORD_BYTES, open_file
 
 _WAIT_SECONDS = 0.5
 _OLD_SECONDS = 60.0  # after which a line is read again: the script may have been edited
@@ -41,9 +44,9 @@ def source_line(file: str, line: int) -> str:
 
 def _read(file: str, line: int, found: list[str]) -> None:
     try:
-        # By the text that a traceback has, and quicker than a Path.
-        with open(file, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
+        # A record names it, and a record may name anything. A link is common among sources.
+        with open_file(Path(file).resolve(), most_bytes=MOST_RECORD_BYTES) as source:
             for text in islice(source, line - 1, line):
-                found.append(text.strip()[:_MOST_CHARACTERS])
+                found.append(text.decode("utf-8", "replace").strip()[:_MOST_CHARACTERS])
     except (OSError, ValueError):
         return  # it lies elsewhere, or is none that can be read

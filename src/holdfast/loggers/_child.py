@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast._record.plain_file import open_log
 from holdfast.loggers._memory import Memory, Row
 
 _SAVE_SECONDS = 1.0
@@ -91,7 +92,7 @@ def _alone(path: str) -> Iterator[None]:
     """Wait for the process of the life before, which may still write."""
     import fcntl
 
-    with Path(path).open("a") as file:
+    with open_log(Path(path)) as file:
         deadline = time.monotonic() + _LOCK_SECONDS
         while time.monotonic() < deadline:
             try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._record.atomic import write_atomic
+from holdfast._record.plain_file import read_plain
 
 Row = dict[str, Any]  # "m": mark, "s": step, "t": time, "v": values; "b": between two loops
 
@@ -35,13 +36,13 @@ class Memory:
 
     def _load(self) -> None:
         try:
-            known = json.loads(self._path.read_text())
+            known = json.loads(read_plain(self._path))
             if known["target"] != self._target:
                 return  # it was logged elsewhere, where all of it is
             self.id, self.stamp = known["id"], known["stamp"]
             self.is_whole = known["whole"]
             self._last, self._turns = known["last"], known["turns"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return  # the first life, or as good as that
 
     def rewind(self, mark: int) -> list[Row]:

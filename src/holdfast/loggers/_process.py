@@ -19,6 +19,7 @@ from typing import Any
 from holdfast import _env
 from holdfast._child import command
 from holdfast._custody.unheld import never_held, without_debugger
+from holdfast._record.plain_file import open_log
 from holdfast._say import say
 
 _SEND_SECONDS = 0.2
@@ -48,7 +49,7 @@ class Writer:
         self.is_gone = False
         self._is_ending = self._is_closed = False
         self._heard = b""
-        with log.open("ab") as file, without_debugger():
+        with open_log(log) as file, without_debugger():
             told, theirs = os.pipe()
             plan = {**plan, "told": theirs, "parent": os.getpid(), "script": _script()}
             self._process = subprocess.Popen(

@@ -1,0 +1,83 @@
+"""What the system refuses is told as what it is, and no name sends escapes to a terminal."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast import _say
+from holdfast._record.attempts import cannot_write
+from holdfast._save import backing
+from holdfast._save.snapshots import Snapshots
+from tests.support import SHM
+
+RUN_ID = "e1" * 16
+
+
+@pytest.fixture
+def taken():
+    """The name of the first arena of a run, which something else has."""
+    path = SHM / f"holdfast-{os.geteuid()}-{RUN_ID}-a1-g1"
+    path.touch(mode=0o600)
+    yield path
+    path.unlink()
+
+
+def test_a_taken_name_in_shared_memory_is_told_as_that(taken):
+    found = backing.reserve(RUN_ID, 1, 1, 1 << 16)
+    assert found is not None
+    assert found.path is None
+    assert found.why_not_shm == f"{taken} cannot be made (File exists)"
+    os.close(found.descriptor)
+
+
+def test_too_little_room_in_shared_memory_is_told_as_that(monkeypatch):
+    monkeypatch.setattr(backing, "_reserve_shm", lambda *_: None)
+    found = backing.reserve(RUN_ID, 1, 1, 1 << 16)
+    assert found is not None
+    assert found.why_not_shm == "/dev/shm has no room for the snapshots"
+    os.close(found.descriptor)
+
+
+def test_too_many_open_files_are_not_too_little_memory(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(backing.os, "memfd_create", refuse)
+    monkeypatch.setattr(backing, "_reserve_shm", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        backing.reserve(RUN_ID, 1, 1, 1 << 16)
+    said = []
+    snapshots = Snapshots.__new__(Snapshots)
+    snapshots._run_id, snapshots._attempt, snapshots._rank = RUN_ID, 1, 0
+    snapshots._say = said.append
+    snapshots._build([], 100, 1)
+    assert "the system refuses the memory for them (Too many open files)" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "run folder cannot be written (No space left on device).\nFree some room"),
+        (
+            errno.EACCES,
+            "cannot be written (Permission denied).\nChoose a folder that you may write",
+        ),
+        (errno.EMFILE, "this run cannot be opened (Too many open files).\nClose some files"),
+        (errno.ENOMEM, "this run cannot be opened (Cannot allocate memory).\nFree some memory"),
+        (errno.ENAMETOOLONG, "(File name too long).\nChoose a folder with a shorter name."),
+    ],
+)
+def test_the_advice_fits_the_error(number, said):
+    error = cannot_write(Path("runs/a"), OSError(number, os.strerror(number)))
+    assert said in str(error)
+    assert ("room" in str(error)) == (number in (errno.ENOSPC, errno.EACCES))
+
+
+def test_a_folder_name_sends_no_escape_to_the_terminal(capsys):
+    _say.say("runs/a\x1b[2J\x07\u202eb: a new run\nsecond line")
+    shown = capsys.readouterr().err
+    assert shown == "holdfast: runs/a\\x1b[2J\\x07\\u202eb: a new run\nsecond line\n"
