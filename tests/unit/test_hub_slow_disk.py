@@ -5,32 +5,39 @@ from __future__ import annotations
 from tests.unit.tables import ATTEMPT, Table
 
 
-def test_of_what_the_cadence_wants_only_the_newest_waits():
+def _hold_planned(table: Table, *before: int, reason: str | None = None) -> int:
+    """Rank 0 finds it time for a snapshot, or a checkpoint; all take it where it is planned."""
+    table.say(0, "due", mark=max(before, default=0), reason=reason)
+    mark = table.told(0, "plan")[-1]["mark"]
+    table.hold(*before, mark)
+    return mark
+
+
+def test_of_what_the_clock_wants_only_the_newest_waits_and_keeps_no_slot():
     table = Table()
-    table.hold(4)
+    first = _hold_planned(table, reason="cadence")
+    second = _hold_planned(table, first, reason="cadence")
+    third = _hold_planned(table, first, second)  # a snapshot, and no checkpoint
+    assert table.shelf.begun == [(ATTEMPT, first)]
+    assert [each["key"] for each in table.told(1, "dropped")] == [[ATTEMPT, second]]
+    table.hold(first, third)
+    table.write_all(first)
+    assert table.shelf.begun == [(ATTEMPT, first), (ATTEMPT, third)]
+    assert table.shelf.noted("save-failed") == []
+
+
+def test_what_the_trainers_have_ordered_is_written_in_order():
+    """Also by the cadence: they have counted the steps, and keep the slots."""
+    table = Table()
+    table.hold(4, ranks=range(1))
     table.order(0, 4, "cadence")
-    table.hold(4, 6)
+    table.hold(4, 6, 8, ranks=range(1))
     table.order(0, 6, "cadence")
-    table.hold(4, 6, 8)
     table.order(0, 8, "cadence")
-    assert table.shelf.begun == [(ATTEMPT, 4)]
-    assert {tuple(each["key"]) for each in table.told(1, "dropped")} == {(ATTEMPT, 6)}
-    table.write_all(4)
-    assert table.shelf.begun == [(ATTEMPT, 4), (ATTEMPT, 8)]
-    assert table.shelf.noted("save-failed") == []
-
-
-def test_what_waits_is_written_as_all_hold_it_when_its_turn_comes():
-    """Its own slot may be another's by then."""
-    table = Table()
-    table.hold(4)
-    table.order(0, 4)
-    table.hold(4, 6)
-    table.order(0, 6, "cadence")
-    table.hold(8, 10)
-    table.write_all(4)
-    assert table.shelf.begun == [(ATTEMPT, 4), (ATTEMPT, 10)]
-    assert table.shelf.noted("save-failed") == []
+    table.hold(4, 6, 8)
+    for mark in (4, 6, 8):
+        table.write_all(mark)
+    assert table.shelf.begun == [(ATTEMPT, mark) for mark in (4, 6, 8)]
 
 
 def test_the_state_of_a_stop_waits_for_nothing_older():
@@ -61,3 +68,16 @@ def test_a_write_that_alone_can_be_durable_before_the_kill_is_not_given_up():
     assert table.shelf.begun == [(ATTEMPT, 4)]
     table.write_all(4)
     assert table.shelf.begun == [(ATTEMPT, 4), (ATTEMPT, 118)]
+
+
+def test_nothing_is_dropped_for_a_state_that_not_all_ranks_hold():
+    """One rank waits in the step of the stop, and another never gets there."""
+    table = Table()
+    table.hold(14)
+    table.wish(0, grace=2.5)
+    table.hold(14, 26, ranks=range(1))
+    table.say(0, "order", key=[ATTEMPT, 26], reason="stop: SIGTERM", last=True)
+    table.wait(2.0)
+    assert table.shelf.begun == [(ATTEMPT, 14)]
+    table.write_all(14)
+    assert table.hub.durable == (ATTEMPT, 14)

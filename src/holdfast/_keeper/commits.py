@@ -47,6 +47,7 @@ class Commits(Table):
             self._tell_durable(key)
             return
         self._add_commit(key, message["reason"], is_last=bool(message.get("last")))
+        self._commits[key].is_ordered = True
         self._give_up_hopeless()
         self._advance_commits()
 
@@ -116,7 +117,7 @@ class Commits(Table):
             commit.urgency is Urgency.BACKGROUND and not commit.is_writing
             for commit in self._commits.values()
         ):
-            reason = CADENCE  # what waits is written as it is now, and keeps no slot
+            reason = CADENCE  # what waits by the clock is written as it is now, and keeps no slot
         if reason is not None:
             self._want(newest, reason)
 
@@ -132,11 +133,15 @@ class Commits(Table):
     def _advance_commits(self) -> None:
         """Let the parts of one checkpoint be written as soon as all ranks hold it."""
         waiting = [commit for commit in self._commits.values() if not commit.is_writing]
-        waiting, dropped = sort_out(waiting, self.durable)
-        for commit in dropped:
+        # What not all hold may never be whole: nothing is dropped for it.
+        ready, dropped = sort_out(list(filter(self._can_be_whole, waiting)), self.durable)
+        last = max((each.key for each in ready if each.is_last), default=(0, 0))
+        oldest = max(last, self.durable or last)
+        dropped += [each for each in waiting if each not in ready and each.key < oldest]
+        for commit in {commit.key: commit for commit in dropped}.values():
             self._drop(commit)
         writing = [commit for commit in self._commits.values() if commit.is_writing]
-        found = next(filter(self._can_be_whole, waiting), None)
+        found = next(iter(ready), None)
         if found is None or not all(self._gives_way(each, found) for each in writing):
             return
         for each in writing:

@@ -107,11 +107,13 @@ class Commit:
     is_closing: bool = False  # the manifest is being written
     partial: str = ""  # the folder that the parts go to
     is_last: bool = False  # only the newest state counts now
+    is_ordered: bool = False  # by trainers, which keep its slot
     write_began: float = 0.0
 
     @property
     def urgency(self) -> Urgency:
-        return Urgency.of(self.reason, is_last=self.is_last)
+        found = Urgency.of(self.reason, is_last=self.is_last)
+        return max(found, Urgency.ASKED) if self.is_ordered else found
 
     @property
     def is_kept(self) -> bool:
