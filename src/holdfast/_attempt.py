@@ -304,8 +304,7 @@ class Attempt(Boundaries):
     def _keep_last(self, error: BaseException | None) -> bool:
         """Make the last boundary in memory durable, with all ranks if there are several."""
         if self._crew is None:
-            failed = error is not None
-            return self._saver.keep_last("exception" if failed else "closed", is_last=failed)
+            return self._saver.keep_last("exception" if error is not None else "closed")
         leaving = self._stopped or error
         clean = isinstance(leaving, Stopped | None)
         bye = self._crew.say_farewell(

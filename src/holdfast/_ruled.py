@@ -245,9 +245,7 @@ class Ruled:
         assert self._bad is not None
         verdict = self._bad
         if self._crew is None:
-            self._saver.keep_last(
-                "last good", is_last=True
-            )  # what is held from before the bad step
+            self._saver.keep_last("last good")  # what is held from before the bad step
         whose = ""
         if verdict.rank is not None and not self._is_voided:
             whose = f" (rank {verdict.rank})"

@@ -159,7 +159,7 @@ class Saver:
             return False
         return True
 
-    def keep_last(self, reason: str, *, is_last: bool = False) -> bool:
+    def keep_last(self, reason: str) -> bool:
         """Make the last whole snapshot durable: a step that failed never is one."""
         if self._snapshots is not None:
             self._snapshots.wait_landed(_LANDING_SECONDS)
@@ -168,7 +168,7 @@ class Saver:
             return True
         if not self._custody.has_keeper:
             return False
-        handle = Handle(reason, is_last=is_last)
+        handle = Handle(reason)
         handle.step = newest.step
         try:
             self._custody.order(newest, [handle])
