@@ -65,10 +65,10 @@ class Run(Attempt):
 
         >>> run.update(params=params, opt_state=opt_state, best_loss=0.12)  # doctest: +SKIP
         """
-        self._require_opened()
         restored = None if self.resumed_from is None else self.state
         for line in hand_over(self._state, state, restored):
             say(line)
+        self._require_opened()
         self._made_at = self.step
         if self._is_open:
             self._saver.forgotten.note_update(state, self.step)

@@ -61,10 +61,10 @@ def test_a_ctrl_c_in_the_last_save_loses_nothing_of_a_finished_training(tmp_path
 
     real = Saver.save_and_wait
 
-    def interrupted(self, step, reason):
+    def interrupted(self, step, reason, **options):
         if reason == "finished":
             os.kill(os.getpid(), signal.SIGINT)
-        return real(self, step, reason)
+        return real(self, step, reason, **options)
 
     monkeypatch.setattr(Saver, "save_and_wait", interrupted)
     assert train(tmp_path / "run", 30) == (None, 30)

@@ -17,6 +17,7 @@ from holdfast._record.image import Extent
 from holdfast._record.layout import RunLayout
 
 SIZE = 1000
+SLOW = 4.0  # seconds of a write
 
 
 class Writing:
@@ -95,6 +96,7 @@ def test_what_is_before_one_that_is_waited_for_is_waited_for_as_well(writing):
 
 def test_the_last_state_does_not_wait_and_the_older_one_gets_no_name_after_it(writing):
     """The first write is in a flush, which nobody can cut short."""
+    writing.writer.measured_seconds = SLOW
     writing.submit(CADENCE, 1)
     assert writing.begun.acquire(timeout=30)
     writing.submit("asked", 2)
@@ -120,7 +122,32 @@ def test_what_waits_for_the_cadence_holds_no_slot_and_takes_the_newest(writing):
     assert writing.written == [1, 99]
 
 
+def test_what_was_asked_for_is_written_before_the_last_state_on_a_fast_disk(writing):
+    writing.submit("best", 1)
+    assert writing.begun.acquire(timeout=30)
+    writing.submit("best", 2)
+    writing.writer.drop_waiting()
+    writing.submit("stop", 3, is_last=True)
+    writing.end(3)
+    writing.writer.wait_idle()
+    assert writing.written == [1, 2, 3]
+
+
+def test_the_last_state_waits_no_longer_than_a_second_for_what_was_asked_for(writing, monkeypatch):
+    monkeypatch.setattr(writer_module, "_PATIENCE_SECONDS", 0.2)
+    writing.submit("best", 1)
+    assert writing.begun.acquire(timeout=30)
+    writing.submit("best", 2)
+    writing.submit("stop", 3, is_last=True)
+    assert writing.begun.acquire(timeout=30)  # beside the first one, which does not end
+    writing.end(2)
+    writing.writer.wait_idle()
+    assert writing.written[-1] == 3
+    assert 2 not in writing.written
+
+
 def test_the_trainer_may_have_the_slots_of_all_that_waits(writing):
+    writing.writer.measured_seconds = SLOW
     writing.submit("asked", 1)
     assert writing.begun.acquire(timeout=30)
     assert writing.submit("asked", 2) is True

@@ -5,9 +5,11 @@
     last         a stop, a deadline or a death: only the newest state counts
 
 A last write drops everything older that waits. The older write under way is given up for it,
-unless only that one can be durable in the time that is left. Nothing older than the newest durable
-checkpoint is ever published. A write without a slot of its own (background, while it waits) takes
-the newest slot when its turn comes, so that what waits keeps no memory.
+unless only that one can be durable in the time that is left. What was asked for is still written
+before it if that takes less than a second (`patient`): on a fast disk no best state is lost.
+Nothing older than the newest durable checkpoint is ever published. A write without a slot of its
+own (background, while it waits) takes the newest slot when its turn comes, so that what waits keeps
+no memory.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Superseded(SaveFailed):
     """A newer state is durable, or is written in place of this one."""
 
 
-def sort_out(waiting: Sequence[W], durable: Key | None) -> tuple[list[W], list[W]]:
+def sort_out(
+    waiting: Sequence[W], durable: Key | None, *, patient: bool = False
+) -> tuple[list[W], list[W]]:
     """What is still to be written, the next first; and what is dropped."""
     last = max((each.key for each in waiting if each.urgency is Urgency.LAST), default=None)
     newest = max((each.key for each in waiting), default=None)
@@ -68,7 +72,7 @@ def sort_out(waiting: Sequence[W], durable: Key | None) -> tuple[list[W], list[W
         if durable is not None and write.key < durable:
             return True
         if last is not None and write.key < last:
-            return True
+            return not (patient and write.urgency is Urgency.ASKED)
         return write.urgency is Urgency.BACKGROUND and newest is not None and write.key < newest
 
     dropped = [each for each in waiting if is_dropped(each)]
@@ -83,12 +87,15 @@ def gives_way(
     elapsed_seconds: float,
     needed_seconds: float,
     left_seconds: float | None,
+    patient: bool = False,
 ) -> bool:
     """Whether `write` is begun at once, and the older one under way is given up for it.
 
     `left_seconds` is the time until a kill, if there is a deadline.
     """
     if write.urgency is not Urgency.LAST or write.key <= under_way.key or under_way.is_kept:
+        return False
+    if patient and under_way.urgency is Urgency.ASKED:
         return False
     if left_seconds is None or needed_seconds <= left_seconds:
         return True

@@ -40,6 +40,8 @@ from holdfast._record.layout import rank_file
 from holdfast._record.manifest import DataFile
 from holdfast._save.arena import SlotRecord
 
+_PATIENCE_SECONDS = 1.0  # of a last state, for what was asked for before it
+
 
 @dataclass(frozen=True)
 class _UnderWay:
@@ -70,6 +72,7 @@ class Writer:
         self._hurries = 0  # jobs, and others, that wait for what is open
         self._durable: Key | None = None
         self._turns = Turns()
+        self._last_since: float | None = None  # since when a last state is to be written
         self._formers: list[Former] = []  # the newest last
         self._has_looked = False  # for one on disk
         self._known: dict[Path, Kept] = {}
@@ -95,6 +98,8 @@ class Writer:
             self._waiting.append(job)
             if _is_waited_for(job):
                 self._hurries += 1
+            if job.urgency is Urgency.LAST:
+                self._expect_last()
             self._advance()
             if _is_waited_for(job):
                 self._hurry_all()  # what is before it is waited for as well
@@ -104,8 +109,8 @@ class Writer:
     def drop_waiting(self) -> None:
         """The last state is about to be taken: what waits would only keep a slot from it."""
         with self._change:
-            dropped = [each for each in self._waiting if isinstance(each, Job) and not each.is_kept]
-            self._drop(dropped)
+            self._expect_last()
+            self._drop_for_last()
         self._tell_dropped()
 
     def hurry(self) -> None:
@@ -142,11 +147,42 @@ class Writer:
         for each in self._under_way:
             each.labour.hurry()
 
+    def _lose_patience(self) -> None:
+        """In a thread of its own: the last state has waited for what was asked for before it."""
+        with self._change:
+            if self._last_since is not None:
+                self._drop_for_last()
+                self._advance()
+        self._tell_dropped()
+
     # -- the queue; all of this holds `_change` --------------------------------------
+
+    def _expect_last(self) -> None:
+        if self._last_since is None:
+            self._last_since = time.monotonic()
+            timer = threading.Timer(_PATIENCE_SECONDS, self._lose_patience)
+            timer.daemon = True
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                timer.start()
+
+    def _is_patient(self) -> bool:
+        """Whether all that was asked for is written before the last state within a second."""
+        under_way = [each.job for each in self._under_way]
+        asked = sum(job.urgency is Urgency.ASKED for job in (*self._waiting, *under_way))
+        needed = asked * expected_seconds(self.measured_seconds, self._elapsed())
+        began = self._last_since
+        waited = 0.0 if began is None else time.monotonic() - began
+        return waited + needed < _PATIENCE_SECONDS
+
+    def _drop_for_last(self) -> None:
+        spared = (Urgency.ASKED, Urgency.LAST) if self._is_patient() else (Urgency.LAST,)
+        jobs = [each for each in self._waiting if isinstance(each, Job) and not each.is_kept]
+        self._drop([each for each in jobs if each.urgency not in spared])
 
     def _advance(self) -> None:
         """Drop what is not needed any more, and let the next one begin."""
-        self._waiting, dropped = sort_out(self._waiting, self._durable)
+        is_patient = self._is_patient()
+        self._waiting, dropped = sort_out(self._waiting, self._durable, patient=is_patient)
         self._drop([each for each in dropped if isinstance(each, Job)])
         if self._waiting and self._under_way and self._may_begin_at_once(self._waiting[0]):
             self._begin_at_once()
@@ -174,6 +210,7 @@ class Writer:
                 elapsed_seconds=elapsed,
                 needed_seconds=expected_seconds(self.measured_seconds, elapsed),
                 left_seconds=left,
+                patient=self._is_patient(),
             )
             for each in self._under_way
         )
@@ -249,6 +286,8 @@ class Writer:
         with self._change:
             self._under_way.remove(under_way)
             self._hurries -= _is_waited_for(job)
+            if job.urgency is Urgency.LAST:
+                self._last_since = None
             self._advance()
         self._tell_dropped()
 
