@@ -47,11 +47,13 @@ def test_nobody_waits_for_one_that_hangs_and_it_is_killed(
 ) -> None:
     monkeypatch.setattr(gpu, "_PATIENCE_SECONDS", 0.2)
     gpus = made("import signal; signal.pause()")
+    others = set(children(os.getpid()))  # of tests before this one
     began = time.monotonic()
     assert gpus.memory([]) is None
     assert time.monotonic() - began < 10  # it hangs for ever
-    first = children(os.getpid())
-    wait_until(lambda: gpus.memory([]) is None and not set(first) & set(children(os.getpid())))
+    first = set(children(os.getpid())) - others
+    assert first
+    wait_until(lambda: gpus.memory([]) is None and not first & set(children(os.getpid())))
     gpus.close()
 
 

@@ -10,7 +10,8 @@ from holdfast._why.evidence import Evidence
 from holdfast._why.verdict import Cause, Sure
 
 # The statuses of `_leave/statuses.py`, which stands above: a test holds the two together.
-BAD, NOT_DURABLE, REQUEUE, IDLE, HUNG, PERSON, TERMINATED = 65, 74, 75, 76, 77, 130, 143
+BAD, NOT_DURABLE, REQUEUE, IDLE, HUNG = 65, 74, 75, 76, 77
+HUNG_UP, PERSON, TERMINATED = 129, 130, 143
 
 
 @dataclass

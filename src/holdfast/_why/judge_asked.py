@@ -148,7 +148,7 @@ def _asked(found: Case) -> tuple[str, int | None]:
     how, status = words.text(record.get("how")), words.whole(record.get("status"))
     if found.end.asked and not _OF_A_RANK.match(found.end.asked):
         return found.end.asked, status if status is not None else found.end.status
-    asked = (case.PERSON, case.TERMINATED, case.REQUEUE)
+    asked = (case.PERSON, case.TERMINATED, case.HUNG_UP, case.REQUEUE)
     if how and status in asked and not _OF_A_RANK.match(how) and not _is_error(record):
         return how, status
     if record.get("asked") is True and how and not _OF_A_RANK.match(how):
