@@ -55,7 +55,7 @@ def decode_extra(loaded: Loaded) -> dict[str, Any]:
     encoded = loaded.head["tree"].get("extra", {})
     found = _Loader(loaded).value(encoded, "holdfast", borrowed=False)
     position = found.get("position") if isinstance(found, dict) else ()
-    is_known = isinstance(found, dict) and isinstance(found.get("generators"), dict)
+    is_known = isinstance(found, dict) and isinstance(found.get("generators", ()), dict | None)
     if not is_known or not isinstance(position, dict | None):
         raise DamagedCheckpoint("the checkpoint has no random generators, or no place in its data.")
     return found  # type: ignore[no-any-return]
