@@ -193,6 +193,7 @@ class Attempt(Boundaries):
         )
         if party is not None and self._crew is not None:
             party.exchange("open", None)  # nobody trains before all can be asked to stop
+            party.opened()
             prepare_ranks(self._state, self._crew)
         if self._generators is not None and found.by_hand:
             # A loop of the user's own begins where nobody sees it.

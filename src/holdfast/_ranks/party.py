@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast._errors import FolderError, RanksError, Stopped
 from holdfast._ranks.environment import code_print, compare_prints, compare_trees
+from holdfast._ranks.launcher_watch import LauncherWatch
 from holdfast._ranks.meeting import Meeting, meet
 from holdfast._ranks.world import Launcher, World, find_launcher, host_key
 from holdfast._record.attempts import claim, read_json
@@ -25,19 +26,27 @@ _PATIENCE_SECONDS = 120.0
 class Party:
     """All ranks of the job, as one of them sees them while the run is opened."""
 
-    def __init__(self, world: World, meeting: Meeting, hosts: list[str]) -> None:
+    def __init__(
+        self, world: World, meeting: Meeting, hosts: list[str], watch: LauncherWatch
+    ) -> None:
         self.rank = world.rank
         self.size = world.size
         self.is_one_host = len(set(hosts)) == 1
         self.launcher: Launcher | None = find_launcher()
         self._meeting = meeting
+        self._watch = watch
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
         """Tell all ranks a value, and get what each of them has told."""
         return self._meeting.exchange(topic, value)
 
+    def opened(self) -> None:
+        """All ranks have opened the run: from now on the keepers watch the launcher."""
+        self._watch.end()
+
     def fail(self, error: BaseException) -> None:
         """Let the others know that this rank does not come."""
+        self._watch.end()
         self._meeting.fail(error)
 
     def look(self) -> None:
@@ -66,6 +75,18 @@ def come_together(
     world: World, layout: RunLayout, run_id: str, state: Mapping[str, Any], folder: Path
 ) -> Party:
     """Meet the other ranks, and make sure that all open the same run in the same way."""
+    watch = LauncherWatch(folder)
+    try:
+        meeting, hosts = _meet_alike(world, layout, run_id, state, folder)
+    except BaseException:
+        watch.end()
+        raise
+    return Party(world, meeting, hosts, watch)
+
+
+def _meet_alike(
+    world: World, layout: RunLayout, run_id: str, state: Mapping[str, Any], folder: Path
+) -> tuple[Meeting, list[str]]:
     meeting = meet(world, layout, _PATIENCE_SECONDS)
     mine = {
         "folder": str(folder),
@@ -86,7 +107,7 @@ def come_together(
     wrong = wrong or compare_trees([each["trees"] for each in told])
     if wrong is not None:
         raise RanksError(wrong)
-    return Party(world, meeting, [each["host"] for each in told])
+    return meeting, [each["host"] for each in told]
 
 
 def _trees(state: Mapping[str, Any]) -> dict[str, str]:
