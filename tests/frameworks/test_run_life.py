@@ -275,8 +275,9 @@ def test_without_a_keeper_the_run_still_hears_requests_and_saves(tmp_path, monke
 
 
 def test_a_deleted_newest_checkpoint_is_told_in_one_line(folder, capfd):
-    settings = holdfast.Settings(checkpoint_every=2, keep_last=5)
-    train(folder, 6, settings)
+    settings = holdfast.Settings(keep_last=5)
+    for total in (4, 6):
+        train(folder, total, settings)
     newest = sorted(folder.glob("checkpoints/step-*"))[-1]
     shutil.rmtree(newest)
     capfd.readouterr()
