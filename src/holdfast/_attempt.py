@@ -32,7 +32,7 @@ from holdfast._leave.bounded import bound_leaving, die_if_terminated, goes_on
 from holdfast._leave.followers import end_followers
 from holdfast._leave.forgotten import close_forgotten, note_closed, note_open
 from holdfast._leave.last_words import Scene, is_failure, leave_words
-from holdfast._leave.late import answer_late, say_leaving, say_unseen_fit
+from holdfast._leave.late import answer_late, say_in_memory, say_leaving, say_unseen_fit
 from holdfast._leave.parting import say_verdict
 from holdfast._leave.record import reason_of, status_of
 from holdfast._leave.suspects import look_for_graphs
@@ -259,6 +259,8 @@ class Attempt(Boundaries):
         if not durable and isinstance(leaving, Stopped | None):
             reason = leaving.reason if leaving is not None else "closed"
             leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
+            if self._custody.has_keeper and self._saver.newest is not None:
+                say_in_memory(leaving, self._saver.newest.step)
         durable_step = self._custody.durable_step
         how = f"finished: {self._over}" if leaving is None and self._over else reason_of(leaving)
         self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from holdfast._custody.crew import Decision
@@ -34,6 +35,7 @@ class Hearing(Ruled):
     _announced: bool
     _total: int | None
     _leaves_at: int | None  # the step that is being saved, as the last one
+    _failure_told: tuple[str, int | None] | None = None
 
     def _hear_decision(self, decision: Decision) -> None:
         """All ranks will stop: say so, and leave a phase whose boundary it is."""
@@ -61,6 +63,15 @@ class Hearing(Ruled):
         if resting:
             self._guard.nudge()
 
+    def _hear_failure(self, message: dict[str, Any]) -> None:
+        """A checkpoint was not made: say so once, until another one is durable."""
+        if self._bad is not None or self._leaves_at is not None:
+            return  # what is bad is not to be made durable; whoever leaves says it himself
+        told = re.sub(r"[\d.]+", "", message["error"]), self._durable_step()
+        if told != self._failure_told:
+            self._failure_told = told
+            say(sentence_of(message) or "")
+
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if self._job is not None and self._job.hear(message):
@@ -84,8 +95,8 @@ class Hearing(Ruled):
         elif kind == "ending":
             asked = StopRequest(message["reason"], message["status"])
             self._hear_stop(asked, f"{asked.reason} is in {message['seconds']:.0f} s")
-        elif kind == "failed" and self._bad is not None:
-            pass  # what is bad is not to be made durable
+        elif kind == "failed":
+            self._hear_failure(message)
         elif (sentence := sentence_of(message)) is not None:
             say(sentence)
         elif kind == "fenced":

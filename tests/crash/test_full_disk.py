@@ -9,6 +9,8 @@ import pytest
 
 from holdfast._record.layout import RunLayout
 from holdfast._resume.joined import read_checkpoint
+from holdfast._save.control import STEP
+from tests.control_words import SharedWords
 from tests.crash.small_disk import mount_small_disk
 from tests.crash.stages import has_snapshot
 from tests.support import (
@@ -69,7 +71,10 @@ def test_training_goes_on_beside_a_full_disk_and_saves_when_there_is_room(
     before = check_all_good(folder)
     assert len(before) == 2
     # It still trains: a later checkpoint is tried, and fails too, beside the same two.
-    wait_until(lambda: trainer.output.count("the disk is full") >= 3, what="more attempts")
+    words = SharedWords(trainer.pid).words
+    seen = words[STEP]
+    wait_until(lambda: words[STEP] > seen + 30, what="the steps of three more attempts")
+    assert trainer.output.count("the disk is full") == 1  # told once
     assert check_all_good(folder) == before
     # None stays; another attempt may be at work.
     wait_until(lambda: RunLayout(folder).partial_folders() == [], what="the end of an attempt")
@@ -94,9 +99,9 @@ def test_a_stop_beside_a_full_disk_leaves_with_74_and_loses_nothing(disk, start,
     disk.fill()
     trainer.send(signal.SIGTERM)
     assert trainer.wait() == 74, trainer.output
-    assert "could not be made durable: the checkpoint was not made: the disk is full" in (
-        trainer.output
-    )
+    failure = "could not be made durable: the checkpoint was not made: the disk is full"
+    assert trainer.output.count(failure) == 1
+    assert "stays in the memory of this machine; leaving with status 74 (SIGTERM)" in trainer.output
     assert "Traceback" not in trainer.output
     assert "is durable; leaving" not in trainer.output
     wait_for_keeper_gone(folder)
@@ -153,3 +158,17 @@ def test_a_start_on_a_full_disk_is_refused_in_a_sentence(is_new, disk, start, un
     assert "Traceback" not in refused.output
     disk.make_room()
     assert start(*arguments(folder, EVERY_TEN), script=LIGHT).state_hash() == undisturbed
+
+
+def test_a_full_disk_is_told_once_however_often_it_is_tried(disk, start):
+    folder = disk.place / "run"
+    trainer = start(*arguments(folder, json.dumps({"checkpoint_every": 1})), script=LIGHT)
+    trainer.ready()
+    disk.fill()
+    trainer.wait_for("It will be tried again")
+    words = SharedWords(trainer.pid).words
+    seen = words[STEP]
+    wait_until(lambda: words[STEP] > seen + 20, what="steps beside the full disk")
+    trainer.send(signal.SIGTERM)
+    assert trainer.wait() == 74
+    assert trainer.output.count("It will be tried again") == 1

@@ -61,6 +61,7 @@ class Saver:
         self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
+        self._failed_at: int | None = None  # the step that was to be the last one
         self._ordered: dict[int, list[Handle]] = {}  # by sequence: what is to land first
         self._landing = threading.Lock()
         if custody.has_keeper:
@@ -155,7 +156,7 @@ class Saver:
                 handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
             self._custody.wait(handle)
         except SaveFailed as error:
-            say(f"step {step} could not be made durable: {error}.")
+            self._tell_failure(step, error)
             return False
         return True
 
@@ -174,9 +175,14 @@ class Saver:
             self._custody.order(newest, [handle])
             self._custody.wait(handle)
         except SaveFailed as error:
-            say(f"step {newest.step} could not be made durable: {error}.")
+            self._tell_failure(newest.step, error)
             return False
         return True
+
+    def _tell_failure(self, step: int, error: SaveFailed) -> None:
+        if self._failed_at != step:  # else it was tried once more, and has been told
+            say(f"step {step} could not be made durable: {error}.")
+        self._failed_at = step
 
     def slots(self) -> list[tuple[int, memoryview]]:
         """What is in memory: the step and the image of each whole slot."""

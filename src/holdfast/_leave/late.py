@@ -29,6 +29,16 @@ def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = Fa
     say(f"{kept}; leaving with status {stopped.status} ({stopped.reason}).{again}")
 
 
+def say_in_memory(stopped: Stopped, step: int) -> None:
+    """Say where the last state is, as a run leaves whose disk did not take it."""
+    say(
+        f"step {step} stays in the memory of this machine; leaving with status {stopped.status} "
+        f"({stopped.reason}).\n"
+        "Make room on the disk, or make the folder writable. Then start the same command again on "
+        "this machine, before it is rebooted: it goes on there."
+    )
+
+
 def answer_late(
     stopped: Stopped | None,
     error: BaseException | None,
