@@ -40,7 +40,9 @@ def _check_type(spec: TensorSpec) -> None:
         if adapter_of(spec.kind).item_bytes(spec.dtype) == spec.item_bytes:
             return
         reason = f"an item of it has another size than {spec.item_bytes} here"
-    except (ValueError, ImportError, StateMismatch) as error:
+    except ImportError as error:  # with the command that installs it
+        reason = str(error)
+    except (ValueError, StateMismatch) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
     raise _lacking(f"{spec.name}: stored as {spec.dtype} of {spec.kind}", reason)
 
