@@ -100,7 +100,7 @@ def stop_amid(job: Trainer, folder: Path) -> int:
 
     def has_stepped() -> bool:
         is_over = job.process.poll() is not None
-        return is_over or (beats.exists() and json.loads(beats.read_text())["step"] > 0)
+        return is_over or (beats.exists() and json.loads(beats.read_text()).get("step", 0) > 0)
 
     wait_until(has_stepped, 120, f"the first step in\n{job.output}\n")
     job.send(signal.SIGTERM)
