@@ -66,7 +66,7 @@ class Hearing(Ruled):
     def _hear_failure(self, message: dict[str, Any]) -> None:
         """A checkpoint was not made: say so once, until another one is durable."""
         if self._bad is not None or self._leaves_at is not None:
-            return  # what is bad is not to be made durable; whoever leaves says it himself
+            return  # a bad step is never saved; the stop itself reports its failed save
         told = re.sub(r"[\d.]+", "", message["error"]), self._durable_step()
         if told != self._failure_told:
             self._failure_told = told

@@ -28,7 +28,7 @@ def test_an_optimizer_that_steps_and_was_not_given_is_named_once(tmp_path, capfd
     model, optimizer = make()
     train(tmp_path / "run", model, optimizer, model=model)
     said = capfd.readouterr().err
-    assert said.count("an optimizer (Adam) steps that is not part of the state") == 1
+    assert said.count("an optimizer (Adam) steps and is not part of the state") == 1
     assert "holdfast.Run(…, optimizer=optimizer)" in said
 
 

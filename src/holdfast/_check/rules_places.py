@@ -229,7 +229,7 @@ def _is_missing(job: Job, folder: str) -> bool:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # in a folder of somebody else
+    except OSError:  # the folder belongs to another user
         return False
 
 

@@ -112,7 +112,7 @@ def _pid_of(evidence: Evidence) -> int | None:
 
 
 def _look_at_pid(pid: int) -> dict[str, Any]:
-    """One look; if nothing happened in it, another one later: nobody counts its steps."""
+    """One look; if nothing happened, a second look later: there is no step counter."""
     from holdfast._status.asking_look import look_at_process
     from holdfast._watch.activity import Activity, activity_of
 

@@ -183,7 +183,7 @@ class Hangs:
         file_hang(self._policy.layout, record, None)
 
     def save(self) -> None:
-        """Nobody knows when, or whether, the next step comes: what is in memory is made durable."""
+        """Make the newest snapshot durable: the next step may never come."""
         self._keeper._save_hung()
 
     def restart(self, rank: int | None) -> None:

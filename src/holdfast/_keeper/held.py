@@ -239,7 +239,7 @@ class Hasher:
             self._wake.notify()
 
     def rest(self) -> None:
-        """The run ends: whoever writes hashes too, and must not wait for a slow thread."""
+        """The run ends: the writer hashes its slot itself, and must not wait for a slow thread."""
         with self._wake:
             self._rests, self._wanted = True, None
 

@@ -332,7 +332,7 @@ class Keeper(Asked):
                 write_json(layout.exit(attempt), record)
 
     def _has_failed(self) -> bool:
-        """Whether the disk did not take a state that somebody may need."""
+        """Whether the disk did not take a state that the next start needs."""
         return self._failed_step is not None and self._failed_step < self._void_step
 
     def _let_go(self, *, remove: bool = True) -> None:

@@ -1,7 +1,7 @@
 """The policy of the keeper's writes: which state is next, and which is not written at all.
 
     background   the cadence wants a checkpoint: at most one waits, the newest
-    asked        somebody has asked for this very boundary: written in the order of the boundaries
+    asked        an explicit save of this boundary: written in the order of the boundaries
     last         a stop, a deadline or a death: only the newest state counts
 
 A last write drops everything older that waits. The older write under way is given up for it,
@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 from holdfast._errors import SaveFailed
 
 Key = tuple[int, int]  # (attempt, mark): the greater one is the newer state
-CADENCE = "cadence"  # why a checkpoint is made that nobody has asked for
+CADENCE = "cadence"  # the reason of a checkpoint that is due by time or steps
 
 
 class Urgency(enum.IntEnum):
@@ -104,7 +104,7 @@ def gives_way(
 
 
 def expected_seconds(measured: float | None, elapsed: float) -> float:
-    """How long a write takes: as the slowest of late, or twice what the one under way took so far.
+    """How long a write takes: as the slowest recent one, or twice the time of the current one.
 
     `elapsed` is of a write that is not over.
     """

@@ -77,7 +77,7 @@ class Writer:
         self._has_looked = False  # for one on disk
         self._known: dict[Path, Kept] = {}
         self._removing = threading.Lock()
-        self.measured_seconds: float | None = None  # of the slowest checkpoint of late
+        self.measured_seconds: float | None = None  # of the slowest recent checkpoint
         self.deadline: float | None = None  # when all may be killed, by the monotonic clock
         self.bytes_per_second: float | None = None
         threading.Thread(target=self._work, name="writer", daemon=True).start()
@@ -231,7 +231,7 @@ class Writer:
             self._waiting.insert(0, under_way.job)
 
     def _take(self) -> _UnderWay | None:
-        """The next one, with a slot that nobody writes into meanwhile."""
+        """The next one, with a slot that is locked against the trainer."""
         while self._waiting:
             job = self._waiting.pop(0)
             if isinstance(job, Job) and not job.is_pinned:

@@ -190,7 +190,7 @@ def _weight_of_number(case: Case, latent: Latent) -> int:
 
 
 def _number_beside(case: Case, buffer: Latent) -> Latent | None:
-    """A number of the buffer's own module that begins anew, where the buffer does not."""
+    """A number of the buffer's module that is not restored, while the buffer is."""
     if _is_anew(case, buffer):
         return None
     module = buffer.item.removeprefix("buffer/").rpartition(".")[0]

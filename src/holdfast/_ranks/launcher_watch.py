@@ -1,7 +1,7 @@
-"""While ranks open a run, nobody but they themselves sees that their launcher has died.
+"""Ranks that are opening a run notice by themselves that their launcher has died.
 
 A store of torch whose server is gone may hold a rank for the better part of an hour, in a call
-that no signal ends. Later the keepers watch the launcher.
+that no signal ends. There is no keeper yet. Once the run is open, the keepers watch the launcher.
 """
 
 from __future__ import annotations

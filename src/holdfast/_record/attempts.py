@@ -146,7 +146,7 @@ def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
 
 
 def note_keeper(layout: RunLayout, attempt: int, pid: int) -> None:
-    """Name the keeper before it beats itself: whoever takes over must wait for it."""
+    """Name the keeper before its first heartbeat: the next attempt must wait for it."""
     before = {"beat": 0, "time": time.time(), **read_json(layout.heartbeat(attempt))}
     record = {**before, "keeper": asdict(of_process(pid))}
     with contextlib.suppress(OSError):

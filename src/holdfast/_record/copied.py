@@ -26,7 +26,7 @@ def own_id(layout: RunLayout, record: dict[str, Any]) -> str:
     run_id = str(record["run_id"])
     if _original(layout, record) is None:
         return run_id
-    # The same for whoever looks, before and after a start has written it down.
+    # Every reader gets the same id, before and after a start has stored it.
     return hashlib.blake2b(f"{run_id} {layout.folder}".encode(), digest_size=16).hexdigest()
 
 

@@ -77,7 +77,7 @@ def _has_nan(spec: TensorSpec, value: Any) -> bool:
 
 
 def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> frozenset[str]:
-    """The names of parameters that are trained: nobody means a NaN there.
+    """The names of parameters that are trained: a NaN there is never intended.
 
     `meant` are the arrays that held one at the start, if that is known.
     """

@@ -45,7 +45,7 @@ class Forgotten:
             self._first_update = step
 
     def note_optimizer(self, optimizer: Any, step: int) -> None:
-        """An optimizer has stepped; whoever makes one for a single step keeps nothing in it."""
+        """An optimizer has stepped. One that lives for a single step has no state to keep."""
         known, first = self._stepped.get(id(optimizer), (None, step))
         if known is None:
             self._stepped[id(optimizer)] = weakref.ref(optimizer), step
@@ -83,8 +83,8 @@ class Forgotten:
             kind, name = type(optimizer).__name__, self._name_of_copy()
             if name is None:
                 yield (
-                    f"an optimizer ({kind}) steps that is not part of the state: after a restart "
-                    "it would begin anew.\n"
+                    f"an optimizer ({kind}) steps and is not part of the state: a restart "
+                    "would lose what it has gathered.\n"
                     "Give it to Run as well: holdfast.Run(…, optimizer=optimizer)"
                 )
             else:

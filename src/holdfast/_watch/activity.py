@@ -83,7 +83,7 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
             found = _debugger_in(_list(thread, "frames"))
             if found is not None:
                 return found
-            # A shell that waits for its next command holds nobody.
+            # A shell that waits for its next command stops no training.
             if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
                 return "a prompt"
     return None

@@ -63,7 +63,7 @@ _BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
 
 
 def has_stack(look: Record) -> bool:
-    """Whether a stack of Python was read: of another program nobody knows what it is to do."""
+    """Whether a stack of Python was read: without one it is unknown what the program should do."""
     processes = words.records(look.get("processes"))
     threads = (each for process in processes for each in words.records(process.get("threads")))
     return any(words.records(each.get("frames")) for each in threads)

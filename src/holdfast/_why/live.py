@@ -56,7 +56,7 @@ class _Pace:
     def is_slow(self) -> bool:
         """Whether a step takes much longer than of late."""
         if self.best and self.current and self.current > _FAR_TIMES * self.best + _SLOW_SECONDS:
-            return True  # for however long: the usual time of late has become slow, too
+            return True  # for however long: the recent usual time has become slow too
         if not self.usual or self.current is None:
             return False
         return self.current > max(_SLOW_TIMES * self.usual, self.usual + _SLOW_SECONDS)
@@ -108,7 +108,7 @@ def judge_live(evidence: Evidence) -> Verdict:
     if still and found is not None and is_seen and not activities & _AT_WORK and _saw(found):
         found.sure = Sure.LIKELY if found.sure is Sure.CERTAIN else found.sure
         found.evidence.append(
-            f"nobody counts its steps: in the last {words.duration(still)} it did nothing"
+            f"its steps are not counted: in the last {words.duration(still)} it did nothing"
         )
         return _of(evidence, found)
     reasons = find_reasons(looks, disturbed, _compiled_lately(evidence.beat))

@@ -62,13 +62,13 @@ _WORLD = re.compile(
     r"|\bMEMBER: \d{1,5}/(\d{1,5})\b|Starting with (\d{1,5}) processes"
 )
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
-# What no training goes on after, whoever prints something then.
+# No training goes on after these, whatever is printed later.
 _LAST_WORDS = (
     *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
     *("slurm_cancelled", "slurm_requeued", "holdfast_start", "holdfast_stop", "holdfast_finished"),
     *("nan_loss", "faulthandler", "cxx_exception", "ranks"),
 )
-# The outermost frame of what nobody caught; "" where no frame is told.
+# The outermost frame of an uncaught exception; "" where no frame is told.
 _OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
 _REPORTS = ("ChildFailedError", "ProcessExitedException")
 # So many lines without a sign are no part of an end any more: several ranks together print less,
