@@ -243,8 +243,12 @@ class Jobs:
             30,
             "the end of all processes",
         )
-        assert may_leave_arena or arena_files(self.folder) == []
+        left = [] if may_leave_arena else arena_files(self.folder)
+        assert left == [], (self.events("save-failed"), self._said_by_keepers())
         assert list((self.folder / "checkpoints").glob(".*")) == []
+
+    def _said_by_keepers(self) -> list[str]:
+        return [path.read_text() for path in sorted(self.folder.glob("attempts/*/keeper*.log"))]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return journal_events(self.folder, name)

@@ -298,6 +298,18 @@ def test_what_is_called_bad_is_set_aside_before_anybody_leaves():
     assert table.shelf.noted("set-aside-void") == [{}]
 
 
+def test_what_is_durable_and_good_is_not_written_again_after_a_bad_step():
+    """Its slot may be gone by then: the write would fail, and the arenas would stay."""
+    table = Table()
+    table.hold(4)
+    table.order(0, 4)
+    table.write_all(4)
+    table.say(1, "void", step=3, reason="NotFinite: loss is nan (step 3)")
+    table.order(1, 4)
+    assert len(table.shelf.begun) == 1
+    assert table.all_told("failed") == []
+
+
 # -- the deadline -----------------------------------------------------------------------
 
 

@@ -62,8 +62,9 @@ class Commits(Table):
         self.void_step = step
         for seat in self.seats.values():
             seat.held = {key for key in seat.held if not self._is_void(key)}
-        # Older ones may be held by all, and not be durable.
-        self.common = self.durable = None
+        self.common = None  # an older one that all hold takes its place
+        if self.durable is not None and self._is_void(self.durable):
+            self.durable = None  # older ones may not be durable
         for each in self.seats:  # first: whoever waits for a checkpoint is to know why it fails
             self._send(each, "void", step=step, reason=reason, by=rank)
         # A trainer that is told may be sent away before it could do it.

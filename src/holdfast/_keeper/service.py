@@ -333,7 +333,10 @@ class Keeper(Asked):
 
     def _has_failed(self) -> bool:
         """Whether the disk did not take a state that the next start needs."""
-        return self._failed_step is not None and self._failed_step < self._void_step
+        failed = self._failed_step
+        if failed is None or failed >= self._void_step:
+            return False
+        return self._durable_step is None or failed > self._durable_step
 
     def _let_go(self, *, remove: bool = True) -> None:
         """Remove the arenas; one that the disk would not take stays for the next start."""
@@ -341,6 +344,7 @@ class Keeper(Asked):
         is_needed = not remove or self._has_failed()
         remove = not is_needed or not self._policy.layout.identity.exists()
         if not remove:
+            print(f"the arenas stay: step {self._failed_step} is not on disk", flush=True)
             self._holdings.hash_newest()
         self._holdings.let_go(remove=remove)
 
