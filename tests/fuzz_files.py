@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from tests.cli.command import holdfast
 from tests.forging import dumps, forged
 from tests.rank_folders import capture_of, make_run
 
-RUN_ID = "f0" * 16
+RUN_ID = uuid.uuid4().hex  # two of these may run at once
 COMMANDS = (
     *(("status",), ("status", "--json"), ("ls",), ("verify",), ("metrics",), ("why",), ("clean",)),
     *(("report", "-o", "page.html"), ("export", "out.safetensors"), ("export", "out.pt")),

@@ -18,10 +18,14 @@ BAD = {"loss": math.nan}
 @pytest.mark.parametrize(("meets", "rank"), [("group", 1), ("files", 1), ("group", 0)])
 def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, meets, rank):
     plan = {"meets": meets, "total": 20, "stop_when": NOT_FINITE, "settings": EACH}
-    # Without a group nothing holds the other rank back: it must hear before it is through.
-    gate = [(1 - rank, 12, "gate", str(jobs.gate))] if meets == "files" else []
-    job = jobs.start(**plan, events=[(rank, 11, "log", BAD), *gate])
-    if gate:
+    # Without a group nothing holds the ranks together: both must have saved step 11 before one of
+    # them is bad, and the other must hear of it before it is through.
+    known = jobs.folder.with_name("step 11 is durable")
+    gates = [(rank, 11, "gate", str(known)), (1 - rank, 12, "gate", str(jobs.gate))]
+    job = jobs.start(**plan, events=[*(gates if meets == "files" else []), (rank, 11, "log", BAD)])
+    if meets == "files":
+        wait_until(lambda: 11 in checkpoint_steps(jobs.folder), what="step 11 on disk")
+        known.touch()
         wait_until(lambda: void_steps(RunLayout(jobs.folder)), what="the word that it is bad")
         jobs.open_gate()
     assert job.statuses() == [65, 65], job.outputs
@@ -35,6 +39,21 @@ def test_bad_on_one_rank_is_bad_on_all_and_is_never_resumed(jobs, undisturbed, m
     again = jobs.start(**plan)
     assert again.hashes() == undisturbed(meets=meets, total=20)
     assert again.started_at() == [11, 11]
+
+
+def test_a_step_that_only_the_bad_rank_has_saved_keeps_no_memory(jobs, undisturbed):
+    """The other rank is far behind when it hears that step 12 is bad, and never saves step 10."""
+    plan = {"meets": "files", "total": 20, "stop_when": NOT_FINITE}
+    plan["settings"] = {"checkpoint_every": 5}
+    job = jobs.start(**plan, events=[(1, 11, "log", BAD), (0, 7, "gate", str(jobs.gate))])
+    wait_until(lambda: void_steps(RunLayout(jobs.folder)), what="the word that it is bad")
+    jobs.open_gate()
+    assert job.statuses() == [65, 65], job.outputs
+    jobs.check_nothing_left()
+    assert checkpoint_steps(jobs.folder) == [5]
+    again = jobs.start(**plan)
+    assert again.hashes() == undisturbed(meets="files", total=20)
+    assert again.started_at() == [5, 5]
 
 
 @pytest.mark.nightly  # tests/processes/test_rules.py

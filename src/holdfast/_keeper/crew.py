@@ -306,6 +306,14 @@ class CrewKeeper(KeeperAmongOthers):
         self._to_hub("died", how=death.how or "died", host=host_name(), step=step)
         death.write(durable=False)
 
+    def _has_failed(self) -> bool:
+        """Only a state that all ranks hold is of use to the next start."""
+        if not super()._has_failed() or self._holdings.salvages:
+            return super()._has_failed()
+        mark = int(self._ends.control.words[control.COMMON]) - 1
+        durable = -1 if self._durable_step is None else self._durable_step
+        return durable < mark // 2 < self._void_step
+
     def _leave_hung(self, rank: int | None) -> None:
         assert self._hub is not None
         self._hub.end_hung(rank)

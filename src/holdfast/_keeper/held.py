@@ -154,6 +154,11 @@ class Holdings:
         with self._lock:
             self._salvaged.append(held)
 
+    @property
+    def salvages(self) -> bool:
+        """Whether something of an earlier attempt is still on its way to disk."""
+        return bool(self._salvaged)
+
     def of(self, generation: int) -> HeldArena | None:
         return self._own.get(generation)
 
