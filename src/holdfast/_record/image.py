@@ -54,6 +54,10 @@ STORED_AS = {
     "float8_e5m2": "F8_E5M2",
     "complex64": "C64",
 }
+_ITEM_BYTES = {
+    name: int("".join(filter(str.isdigit, name.partition("_")[0])) or 8) // 8
+    for name in STORED_AS.values()
+}
 
 
 @dataclass(frozen=True)
@@ -286,6 +290,8 @@ def _check_plan(plan: ImagePlan) -> None:
         numbers = sides if spec.strides is None else (*sides, *spec.strides)
         if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
             raise ValueError("a tensor is described by something else than numbers and names")
+        if spec.stored_as != "U8" and _ITEM_BYTES.get(spec.stored_as) != spec.item_bytes:
+            raise ValueError(f"{spec.name} is stored as {spec.stored_as!r}, which is no type of it")
         if spec.strides is not None and len(spec.strides) != len(spec.shape):
             raise ValueError(f"{spec.name} has strides of another tensor")
         if min(sides) < 0 or math.prod(sides) != spec.size_bytes:

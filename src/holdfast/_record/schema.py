@@ -210,6 +210,7 @@ class _Tree:
             return [inner]
         elif tag == "$node":
             _require(type(inner) is dict, "a value made of parts has none")
+            _require(not any(name.startswith("$") for name in inner), "a part has no name")
             return inner.values()  # type: ignore[no-any-return]
         else:
             _check_plain(tag, inner)

@@ -151,7 +151,7 @@ class _Loader:
         adapter = next(a for a in adapters() if a.is_generator(live))
         try:
             adapter.restore_generator(live, state)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        except (ArithmeticError, ValueError, TypeError, KeyError, RuntimeError) as error:
             raise StateMismatch(
                 f"{path}: this {type(live).__name__} cannot take the stored state: {error}\n"
                 "The checkpoint is left as it was."
