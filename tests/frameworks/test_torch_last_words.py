@@ -250,7 +250,7 @@ def look_at_losses(layout, *, are_freed):
     thread = threading.Thread(target=train)
     thread.start()
     assert grown.wait(30)
-    suspects._look(Scene(layout, 1, steps=50), thread.ident)
+    suspects._find_suspects(Scene(layout, 1, steps=50), thread.ident)
     over.set()
     thread.join()
 

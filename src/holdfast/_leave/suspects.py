@@ -27,13 +27,13 @@ def look_for_graphs(scene: Scene, thread: int) -> None:
 
     def look() -> None:
         with contextlib.suppress(Exception):  # objects of any kind are looked into
-            _look(scene, thread)
+            _find_suspects(scene, thread)
 
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=look, name="holdfast-suspects", daemon=True).start()
 
 
-def _look(scene: Scene, thread: int) -> None:
+def _find_suspects(scene: Scene, thread: int) -> None:
     graphs = importlib.import_module("holdfast.torch.graphs")
     views = view([each for each in frames_of_thread(thread) if is_users(each[0])])
     counts = (scene.steps, scene.batch)
