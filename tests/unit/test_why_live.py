@@ -127,6 +127,7 @@ def test_what_stands_is_named_before_the_watch_calls_it_a_hang():
     verdict = judge_strictly(unknown)  # after too few steps to know how long one takes
     assert verdict.cause is Cause.HANG_LOCK
     assert any("before 30 min are over" in line for line in verdict.evidence)
+    assert verdict.sentence.startswith("No step for ")
     short = judge_strictly(live({**STUCK, "boundary_age": 0.06}))
     assert short.cause is Cause.RUNNING
 

@@ -234,7 +234,8 @@ class HangWatch:
             "rank": self._rank,
             "step": int(words[control.STEP]),
             "mark": int(words[control.MARK]),
-            "boundary_age": _age(int(words[control.BOUNDARY_NS])),
+            # In the first step no boundary was passed yet: then since the loop began.
+            "boundary_age": _age(int(words[control.BOUNDARY_NS] or words[control.LOOP_NS])),
             "pulse_age": _age(int(words[control.PULSE_NS])),
             "phase": self._phase,
             "in_loop": bool(words[control.IN_LOOP]),
