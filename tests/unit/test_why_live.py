@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast._keeper.hang_looks import held_by
 from holdfast._why.evidence import Evidence
 from holdfast._why.judge import judge_strictly
 from holdfast._why.verdict import Cause, Restart
@@ -149,6 +150,24 @@ def test_what_somebody_holds_is_no_hang(seen, cause, said):
     verdict = judge_strictly(live(seen))
     assert (verdict.cause, verdict.restart) == (cause, Restart.DONE)
     assert said in verdict.sentence
+
+
+PDB = "py/pdb.py:366 Pdb.interaction"
+
+
+def test_a_debugger_in_a_worker_is_told_with_the_line_of_the_worker():
+    worker = process(101, thread(PDB, "data.py:7 Samples.__getitem__", *LOADER_WORKER))
+    verdict = judge_strictly(live(look(process(100, thread(*LOADER)), worker)))
+    assert verdict.cause is Cause.DEBUGGER
+    assert "its process (pid 101) is held by pdb at data.py:7 in __getitem__()" in verdict.sentence
+    assert held_by("PAUSED", look(process(100), worker)) == "pdb in its process 101"
+
+
+def test_a_debugpy_that_waits_for_a_client_is_told_as_such():
+    waits = "/venv/site-packages/debugpy/_vendored/pydevd/pydevd.py:1 _wait_for_attach"
+    verdict = judge_strictly(live(alone(waits, "train.py:3 f")))
+    assert "held by debugpy, which waits for a client at train.py:3 in f()" in verdict.sentence
+    assert "Attach an editor to it" in verdict.sentence
 
 
 def test_a_debugger_is_known_by_the_heartbeat_alone():

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast._watch.activity import computes, debugger_of, tracer_of, unread_of
+from holdfast._watch.activity import (
+    CLIENT,
+    computes,
+    debugger_of,
+    held_thread,
+    tracer_of,
+    unread_of,
+)
 from holdfast._why import words
 from holdfast._why.stack_words import (
     Standing,
@@ -112,7 +119,9 @@ _HINTS = {
     "prompt": "Answer it, and the training goes on",
     "input": "Answer it, and the training goes on",
     "debugger": "Let it go on there (c), and the training goes on",
+    "client": "Attach an editor to it, or take debugpy.wait_for_client() out",
 }
+_BY_PERSON = {"a prompt": "prompt", CLIENT: "client"}
 
 
 def _in_debugger(look: Record, standing: Standing) -> Held | None:
@@ -120,11 +129,13 @@ def _in_debugger(look: Record, standing: Standing) -> Held | None:
     if by is None and standing.kind == "input":
         by = "a prompt"
     if by is not None:
-        at = f" at {standing.place}" if standing.place else ""
-        hint = _HINTS["prompt" if by == "a prompt" else "debugger"]
-        return Held(
-            Cause.DEBUGGER, f"is held by {by}{at}", Sure.CERTAIN, standing, _state(look), hint
-        )
+        who, where = "", standing
+        found = held_thread(look)
+        if found is not None and found[1] is not trainer_of(look):
+            who, where = f"waits while {_pid(found[1])} ", read_thread(dict(found[2]))
+        said = f"{who}is held by {by}" + (f" at {where.place}" if where.place else "")
+        hint = _HINTS.get(_BY_PERSON.get(by, ""), _HINTS["debugger"])
+        return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
     process = tracer_of(look)
     if process is None:
         return None
