@@ -18,6 +18,7 @@ from typing import Any
 from holdfast._record.identity import host_name
 from holdfast._watch.calls import find_call, unread_outputs
 from holdfast._watch.cgroup import cpu_quota
+from holdfast._watch.disk import shm_room
 from holdfast._watch.fault_stacks import FaultStacks
 from holdfast._watch.frozen import is_frozen
 from holdfast._watch.pyspy import Dump, PythonThread, dump_stacks, find_pyspy
@@ -268,6 +269,7 @@ class _Look:
             "cores": usable_cores(self._pid),
             "load": _load(),
             "cpu_quota": cpu_quota(self._pid),
+            "shm": shm_room(),
             "processes": processes,
         }
 

@@ -30,6 +30,7 @@ Record = dict[str, Any]
 PULSE_SECONDS = 5.0  # without a beat of its own thread: nothing of it that is Python runs
 _FAULTS_PER_SECOND = 100.0  # pages that come back from swap
 _MOST_THREADS = 6
+_SMALL_SHM_BYTES = 2 << 30  # a container has 64 MB of it, a machine half of its memory
 
 _CAUSES = {
     **dict.fromkeys(("lock", "queue", "event", "join", "filelock", "asyncio"), Cause.HANG_LOCK),
@@ -240,11 +241,31 @@ def _of_workers(look: Record, standing: Standing, crew: Crew) -> Held:
         hint = "A worker that died takes its task along"
         if standing.kind == "pool":
             hint += ", and multiprocessing.Pool waits for ever: concurrent.futures says so instead"
+        else:
+            evidence += _tell_shm(look)
+            hint = (
+                "A batch is lost: its worker died, or could not send it and has printed why (a "
+                f"full /dev/shm{_size_of_shm(look)}, something that cannot be pickled)"
+            )
         sure = Sure.LIKELY
     else:
         said = f"{said}, and no worker of it is seen"
         hint, sure = "See what became of its workers: a dead one takes its task along", Sure.LIKELY
     return Held(cause, said, sure, standing, evidence, hint)
+
+
+def _size_of_shm(look: Record) -> str:
+    """Where it is small, as in a container: then it is the likely reason."""
+    total = words.whole(words.record(look.get("shm")).get("total"))
+    return f", which has only {words.size(total)}" if total and total < _SMALL_SHM_BYTES else ""
+
+
+def _tell_shm(look: Record) -> list[str]:
+    room = words.record(look.get("shm"))
+    free, total = words.whole(room.get("free")), words.whole(room.get("total"))
+    if free is None or not total:
+        return []
+    return [f"/dev/shm has {words.size_of(free, total)} free; it was full if a batch did not fit"]
 
 
 _DISK_HINT = (
