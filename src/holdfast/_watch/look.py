@@ -173,7 +173,8 @@ class _Look:
         until = time.monotonic() + _MOVES_SECONDS
         while awake and program is not None and time.monotonic() < until:
             time.sleep(_MOVES_PAUSE_SECONDS)
-            again = dump_stacks(awake[:_MOST_AWAKE], until - time.monotonic(), program)
+            left = until - time.monotonic()
+            again = dump_stacks(awake[:_MOST_AWAKE], left, program, self._get_on)
             second.update({pid: each for pid, each in again.items() if not each.error})
             awake = [pid for pid in awake if not self._has_moved(pid)]
 
