@@ -82,7 +82,8 @@ def open_folder(folder: Path) -> tuple[RunLayout, str]:
     layout = RunLayout(folder.absolute())
     _refuse_links(layout)
     try:
-        layout.folder.mkdir(parents=True, exist_ok=True)
+        if not layout.folder.exists():
+            layout.folder.mkdir(parents=True, exist_ok=True)
         if (record := read_json(layout.identity)).get("run_id"):
             settle_identity(layout, record)
         else:
