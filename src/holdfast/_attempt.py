@@ -27,6 +27,7 @@ from holdfast._data.feeds import Feeds
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._interactive import is_interactive
 from holdfast._keeper.keep import Policy
+from holdfast._keeper.persist import is_replaced
 from holdfast._leave import statuses
 from holdfast._leave.bounded import bound_leaving, die_if_terminated, goes_on
 from holdfast._leave.followers import end_followers
@@ -40,7 +41,7 @@ from holdfast._mirror.opening import MirrorSide
 from holdfast._phases import Phases
 from holdfast._ranks.party import Party, come_together, leave_again, stopped_before
 from holdfast._ranks.world import World, find_launcher, find_world
-from holdfast._record.attempts import beating, cannot_write, claim, open_folder
+from holdfast._record.attempts import beating, cannot_write, claim, open_folder, release
 from holdfast._record.opened import tell_leader
 from holdfast._resume.start import Start, resume
 from holdfast._save.control import DONE, MARK, STAYS, STEP, WORK, mark_of, private_words
@@ -59,6 +60,7 @@ class Attempt(Boundaries):
     """Opens and closes a run; `Run` adds the loops."""
 
     _party: Party | None = None  # the ranks that opened it together
+    _run_id: str
     _grace_seconds: float | None = None  # after a SIGTERM
     _hear_no_optimizers: Callable[[], None]  # any more
 
@@ -71,6 +73,7 @@ class Attempt(Boundaries):
         speak_as(world.rank)
         self._mirror = MirrorSide(self._folder, self._settings, world.rank)
         self._layout, run_id = open_folder(self._folder)
+        self._run_id = run_id
         start = Start(self._layout, run_id, self._folder)
         self.attempt, self._party = 0, None
         try:
@@ -260,7 +263,8 @@ class Attempt(Boundaries):
             reason = leaving.reason if leaving is not None else "closed"
             leaving = Stopped(statuses.NOT_DURABLE, reason, self.step)
             if self._custody.has_keeper and self._saver.newest is not None:
-                say_in_memory(leaving, self._saver.newest.step)
+                is_removed = not self._layout.identity.exists()
+                say_in_memory(leaving, self._saver.newest.step, is_removed=is_removed)
         durable_step = self._custody.durable_step
         how = f"finished: {self._over}" if leaving is None and self._over else reason_of(leaving)
         self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
@@ -409,5 +413,8 @@ class Attempt(Boundaries):
     def _record_exit(
         self, status: int, how: str, durable_step: int | None, *, asked: bool = False
     ) -> None:
+        if is_replaced(self._layout, self._run_id):
+            release(self._layout, self.attempt)  # another run has this number there
+            return
         record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
         self._exit_record().write(record, asked=asked)

@@ -98,6 +98,8 @@ def test_at_a_breakpoint_of_debugpy(stage):
     trainer = stage.start("debugpy", *_TIMEOUT)
     port = int(trainer.wait_for("debugpy ").split()[1])
     place = place_of("hanging.py", "debugpy")
+    wait_until(lambda: stage.beat.get("paused"), 20, "a heartbeat that says so")
+    _check_no_alarm(stage, stage.why(), Cause.DEBUGGER, "debugpy, which waits for a client")
     editor = Editor(port, {SCRIPTS / "hanging.py": [int(place.partition(":")[2])]})
     try:
         thread, _ = editor.wait_until_stopped()

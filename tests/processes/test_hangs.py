@@ -71,6 +71,17 @@ def test_a_run_that_hangs_saves_and_leaves_when_it_is_told_to(folder, light):
     assert checkpoint_steps(folder)[-1] >= 28
 
 
+# Over 5 s: as above.
+def test_a_call_that_holds_the_interpreter_is_said_by_the_keeper(folder, light):
+    settings = '{"hang_timeout": 4, "max_overhead": 1.0}'
+    trainer = light(folder, *_STEPS, "--settings", settings, "--hold-at", 30, "--stick", "with-gil")
+    line = trainer.wait_for("holds the interpreter", 30)
+    assert line.startswith("holdfast: No step for ")
+    assert trainer.wait_for("More: holdfast why").startswith(f"More: holdfast why {folder}")
+    assert _hang(folder)["cause"] == "hang-gil"
+    trainer.kill()
+
+
 # tests/hangs/test_one_process.py shows a hang that ends by itself.
 @pytest.mark.nightly
 def test_a_step_that_is_made_after_all_ends_the_hang(folder, light, gate):

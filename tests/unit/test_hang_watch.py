@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast._keeper import hangs
 from holdfast._keeper.hangs import HangWatch
-from holdfast._save.control import BOUNDARY_NS, private_words
+from holdfast._save.control import BOUNDARY_NS, LOOP_NS, private_words
 from tests.support import wait_until
 
 _LOOK = {"pid": 1, "processes": []}
@@ -84,3 +84,11 @@ def test_in_the_calm_nobody_reads_how_long_it_has_waited(monkeypatch):
     assert asked == []
     scene.see(103.0)
     assert asked == [1]
+
+
+def test_the_first_step_is_as_old_as_its_loop():
+    scene, now = _begun()
+    scene.words[LOOP_NS] = int((now - 40) * 1e9)
+    scene.looker.may_end.set()
+    wait_until(lambda: "looked" in scene.see(now), what="the answer")
+    assert 40 <= scene.posted[-1][1]["look"]["boundary_age"] < 100

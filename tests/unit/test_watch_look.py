@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._stop import dump
-from holdfast._watch.activity import Activity, activity_of, debugger_of, innermost, is_users
+from holdfast._watch.activity import CLIENT, Activity, activity_of, debugger_of, innermost, is_users
 from holdfast._watch.fault_stacks import parse_stacks
 from holdfast._watch.frozen import is_frozen
 from holdfast._watch.pyspy import _reason, find_pyspy
@@ -122,6 +122,8 @@ _LIB = "/usr/lib/python3.11"
         ([f"{_LIB}/cmd.py Cmd.cmdloop", f"{_LIB}/pdb.py Pdb.interaction"], "pdb"),
         ([f"{_LIB}/pdb.py interaction"], "pdb"),
         (["/v/site-packages/debugpy/_vendored/pydevd/pydevd.py PyDB._do_wait_suspend"], "debugpy"),
+        (["/v/site-packages/debugpy/_vendored/pydevd/pydevd.py _wait_for_attach"], CLIENT),
+        (["/opt/pycharm/helpers/pydev/pydevd.py _wait_for_attach"], "a debugger"),
         (["/opt/pycharm/helpers/pydev/pydevd.py PyDB.do_wait_suspend"], "a debugger"),
         (["/v/site-packages/IPython/core/debugger.py Pdb.interaction"], "pdb"),
         ([f"{_LIB}/code.py InteractiveConsole.interact"], "a prompt"),

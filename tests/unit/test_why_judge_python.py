@@ -193,7 +193,21 @@ TABLE: dict[str, tuple[Evidence, Cause, Sure]] = {
         Sure.CERTAIN,
     ),
     "nan": (raised("ValueError", "loss is nan"), Cause.BAD_TRAINING, Sure.LIKELY),
+    "a breakpoint": (raised("BdbQuit", ""), Cause.DEBUGGER, Sure.CERTAIN),
 }
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("", "or there was no terminal to answer at"),
+        ("Caught BdbQuit in DataLoader worker process 0.\nOriginal …", "num_workers=0"),
+    ],
+)
+def test_a_breakpoint_that_nobody_could_answer_is_named(message, said):
+    verdict = judge_strictly(raised("BdbQuit", message, frames=[["/a/data.py", 7, "__getitem__"]]))
+    assert "ended at a breakpoint (breakpoint() or pdb), at /a/data.py:7" in verdict.sentence
+    assert said in " ".join([verdict.sentence, *verdict.advice])
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
+from holdfast._keeper.hang_looks import held_by
 from holdfast._why.evidence import Evidence
 from holdfast._why.judge import judge_strictly
-from holdfast._why.verdict import Cause, Restart
-from tests.unit.hang_looks import LOADER, LOADER_WORKER, alone, look, process, thread
+from holdfast._why.signs import read_signs
+from holdfast._why.verdict import Cause, Restart, Sure
+from tests.unit.hang_looks import (
+    IDLE_LOADER_WORKER,
+    LOADER,
+    LOADER_WORKER,
+    alone,
+    look,
+    process,
+    thread,
+)
 from tests.unit.why_evidence import GB, NOW
 
 Record = dict[str, Any]
@@ -127,6 +137,7 @@ def test_what_stands_is_named_before_the_watch_calls_it_a_hang():
     verdict = judge_strictly(unknown)  # after too few steps to know how long one takes
     assert verdict.cause is Cause.HANG_LOCK
     assert any("before 30 min are over" in line for line in verdict.evidence)
+    assert verdict.sentence.startswith("No step for ")
     short = judge_strictly(live({**STUCK, "boundary_age": 0.06}))
     assert short.cause is Cause.RUNNING
 
@@ -148,6 +159,43 @@ def test_what_somebody_holds_is_no_hang(seen, cause, said):
     verdict = judge_strictly(live(seen))
     assert (verdict.cause, verdict.restart) == (cause, Restart.DONE)
     assert said in verdict.sentence
+
+
+def test_a_batch_that_a_worker_could_not_send_is_told_with_the_shm_that_was_full():
+    idle = process(101, thread(*IDLE_LOADER_WORKER, wchan="poll_schedule_timeout"))
+    seen = look(process(100, thread(*LOADER)), idle, shm={"free": 60 << 20, "total": 64 << 20})
+    verdict = judge_strictly(live(seen))
+    assert verdict.cause is Cause.HANG_LOADER
+    assert "A batch is lost" in verdict.sentence
+    assert "a full /dev/shm, which has only 67 MB" in verdict.sentence
+    evidence = live(seen)
+    evidence.signs = read_signs(
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_16_27_61>: No space "
+        "left on device (28)\n"
+    )
+    verdict = judge_strictly(evidence)
+    assert (verdict.cause, verdict.sure) == (Cause.SHM_FULL, Sure.LIKELY)
+    assert verdict.sentence.startswith("/dev/shm was full, and a worker of the data loader could")
+    assert "train.py:30 in train()" in verdict.sentence
+    assert any("--shm-size=8g" in line for line in verdict.advice)
+
+
+PDB = "py/pdb.py:366 Pdb.interaction"
+
+
+def test_a_debugger_in_a_worker_is_told_with_the_line_of_the_worker():
+    worker = process(101, thread(PDB, "data.py:7 Samples.__getitem__", *LOADER_WORKER))
+    verdict = judge_strictly(live(look(process(100, thread(*LOADER)), worker)))
+    assert verdict.cause is Cause.DEBUGGER
+    assert "its process (pid 101) is held by pdb at data.py:7 in __getitem__()" in verdict.sentence
+    assert held_by("PAUSED", look(process(100), worker)) == "pdb in its process 101"
+
+
+def test_a_debugpy_that_waits_for_a_client_is_told_as_such():
+    waits = "/venv/site-packages/debugpy/_vendored/pydevd/pydevd.py:1 _wait_for_attach"
+    verdict = judge_strictly(live(alone(waits, "train.py:3 f")))
+    assert "held by debugpy, which waits for a client at train.py:3 in f()" in verdict.sentence
+    assert "Attach an editor to it" in verdict.sentence
 
 
 def test_a_debugger_is_known_by_the_heartbeat_alone():

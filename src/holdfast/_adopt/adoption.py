@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,21 @@ class Adopted:
 
 def adopt_files(folder: Path, wanted: Adoption) -> Adopted:
     """Make a run of a checkpoint that another library wrote."""
-    _refuse_a_run(folder)
+    refuse_a_run(folder)
     prepared = prepare(wanted)
-    # Made beside it and then renamed: a folder without its checkpoint would be a run that begins
-    # from nothing.
+    publish_run(folder, lambda unfinished: _make_run(unfinished, prepared, wanted))
+    return Adopted(prepared, sum(spec.size_bytes for spec in prepared.captured.specs))
+
+
+def publish_run(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have a run folder made beside its place, and then rename it.
+
+    A folder without its checkpoint would be a run that begins from nothing.
+    """
     unfinished = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.unfinished")
     try:
         unfinished.parent.mkdir(parents=True, exist_ok=True)
-        _make_run(unfinished, prepared, wanted)
+        make(unfinished)
         sync_folder(unfinished)
         if not publish_folder(unfinished, folder.absolute()):
             raise _is_taken(folder)
@@ -51,7 +59,6 @@ def adopt_files(folder: Path, wanted: Adoption) -> Adopted:
         ) from error
     finally:
         remove_folder(unfinished)
-    return Adopted(prepared, sum(spec.size_bytes for spec in prepared.captured.specs))
 
 
 def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
@@ -77,7 +84,7 @@ def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
     ExitRecord(layout, attempt).write(record, asked=False)
 
 
-def _refuse_a_run(folder: Path) -> None:
+def refuse_a_run(folder: Path) -> None:
     layout = RunLayout(folder.absolute())
     if layout.identity.exists() or layout.checkpoints.exists():
         raise FolderError(

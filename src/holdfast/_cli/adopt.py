@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -67,6 +68,9 @@ def adopt(
     lays the one over the other, and refuses what does not fit. The files that were adopted are not
     changed, nor needed any more. The data begins at the top of an epoch.
 
+    CHECKPOINT may also be an arena in /dev/shm, of a run whose folder was removed while it trained:
+    FOLDER becomes that run, and goes on exactly there.
+
     \b
     Example:
       holdfast adopt runs/a --from last.ckpt
@@ -74,6 +78,13 @@ def adopt(
       holdfast adopt runs/a --from net.pt --step 0 --name model=net
       >>> with holdfast.Run("runs/a", model=model, optimizer=optimizer) as run:
     """
+    if sys.platform == "linux":
+        from holdfast._save.backing import is_arena
+
+        if is_arena(source):
+            is_plain = not names and not fresh and step is None and epoch is None
+            _adopt_memory(folder, source, is_plain=is_plain)
+            return
     from holdfast._adopt.adoption import Adoption, adopt_files
 
     done = adopt_files(folder, Adoption(source, step, epoch, names, fresh))
@@ -98,6 +109,16 @@ def adopt(
             f"Left out, for it is no variable with numbers: {_some(found.left_out)}. "
             "An iterator of tf.data begins anew, at the top of an epoch."
         )
+
+
+def _adopt_memory(folder: Path, source: Path, *, is_plain: bool) -> None:
+    from holdfast._adopt.from_memory import adopt_memory
+
+    if not is_plain:
+        raise click.UsageError("A state in memory is taken as it is, without further options.")
+    step = adopt_memory(folder, source)
+    click.echo(f"{words.name(folder)}: step {step}, in the memory of this machine.")
+    click.echo("Start the training with this folder: it goes on there and makes it durable.")
 
 
 def _some(names: list[str]) -> str:

@@ -29,13 +29,13 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
     """The arenas of a run that nobody works on."""
     if sys.platform != "linux":
         return
-    from holdfast._save.backing import find_leftovers, rank_of
+    from holdfast._save.backing import find_leftovers, rank_of, users_of
 
     paths = find_leftovers(run.run_id)
     if not paths:
         return
     line = own_line(run.layout, run.run_id)
-    in_use = _open_files()
+    in_use = users_of()
     for path in paths:
         if path in in_use:
             yield run.item(path, "memory", "a process has it open", goes=False)
@@ -61,13 +61,13 @@ def find_of_unknown_runs(known: Collection[str], *, drop: bool) -> Iterator[Litt
     """The arenas of this user whose runs are not among those that were found on disk."""
     if sys.platform != "linux":
         return
-    from holdfast._save.backing import SHM, find_leftovers
+    from holdfast._save.backing import SHM, find_leftovers, users_of
 
     prefix = f"holdfast-{os.geteuid()}-"
     with contextlib.suppress(OSError):
         names = [path.name.removeprefix(prefix) for path in SHM.glob(f"{prefix}*")]
         run_ids = {name.partition("-")[0] for name in names} - set(known)
-        in_use = _open_files()
+        in_use = users_of()
         for run_id in sorted(run_ids):
             for path in find_leftovers(run_id):
                 if path not in in_use:
@@ -75,20 +75,22 @@ def find_of_unknown_runs(known: Collection[str], *, drop: bool) -> Iterator[Litt
 
 
 def _judge_unknown(path: Path, drop: bool) -> Litter:
-    step, last_write = None, 0.0
+    step, last_write, place = None, 0.0, ""
     with contextlib.suppress(OSError):
         last_write = path.stat().st_mtime
     for arena in _opened(path):
         whole = arena.whole()
         last_write = max([last_write, *(record.captured_at for record in whole)])
         step = max((record.step for record in whole if record.is_hashed), default=None)
+        place = arena.folder
     quiet = time.time() - last_write
     if quiet < _QUIET_SECONDS:
         why = f"written {words.duration(quiet)} ago, perhaps by a run in another container"
         return _of_no_folder(path, why, goes=False)
     if step is None:
         return _of_no_folder(path, "holds no snapshot that a start would use", goes=True)
-    why = f"step {step} of a run whose folder is not below here"
+    whose = f"that was in {words.name(place)}" if place else "whose folder is not below here"
+    why = f"step {step} of a run {whose}"
     return _of_no_folder(path, _dropped_or_kept(why, drop), goes=drop)
 
 
@@ -133,18 +135,3 @@ def _opened(path: Path) -> Iterator[Arena]:
         return
     yield arena
     arena.close()
-
-
-def _open_files() -> set[Path]:
-    """The files in shared memory that a process of this machine has open, as far as we may see."""
-    from holdfast._save.backing import SHM
-
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for link in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    target = link.readlink()
-                    if target.parent == SHM:
-                        found.add(target)
-    return found

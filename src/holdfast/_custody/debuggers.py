@@ -22,22 +22,23 @@ import time
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
-from holdfast._save.control import DEBUGGERS
+from holdfast._save.control import CLIENT, DEBUGGERS
 from holdfast._watch.proc import read_bytes
 
 _PDB = DEBUGGERS.index("pdb")
 _DEBUGPY = DEBUGGERS.index("debugpy")
+_CLIENT = DEBUGGERS.index(CLIENT)
 _PROMPT = DEBUGGERS.index("a prompt")
 _OTHER = DEBUGGERS.index("a debugger")
-_STRONGEST_FIRST = (_DEBUGPY, _PDB, _OTHER, _PROMPT)
+_STRONGEST_FIRST = (_CLIENT, _DEBUGPY, _PDB, _OTHER, _PROMPT)
 
 # By function: the files in which it waits for a person, and who that is.
 _PYTHON = os.__file__.rpartition("/")[0]
 _WAITS: dict[str, tuple[tuple[str, int], ...]] = {
     "interaction": ((f"{_PYTHON}/pdb.py", _PDB), ("/pudb/", _OTHER)),
     "do_wait_suspend": (("/pydevd.py", _DEBUGPY),),
-    "wait_for_client": (("/debugpy/", _DEBUGPY),),
-    "_wait_for_attach": (("/pydevd.py", _DEBUGPY),),
+    "wait_for_client": (("/debugpy/", _CLIENT),),
+    "_wait_for_attach": (("/pydevd.py", _CLIENT),),
     # The other ranks wait there for the one.
     "breakpoint": (("/torch/distributed/__init__.py", _PDB),),
     "__init__": (("/remote_pdb.py", _OTHER), ("/rpdb/", _OTHER)),  # for somebody to connect
@@ -185,7 +186,8 @@ def _strongest(found: list[int], around: int) -> int:
 
 def _named(kind: int) -> int:
     """PyCharm and others have pydevd without debugpy."""
-    return _OTHER if kind == _DEBUGPY and "debugpy" not in sys.modules else kind
+    is_other = kind in (_CLIENT, _DEBUGPY) and "debugpy" not in sys.modules
+    return _OTHER if is_other else kind
 
 
 def _is_idle_kernel(stack: Stack) -> bool:

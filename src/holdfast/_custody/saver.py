@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -74,6 +75,7 @@ class Saver:
                 announce=custody.announce,
                 say=say,
                 rank=policy.rank,
+                folder=os.path.realpath(policy.layout.folder),
                 common=lambda: int(custody.words[COMMON]) - 1,
                 landed=self._on_landed,
                 attend=custody.look_after_keeper,

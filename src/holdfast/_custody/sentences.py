@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from typing import Any
 
 from holdfast._errors import RanksError
+from holdfast._keeper.hang_record import told_of
 from holdfast._why.words import size
 
 _MOST_RANKS = 8
@@ -60,10 +60,7 @@ def _of_hang(message: dict[str, Any]) -> str | None:
             return None  # this very process: it would be heard when it is over
         who = f"rank {message['rank']}" if message["of"] > 1 else "the run"
         return f"{who} is held by {message['by']}: no hang. The watch waits until it goes on."
-    sentence = message["sentence"]
-    if message["policy"] == "restart":
-        return f"{sentence}\nIt is made durable and ended for that (--hang-timeout)."
-    return f"{sentence}\nMore: holdfast why {shlex.quote(message['folder'])}"
+    return told_of(message)
 
 
 def _of_notice(message: dict[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast._errors import SaveFailed
 from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.keep import Policy, State
-from holdfast._keeper.persist import begin_checkpoint, explain
+from holdfast._keeper.persist import begin_checkpoint, explain, refuse_if_replaced
 from holdfast._keeper.table import Wish
 from holdfast._keeper.write_jobs import Closing
 from holdfast._keeper.write_queue import Key
@@ -34,6 +34,7 @@ class HubBooks:
         attempt, mark = key
         layout = self._policy.layout
         final = layout.checkpoint(mark // 2, attempt, bool(mark % 2))
+        refuse_if_replaced(layout, self._policy.run_id)
         if final.exists():
             return None
         self._began[key] = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast import _env
 from holdfast._keeper.hang_judge import HangJudge
-from holdfast._keeper.hang_record import file_hang, file_look, slim
+from holdfast._keeper.hang_record import file_hang, file_look, say_in_place_of, slim, told_of
 from holdfast._keeper.hangs import HangWatch, Looks
 from holdfast._record import journal
 from holdfast._record.opened import tell_leader_of_hang
@@ -150,7 +150,12 @@ class Hangs:
     def say(self, kind: str, **fields: Any) -> None:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
-        self._keeper._tell(kind, folder=str(self._policy.layout.folder), **fields)
+        fields["folder"] = str(self._policy.layout.folder)
+        if kind == "hang" and self._watch.is_deaf and _env.led_folder() is None:
+            # It would say so when that is over; a leader says it by itself.
+            say_in_place_of(self._keeper._ends.trainer_pid, told_of(fields))
+            return
+        self._keeper._tell(kind, **fields)
         # One that is stopped says it when that is over.
         if fields.get("is_deaf") and (place := _env.led_folder()) is not None:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})

@@ -40,9 +40,14 @@ def held_by(act: str, look: dict[str, Any]) -> str:
 
 
 def _debugger(look: dict[str, Any]) -> str:
-    from holdfast._watch.activity import debugger_of  # only in trouble
+    from holdfast._watch.activity import held_thread  # only in trouble
 
-    return debugger_of(look) or "a debugger"
+    found = held_thread(look)
+    if found is None:
+        return "a debugger"
+    by, process, _ = found
+    is_trainer = process is (look.get("processes") or [{}])[0]
+    return by if is_trainer else f"{by} in its process {process.get('pid')}"
 
 
 def is_deaf(act: str, look: dict[str, Any]) -> bool:

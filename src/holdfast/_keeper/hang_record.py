@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
 import threading
 import time
 import traceback
@@ -15,6 +17,7 @@ from holdfast._record.atomic import write_atomic
 from holdfast._record.attempts import write_json
 from holdfast._record.layout import RunLayout
 from holdfast._record.opened import tell_leader_of_hang
+from holdfast._say import printable
 
 _MOST_BYTES = 32 << 20  # of the looks of all ranks together
 _MOST_LOOK_BYTES = 1 << 20
@@ -56,6 +59,31 @@ def explain_record(record: dict[str, Any]) -> int | None:
         record["cause"] = "unknown"
         record["sentence"] = f"no step was made for {stood:.0f} s"
         return None
+
+
+def told_of(hang: dict[str, Any]) -> str:
+    """What a person is told of a hang, by the trainer or in its place."""
+    if hang["policy"] == "restart":
+        return f"{hang['sentence']}\nIt is made durable and ended for that (--hang-timeout)."
+    return f"{hang['sentence']}\nMore: holdfast why {shlex.quote(hang['folder'])}"
+
+
+def say_in_place_of(pid: int, text: str) -> None:
+    """Say something on the standard error of a process that cannot do so itself."""
+
+    def act() -> None:
+        # By a name of its own: what is set for this one does not change that of the process.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # a socket cannot be opened
+            descriptor = os.open(f"/proc/{pid}/fd/2", flags)
+            try:
+                # On a terminal the progress line has no end yet.
+                begin = "\n" if os.isatty(descriptor) else ""
+                os.write(descriptor, f"{begin}holdfast: {printable(text)}\n".encode())
+            finally:
+                os.close(descriptor)
+
+    threading.Thread(target=act, name="say", daemon=True).start()  # its disk may be what hangs
 
 
 def file_hang(

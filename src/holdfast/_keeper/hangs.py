@@ -25,6 +25,7 @@ _LOOK_SECONDS = 8.0  # without a sign of life, after which a look is not waited 
 _LOOKING_SECONDS = 3.0  # after which the judge is told that a look gets on
 _MOST_ABANDONED = 3  # of looks that never came back: each holds a thread
 _HELD_LOOK_SECONDS = 1.0
+_DEAF_SECONDS = 5.0  # without a pulse, at a hang: nothing of it that is Python runs
 _STALE_SECONDS = 10.0  # without a pulse: then what the thread has told of a debugger is old
 
 
@@ -156,6 +157,11 @@ class HangWatch:
         """Whether a person has it, as far as it tells itself."""
         return bool(self._debugger())
 
+    @property
+    def is_deaf(self) -> bool:
+        """Whether no thread of it can run, as if a call holds the interpreter."""
+        return (_age(int(self._words[control.PULSE_NS])) or 0.0) > _DEAF_SECONDS
+
     def beat(self) -> dict[str, Any]:
         """For the heartbeat."""
         by, pulse = self._debugger(), int(self._words[control.PULSE_NS])
@@ -234,7 +240,8 @@ class HangWatch:
             "rank": self._rank,
             "step": int(words[control.STEP]),
             "mark": int(words[control.MARK]),
-            "boundary_age": _age(int(words[control.BOUNDARY_NS])),
+            # In the first step no boundary was passed yet: then since the loop began.
+            "boundary_age": _age(int(words[control.BOUNDARY_NS] or words[control.LOOP_NS])),
             "pulse_age": _age(int(words[control.PULSE_NS])),
             "phase": self._phase,
             "in_loop": bool(words[control.IN_LOOP]),

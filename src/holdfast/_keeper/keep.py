@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from holdfast._errors import SaveFailed
 from holdfast._keeper.former import Former
-from holdfast._keeper.persist import Commit, close_checkpoint, commit_checkpoint, explain
+from holdfast._keeper.persist import (
+    Commit,
+    close_checkpoint,
+    commit_checkpoint,
+    explain,
+    refuse_if_replaced,
+)
 from holdfast._keeper.pieces import Labour
 from holdfast._keeper.retention import Kept, remove_others
 from holdfast._keeper.source import Source
@@ -72,6 +78,7 @@ def keep_checkpoint(
     """Commit an image and note it in the journal; None if it is there already."""
     began = time.monotonic()
     commit = commit_of(policy, state, turns)
+    refuse_if_replaced(commit.layout, commit.run_id)
     if commit.final.exists():
         return None
     written = commit_checkpoint(commit, source, labour, former)

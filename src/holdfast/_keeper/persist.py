@@ -24,6 +24,7 @@ from holdfast._keeper.pieces import Labour
 from holdfast._keeper.source import Source
 from holdfast._keeper.write_queue import Turns
 from holdfast._record.atomic import publish_folder, remove_folder, sync_folder
+from holdfast._record.attempts import read_json
 from holdfast._record.checksum import digest
 from holdfast._record.faults import pass_point
 from holdfast._record.image import wrap_header
@@ -161,6 +162,7 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
     pass_point("manifest-written")
     sync_folder(partial)
     pass_point("before-publish")
+    refuse_if_replaced(commit.layout, commit.run_id)
     _refuse_if_fenced(commit)
     _refuse_if_void(commit)
     with commit.turns.take_name(commit.key):
@@ -173,6 +175,17 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
         # Called bad since the last look: whoever did so may have looked for it before it was there.
         set_aside_void(commit.layout)
         raise
+
+
+def is_replaced(layout: RunLayout, run_id: str) -> bool:
+    """Whether the folder was removed and then made again, by another run."""
+    return bool(read_json(layout.identity).get("run_id", run_id) != run_id)
+
+
+def refuse_if_replaced(layout: RunLayout, run_id: str) -> None:
+    """The other run would resume from what is written there."""
+    if is_replaced(layout, run_id):
+        raise SaveFailed(f"{layout.folder} was removed, and is the folder of another run now")
 
 
 def _refuse_if_fenced(commit: Commit) -> None:

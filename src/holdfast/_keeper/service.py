@@ -25,6 +25,7 @@ from holdfast._keeper.held import HeldArena
 from holdfast._keeper.memory import Alarm, MemoryWatch
 from holdfast._keeper.mirror import Mirror
 from holdfast._keeper.noticed import Noticed
+from holdfast._keeper.persist import is_replaced
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.retention import MEMORY
 from holdfast._keeper.series import SeriesWriter
@@ -279,7 +280,8 @@ class Keeper(Asked):
         if self._is_news(death):
             death.write(durable_step=self._durable_step)
         self._record_death(death.how)
-        self._let_go()
+        # What was durable went with a folder that was removed: memory has the only state.
+        self._let_go(remove=self._is_leaving or self._has_folder())
         self._done = True
 
     def _examine(self) -> PostMortem:
@@ -299,7 +301,7 @@ class Keeper(Asked):
     def _is_news(self, death: PostMortem) -> bool:
         """Whether somebody may ask why it died: not of one that has left, or was to."""
         is_known = self._is_leaving or self._has_killed
-        return not is_known and not death.is_as_told(self._leave_status)
+        return not is_known and not death.is_as_told(self._leave_status) and self._has_folder()
 
     def _asked_for(self) -> str | None:
         """Why the run was asked to stop, if it was."""
@@ -326,7 +328,7 @@ class Keeper(Asked):
             "step": step,
             "durable_step": self._durable_step,
         }
-        if not layout.exit(attempt).exists():
+        if self._has_folder() and not layout.exit(attempt).exists():
             self._journal("death", **record)
             with contextlib.suppress(OSError):
                 write_json(layout.exit(attempt), record)
@@ -339,12 +341,10 @@ class Keeper(Asked):
         return self._durable_step is None or failed > self._durable_step
 
     def _let_go(self, *, remove: bool = True) -> None:
-        """Remove the arenas; one that the disk would not take stays for the next start."""
-        # Where the run folder was deleted there is no next start: its id went with it.
-        is_needed = not remove or self._has_failed()
-        remove = not is_needed or not self._policy.layout.identity.exists()
+        """Remove the arenas; one with a state that is on no disk stays for the next start."""
+        remove = remove and not self._has_failed()
         if not remove:
-            print(f"the arenas stay: step {self._failed_step} is not on disk", flush=True)
+            print("the arenas stay: their newest state is not on disk", flush=True)
             self._holdings.hash_newest()
         self._holdings.let_go(remove=remove)
 
@@ -406,6 +406,13 @@ class Keeper(Asked):
         if self._policy.rank == 0:  # one series, with one hand
             self._series.end(self._row_facts)
 
+    def _has_folder(self) -> bool:
+        """Whether the run folder is there, and is not that of another run by now."""
+        layout = self._policy.layout
+        return layout.identity.exists() and not is_replaced(layout, self._policy.run_id)
+
     def _publish_beat(self, beat: dict[str, Any]) -> None:
+        if is_replaced(self._policy.layout, self._policy.run_id):
+            return
         with contextlib.suppress(OSError):
             write_json(self._policy.layout.heartbeat(self._policy.attempt), beat, durable=False)

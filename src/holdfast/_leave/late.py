@@ -29,13 +29,20 @@ def say_leaving(stopped: Stopped, durable_step: int | None, *, in_job: bool = Fa
     say(f"{kept}; leaving with status {stopped.status} ({stopped.reason}).{again}")
 
 
-def say_in_memory(stopped: Stopped, step: int) -> None:
-    """Say where the last state is, as a run leaves whose disk did not take it."""
+def say_in_memory(stopped: Stopped, step: int, *, is_removed: bool) -> None:
+    """Say where the last state is, as a run leaves whose disk did not take it.
+
+    `is_removed` if the run folder is not there any more.
+    """
+    how = "Make room on the disk, or make the folder writable. Then start the same command again on"
+    then = "it goes on there"
+    if is_removed:
+        how = "The run folder was removed or moved. Start the same command again on"
+        then = "it says how to go on there"
     say(
         f"step {step} stays in the memory of this machine; leaving with status {stopped.status} "
         f"({stopped.reason}).\n"
-        "Make room on the disk, or make the folder writable. Then start the same command again on "
-        "this machine, before it is rebooted: it goes on there."
+        f"{how} this machine, before it is rebooted: {then}."
     )
 
 

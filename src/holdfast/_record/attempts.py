@@ -82,12 +82,16 @@ def open_folder(folder: Path) -> tuple[RunLayout, str]:
     layout = RunLayout(folder.absolute())
     _refuse_links(layout)
     try:
-        for path in (layout.attempts, layout.checkpoints, layout.requests):
-            path.mkdir(parents=True, exist_ok=True)
+        if not layout.folder.exists():
+            layout.folder.mkdir(parents=True, exist_ok=True)
         if (record := read_json(layout.identity)).get("run_id"):
             settle_identity(layout, record)
         else:
             _give_identity(layout)
+        # After the identity: by it the keeper of a run whose folder was removed knows that these
+        # are not its own.
+        for path in (layout.attempts, layout.checkpoints, layout.requests):
+            path.mkdir(exist_ok=True)
         probe = layout.attempts / _private_name(".probe-")
         probe.touch()
         probe.unlink()

@@ -28,6 +28,7 @@ from holdfast._resume.find import (
     set_aside_bad,
     set_aside_unfinished,
 )
+from holdfast._resume.removed import tell_of_removed
 from holdfast._resume.restore import decode_extra, restore_again, restore_state
 from holdfast._resume.together import Party, find_together
 from holdfast._save.capture import adapter_of, capture
@@ -181,6 +182,7 @@ def resume(
             note_origin(layout, attempt, None)
             say(f"{start.folder}: a new run (attempt {attempt}{_ranks(party)}).")
             before.tell()
+            tell_of_removed(start.folder, start.run_id, say)
         return Resumed(start, attempt, {attempt: None})
     settled, sentences = settle_adopted(found.loaded, state)
     found = replace(found, loaded=settled)

@@ -1,6 +1,6 @@
 """The arena: shared memory with slots, of which one is always whole.
 
-    page 0     what it is: run, attempt, generation, sizes
+    page 0     what it is: run, attempt, generation, sizes, and the run's folder
     page 1     a record for each slot: state, sequence, step, when, hashed
     tables     for each slot, the checksums of its ranges, filled by the keeper
     slots      each an image (see image.py), on a page of its own
@@ -91,6 +91,8 @@ class Arena:
         self.slot_bytes = int(size)
         self.ranges = int(ranges)
         self._table = int(table)
+        #: Where its run was, by the real path; empty if that is not known.
+        self.folder = os.fsdecode(self.mapped[_HEAD.size : PAGE].partition(b"\0")[0])
         self._words = memoryview(self.mapped)[PAGE : 2 * PAGE].cast("Q")
 
     @classmethod
@@ -103,23 +105,22 @@ class Arena:
         generation: int,
         slots: int,
         plan: ImagePlan,
+        folder: str = "",
     ) -> Arena:
         """Format a file whose memory is already reserved."""
         ranges = len(plan.specs) + 2
-        os.pwrite(
-            descriptor,
-            _HEAD.pack(
-                _MAGIC,
-                run_id.encode(),
-                attempt,
-                generation,
-                slots,
-                plan.size_bytes,
-                _table_bytes(ranges),
-                ranges,
-            ),
-            0,
+        head = _HEAD.pack(
+            _MAGIC,
+            run_id.encode(),
+            attempt,
+            generation,
+            slots,
+            plan.size_bytes,
+            _table_bytes(ranges),
+            ranges,
         )
+        head += os.fsencode(folder)
+        os.pwrite(descriptor, head if len(head) < PAGE else head[: _HEAD.size], 0)
         arena = cls(descriptor)
         for slot in range(slots):
             start = arena.slot_offset(slot)

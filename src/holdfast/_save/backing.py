@@ -114,6 +114,28 @@ def find_all() -> Iterator[tuple[str, Path]]:
                 yield match[2], SHM / name
 
 
+def is_arena(path: Path) -> bool:
+    """Whether a path is that of an arena file."""
+    return path.parent == SHM and _NAME.fullmatch(path.name) is not None
+
+
+def users_of(processes: str = "[0-9]*") -> dict[Path, set[int]]:
+    """The files in shared memory that processes have open, as far as we may see, with their pids.
+
+    Of this machine, or with "self" of this process.
+    """
+    found: dict[Path, set[int]] = {}
+    for process in Path("/proc").glob(processes):
+        with contextlib.suppress(OSError):
+            pid = int(process.resolve().name)
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = link.readlink()
+                    if target.parent == SHM:
+                        found.setdefault(target, set()).add(pid)
+    return found
+
+
 def attempt_of(path: Path) -> int:
     """The attempt that an arena file belongs to."""
     match = _NAME.fullmatch(path.name)

@@ -57,7 +57,8 @@ OPENS = 1  # opens the run, or finds the other ranks
 SAVES = 2  # copies a snapshot, or waits until a checkpoint is durable
 AGREES = 3  # waits for the other ranks
 
-DEBUGGERS = ("", "pdb", "debugpy", "a prompt", "a debugger")
+CLIENT = "debugpy, which waits for a client"
+DEBUGGERS = ("", "pdb", "debugpy", CLIENT, "a prompt", "a debugger")
 DISTURBANCES = (
     "sys.settrace",
     "sys.setprofile",

@@ -56,6 +56,7 @@ class Snapshots:
         announce: Callable[[Arena, Backing], None],
         say: Callable[[str], None],
         rank: int = 0,
+        folder: str = "",
         common: Callable[[], int] = lambda: -1,
         landed: Callable[[Taken, bool], None] = lambda *_: None,
         attend: Callable[[], None] = lambda: None,
@@ -64,6 +65,7 @@ class Snapshots:
         self._run_id = run_id
         self._attempt = attempt
         self._rank = rank
+        self._folder = folder
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
         self._say = say
@@ -306,6 +308,7 @@ class Snapshots:
             generation=number,
             slots=slots,
             plan=plan,
+            folder=self._folder,
         )
         populate(arena.mapped)
         return Generation(arena, backing, plan)

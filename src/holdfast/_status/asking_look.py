@@ -19,12 +19,14 @@ from holdfast._record.identity import ProcessIdentity
 from holdfast._record.layout import RunLayout
 from holdfast._stop.request import ask
 from holdfast._watch.look import Looker
+from holdfast._watch.proc import read_bytes
+from holdfast._watch.run_queue import FairDeadline
 
 Look = dict[str, Any]
 
 LOOK_SECONDS = 20.0  # the keepers of all ranks look, and that of rank 0 collects
 _POLL_SECONDS = 0.05
-_OWN_SECONDS = 8.0  # a look is bounded itself; this is for one that is stuck all the same
+_OWN_SECONDS = 8.0  # without a sign of life of a look, which is bounded itself
 
 
 def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
@@ -34,7 +36,6 @@ def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
     "here" if its processes were only looked at from this one.
     """
     layout, _ = find_run(folder)
-    deadline = time.monotonic() + seconds
     attempt = max(layout.attempt_numbers(), default=0)
     token = os.urandom(8).hex()
     is_asked = False
@@ -45,7 +46,7 @@ def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
             is_asked = True
     else:
         raise FolderError(f"{folder}: no process trains here now.\nSee: holdfast status {folder}")
-    answer = _await_answer(layout, attempt, token, deadline) if is_asked else None
+    answer = _await_answer(layout, attempt, token, seconds) if is_asked else None
     if answer is not None:
         return {**answer, "by": "keeper", "attempt": attempt}
     if is_asked:
@@ -62,14 +63,23 @@ def look_at_process(pid: int) -> Look | None:
     return _bounded([pid])[0]
 
 
-def _await_answer(layout: RunLayout, attempt: int, token: str, deadline: float) -> Look | None:
+def _await_answer(layout: RunLayout, attempt: int, token: str, seconds: float) -> Look | None:
+    deadline = FairDeadline(seconds, lambda: _at_work(keeper_of(layout, attempt)))
     while True:
         answer = read_json(layout.look(attempt))
         if answer.get("token") == token and isinstance(answer.get("looks"), list):
             return answer
-        if time.monotonic() > deadline or _is_gone(keeper_of(layout, attempt)):
+        if deadline.is_over() or _is_gone(keeper_of(layout, attempt)):
             return None
         time.sleep(_POLL_SECONDS)
+
+
+def _at_work(keeper: ProcessIdentity | None) -> list[int]:
+    """A keeper of this machine and the readers that it has started."""
+    if keeper is None or not keeper.is_here():
+        return []
+    started = (read_bytes(f"/proc/{keeper.pid}/task/{keeper.pid}/children") or b"").split()
+    return [keeper.pid, *map(int, started)]
 
 
 def _is_gone(process: ProcessIdentity | None) -> bool:
@@ -114,14 +124,18 @@ def _bounded(pids: list[int]) -> list[Look | None]:
     """All at once, in threads that nobody waits for: what is stuck in the kernel may hold them."""
     found: list[Look | None] = [None] * len(pids)
 
-    def look(at: int, pid: int) -> None:
-        seen = Looker(pid).look()
+    lookers = [Looker(pid) for pid in pids]
+
+    def look(at: int) -> None:
+        seen = lookers[at].look()
         found[at] = seen if seen.get("processes") else None
 
-    threads = [threading.Thread(target=look, args=each, daemon=True) for each in enumerate(pids)]
+    began = time.monotonic()
+    threads = [threading.Thread(target=look, args=(at,), daemon=True) for at in range(len(pids))]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + _OWN_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for thread, looker in zip(threads, lookers, strict=True):
+        # On a crowded machine it takes longer, and says that it gets on.
+        while thread.is_alive() and time.monotonic() < max(began, looker.alive_at) + _OWN_SECONDS:
+            thread.join(_POLL_SECONDS)
     return list(found)

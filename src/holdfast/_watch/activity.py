@@ -78,14 +78,20 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
     """What holds a thread for a person, in a word: "pdb", "debugpy", "a prompt"."""
     if look.get("paused"):
         return str(look["paused"])
+    found = held_thread(look)
+    return None if found is None else found[0]
+
+
+def held_thread(look: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
+    """The same by the stacks alone, with the process and its thread."""
     for process in _list(look, "processes"):
         for thread in _list(process, "threads"):
             found = _debugger_in(_list(thread, "frames"))
             if found is not None:
-                return found
+                return found, process, thread
             # A shell that waits for its next command stops no training.
             if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
-                return "a prompt"
+                return "a prompt", process, thread
     return None
 
 
@@ -134,13 +140,14 @@ def _is_of_python(path: str) -> bool:
     return False
 
 
+CLIENT = "debugpy, which waits for a client"  # as in `_save/control.py`
 # What waits for a person: a function, a part of its file's path, and what that is called in
 # `_save/control.py`.
 _WAITS = (
     ("do_wait_suspend", "pydevd", "debugpy"),
     ("_do_wait_suspend", "pydevd", "debugpy"),
-    ("_wait_for_attach", "pydevd", "debugpy"),
-    ("wait_for_client", "debugpy/", "debugpy"),
+    ("_wait_for_attach", "pydevd", CLIENT),
+    ("wait_for_client", "debugpy/", CLIENT),
     ("interaction", "/pdb.py", "pdb"),
     ("breakpoint", "torch/distributed/", "pdb"),  # the other ranks wait there for the one
     ("interaction", "IPython/", "pdb"),
@@ -158,7 +165,7 @@ _WAITS = (
     ("unix_getpass", "/getpass.py", "a prompt"),
 )
 _PYDEVD = "pydevd"  # where PyCharm has it, it looks like the user's own code
-_STRONGEST_FIRST = ("debugpy", "pdb", "a debugger", "a prompt")
+_STRONGEST_FIRST = (CLIENT, "debugpy", "pdb", "a debugger", "a prompt")
 
 
 def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
@@ -172,7 +179,8 @@ def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
         for function, part, word in _WAITS:
             if name == function and part in file:
                 # PyCharm and others have pydevd without debugpy.
-                found.add("a debugger" if word == "debugpy" and word not in file else word)
+                is_other = word in (CLIENT, "debugpy") and "debugpy" not in file
+                found.add("a debugger" if is_other else word)
     return next((word for word in _STRONGEST_FIRST if word in found), None)
 
 

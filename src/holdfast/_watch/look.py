@@ -18,6 +18,7 @@ from typing import Any
 from holdfast._record.identity import host_name
 from holdfast._watch.calls import find_call, unread_outputs
 from holdfast._watch.cgroup import cpu_quota
+from holdfast._watch.disk import shm_room
 from holdfast._watch.fault_stacks import FaultStacks
 from holdfast._watch.frozen import is_frozen
 from holdfast._watch.pyspy import Dump, PythonThread, dump_stacks, find_pyspy
@@ -172,7 +173,8 @@ class _Look:
         until = time.monotonic() + _MOVES_SECONDS
         while awake and program is not None and time.monotonic() < until:
             time.sleep(_MOVES_PAUSE_SECONDS)
-            again = dump_stacks(awake[:_MOST_AWAKE], until - time.monotonic(), program)
+            left = until - time.monotonic()
+            again = dump_stacks(awake[:_MOST_AWAKE], left, program, self._get_on)
             second.update({pid: each for pid, each in again.items() if not each.error})
             awake = [pid for pid in awake if not self._has_moved(pid)]
 
@@ -268,6 +270,7 @@ class _Look:
             "cores": usable_cores(self._pid),
             "load": _load(),
             "cpu_quota": cpu_quota(self._pid),
+            "shm": shm_room(),
             "processes": processes,
         }
 

@@ -78,7 +78,7 @@ _abandoned: list[subprocess.Popen[bytes]] = []
 class _Running:
     """One py-spy at work on one process."""
 
-    def __init__(self, program: str, pid: int) -> None:
+    def __init__(self, program: str, pid: int, seconds: float) -> None:
         self.pid = pid
         self._out, self._err = _file(), _file()
         try:
@@ -92,6 +92,7 @@ class _Running:
         except BaseException:
             self.close()
             raise
+        self.deadline = FairDeadline(seconds, lambda: [self.process.pid])
 
     def result(self) -> Dump:
         """What it has found, once it has ended."""
@@ -122,15 +123,15 @@ def dump_stacks(
     program: str | None,
     get_on: Callable[[], None] = lambda: None,
 ) -> dict[int, Dump]:
-    """Of each process, within that time; the first ones first. `get_on` is called meanwhile.
+    """Of each process, the first ones first. `get_on` is called meanwhile.
 
-    For a py-spy that waits for a processor, and not for the process, it takes longer.
+    Each py-spy has that time, and longer if it waits for a processor and not for the process.
+    After one that has not answered no further ones are started.
     """
     if program is None:
         return {pid: Dump(error=why_missing()) for pid in pids}
     _abandoned[:] = [each for each in _abandoned if each.poll() is None]
     waiting, running = list(pids), list[_Running]()
-    deadline = FairDeadline(seconds, lambda: [each.process.pid for each in running])
     found: dict[int, Dump] = {}
     try:
         while waiting or running:
@@ -138,15 +139,18 @@ def dump_stacks(
             while waiting and len(running) < _AT_ONCE:
                 pid = waiting.pop(0)
                 try:
-                    running.append(_Running(program, pid))
+                    running.append(_Running(program, pid, seconds))
                 except OSError as error:
                     found[pid] = Dump(error=f"py-spy cannot be started: {error.strerror}")
             for each in [each for each in running if each.process.poll() is not None]:
                 found[each.pid] = each.result()
                 each.close()
                 running.remove(each)
-            if deadline.is_over():
-                break
+            for each in [each for each in running if each.deadline.is_over()]:
+                each.abandon()
+                each.close()
+                running.remove(each)
+                waiting.clear()
             time.sleep(_PAUSE_SECONDS)
     finally:
         for each in running:

@@ -98,16 +98,18 @@ def worker_memory(case: Case) -> list[str]:
     ]
 
 
+LARGER_SHM = (
+    "Make it larger: docker run --shm-size=8g, or --ipc=host; in Kubernetes an emptyDir with "
+    "medium: Memory, mounted at /dev/shm; else: sudo mount -o remount,size=8g /dev/shm",
+    "Or need less of it: fewer num_workers, a smaller prefetch_factor or batch size, or "
+    "torch.multiprocessing.set_sharing_strategy('file_system').",
+    "See what is in it: ls -l /dev/shm; what dead runs left there: holdfast clean",
+)
+
+
 def shm_full(case: Case) -> list[str]:
     """A /dev/shm that is too small for the batches on their way."""
-    return [
-        "Make it larger: docker run --shm-size=8g, or --ipc=host; in Kubernetes an emptyDir with "
-        "medium: Memory, mounted at /dev/shm; else: sudo mount -o remount,size=8g /dev/shm",
-        "Or need less of it: fewer num_workers, a smaller prefetch_factor or batch size, or "
-        "torch.multiprocessing.set_sharing_strategy('file_system').",
-        "See what is in it: ls -l /dev/shm; what dead runs left there: holdfast clean",
-        *go_on(case),
-    ]
+    return [*LARGER_SHM, *go_on(case)]
 
 
 def cuda_memory(case: Case, *, is_fragmented: bool, keeps_graphs: bool) -> list[str]:

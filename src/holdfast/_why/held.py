@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast._watch.activity import computes, debugger_of, tracer_of, unread_of
+from holdfast._watch.activity import (
+    CLIENT,
+    computes,
+    debugger_of,
+    held_thread,
+    tracer_of,
+    unread_of,
+)
 from holdfast._why import words
 from holdfast._why.stack_words import (
     Standing,
@@ -23,6 +30,7 @@ Record = dict[str, Any]
 PULSE_SECONDS = 5.0  # without a beat of its own thread: nothing of it that is Python runs
 _FAULTS_PER_SECOND = 100.0  # pages that come back from swap
 _MOST_THREADS = 6
+_SMALL_SHM_BYTES = 2 << 30  # a container has 64 MB of it, a machine half of its memory
 
 _CAUSES = {
     **dict.fromkeys(("lock", "queue", "event", "join", "filelock", "asyncio"), Cause.HANG_LOCK),
@@ -112,7 +120,9 @@ _HINTS = {
     "prompt": "Answer it, and the training goes on",
     "input": "Answer it, and the training goes on",
     "debugger": "Let it go on there (c), and the training goes on",
+    "client": "Attach an editor to it, or take debugpy.wait_for_client() out",
 }
+_BY_PERSON = {"a prompt": "prompt", CLIENT: "client"}
 
 
 def _in_debugger(look: Record, standing: Standing) -> Held | None:
@@ -120,11 +130,13 @@ def _in_debugger(look: Record, standing: Standing) -> Held | None:
     if by is None and standing.kind == "input":
         by = "a prompt"
     if by is not None:
-        at = f" at {standing.place}" if standing.place else ""
-        hint = _HINTS["prompt" if by == "a prompt" else "debugger"]
-        return Held(
-            Cause.DEBUGGER, f"is held by {by}{at}", Sure.CERTAIN, standing, _state(look), hint
-        )
+        who, where = "", standing
+        found = held_thread(look)
+        if found is not None and found[1] is not trainer_of(look):
+            who, where = f"waits while {_pid(found[1])} ", read_thread(dict(found[2]))
+        said = f"{who}is held by {by}" + (f" at {where.place}" if where.place else "")
+        hint = _HINTS.get(_BY_PERSON.get(by, ""), _HINTS["debugger"])
+        return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
     process = tracer_of(look)
     if process is None:
         return None
@@ -229,11 +241,31 @@ def _of_workers(look: Record, standing: Standing, crew: Crew) -> Held:
         hint = "A worker that died takes its task along"
         if standing.kind == "pool":
             hint += ", and multiprocessing.Pool waits for ever: concurrent.futures says so instead"
+        else:
+            evidence += _tell_shm(look)
+            hint = (
+                "A batch is lost: its worker died, or could not send it and has printed why (a "
+                f"full /dev/shm{_size_of_shm(look)}, something that cannot be pickled)"
+            )
         sure = Sure.LIKELY
     else:
         said = f"{said}, and no worker of it is seen"
         hint, sure = "See what became of its workers: a dead one takes its task along", Sure.LIKELY
     return Held(cause, said, sure, standing, evidence, hint)
+
+
+def _size_of_shm(look: Record) -> str:
+    """Where it is small, as in a container: then it is the likely reason."""
+    total = words.whole(words.record(look.get("shm")).get("total"))
+    return f", which has only {words.size(total)}" if total and total < _SMALL_SHM_BYTES else ""
+
+
+def _tell_shm(look: Record) -> list[str]:
+    room = words.record(look.get("shm"))
+    free, total = words.whole(room.get("free")), words.whole(room.get("total"))
+    if free is None or not total:
+        return []
+    return [f"/dev/shm has {words.size_of(free, total)} free; it was full if a batch did not fit"]
 
 
 _DISK_HINT = (

@@ -69,7 +69,25 @@ def judge_python(case: Case) -> Finding | None:
         return Finding(Cause.PYTHON_EXCEPTION, sentence, sure, evidence, advised)
     if fault is None or trouble.kind == "interrupt":
         return None
+    if fault.type == "BdbQuit":
+        return _breakpoint(case, fault, evidence)
     return _exit(case, fault) if fault.is_exit else _plain(case, fault, evidence)
+
+
+def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
+    """pdb has left: somebody typed q, or nobody could type."""
+    at = f", at {fault.place}" if fault.place else ""
+    said = "Take the breakpoint out"
+    if "in DataLoader worker" in fault.message:
+        why = "a worker of a data loader has no terminal, so nobody could answer there"
+        said += ", or debug with num_workers=0 at a terminal"
+    else:
+        why = "somebody left pdb there with q, or there was no terminal to answer at"
+        said += ", or start it at a terminal"
+    sentence = f"{case.opening} ended at a breakpoint (breakpoint() or pdb){at}: {why}."
+    return Finding(
+        Cause.DEBUGGER, sentence, Sure.CERTAIN, evidence, [f"{said}.", *advice.go_on(case)]
+    )
 
 
 def _trouble(case: Case) -> Trouble | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast._watch.activity import Activity, activity_of
 from holdfast._why import words
+from holdfast._why.advice import LARGER_SHM
 from holdfast._why.evidence import Evidence
 from holdfast._why.hang import HangFinding, explain_strictly, tell_limit
 from holdfast._why.held import has_stack, what_holds
@@ -89,6 +90,8 @@ def judge_live(evidence: Evidence) -> Verdict:
     found = explain_strictly(evidence.look) if looks else None
     if found is not None and found.cause in _HELD:
         return _of(evidence, found)
+    if found is not None and found.cause is Cause.HANG_LOADER:
+        _see_full_shm(evidence, found)
     if (paused := words.record(beat.get("paused"))) and not looks:
         return _of(evidence, _paused(paused))
     pace, disturbed = _pace_of(beat, looks), _disturbed(beat, looks)
@@ -119,6 +122,18 @@ def judge_live(evidence: Evidence) -> Verdict:
         if not reasons:
             return _running(evidence, pace, looks, disturbed)
     return _slow(evidence, pace, looks, disturbed, reasons)
+
+
+def _see_full_shm(evidence: Evidence, found: HangFinding) -> None:
+    """A worker that could not send a batch goes on; the trainer waits for that batch for ever."""
+    sign = next((each for each in reversed(evidence.signs) if each.kind == "shm_full"), None)
+    if sign is None:
+        return
+    found.cause, found.sure = Cause.SHM_FULL, Sure.LIKELY
+    what = "/dev/shm was full, and a worker of the data loader could not hand over a batch"
+    found.sentence = f"{what}: {found.sentence[:1].lower()}{found.sentence[1:]}"
+    found.evidence.insert(0, f"it printed: {words.one_line(sign.text)}")
+    found.advice = list(LARGER_SHM)
 
 
 def _straggler(evidence: Evidence) -> Record:
