@@ -17,6 +17,7 @@ from holdfast._why.case import Case, Finding
 from holdfast._why.evidence import Evidence
 from holdfast._why.faults import KINDS
 from holdfast._why.hang import HangFinding
+from holdfast._why.hints import hints_for
 from holdfast._why.judge_asked import judge_asked, judge_decided, judge_finished
 from holdfast._why.judge_hang import judge_hung, judge_hung_and_killed, tell_hang
 from holdfast._why.judge_lost import judge_lost
@@ -143,7 +144,7 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         _one_line(found.sentence),
         sure,
         tuple(dict.fromkeys(map(_one_line, told))),
-        tuple(dict.fromkeys(map(_one_line, found.advice))),
+        tuple(dict.fromkeys(map(_one_line, [*_hints(case, found), *found.advice]))),
         rank=found.rank if isinstance(found, HangFinding) else end.rank,
         host=host or None,
         time=end.time,
@@ -154,6 +155,13 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         ),
         restart=_restart(found),
     )
+
+
+def _hints(case: Case, found: Finding) -> list[str]:
+    """By the words of what was raised or printed."""
+    fault = case.end.fault
+    raised = [fault.type, fault.message, *fault.chain, fault.tail] if fault is not None else []
+    return hints_for(found.cause, "\n".join([found.sentence, *found.evidence, *raised]))
 
 
 def _restart(found: Finding) -> Restart:

@@ -16,6 +16,7 @@ from holdfast._why.verdict import Cause, Sure
 
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that says nothing
 _POINTS = re.compile("errors? above|see above|logs? above")  # it says nothing, but where to look
+_WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none stands above it
 _NEAR_LINES = 60  # of the end of a log: what is further up may have been got over
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
 
@@ -39,10 +40,10 @@ def judge_python(case: Case) -> Finding | None:
     evidence = trouble.evidence(case)
     if trouble.kind == "environment":
         sentence = f"{case.opening} cannot run on this machine: {said}."
-        return Finding(Cause.ENVIRONMENT, sentence, sure, evidence, advice.environment(said))
+        return Finding(Cause.ENVIRONMENT, sentence, sure, evidence, list(_ONCE_RIGHT))
     if trouble.kind == "rendezvous":
         sentence = f"{case.opening} did not find the other ranks: {said}."
-        return Finding(Cause.RENDEZVOUS, sentence, sure, evidence, advice.rendezvous(case, said))
+        return Finding(Cause.RENDEZVOUS, sentence, sure, evidence, advice.rendezvous(case))
     if trouble.kind == "host_oom":
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
         use = last_use(case.end.memory)
@@ -82,7 +83,15 @@ def _trouble(case: Case) -> Trouble | None:
     ]
     if fault is not None:
         points = _POINTS.search(fault.message) is not None
-        better = [s for s in signs if KINDS[s.kind] in _BETTER or points]
+        wants_gpu = _WANTS_GPU.search(fault.message) is not None
+        better = [
+            s
+            for s in signs
+            if points
+            or (wants_gpu and s.kind == "environment")
+            # A worker that left by itself has printed why: that is what was raised.
+            or (KINDS[s.kind] in _BETTER and not s.details.get("exitcode"))
+        ]
         if kind in ("plain", "peer_lost", "timeout") and better and not fault.is_own:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(kind, fault.sentence(), fault, None)
@@ -174,7 +183,7 @@ def _usage(case: Case) -> Finding | None:
     if case.end.status != 2 or found is None:
         return None
     lines = [line for line in case.evidence.output[found.start() :].splitlines() if line.strip()]
-    last = words.one_line(lines[-1])
+    last = words.one_line(next((line for line in lines if ": error: " in line), lines[-1]))
     return Finding(
         Cause.CONFIGURATION,
         f"{case.opening} did not take its arguments: {last}.",

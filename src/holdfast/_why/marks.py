@@ -27,6 +27,8 @@ _STEP = re.compile(
 _EPOCH = re.compile(r"\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I)
+# A loss of 0 beside gradients that are no number: the loss was none either.
+_NO_LOSS = re.compile(r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # so many losses that are no number, and none after them that is
 
@@ -105,7 +107,8 @@ def _read(text: Text) -> Iterator[Mark]:
         if not _ERRORS.search(line):
             rank, said = split_prefix(line)
             loss = _LOSS.search(said)
-            yield Mark(max(0, after), rank, _count(said), loss[1] if loss else "", begin)
+            value = "nan" if _NO_LOSS.search(said) else loss[1] if loss else ""
+            yield Mark(max(0, after), rank, _count(said), value, begin)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 
 

@@ -128,7 +128,6 @@ def culprits_of(signs: list[Sign]) -> list[int]:
     missing = {
         rank
         for sign in signs
-        if sign.kind == "gloo_timeout"
         for rank in sign.details.get("missing", ())
     }
     if missing:

@@ -58,6 +58,7 @@ _SIGNALS = {
     "Illegal instruction": 4,
     "Floating point exception": 8,
 }
+_WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
 _FRAMES_KEPT = 12
@@ -86,9 +87,23 @@ def read_python(text: Text) -> Iterator[Sign]:
     """The exceptions that were printed, and faulthandler's dumps."""
     for found in tracebacks(text):
         yield from _signs_of(found)
+    for name in _WITHOUT_HEADER:
+        for line in text.hits(f"{name}: "):
+            if line.text.startswith(f"{name}: ") and (frame := _frame_above(text, line)):
+                details = {"type": name, "message": line.text.partition(": ")[2].strip()}
+                details |= {"frames_tail": [[*frame]], "chain": [], "tail": "", "outermost": ""}
+                yield make_sign("python_exception", line, details)
     for line in text.hits("Fatal Python error: "):
         if line.text.lstrip().startswith("Fatal Python error: "):
             yield _dump(text, line)
+
+
+def _frame_above(text: Text, line: Line) -> Frame | None:
+    """Where the script itself cannot be read: Python prints its place, and no traceback."""
+    for above in text.before(line, 4):
+        if frame := _FRAME.match(above.text):
+            return None if frame[3] else (frame[1], int(frame[2]), "<module>")
+    return None
 
 
 def tracebacks(text: Text) -> list[Traceback]:

@@ -83,9 +83,21 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("slurm_cancelled", "TERM_OWNER"),
     # Kubernetes
     pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^)OOMKilled"),
+    pattern("disk_full", "low on resource: ephemeral-storage"),
+    pattern("disk_full", "ephemeral local storage usage exceeds"),
+    pattern("disk_full", "exceeds the limit", r"Usage of EmptyDir volume .* exceeds the limit"),
+    pattern("disk_full", "DiskPressure", r"The node had condition: \[DiskPressure\]"),
+    pattern("host_oom", "low on resource: memory"),
+    pattern("host_oom", "MemoryPressure", r"The node had condition: \[MemoryPressure\]"),
+    pattern("slurm_preempted", "TaintManagerEviction"),
+    pattern("slurm_preempted", "Preempted by ", r"Preempted\s.*Preempted by "),
     # coreutils' timeout -v
     pattern("timed_out_line", "timeout: sending signal ",
             r"timeout: sending signal (?P<signal_name>\w+) to command"),
+    # torchrun's agent, and Lightning
+    pattern("terminated_line", "got signal: ",
+            r"SignalException: Process \d+ got signal: (?P<signal>\d+)"),
+    pattern("terminated_line", "SIGTERMException", r"^(?:[\w.]+\.)?SIGTERMException$", signal=15),
     # C++ and libc
     pattern("cxx_exception", "terminating due to uncaught exception of type ",
             r"terminating due to uncaught exception of type (?P<type>.+?)(?:: (?P<what>.*))?$"),
