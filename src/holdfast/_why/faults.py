@@ -65,19 +65,23 @@ _DISGUISES = (
 )
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
 _LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
-_LOADER = ("torch/utils/data", "torch/multiprocessing")
+_LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
 # What only a wrong start or a wrong setting raises, whenever it does.
 _NOT_EVEN_LOADED = re.compile(
     r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig"
     r"|UnsupportedInterpolationType|InterpolationKey|HFValidation)(?:Error|Exception)"
     r"|MissingMandatoryValue"
 )
-_OF_SETTINGS = re.compile(r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)")
+_OF_SETTINGS = re.compile(
+    r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
+)
 _OF_VICTIMS = ("timeout", "peer_lost")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
 _OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
 _NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
-_CHILD_LEFT = re.compile("returned non-zero exit status|exited unexpectedly with exit code")
+_CHILD_LEFT = re.compile(
+    "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
+)
 # What torch has brought from another process: the original stands at the end of all its text, and
 # behind it only what a run has noted of where it was.
 _RELAYED = re.compile(
@@ -234,6 +238,7 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
             continue
         # A child that left by itself has printed why.
         is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message)
+        is_report = is_report or (fault.type in _DISGUISES and fault.kind == "worker")
         if fault.kind not in _OF_VICTIMS and not is_report:
             return fault
         last = last or fault  # of ranks that print into one log, another may say why

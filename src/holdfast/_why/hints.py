@@ -55,6 +55,20 @@ _ROWS = (
         "restart docker.",
     ),
     (
+        r"couldn't start container|container creation failed|OCI runtime|ImagePull|ErrImage",
+        "The container did not start: see what its runtime printed above (the image, its mounts, "
+        "nvidia-container-cli), and start it once by hand on that node.",
+    ),
+    (
+        r"busy or unavailable",
+        "Another process has the GPU, which is in exclusive mode: nvidia-smi shows it; or take "
+        "another one: CUDA_VISIBLE_DEVICES=…",
+    ),
+    (
+        r"not enough slots",
+        "Start fewer ranks (-np), or give mpirun the nodes: --hostfile, --map-by :OVERSUBSCRIBE",
+    ),
+    (
         r"no kernel image|not compatible with the current PyTorch",
         "Install a build for this GPU: python -c 'import torch; print(torch.version.cuda, "
         "torch.cuda.get_arch_list())' must have its capability (nvidia-smi --query-gpu=compute_cap "

@@ -133,6 +133,9 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
         told.append(f"{words.count(after, 'line')} came after that: it may have been got over")
+    if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
+        sure = Sure.LIKELY
+        told.append("its traceback is not there")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
@@ -14,8 +15,13 @@ from holdfast._why.memory import last_use, tell_memory, tell_space
 from holdfast._why.trouble import Trouble
 from holdfast._why.verdict import Cause, Sure
 
+if TYPE_CHECKING:
+    from holdfast._why.sign import Sign
+
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that says nothing
 _POINTS = re.compile("errors? above|see above|logs? above")  # it says nothing, but where to look
+_SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
+_VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
 _WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none stands above it
 _NEAR_LINES = 60  # of the end of a log: what is further up may have been got over
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
@@ -82,17 +88,8 @@ def _trouble(case: Case) -> Trouble | None:
         if sign.kind in KINDS and (words.whole(sign.details.get("from_end")) or 0) < _NEAR_LINES
     ]
     if fault is not None:
-        points = _POINTS.search(fault.message) is not None
-        wants_gpu = _WANTS_GPU.search(fault.message) is not None
-        better = [
-            s
-            for s in signs
-            if points
-            or (wants_gpu and s.kind == "environment")
-            # A worker that left by itself has printed why: that is what was raised.
-            or (KINDS[s.kind] in _BETTER and not s.details.get("exitcode"))
-        ]
-        if kind in ("plain", "peer_lost", "timeout") and better and not fault.is_own:
+        better = [sign for sign in signs if _says_more(sign, fault)]
+        if kind in _SAYING_LITTLE and better and not fault.is_own:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":
@@ -103,6 +100,22 @@ def _trouble(case: Case) -> Trouble | None:
         sign = min(signs, key=lambda each: order.index(each.kind))
         return Trouble(kind_of_sign(sign), words.one_line(sign.text, 200), None, sign)
     return None
+
+
+def _says_more(sign: Sign, fault: Fault) -> bool:
+    """Whether a line that was printed says more of the cause than what was raised."""
+    what = sign.details.get("what")
+    if fault.kind == "interrupt":
+        return what == "threads"  # OpenBLAS interrupts its own process then
+    if _POINTS.search(fault.message) is not None:
+        return True
+    if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
+        return True
+    if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and fault.type in _VAGUE:
+        return True
+    # A worker that left by itself has printed why: that is what was raised.
+    has_told = sign.details.get("exitcode") or sign.details.get("points_above")
+    return KINDS[sign.kind] in _BETTER and not has_told
 
 
 def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:

@@ -37,7 +37,8 @@ _MEANINGS = {
 _AS_SHELLS_SAY = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
 _DEEP = 8  # frames of one line: it calls itself
-_OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused")  # libraries abort then
+# What libraries abort for.
+_OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
 _FULL_BYTES = 16 << 20  # so little is left of a full /dev/shm
 
 

@@ -96,7 +96,8 @@ def _by_signs(case: Case) -> Finding | None:
         if not re.search("(?i)slurm|srun|sbatch|salloc", said):
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
-        sure = Sure.LIKELY if "OOMKilled" in said else Sure.CERTAIN
+        is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
+        sure = Sure.CERTAIN if is_of_slurm else Sure.LIKELY
         return _finding(case, cause, sentence, sure, [said])
     return None
 

@@ -44,8 +44,18 @@ _EXITS = (
         ),
     ),
     (
-        ") exited with code ",
-        re.compile(r"lobal rank (?P<rank>\d{1,6}) \(PID \d+\) exited with code (?P<code>-?\d{1,3})"),
+        " exited with code ",
+        re.compile(
+            r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+) exited with code (?P<code>-?\d{1,3})"
+        ),
+    ),
+    ("Exit Code:", re.compile(r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$")),
+    (
+        "Main process exited, ",
+        re.compile(
+            r"Main process exited, code=(?:exited, status=(?P<code>\d{1,3})"
+            r"|(?:killed|dumped), status=(?P<signal>\d{1,2}))/"
+        ),
     ),
     ("MPI_ABORT was invoked on rank ", re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})")),
     ("Process name: [[", re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]")),

@@ -43,7 +43,10 @@ _LINKS = (
     "During handling of the above exception, another exception occurred:",
 )
 _CAUGHT = re.compile(r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica) (\d+)")
-_LOADER_FILES = ("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer")
+_LOADER_FILES = (
+    *("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer"),
+    "multiprocessing/connection.py",  # the other end of a pipe between processes
+)
 _DISGUISES = {
     "ConnectionResetError": "worker_conn_reset",
     "ConnectionRefusedError": "worker_conn_reset",
@@ -58,6 +61,11 @@ _SIGNALS = {
     "Illegal instruction": 4,
     "Floating point exception": 8,
 }
+_BARE = re.compile(
+    r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*?)\"?"
+)
+_LAST_LINES = 8
 _WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
@@ -96,6 +104,16 @@ def read_python(text: Text) -> Iterator[Sign]:
     for line in text.hits("Fatal Python error: "):
         if line.text.lstrip().startswith("Fatal Python error: "):
             yield _dump(text, line)
+
+
+def read_last_lines(text: Text) -> Iterator[Sign]:
+    """The last lines name an exception, as where a launcher or a logger gives on no more."""
+    end = text.line_at(len(text.whole))
+    for line in (end, *text.before(end, _LAST_LINES)):
+        if error := _BARE.fullmatch(line.text.strip()):
+            details = {"type": error[1], "message": error[2], "frames_tail": [], "chain": []}
+            yield make_sign("python_exception", line, {**details, "is_bare": True})
+            return
 
 
 def _frame_above(text: Text, line: Line) -> Frame | None:

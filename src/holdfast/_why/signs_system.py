@@ -57,6 +57,12 @@ def _kernel(match: re.Match[str]) -> dict[str, Any]:
     return found
 
 
+def _number_of(match: re.Match[str]) -> dict[str, Any] | None:
+    number = {"SIGABRT": 6, "SIGSEGV": 11, "SIGBUS": 7, "SIGILL": 4, "SIGFPE": 8, "SIGTERM": 15}
+    found = number.get(match["_name"])
+    return {"signal": found} if found is not None else None
+
+
 SYSTEM: tuple[Pattern, ...] = (
     # SLURM
     pattern("slurm_oom", "oom_kill event",
@@ -82,7 +88,10 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("slurm_oom", "TERM_MEMLIMIT"),
     pattern("slurm_cancelled", "TERM_OWNER"),
     # Kubernetes
-    pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^)OOMKilled"),
+    pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)OOMKilled"),
+    pattern("slurm_oom", "killed by the OOM killer", r"systemd.*killed by the OOM killer"
+            r"|A process of this unit has been killed by the OOM killer"),
+    pattern("slurm_oom", "with result 'oom-kill'"),
     pattern("disk_full", "low on resource: ephemeral-storage"),
     pattern("disk_full", "ephemeral local storage usage exceeds"),
     pattern("disk_full", "exceeds the limit", r"Usage of EmptyDir volume .* exceeds the limit"),
@@ -94,10 +103,15 @@ SYSTEM: tuple[Pattern, ...] = (
     # coreutils' timeout -v
     pattern("timed_out_line", "timeout: sending signal ",
             r"timeout: sending signal (?P<signal_name>\w+) to command"),
-    # torchrun's agent, and Lightning
+    pattern("slurm_preempted", "compute.instances.preempted"),
+    pattern("slurm_preempted", "instance preempted"),
+    pattern("slurm_preempted", "pot interruption ", r"[Ss]pot (?:instance )?interruption (?:notice|warn)"),
+    # torchrun's agent, Lightning, and absl's handler of signals
     pattern("terminated_line", "got signal: ",
             r"SignalException: Process \d+ got signal: (?P<signal>\d+)"),
     pattern("terminated_line", "SIGTERMException", r"^(?:[\w.]+\.)?SIGTERMException$", signal=15),
+    pattern("abort_line", "*** SIG", r"\*\*\* (?P<_name>SIG[A-Z]+) received (?:by PID|at time)",
+            more=_number_of),
     # C++ and libc
     pattern("cxx_exception", "terminating due to uncaught exception of type ",
             r"terminating due to uncaught exception of type (?P<type>.+?)(?:: (?P<what>.*))?$"),
@@ -144,6 +158,14 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("environment", "Exec format error", r"cannot execute[^\n]*: Exec format error",
             what="wrong_processor"),
     pattern("environment", "OCI runtime create failed", what="container"),
+    pattern("environment", "couldn't start container", what="container"),
+    pattern("environment", "container creation failed", r"FATAL: .*container creation failed.*",
+            what="container"),
+    pattern("environment", "ImagePull", r"\b(?:ImagePullBackOff|ErrImagePull)\b", what="container"),
+    pattern("environment", "CreateContainerConfigError", what="container"),
+    pattern("environment", "Insufficient nvidia.com/gpu", what="no_gpu"),
+    pattern("environment", "not enough slots available in the system", what="slots"),
+    pattern("environment", "pthread_create failed", what="threads"),
     pattern("environment", ": command not found",
             r"(?:line \d+|bash|zsh|sh): (?P<name>[^:]+): command not found", what="no_command"),
     # holdfast's own words
