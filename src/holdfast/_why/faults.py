@@ -64,6 +64,8 @@ _DISGUISES = (
     "BrokenPipeError",
 )
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
+_NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
+_GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
 _LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
 _LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
 # What only a wrong start or a wrong setting raises, whenever it does.
@@ -170,6 +172,8 @@ class Fault:
                 return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
         if self._is_lost_in_the_loader():
             return "worker"
+        if _NO_MEMORY.search(f"{whole}\n{self.tail}"):
+            return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
         return "nan" if _NAN.search(self.message) else "plain"
 
     def _is_lost_in_the_loader(self) -> bool:

@@ -208,6 +208,19 @@ _ROWS = (
         "retain_graph=True.",
     ),
     (
+        r"does not require grad and does not have a grad_fn",
+        "Nothing in that loss depends on a parameter: see requires_grad, detach(), .item() and "
+        "torch.no_grad() on its way.",
+    ),
+    (
+        r"deserialize object on a CUDA device",
+        "Load it where there is no GPU with map_location='cpu', or start on a node with a GPU.",
+    ),
+    (
+        r"module\(s\) are unknown|locate a modulefile",
+        "See which there are on that node: module avail, module spider NAME",
+    ),
+    (
         r"Expected all tensors to be on the same device",
         "Move the model and every tensor of the batch to one device: x = x.to(device)",
     ),

@@ -18,13 +18,14 @@ _SIGNAL_WORDS = {
     "floating point exception": ("floating_point_line", 8),
     "terminated": ("terminated_line", 15),
     "hangup": ("terminated_line", 1),
+    "quit": ("terminated_line", 3),
     "trace/breakpoint trap": ("trap_line", 5),
     "out of memory": ("slurm_oom", 9),
 }
 _WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of memory")
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
 _SHELL = re.compile(
-    rf"(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
+    rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
     rf"(?P<what>{_WORDS})(?P<core>\s+\(core dumped\))?(?P<command>\s{{2,}}.*|)\s*"
 )
 _GLUED = re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)")
@@ -87,6 +88,11 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("slurm_time_limit", "TERM_RUNLIMIT"),
     pattern("slurm_oom", "TERM_MEMLIMIT"),
     pattern("slurm_cancelled", "TERM_OWNER"),
+    # Grid Engine and YARN
+    pattern("slurm_oom", "exceeds job hard limit", r'exceeds job \w+ limit "[hs]_(?:vmem|rss|data)"'),
+    pattern("slurm_time_limit", "exceeds job hard limit", r'exceeds job \w+ limit "[hs]_(?:rt|cpu)"'),
+    pattern("slurm_oom", "physical memory limit", r"killed by YARN for exceeding physical memory"),
+    pattern("slurm_oom", "'PHYSICAL' memory limit"),
     # Kubernetes
     pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)OOMKilled"),
     pattern("slurm_oom", "killed by the OOM killer", r"systemd.*killed by the OOM killer"
@@ -159,6 +165,8 @@ SYSTEM: tuple[Pattern, ...] = (
             what="wrong_processor"),
     pattern("environment", "OCI runtime create failed", what="container"),
     pattern("environment", "couldn't start container", what="container"),
+    pattern("environment", "module(s) are unknown", what="module"),
+    pattern("environment", "Unable to locate a modulefile for", what="module"),
     pattern("environment", "container creation failed", r"FATAL: .*container creation failed.*",
             what="container"),
     pattern("environment", "ImagePull", r"\b(?:ImagePullBackOff|ErrImagePull)\b", what="container"),
