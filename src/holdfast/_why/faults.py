@@ -101,8 +101,8 @@ _NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback"
 def gist(message: str) -> str:
     """The line of a message that says most: many a first line only announces another.
 
-    >>> gist("Graph execution error:\\n2 root error(s) found.\\n(0) INVALID_ARGUMENT: Input is empty")
-    'Graph execution error: (0) INVALID_ARGUMENT: Input is empty'
+    >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
+    'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
     """
     first, *more = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     if "Last error:" in more[:-1]:  # NCCL: its own words, and what they came of
@@ -241,9 +241,9 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         if fault is None:
             continue
         # A child that left by itself has printed why.
-        is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message)
-        is_report = is_report or (fault.type in _DISGUISES and fault.kind == "worker")
-        if fault.kind not in _OF_VICTIMS and not is_report:
+        is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
+        is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
+        if fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker:
             return fault
         last = last or fault  # of ranks that print into one log, another may say why
     return last

@@ -254,9 +254,7 @@ def judge_finished(found: Case) -> Finding | None:
     evidence = ["it left with status 0", "status 0 is no proof: sys.exit(256) looks the same"]
     if end.fault is not None and not end.fault.is_exit:
         evidence.append(f"it had printed an error, and went on: {end.fault.sentence()}")
-    return Finding(
-        Cause.FINISHED, "It ended by itself, with status 0.", Sure.LIKELY, evidence
-    )
+    return Finding(Cause.FINISHED, "It ended by itself, with status 0.", Sure.LIKELY, evidence)
 
 
 def _said_finished(found: Case) -> Finding | None:

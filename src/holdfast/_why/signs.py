@@ -135,11 +135,7 @@ def culprits_of(signs: list[Sign]) -> list[int]:
 
     Whoever raises a timeout first is a victim: it had come, and waited.
     """
-    missing = {
-        rank
-        for sign in signs
-        for rank in sign.details.get("missing", ())
-    }
+    missing = {rank for sign in signs for rank in sign.details.get("missing", ())}
     if missing:
         return sorted(missing)
     timed_out = {s.rank for s in signs if s.kind in ("nccl_timeout", "gloo_timeout")} - {None}

@@ -40,13 +40,15 @@ _EXITS = (
     (
         "exits with return code = ",
         re.compile(
-            r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?exits with return code = (?P<code>-?\d{1,3})\b"
+            r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
+            r"exits with return code = (?P<code>-?\d{1,3})\b"
         ),
     ),
     (
         " exited with code ",
         re.compile(
-            r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+) exited with code (?P<code>-?\d{1,3})"
+            r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
+            r" exited with code (?P<code>-?\d{1,3})"
         ),
     ),
     ("Exit Code:", re.compile(r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$")),
@@ -57,7 +59,10 @@ _EXITS = (
             r"|(?:killed|dumped), status=(?P<signal>\d{1,2}))/"
         ),
     ),
-    ("MPI_ABORT was invoked on rank ", re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})")),
+    (
+        "MPI_ABORT was invoked on rank ",
+        re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})"),
+    ),
     ("Process name: [[", re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]")),
     ("died with <Signals.", re.compile(r"died with <Signals\.\w+: (?P<signal>\d{1,2})>")),
     (

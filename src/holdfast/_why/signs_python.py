@@ -98,12 +98,17 @@ def read_python(text: Text) -> Iterator[Sign]:
     for name in _WITHOUT_HEADER:
         for line in text.hits(f"{name}: "):
             if line.text.startswith(f"{name}: ") and (frame := _frame_above(text, line)):
-                details = {"type": name, "message": line.text.partition(": ")[2].strip()}
-                details |= {"frames_tail": [[*frame]], "chain": [], "tail": "", "outermost": ""}
-                yield make_sign("python_exception", line, details)
+                said = line.text.partition(": ")[2].strip()
+                yield _sign_alone(line, name, said, [[*frame]])
     for line in text.hits("Fatal Python error: "):
         if line.text.lstrip().startswith("Fatal Python error: "):
             yield _dump(text, line)
+
+
+def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any) -> Sign:
+    """An exception that was printed without its traceback."""
+    details = {"type": name, "message": said, "frames_tail": frames, "outermost": "", **more}
+    return make_sign("python_exception", line, details)
 
 
 def read_last_lines(text: Text) -> Iterator[Sign]:
@@ -111,8 +116,7 @@ def read_last_lines(text: Text) -> Iterator[Sign]:
     end = text.line_at(len(text.whole))
     for line in (end, *text.before(end, _LAST_LINES)):
         if error := _BARE.fullmatch(line.text.strip()):
-            details = {"type": error[1], "message": error[2], "frames_tail": [], "chain": []}
-            yield make_sign("python_exception", line, {**details, "is_bare": True})
+            yield _sign_alone(line, error[1], error[2], [], is_bare=True)
             return
 
 

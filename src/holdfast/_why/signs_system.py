@@ -89,8 +89,10 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("slurm_oom", "TERM_MEMLIMIT"),
     pattern("slurm_cancelled", "TERM_OWNER"),
     # Grid Engine and YARN
-    pattern("slurm_oom", "exceeds job hard limit", r'exceeds job \w+ limit "[hs]_(?:vmem|rss|data)"'),
-    pattern("slurm_time_limit", "exceeds job hard limit", r'exceeds job \w+ limit "[hs]_(?:rt|cpu)"'),
+    pattern("slurm_oom", "exceeds job hard limit",
+            r'exceeds job \w+ limit "[hs]_(?:vmem|rss|data)"'),
+    pattern("slurm_time_limit", "exceeds job hard limit",
+            r'exceeds job \w+ limit "[hs]_(?:rt|cpu)"'),
     pattern("slurm_oom", "physical memory limit", r"killed by YARN for exceeding physical memory"),
     pattern("slurm_oom", "'PHYSICAL' memory limit"),
     # Kubernetes
@@ -111,7 +113,8 @@ SYSTEM: tuple[Pattern, ...] = (
             r"timeout: sending signal (?P<signal_name>\w+) to command"),
     pattern("slurm_preempted", "compute.instances.preempted"),
     pattern("slurm_preempted", "instance preempted"),
-    pattern("slurm_preempted", "pot interruption ", r"[Ss]pot (?:instance )?interruption (?:notice|warn)"),
+    pattern("slurm_preempted", "pot interruption ",
+            r"[Ss]pot (?:instance )?interruption (?:notice|warn)"),
     # torchrun's agent, Lightning, and absl's handler of signals
     pattern("terminated_line", "got signal: ",
             r"SignalException: Process \d+ got signal: (?P<signal>\d+)"),
