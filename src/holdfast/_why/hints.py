@@ -20,7 +20,8 @@ _CAUSES = (
 _ROWS = (
     # The start
     (
-        r"environment variable \w+ expected|\b(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE)\b.*not set",
+        r"environment variable \w+ expected|\b(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE)\b.*not set"
+        r"|KeyError: '(?:(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
         "Start it with torchrun (torchrun --nproc-per-node=2 train.py), which sets MASTER_ADDR, "
         "MASTER_PORT, RANK and WORLD_SIZE, or set them yourself.",
     ),

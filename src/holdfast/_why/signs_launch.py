@@ -51,6 +51,13 @@ _EXITS = (
             r" exited with code (?P<code>-?\d{1,3})"
         ),
     ),
+    (
+        "Child process with PID ",
+        re.compile(
+            r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ terminated with code "
+            r"(?P<code>-?\d{1,3})"
+        ),
+    ),
     ("Exit Code:", re.compile(r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$")),
     (
         "Main process exited, ",

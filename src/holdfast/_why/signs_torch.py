@@ -149,6 +149,8 @@ TORCH: tuple[Pattern, ...] = (
             r"DefaultCPUAllocator: (?:can't|not enough)(?:.*allocate (?P<tried>\d+) bytes)?"),
     # The accelerator itself; what no restart heals is `environment`
     *(pattern("environment", needle, what=what) for what, needle in _ENVIRONMENT),
+    pattern("environment", "KeyError: '",
+            r"KeyError: '(?P<name>(?:LOCAL_)?RANK|WORLD_SIZE|MASTER_(?:ADDR|PORT))'", what="unset"),
     pattern("environment", "Unable to initialize backend",
             r"Error: Unable to initialize backend", what="no_backend"),
     pattern("environment", " does not exist",
