@@ -46,7 +46,9 @@ def judge_crash(case: Case) -> Finding | None:
     """A crash outside Python: segfault, abort, bus error, illegal instruction, C++."""
     end = case.end
     told = end.has("faulthandler")
-    name = end.signal or ("" if end.fault is not None else _named(told))
+    is_of_a_worker = end.status == 1 and end.has("worker_conn_reset") is not None
+    is_known = end.fault is not None or is_of_a_worker  # whose stack that is
+    name = end.signal or ("" if is_known else _named(told))
     if name not in _CRASHES or end.had_failed:
         return None  # many a library crashes as it is unloaded: what it raised comes first
     cause, words_for_it = _CRASHES[name]
