@@ -33,6 +33,10 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     status = _status(dead)
     if status is None:
         status = _told_status(trouble.message)
+    sure = Sure.CERTAIN if status is not None else Sure.LIKELY
+    stack = case.end.has("faulthandler")  # the trainer itself lived on
+    if status is None and stack is not None:
+        status = -(words.whole(stack.details.get("signal")) or 0) or None
     evidence = trouble.evidence(case)
     name = worker_name(dead)
     if not _OF_A_LOADER.search(trouble.message + str(trouble.record.get("frames"))):
@@ -63,7 +67,6 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     if status == -9 and counted.is_known:
         evidence.append("not the OOM killer: its cgroup counted no OOM kill")
     evidence += tell_memory(case.end.memory, case.end.time)
-    sure = Sure.CERTAIN if status is not None else Sure.LIKELY
     return Finding(Cause.WORKER_DIED, sentence, sure, evidence, advice.worker_died(case))
 
 
