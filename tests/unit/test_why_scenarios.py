@@ -1,10 +1,12 @@
 """Logs of many launchers and frameworks, written after real ones, each with its verdict.
 
-A scenario begins with `#### name | causes | the most that it may be sure of | what is known`.
+A scenario begins with `#### name | causes | the most that it may be sure of | what is known`. Lines
+`#> says`, `#> advice` and `#> not` below it have what the verdict, or its advice, must say or not.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ def scenarios() -> list[Any]:
             head, _, text = part.partition("\n")
             name, causes, sure, *more = (each.strip() for each in head.split("|"))
             known = dict(each.split("=") for each in (more[0].split() if more else ()))
+            while text.startswith("#> "):
+                line, _, text = text.removeprefix("#> ").partition("\n")
+                what, _, known[what] = line.partition(" ")
             found.append(pytest.param(causes.split(","), sure, known, text, id=name))
     return found
 
@@ -45,3 +50,7 @@ def test_a_log_tells_why_it_ended(causes, sure, known, text, tmp_path):
     assert _SURE.index(verdict.sure.value) <= _SURE.index(sure), verdict
     if "rank" in known:
         assert verdict.rank == int(known["rank"]), verdict
+    said = "\n".join((verdict.sentence, *verdict.evidence, *verdict.advice, *verdict.others))
+    assert re.search(known.get("says", ""), said), verdict
+    assert re.search(known.get("advice", ""), "\n".join(verdict.advice)), verdict
+    assert "not" not in known or not re.search(known["not"], said), verdict

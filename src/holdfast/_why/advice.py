@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from holdfast._record.attempts import read_json
@@ -234,41 +233,14 @@ def peer_lost(case: Case) -> list[str]:
     ]
 
 
-def rendezvous(case: Case, said: str) -> list[str]:
+def rendezvous(case: Case) -> list[str]:
     """Ranks that did not find each other."""
-    found = []
-    if re.search("address already in use|EADDRINUSE", said, re.IGNORECASE):
-        found.append(
-            "Another process has the port, often an earlier life of the same job: ss -tlnp | grep "
-            "PORT. Choose another: torchrun --master-port=29501, or --rdzv-endpoint=localhost:0"
-        )
-    found += [
+    return [
         "All ranks need the same MASTER_ADDR and MASTER_PORT, and must reach it: nc -vz "
         "$MASTER_ADDR $MASTER_PORT from every node; WORLD_SIZE must be the number that starts.",
         "If the name resolves to a wrong interface, give the address itself.",
+        *go_on(case),
     ]
-    return [*found, *go_on(case)]
-
-
-def environment(said: str) -> list[str]:
-    """What is installed or set does not fit."""
-    found = []
-    if re.search(r"environment variable|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE", said):
-        found.append(
-            "Start it with torchrun (torchrun --nproc-per-node=2 train.py), which sets "
-            "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or set them yourself."
-        )
-    if re.search(r"driver|kernel image|cuda", said, re.IGNORECASE):
-        found.append(
-            "Compare: nvidia-smi (the driver and the CUDA that it can), and python -c 'import "
-            "torch; print(torch.version.cuda, torch.cuda.get_arch_list())'"
-        )
-    if re.search(r"\.so|symbol|GLIBC", said):
-        found.append(
-            "See which library is found: LD_DEBUG=libs python …; module list; echo $LD_LIBRARY_PATH"
-        )
-    found.append("It happens again at every start like this, until that is put right.")
-    return found
 
 
 def lost(case: Case) -> list[str]:

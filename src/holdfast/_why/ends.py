@@ -112,8 +112,14 @@ def ends_of(evidence: Evidence) -> list[End]:
         end = _end_of(evidence, records.get(number, RankEvidence(rank=number)), number)
         _add_process(end, by_rank.get(number, {}))
         _add_failure(end, failures.get(number, {}))
+        if end.status is None and (exited := end.has("launcher_exit")) is not None:
+            end.status = _shell_status(words.whole(exited.details.get("exitcode")))
         ends.append(end)
     _add_parting(ends, evidence)
+    # What was printed without a rank is of the only one that failed by itself, if one did.
+    failed = [end for end in ends if (end.status or 0) > 0 or end.fault is not None]
+    if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
+        failed[0].fault = fault_of_signs(s for s in evidence.signs if s.rank is None)
     return ends
 
 

@@ -64,11 +64,26 @@ _DISGUISES = (
     "BrokenPipeError",
 )
 _NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
+_NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
+_GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
 _LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
-_LOADER = ("torch/utils/data", "torch/multiprocessing")
-_NOT_EVEN_LOADED = re.compile(r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error")
+_LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
+# What only a wrong start or a wrong setting raises, whenever it does.
+_NOT_EVEN_LOADED = re.compile(
+    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig"
+    r"|UnsupportedInterpolationType|InterpolationKey|HFValidation)(?:Error|Exception)"
+    r"|MissingMandatoryValue"
+)
+_OF_SETTINGS = re.compile(
+    r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
+)
 _OF_VICTIMS = ("timeout", "peer_lost")
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
+_OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
+_NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
+_CHILD_LEFT = re.compile(
+    "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
+)
 # What torch has brought from another process: the original stands at the end of all its text, and
 # behind it only what a run has noted of where it was.
 _RELAYED = re.compile(
@@ -79,6 +94,24 @@ _RELAYED = re.compile(
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})')
 _NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
+_STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
+_NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback")
+
+
+def gist(message: str) -> str:
+    """The line of a message that says most: many a first line only announces another.
+
+    >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
+    'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
+    """
+    first, *more = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    if "Last error:" in more[:-1]:  # NCCL: its own words, and what they came of
+        return f"{more[more.index('Last error:') + 1]} ({first})"
+    if not first.endswith(":"):
+        return first
+    telling = [line for line in more if not _NO_NEWS.match(line)]
+    best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
+    return f"{first} {best}".rstrip()
 
 
 def kind_of_sign(sign: Sign) -> str:
@@ -105,7 +138,7 @@ class Fault:
         """As Python prints it, in one line."""
         if (relayed := _RELAYED.search(self.message)) is not None:
             return f"{words.one_line(relayed[2], most)} (in {relayed[1]})"
-        said = words.one_line(self.message, most)
+        said = words.one_line(gist(self.message), most)
         return f"{self.type}: {said}" if said else self.type
 
     @property
@@ -139,6 +172,8 @@ class Fault:
                 return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
         if self._is_lost_in_the_loader():
             return "worker"
+        if _NO_MEMORY.search(f"{whole}\n{self.tail}"):
+            return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
         return "nan" if _NAN.search(self.message) else "plain"
 
     def _is_lost_in_the_loader(self) -> bool:
@@ -163,7 +198,8 @@ class Fault:
         """Whether it would happen again at every start."""
         if self.is_own and self.is_before_first_step is None:
             return True
-        if _NOT_EVEN_LOADED.fullmatch(self.type) and self.is_before_first_step is not False:
+        is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
+        if is_of_settings and self.is_before_first_step is not False:
             return True
         return bool(self.is_before_first_step) and bool(_NEVER_RIGHT.fullmatch(self.type))
 
@@ -204,7 +240,10 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
         fault = _fault_of_sign(sign)
         if fault is None:
             continue
-        if fault.kind not in _OF_VICTIMS:
+        # A child that left by itself has printed why.
+        is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
+        is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
+        if fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker:
             return fault
         last = last or fault  # of ranks that print into one log, another may say why
     return last
@@ -212,12 +251,15 @@ def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
 
 def _fault_of_sign(sign: Sign) -> Fault | None:
     name = words.text(sign.details.get("type")).rpartition(".")[2]
-    if not name or name in _LAUNCHERS:
+    message = words.text(sign.details.get("message"))
+    if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
+        return None
+    if name in _LAUNCHERS and not _CHILD_LEFT.search(message):
         return None
     tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
     return Fault(
         type=name,
-        message=words.text(sign.details.get("message")),
+        message=message,
         qualified=words.text(sign.details.get("type")),
         chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
         place=_place(tail),

@@ -17,6 +17,7 @@ from holdfast._why.case import Case, Finding
 from holdfast._why.evidence import Evidence
 from holdfast._why.faults import KINDS
 from holdfast._why.hang import HangFinding
+from holdfast._why.hints import hints_for
 from holdfast._why.judge_asked import judge_asked, judge_decided, judge_finished
 from holdfast._why.judge_hang import judge_hung, judge_hung_and_killed, tell_hang
 from holdfast._why.judge_lost import judge_lost
@@ -132,6 +133,9 @@ def _verdict(case: Case, found: Finding) -> Verdict:
     if sure is Sure.CERTAIN and (after := _lines_after(case.evidence)):
         sure = Sure.LIKELY
         told.append(f"{words.count(after, 'line')} came after that: it may have been got over")
+    if sure is Sure.CERTAIN and any(sign.details.get("is_bare") for sign in end.signs):
+        sure = Sure.LIKELY
+        told.append("its traceback is not there")
     durable = case.durable_step
     if end.step is not None and found.cause is not Cause.FINISHED:
         kept = "nothing was durable" if durable is None else f"step {durable} is durable"
@@ -143,7 +147,7 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         _one_line(found.sentence),
         sure,
         tuple(dict.fromkeys(map(_one_line, told))),
-        tuple(dict.fromkeys(map(_one_line, found.advice))),
+        tuple(dict.fromkeys(map(_one_line, [*_hints(case, found), *found.advice]))),
         rank=found.rank if isinstance(found, HangFinding) else end.rank,
         host=host or None,
         time=end.time,
@@ -154,6 +158,13 @@ def _verdict(case: Case, found: Finding) -> Verdict:
         ),
         restart=_restart(found),
     )
+
+
+def _hints(case: Case, found: Finding) -> list[str]:
+    """By the words of what was raised or printed."""
+    fault = case.end.fault
+    raised = [fault.type, fault.message, *fault.chain, fault.tail] if fault is not None else []
+    return hints_for(found.cause, "\n".join([found.sentence, *found.evidence, *raised]))
 
 
 def _restart(found: Finding) -> Restart:

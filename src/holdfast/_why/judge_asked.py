@@ -22,6 +22,8 @@ _BY_REASON = (
 _STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGTRAP")
 _ANSWER_SECONDS = 120.0
+_OUTER = ("<module>", "")  # the outermost frame of what nobody caught
+_FEW_LINES = 10  # that a shell script prints after what it started has failed
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
 _DECIDED = {
@@ -249,12 +251,10 @@ def judge_finished(found: Case) -> Finding | None:
         at = f" at step {left}" if left is not None else ""
         sentence = f"It ended by itself{at}, with status 0."
         return Finding(Cause.FINISHED, sentence, Sure.CERTAIN, ["it left with status 0"])
-    return Finding(
-        Cause.FINISHED,
-        "It ended by itself, with status 0.",
-        Sure.LIKELY,
-        ["it left with status 0", "status 0 is no proof: sys.exit(256) looks the same"],
-    )
+    evidence = ["it left with status 0", "status 0 is no proof: sys.exit(256) looks the same"]
+    if end.fault is not None and not end.fault.is_exit:
+        evidence.append(f"it had printed an error, and went on: {end.fault.sentence()}")
+    return Finding(Cause.FINISHED, "It ended by itself, with status 0.", Sure.LIKELY, evidence)
 
 
 def _said_finished(found: Case) -> Finding | None:
@@ -286,7 +286,7 @@ def _lying(found: Case) -> Finding | None:
         )
     if end.status == 0 and end.fault is not None and not record and not end.fault.is_exit:
         last = words.one_line("\n".join(reversed(found.evidence.output.strip().splitlines()[-1:])))
-        if end.fault.type in last:
+        if end.fault.type in last or _was_hidden(found):
             return Finding(
                 Cause.LYING_STATUS,
                 f"It left with status 0, and yet its last words are an error: "
@@ -299,6 +299,17 @@ def _lying(found: Case) -> Finding | None:
                 ],
             )
     return None
+
+
+def _was_hidden(found: Case) -> bool:
+    """Whether a shell script went on after what ended its command, and left with 0 itself."""
+    command = words.record(found.evidence.led).get("command")
+    first = str(command[0]) if isinstance(command, list) and command else ""
+    raised = found.end.has("python_exception")
+    if raised is None or not re.search(r"(?:^|/)(?:ba|da|z|k)?sh$|\.sh$", first):
+        return False
+    is_of_main = raised.details.get("outermost") in _OUTER and not raised.details.get("thread")
+    return is_of_main and raised.details["from_end"] <= _FEW_LINES
 
 
 def _number(said: str | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from holdfast._why import advice, words
 from holdfast._why.case import Case, Finding
@@ -14,8 +15,14 @@ from holdfast._why.memory import last_use, tell_memory, tell_space
 from holdfast._why.trouble import Trouble
 from holdfast._why.verdict import Cause, Sure
 
+if TYPE_CHECKING:
+    from holdfast._why.sign import Sign
+
 _BETTER = ("worker", "shm_full", "disk_full")  # than an exception that says nothing
 _POINTS = re.compile("errors? above|see above|logs? above")  # it says nothing, but where to look
+_SAYING_LITTLE = ("plain", "peer_lost", "timeout", "interrupt")
+_VAGUE = ("InternalError", "UnknownError", "AbortedError", "UnavailableError", "XlaRuntimeError")
+_WANTS_GPU = re.compile(r"\bGPUs?\b|(?i:cuda)")  # why there is none stands above it
 _NEAR_LINES = 60  # of the end of a log: what is further up may have been got over
 _USAGE = re.compile(r"^(?:usage|Usage): ", re.MULTILINE)
 
@@ -39,10 +46,10 @@ def judge_python(case: Case) -> Finding | None:
     evidence = trouble.evidence(case)
     if trouble.kind == "environment":
         sentence = f"{case.opening} cannot run on this machine: {said}."
-        return Finding(Cause.ENVIRONMENT, sentence, sure, evidence, advice.environment(said))
+        return Finding(Cause.ENVIRONMENT, sentence, sure, evidence, list(_ONCE_RIGHT))
     if trouble.kind == "rendezvous":
         sentence = f"{case.opening} did not find the other ranks: {said}."
-        return Finding(Cause.RENDEZVOUS, sentence, sure, evidence, advice.rendezvous(case, said))
+        return Finding(Cause.RENDEZVOUS, sentence, sure, evidence, advice.rendezvous(case))
     if trouble.kind == "host_oom":
         sentence = f"The machine ran out of memory, and what watches it ended {case.who}: {said}."
         use = last_use(case.end.memory)
@@ -99,9 +106,8 @@ def _trouble(case: Case) -> Trouble | None:
         if sign.kind in KINDS and (words.whole(sign.details.get("from_end")) or 0) < _NEAR_LINES
     ]
     if fault is not None:
-        points = _POINTS.search(fault.message) is not None
-        better = [s for s in signs if KINDS[s.kind] in _BETTER or points]
-        if kind in ("plain", "peer_lost", "timeout") and better and not fault.is_own:
+        better = [sign for sign in signs if _says_more(sign, fault)]
+        if kind in _SAYING_LITTLE and better and not fault.is_own:
             return Trouble(kind_of_sign(better[-1]), fault.sentence(), fault, better[-1])
         return Trouble(kind, fault.sentence(), fault, None)
     if case.end.status in (0, None) and case.evidence.kind == "run":
@@ -112,6 +118,22 @@ def _trouble(case: Case) -> Trouble | None:
         sign = min(signs, key=lambda each: order.index(each.kind))
         return Trouble(kind_of_sign(sign), words.one_line(sign.text, 200), None, sign)
     return None
+
+
+def _says_more(sign: Sign, fault: Fault) -> bool:
+    """Whether a line that was printed says more of the cause than what was raised."""
+    what = sign.details.get("what")
+    if fault.kind == "interrupt":
+        return what == "threads"  # OpenBLAS interrupts its own process then
+    if _POINTS.search(fault.message) is not None:
+        return True
+    if sign.kind == "environment" and _WANTS_GPU.search(fault.message) is not None:
+        return True
+    if KINDS[sign.kind] in ("cuda_error", "cuda_oom") and fault.type in _VAGUE:
+        return True
+    # A worker that left by itself has printed why: that is what was raised.
+    has_told = sign.details.get("exitcode") or sign.details.get("points_above")
+    return KINDS[sign.kind] in _BETTER and not has_told
 
 
 def _plain(case: Case, fault: Fault, evidence: list[str]) -> Finding:
@@ -192,7 +214,7 @@ def _usage(case: Case) -> Finding | None:
     if case.end.status != 2 or found is None:
         return None
     lines = [line for line in case.evidence.output[found.start() :].splitlines() if line.strip()]
-    last = words.one_line(lines[-1])
+    last = words.one_line(next((line for line in lines if ": error: " in line), lines[-1]))
     return Finding(
         Cause.CONFIGURATION,
         f"{case.opening} did not take its arguments: {last}.",

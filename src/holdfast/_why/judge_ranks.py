@@ -109,7 +109,7 @@ def kind_of(end: End) -> str:
         return "timeout"  # NCCL's watchdog aborts its process
     if end.status in (None, 1) and end.has(*_TIMEOUTS):
         return "timeout"
-    if end.status in (None, 1) and end.has(*_LOST):
+    if end.status in (None, 1, -6) and end.has(*_LOST):
         return "peer_lost"
     return ""
 

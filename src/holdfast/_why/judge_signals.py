@@ -37,6 +37,8 @@ _MEANINGS = {
 _AS_SHELLS_SAY = {129: "SIGHUP", 130: "SIGINT", 131: "SIGQUIT", 143: "SIGTERM"}
 _TERMINATE = "terminate called"
 _DEEP = 8  # frames of one line: it calls itself
+# What libraries abort for.
+_OF_THE_DEVICE = ("cuda_error", "cuda_assert", "cuda_oom", "memory_refused", "environment")
 _FULL_BYTES = 16 << 20  # so little is left of a full /dev/shm
 
 
@@ -44,10 +46,14 @@ def judge_crash(case: Case) -> Finding | None:
     """A crash outside Python: segfault, abort, bus error, illegal instruction, C++."""
     end = case.end
     told = end.has("faulthandler")
-    name = end.signal or ("" if end.fault is not None else _named(told))
+    is_of_a_worker = end.status == 1 and end.has("worker_conn_reset") is not None
+    is_known = end.fault is not None or is_of_a_worker  # whose stack that is
+    name = end.signal or ("" if is_known else _named(told))
     if name not in _CRASHES or end.had_failed:
         return None  # many a library crashes as it is unloaded: what it raised comes first
     cause, words_for_it = _CRASHES[name]
+    if cause is Cause.ABORT and end.has(*_OF_THE_DEVICE) is not None:
+        return None
     stack = case.stacks_lines() or _stack(told)
     evidence = [f"{case.who} died of {name}"]
     sure = Sure.LIKELY
@@ -62,6 +68,8 @@ def judge_crash(case: Case) -> Finding | None:
         cause = Cause.CXX_EXCEPTION
         words_for_it = "was ended by the C++ runtime (terminate called), mostly by an exception"
         evidence.append(f"it printed: {_line_with(case.evidence.output, _TERMINATE)}")
+    elif cause is Cause.ABORT and (damage := end.has("heap_damage")) is not None:
+        words_for_it += f": its memory was damaged ({words.one_line(damage.text, 120)})"
     full = _full_shm(case)
     if cause is Cause.BUS_ERROR and full:
         evidence += full

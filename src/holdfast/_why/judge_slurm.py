@@ -86,6 +86,9 @@ def _by_signs(case: Case) -> Finding | None:
         if sign is None:
             continue
         said = words.one_line(sign.text)
+        lost = next((s for s in case.evidence.signs if "Node failure on " in s.text), None)
+        if cause is Cause.MACHINE_LOST and lost is not None:
+            said, sentence = words.one_line(lost.text), f"SLURM lost {lost.details['node']}"
         if cause is Cause.OOM_CGROUP and case.end.fault is not None:
             return oom_of_worker(case, [said, f"it raised {case.end.fault.sentence(160)}"])
         if cause is Cause.ASKED and case.end.fault is not None:
@@ -93,7 +96,8 @@ def _by_signs(case: Case) -> Finding | None:
         if not re.search("(?i)slurm|srun|sbatch|salloc", said):
             sentence = re.sub("SLURM(?='|\\b)", "the scheduler", sentence)
             sentence = f"{sentence[:1].upper()}{sentence[1:]}"
-        sure = Sure.LIKELY if "OOMKilled" in said else Sure.CERTAIN
+        is_of_slurm = re.search("(?i)slurm|srun|sbatch|PBS|TERM_", said) is not None
+        sure = Sure.CERTAIN if is_of_slurm else Sure.LIKELY
         return _finding(case, cause, sentence, sure, [said])
     return None
 

@@ -15,6 +15,7 @@ from holdfast._why.verdict import Cause, Sure
 
 _KILLED_BY = re.compile(r"killed by signal: ([A-Za-z ]+?)[.\n]|killed by signal: (.+)")
 _EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d{1,3})\b")
+_OF_A_LOADER = re.compile(r"DataLoader|torch/utils/data|torch/multiprocessing|shared memory")
 _PIDS = re.compile(r"worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _SIGNALS = {
     "killed": -9,
@@ -32,8 +33,14 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     status = _status(dead)
     if status is None:
         status = _told_status(trouble.message)
+    sure = Sure.CERTAIN if status is not None else Sure.LIKELY
+    stack = case.end.has("faulthandler")  # the trainer itself lived on
+    if status is None and stack is not None:
+        status = -(words.whole(stack.details.get("signal")) or 0) or None
     evidence = trouble.evidence(case)
     name = worker_name(dead)
+    if not _OF_A_LOADER.search(trouble.message + str(trouble.record.get("frames"))):
+        name = name.replace("a data-loader worker", "a worker process")
     if status is not None:
         how = f"died of {words.signal_name(status)}" if status < 0 else f"left with {status}"
         evidence.append(f"{name} {how}")
@@ -60,7 +67,6 @@ def judge_worker(case: Case, trouble: Trouble) -> Finding:
     if status == -9 and counted.is_known:
         evidence.append("not the OOM killer: its cgroup counted no OOM kill")
     evidence += tell_memory(case.end.memory, case.end.time)
-    sure = Sure.CERTAIN if status is not None else Sure.LIKELY
     return Finding(Cause.WORKER_DIED, sentence, sure, evidence, advice.worker_died(case))
 
 

@@ -17,16 +17,21 @@ from holdfast._why.text import Text, split_prefix
 _READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is past by its distance
 _LONGEST = 800
 _WORD = re.compile(
-    r"\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?|EPOCH"
-    r"|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it)\b"
+    r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
+    r"|EPOCH|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it)\b"
 )
 _STEP = re.compile(
-    r"\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)['\"]?\]?\W{1,4}(\d{1,12})\b",
+    r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
+    r"['\"]?\]?\W{1,4}(\d{1,12})\b",
     re.IGNORECASE,
 )
-_EPOCH = re.compile(r"\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 _OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
 _LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I)
+# A loss of 0 beside gradients that are no number: the loss was none either.
+_NO_LOSS = re.compile(
+    r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
+)
 _ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
 _MOST_BAD = 2  # so many losses that are no number, and none after them that is
 
@@ -105,7 +110,8 @@ def _read(text: Text) -> Iterator[Mark]:
         if not _ERRORS.search(line):
             rank, said = split_prefix(line)
             loss = _LOSS.search(said)
-            yield Mark(max(0, after), rank, _count(said), loss[1] if loss else "", begin)
+            value = "nan" if _NO_LOSS.search(said) else loss[1] if loss else ""
+            yield Mark(max(0, after), rank, _count(said), value, begin)
         found = _WORD.search(whole, max(begin + len(line), found.end()))
 
 

@@ -47,7 +47,7 @@ from dataclasses import replace
 from holdfast._why.marks import Marks
 from holdfast._why.sign import Sign, make_sign, sign_of
 from holdfast._why.signs_launch import read_launchers
-from holdfast._why.signs_python import Traceback, read_python, tracebacks
+from holdfast._why.signs_python import Traceback, read_last_lines, read_python, tracebacks
 from holdfast._why.signs_system import SYSTEM, read_system
 from holdfast._why.signs_torch import TORCH
 from holdfast._why.text import Text
@@ -61,6 +61,8 @@ _WORLD = re.compile(
     r"|--nproc[-_]per[-_]node[= ](\d{1,3})\b(?!.*--nnodes)"
     r"|\bMEMBER: \d{1,5}/(\d{1,5})\b|Starting with (\d{1,5}) processes"
 )
+_ESCAPED = r"Traceback (most recent call last):\n"
+_JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
 _OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
 # No training goes on after these, whatever is printed later.
 _LAST_WORDS = (
@@ -78,6 +80,8 @@ _PAST_LINES, _PAST_STACKS = 200, 2000
 
 def read_signs(text: str, first_line: int = 1) -> list[Sign]:
     """Everything that a text tells of an end, in the order of its lines."""
+    if _ESCAPED in text:
+        text = _JSON_LINE.sub(_unescaped, text)
     whole = Text(text, first_line)
     found = list(read_python(whole))
     found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
@@ -94,7 +98,13 @@ def read_signs(text: str, first_line: int = 1) -> list[Sign]:
         line = whole.line_at(bad[-1].start)
         details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
         found.append(make_sign("nan_loss", line, details))
-    return _with_past(_with_summaries(_once(found)), marks)
+    return _with_past(_with_summaries(_once(found or list(read_last_lines(whole)))), marks)
+
+
+def _unescaped(line: re.Match[str]) -> str:
+    """A line of a log in JSON, with its traceback as Python printed it."""
+    parts = re.sub(r'(?<!\\)"', '\n"', line[0])
+    return parts.replace("\\n", "\n").replace('\\"', '"')
 
 
 def _ranks_there(text: Text) -> Sign:
@@ -125,12 +135,7 @@ def culprits_of(signs: list[Sign]) -> list[int]:
 
     Whoever raises a timeout first is a victim: it had come, and waited.
     """
-    missing = {
-        rank
-        for sign in signs
-        if sign.kind == "gloo_timeout"
-        for rank in sign.details.get("missing", ())
-    }
+    missing = {rank for sign in signs for rank in sign.details.get("missing", ())}
     if missing:
         return sorted(missing)
     timed_out = {s.rank for s in signs if s.kind in ("nccl_timeout", "gloo_timeout")} - {None}

@@ -37,7 +37,40 @@ _OF_A_VICTIM = re.compile(
 )
 # Other launchers, and Python's own subprocess, with the status of what they had started.
 _EXITS = (
-    ("exits with return code = ", re.compile(r"exits with return code = (?P<code>-?\d{1,3})\b")),
+    (
+        "exits with return code = ",
+        re.compile(
+            r"(?:--local_rank[= ](?P<rank>\d{1,6})\b.*)?"
+            r"exits with return code = (?P<code>-?\d{1,3})\b"
+        ),
+    ),
+    (
+        " exited with code ",
+        re.compile(
+            r"(?:lobal rank (?P<rank>\d{1,6}) \(PID \d+\)|^[\w.-]+)"
+            r" exited with code (?P<code>-?\d{1,3})"
+        ),
+    ),
+    (
+        "Child process with PID ",
+        re.compile(
+            r"\[rank: (?P<rank>\d{1,6})\] Child process with PID \d+ terminated with code "
+            r"(?P<code>-?\d{1,3})"
+        ),
+    ),
+    ("Exit Code:", re.compile(r"^\s*Exit Code: +(?P<code>[1-9]\d{0,2})$")),
+    (
+        "Main process exited, ",
+        re.compile(
+            r"Main process exited, code=(?:exited, status=(?P<code>\d{1,3})"
+            r"|(?:killed|dumped), status=(?P<signal>\d{1,2}))/"
+        ),
+    ),
+    (
+        "MPI_ABORT was invoked on rank ",
+        re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,6})"),
+    ),
+    ("Process name: [[", re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,6})\]")),
     ("died with <Signals.", re.compile(r"died with <Signals\.\w+: (?P<signal>\d{1,2})>")),
     (
         " exited on signal ",
@@ -85,7 +118,7 @@ def read_launchers(text: Text, exceptions: list[Sign]) -> Iterator[Sign]:
             if match is not None:
                 found = match.groupdict()
                 of = int(found["rank"]) if found.get("rank") else None
-                code = -int(found["signal"]) if found.get("signal") else int(found["code"])
+                code = -int(found["signal"]) if found.get("signal") else int(found.get("code", 1))
                 yield make_sign("launcher_exit", line, {"exitcode": code}, of)
 
 

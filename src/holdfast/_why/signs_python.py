@@ -43,7 +43,10 @@ _LINKS = (
     "During handling of the above exception, another exception occurred:",
 )
 _CAUGHT = re.compile(r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica) (\d+)")
-_LOADER_FILES = ("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer")
+_LOADER_FILES = (
+    *("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer"),
+    "multiprocessing/connection.py",  # the other end of a pipe between processes
+)
 _DISGUISES = {
     "ConnectionResetError": "worker_conn_reset",
     "ConnectionRefusedError": "worker_conn_reset",
@@ -58,6 +61,12 @@ _SIGNALS = {
     "Illegal instruction": 4,
     "Floating point exception": 8,
 }
+_BARE = re.compile(
+    r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*?)\"?"
+)
+_LAST_LINES = 8
+_WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
 _MOST_LINES = 600
 _MOST_OF_MESSAGE = 40
 _FRAMES_KEPT = 12
@@ -86,9 +95,37 @@ def read_python(text: Text) -> Iterator[Sign]:
     """The exceptions that were printed, and faulthandler's dumps."""
     for found in tracebacks(text):
         yield from _signs_of(found)
+    for name in _WITHOUT_HEADER:
+        for line in text.hits(f"{name}: "):
+            if line.text.startswith(f"{name}: ") and (frame := _frame_above(text, line)):
+                said = line.text.partition(": ")[2].strip()
+                yield _sign_alone(line, name, said, [[*frame]])
     for line in text.hits("Fatal Python error: "):
         if line.text.lstrip().startswith("Fatal Python error: "):
             yield _dump(text, line)
+
+
+def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any) -> Sign:
+    """An exception that was printed without its traceback."""
+    details = {"type": name, "message": said, "frames_tail": frames, "outermost": "", **more}
+    return make_sign("python_exception", line, details)
+
+
+def read_last_lines(text: Text) -> Iterator[Sign]:
+    """The last lines name an exception, as where a launcher or a logger gives on no more."""
+    end = text.line_at(len(text.whole))
+    for line in (end, *text.before(end, _LAST_LINES)):
+        if error := _BARE.fullmatch(line.text.strip()):
+            yield _sign_alone(line, error[1], error[2], [], is_bare=True)
+            return
+
+
+def _frame_above(text: Text, line: Line) -> Frame | None:
+    """Where the script itself cannot be read: Python prints its place, and no traceback."""
+    for above in text.before(line, 4):
+        if frame := _FRAME.match(above.text):
+            return None if frame[3] else (frame[1], int(frame[2]), "<module>")
+    return None
 
 
 def tracebacks(text: Text) -> list[Traceback]:

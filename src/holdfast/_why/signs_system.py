@@ -18,13 +18,14 @@ _SIGNAL_WORDS = {
     "floating point exception": ("floating_point_line", 8),
     "terminated": ("terminated_line", 15),
     "hangup": ("terminated_line", 1),
+    "quit": ("terminated_line", 3),
     "trace/breakpoint trap": ("trap_line", 5),
     "out of memory": ("slurm_oom", 9),
 }
 _WORDS = "|".join(word.capitalize() for word in _SIGNAL_WORDS if word != "out of memory")
 # "train.sh: line 3:  4711 Killed      python train.py", "[1]+  Killed  python …", "Killed"
 _SHELL = re.compile(
-    rf"(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
+    rf"(?:\^[A-Z\\])*(?:(?P<script>[^:]{{1,200}}): line \d+: +|\[\d+\][+-]? +)?(?:(?P<pid>\d+) +)?"
     rf"(?P<what>{_WORDS})(?P<core>\s+\(core dumped\))?(?P<command>\s{{2,}}.*|)\s*"
 )
 _GLUED = re.compile(rf"[^:]{{1,200}}: line \d+: +(?P<pid>\d+) (?P<what>{_WORDS})(?P<command>.*)")
@@ -57,6 +58,12 @@ def _kernel(match: re.Match[str]) -> dict[str, Any]:
     return found
 
 
+def _number_of(match: re.Match[str]) -> dict[str, Any] | None:
+    number = {"SIGABRT": 6, "SIGSEGV": 11, "SIGBUS": 7, "SIGILL": 4, "SIGFPE": 8, "SIGTERM": 15}
+    found = number.get(match["_name"])
+    return {"signal": found} if found is not None else None
+
+
 SYSTEM: tuple[Pattern, ...] = (
     # SLURM
     pattern("slurm_oom", "oom_kill event",
@@ -81,11 +88,39 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("slurm_time_limit", "TERM_RUNLIMIT"),
     pattern("slurm_oom", "TERM_MEMLIMIT"),
     pattern("slurm_cancelled", "TERM_OWNER"),
+    # Grid Engine and YARN
+    pattern("slurm_oom", "exceeds job hard limit",
+            r'exceeds job \w+ limit "[hs]_(?:vmem|rss|data)"'),
+    pattern("slurm_time_limit", "exceeds job hard limit",
+            r'exceeds job \w+ limit "[hs]_(?:rt|cpu)"'),
+    pattern("slurm_oom", "physical memory limit", r"killed by YARN for exceeding physical memory"),
+    pattern("slurm_oom", "'PHYSICAL' memory limit"),
     # Kubernetes
-    pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^)OOMKilled"),
+    pattern("slurm_oom", "OOMKilled", r"(?:[Rr]eason\W+|STATUS.*|^|\d/\d +)OOMKilled"),
+    pattern("slurm_oom", "killed by the OOM killer", r"systemd.*killed by the OOM killer"
+            r"|A process of this unit has been killed by the OOM killer"),
+    pattern("slurm_oom", "with result 'oom-kill'"),
+    pattern("disk_full", "low on resource: ephemeral-storage"),
+    pattern("disk_full", "ephemeral local storage usage exceeds"),
+    pattern("disk_full", "exceeds the limit", r"Usage of EmptyDir volume .* exceeds the limit"),
+    pattern("disk_full", "DiskPressure", r"The node had condition: \[DiskPressure\]"),
+    pattern("host_oom", "low on resource: memory"),
+    pattern("host_oom", "MemoryPressure", r"The node had condition: \[MemoryPressure\]"),
+    pattern("slurm_preempted", "TaintManagerEviction"),
+    pattern("slurm_preempted", "Preempted by ", r"Preempted\s.*Preempted by "),
     # coreutils' timeout -v
     pattern("timed_out_line", "timeout: sending signal ",
             r"timeout: sending signal (?P<signal_name>\w+) to command"),
+    pattern("slurm_preempted", "compute.instances.preempted"),
+    pattern("slurm_preempted", "instance preempted"),
+    pattern("slurm_preempted", "pot interruption ",
+            r"[Ss]pot (?:instance )?interruption (?:notice|warn)"),
+    # torchrun's agent, Lightning, and absl's handler of signals
+    pattern("terminated_line", "got signal: ",
+            r"SignalException: Process \d+ got signal: (?P<signal>\d+)"),
+    pattern("terminated_line", "SIGTERMException", r"^(?:[\w.]+\.)?SIGTERMException$", signal=15),
+    pattern("abort_line", "*** SIG", r"\*\*\* (?P<_name>SIG[A-Z]+) received (?:by PID|at time)",
+            more=_number_of),
     # C++ and libc
     pattern("cxx_exception", "terminating due to uncaught exception of type ",
             r"terminating due to uncaught exception of type (?P<type>.+?)(?:: (?P<what>.*))?$"),
@@ -132,6 +167,16 @@ SYSTEM: tuple[Pattern, ...] = (
     pattern("environment", "Exec format error", r"cannot execute[^\n]*: Exec format error",
             what="wrong_processor"),
     pattern("environment", "OCI runtime create failed", what="container"),
+    pattern("environment", "couldn't start container", what="container"),
+    pattern("environment", "module(s) are unknown", what="module"),
+    pattern("environment", "Unable to locate a modulefile for", what="module"),
+    pattern("environment", "container creation failed", r"FATAL: .*container creation failed.*",
+            what="container"),
+    pattern("environment", "ImagePull", r"\b(?:ImagePullBackOff|ErrImagePull)\b", what="container"),
+    pattern("environment", "CreateContainerConfigError", what="container"),
+    pattern("environment", "Insufficient nvidia.com/gpu", what="no_gpu"),
+    pattern("environment", "not enough slots available in the system", what="slots"),
+    pattern("environment", "pthread_create failed", what="threads"),
     pattern("environment", ": command not found",
             r"(?:line \d+|bash|zsh|sh): (?P<name>[^:]+): command not found", what="no_command"),
     # holdfast's own words
