@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast._why.evidence import Evidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.verdict import Cause, Restart
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.verdict import Cause, Restart
 from tests.unit.hang_looks import LOADER, LOADER_WORKER, alone, look, process, thread
 from tests.unit.why_evidence import GB, NOW
 
