@@ -76,8 +76,8 @@ def copy_run(template: Path, folder: Path) -> None:
 
 def forget_memory(run_folder: Path) -> None:
     """Remove what a run has left in shared memory."""
-    from holdfast._record.attempts import read_json
-    from holdfast._save.backing import find_leftovers
+    from holdfast._store.folder.attempts import read_json
+    from holdfast._store.memory.backing import find_leftovers
 
     identity = read_json(run_folder / "run.json").get("run_id")
     for path in find_leftovers(identity) if identity else []:

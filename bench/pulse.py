@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import holdfast
-from holdfast._custody import pulse
-from holdfast._save.control import PULSE_NS
+from holdfast._run.saving import pulse
+from holdfast._store.memory.control import PULSE_NS
 
 BEAT_SECONDS = 0.2
 MOST_SHARE = 0.001

@@ -37,10 +37,10 @@ import torch.distributed as dist
 
 import holdfast
 from bench.machine import machine
-from holdfast._keeper.hub import Hub
-from holdfast._keeper.member import Member
-from holdfast._keeper.wire import HubPost, MemberPost
-from holdfast._save.control import DUE, MARK, private_words
+from holdfast._keeper.network.ports import HubPost, MemberPost
+from holdfast._keeper.ranks.hub import Hub
+from holdfast._keeper.ranks.member import Member
+from holdfast._store.memory.control import DUE, MARK, private_words
 
 WORLDS = (1, 2, 4)
 SIZES = (8, 64, 512)

@@ -31,13 +31,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast._supervise.family import keepers
-from holdfast._watch import tree
-from holdfast._watch.counters import read_counters
-from holdfast._watch.descend import Descendants
-from holdfast._watch.growth import Growth
-from holdfast._watch.history import History
-from holdfast._watch.sampler import Sampler
+from holdfast._environment.processes import tree
+from holdfast._environment.processes.cgroup import read_counters
+from holdfast._environment.processes.ended import Descendants
+from holdfast._environment.processes.memory_growth import Growth, History
+from holdfast._environment.processes.memory_sample import Sampler
+from holdfast._supervise.children import keepers
 
 CHILDREN = 8
 OTHERS = 300

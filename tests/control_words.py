@@ -6,8 +6,15 @@ import mmap
 import time
 from pathlib import Path
 
-from holdfast._record.image import PAGE
-from holdfast._save.control import DEBUGGERS, DISTURBANCES, DISTURBED, PAUSED, PULSE_NS, WORDS
+from holdfast._store.format.image import PAGE
+from holdfast._store.memory.control import (
+    DEBUGGERS,
+    DISTURBANCES,
+    DISTURBED,
+    PAUSED,
+    PULSE_NS,
+    WORDS,
+)
 from tests.support import wait_until
 
 

@@ -36,24 +36,32 @@ from typing import Any, NoReturn
 _OF_TORCH = (
     *("multiprocessing.popen_spawn_posix", "multiprocessing.queues", "numpy.ma", "torch._dynamo"),
     *("torch.utils.data", "torch.nn.parallel.distributed", "torch.distributed.tensor"),
-    *("holdfast._data.loader_feed", "holdfast._witness.torch_watch", "holdfast.torch.group"),
+    *(
+        "holdfast._run.data.loader_feed",
+        "holdfast._tools.prove.witness.torch_watch",
+        "holdfast.torch.group",
+    ),
     *("holdfast.torch.launch", "holdfast.torch.loader"),
 )
 MODULES = {
     "nothing": (),
-    "numpy": ("numpy.ma", "holdfast._numpy"),
+    "numpy": ("numpy.ma", "holdfast._adapters.numpy"),
     "torch": _OF_TORCH,
     "lightning": (*_OF_TORCH, "lightning.pytorch", "holdfast.lightning.callback"),
     "transformers": (*_OF_TORCH, "transformers.trainer", "holdfast.transformers.callback"),
     "jax": ("jax.numpy", "optax", "holdfast.jax"),
     "tensorflow": (
-        *("tensorflow", "keras", "holdfast._data.tensorflow_feed", "holdfast.tensorflow"),
+        *("tensorflow", "keras", "holdfast._run.data.tensorflow_feed", "holdfast.tensorflow"),
         "holdfast.keras",
     ),
 }
 _OF_ALL = (
-    *("holdfast._custody.joining", "holdfast._custody.launch", "holdfast._run"),
-    *("holdfast._save.snapshots", "holdfast._witness.arrive", "holdfast._witness.run_eye"),
+    *("holdfast._run.saving.rank_orders", "holdfast._run.saving.launch", "holdfast._run.run"),
+    *(
+        "holdfast._run.saving.snapshots",
+        "holdfast._tools.prove.witness.arrive",
+        "holdfast._run.witness.run_eye",
+    ),
 )
 
 

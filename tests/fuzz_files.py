@@ -33,17 +33,18 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from holdfast import HoldfastError
-from holdfast._adopt.adoption import Adoption, adopt_files
-from holdfast._data.course import Position
-from holdfast._record import manifest
-from holdfast._record.image import plan_image
-from holdfast._record.layout import MANIFEST, RunLayout
-from holdfast._resume.find import find_newest, open_leftovers
-from holdfast._resume.joined import read_checkpoint
-from holdfast._resume.restore import decode_extra, decode_state, restore_state
-from holdfast._save.arena import Arena, arena_bytes
-from holdfast._save.backing import SHM
-from holdfast._save.capture import adapter_of, restore_generators
+from holdfast._adapters.registry import adapter_of
+from holdfast._run.data.course import Position
+from holdfast._state.capture import restore_generators
+from holdfast._state.restore import decode_extra, decode_state, restore_state
+from holdfast._store.folder.layout import MANIFEST, RunLayout
+from holdfast._store.format import manifest
+from holdfast._store.format.image import plan_image
+from holdfast._store.memory.arena import Arena, arena_bytes
+from holdfast._store.memory.backing import SHM
+from holdfast._store.read.find import find_newest, open_leftovers
+from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._tools.convert.adopt.adoption import Adoption, adopt_files
 from tests.cli.command import holdfast
 from tests.forging import dumps, forged
 from tests.rank_folders import capture_of, make_run

@@ -11,12 +11,13 @@ from typing import Any
 
 import xxhash
 
-from holdfast._record import manifest
-from holdfast._record.attempts import claim, note_origin, open_folder
-from holdfast._record.image import encode_scalars, plan_image
-from holdfast._record.layout import MANIFEST, rank_file
-from holdfast._record.manifest import DataFile, Linked, Manifest, Part
-from holdfast._save.capture import adapter_of, capture, capture_generators
+from holdfast._adapters.registry import adapter_of
+from holdfast._state.capture import capture, capture_generators
+from holdfast._store.folder.attempts import claim, note_origin, open_folder
+from holdfast._store.folder.layout import MANIFEST, rank_file
+from holdfast._store.format import manifest
+from holdfast._store.format.image import encode_scalars, plan_image
+from holdfast._store.format.manifest import DataFile, Linked, Manifest, Part
 
 _STORED_HEADER = "holdfast.header"
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.persist import Commit, begin_checkpoint, close_checkpoint, write_part
-from holdfast._keeper.pieces import Labour
-from holdfast._keeper.source import Ranges, Source
-from holdfast._record.attempts import claim, note_origin, open_folder
-from holdfast._record.image import encode_scalars, plan_image
-from holdfast._save.capture import Captured, adapter_of, capture, capture_generators
+from holdfast._adapters.registry import adapter_of
+from holdfast._state.capture import Captured, capture, capture_generators
+from holdfast._store.commit.chunks import Labour
+from holdfast._store.commit.source import Ranges, Source
+from holdfast._store.commit.write import Commit, begin_checkpoint, close_checkpoint, write_part
+from holdfast._store.folder.attempts import claim, note_origin, open_folder
+from holdfast._store.format.image import encode_scalars, plan_image
 
 
 def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int = 8) -> Path:

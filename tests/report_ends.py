@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast._keeper.hang_record import explain_record
-from holdfast._leave import statuses
-from holdfast._record.void import note_void
+from holdfast import _errors
+from holdfast._keeper.hangs.record import explain_record
+from holdfast._store.folder.invalid import note_void
 from tests.report_story import GB, Story
 
 _TRACEBACK = """\
@@ -50,7 +50,7 @@ def _out_of_memory(story: Story) -> None:
 
 
 def _terminated(story: Story) -> None:
-    _leave_for(story, "SIGTERM", statuses.TERMINATED)
+    _leave_for(story, "SIGTERM", _errors.TERMINATED)
 
 
 def _preempted(story: Story) -> None:
@@ -58,21 +58,21 @@ def _preempted(story: Story) -> None:
     story.note("job-ends", cause="preempted")
     story.now += 2.5
     story.checkpoint("stop: SIGUSR2")
-    story.note("stop", step=story.step, reason="SIGUSR2", status=statuses.REQUEUE)
+    story.note("stop", step=story.step, reason="SIGUSR2", status=_errors.REQUEUE)
     said: dict[str, Any] = {"job": story.job, "restarts": story.attempt - 1, "step": story.step}
-    said |= {"idle": 0, "said": f"job {story.job} was requeued", "status": statuses.REQUEUE}
+    said |= {"idle": 0, "said": f"job {story.job} was requeued", "status": _errors.REQUEUE}
     story.note("requeue", attempt=story.attempt, **said)
     story.record(story.layout.requeue(story.attempt), **said)
-    story.end(statuses.REQUEUE, "SIGUSR2")
+    story.end(_errors.REQUEUE, "SIGUSR2")
 
 
 def _asked(story: Story) -> None:
     story.note("request", kind="stop", reason="asked by ada")
-    _leave_for(story, None, statuses.PERSON, reason="holdfast stop")
+    _leave_for(story, None, _errors.PERSON, reason="holdfast stop")
 
 
 def _interrupted(story: Story) -> None:
-    _leave_for(story, "SIGINT", statuses.PERSON, reason="Ctrl-C")
+    _leave_for(story, "SIGINT", _errors.PERSON, reason="Ctrl-C")
 
 
 def _failed(story: Story) -> None:
@@ -93,8 +93,8 @@ def _bad(story: Story) -> None:
     bad = {"bad_step": story.step, "void_from": first}
     story.note("rule", step=story.step, reason=reason, **bad, **told)
     story.note("set-aside", name=f"step-{story.step:012d}-a{story.attempt:04d}", why="called bad")
-    story.note("stop", step=story.step, reason=reason, status=statuses.BAD)
-    story.end(statuses.BAD, reason)
+    story.note("stop", step=story.step, reason=reason, status=_errors.BAD)
+    story.end(_errors.BAD, reason)
 
 
 def _full_disk(story: Story) -> None:
@@ -103,7 +103,7 @@ def _full_disk(story: Story) -> None:
     story.note("signal", name="SIGTERM")
     story.now += 8
     story.note("save-failed", step=story.step, error=error)
-    story.end(statuses.NOT_DURABLE, "SIGTERM")
+    story.end(_errors.NOT_DURABLE, "SIGTERM")
 
 
 def _hung(story: Story) -> None:
@@ -137,7 +137,7 @@ def _hung(story: Story) -> None:
     story.note("hang", step=story.step, rank=0, stood=660.0, policy="restart", **told)
     story.checkpoint("hang")
     story.now += 6
-    story.end(statuses.HUNG, "hung")
+    story.end(_errors.HUNG, "hung")
 
 
 def _paused_and_stopped(story: Story) -> None:
@@ -147,7 +147,7 @@ def _paused_and_stopped(story: Story) -> None:
     story.note("resumed", step=story.step, rank=0, by="py-spy", since=since)
     story.train(50)
     story.note("slow", step=story.step, stood=31.0)
-    _leave_for(story, "SIGTERM", statuses.TERMINATED)
+    _leave_for(story, "SIGTERM", _errors.TERMINATED)
 
 
 def _lost(story: Story) -> None:
@@ -160,7 +160,7 @@ def _rank_died(story: Story) -> None:
     story.note("rank-died", rank=rank, how="was killed by SIGKILL", host=host)
     reason = f"rank {rank} on {host} was killed by SIGKILL"
     story.note("end", reason=reason, rank=rank, durable_step=story.durable)
-    story.end(statuses.REQUEUE, reason)
+    story.end(_errors.REQUEUE, reason)
 
 
 def _leave_for(story: Story, signal: str | None, status: int, *, reason: str = "") -> None:

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._record import series
-from holdfast._record.attempts import open_folder, write_json
-from holdfast._record.identity import ProcessIdentity, of_process
-from holdfast._record.layout import MANIFEST, rank_file
-from holdfast._record.manifest import DataFile, Manifest, Part
+from holdfast._environment.processes.identity import ProcessIdentity, of_process
+from holdfast._store.folder import series
+from holdfast._store.folder.attempts import open_folder, write_json
+from holdfast._store.folder.layout import MANIFEST, rank_file
+from holdfast._store.format.manifest import DataFile, Manifest, Part
 
 GB = 1 << 30
 _KEPT = 3

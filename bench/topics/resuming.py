@@ -190,9 +190,9 @@ def from_memory(plan: Plan) -> Table:
 
 def _leave_arena(megabytes: int, run_folder: Path, log: Path) -> Path:
     """Train in a process until its newest snapshot has checksums, then kill it and its keeper."""
-    from holdfast._record.attempts import read_json
-    from holdfast._save.arena import Arena
-    from holdfast._save.backing import find_leftovers, open_leftover
+    from holdfast._store.folder.attempts import read_json
+    from holdfast._store.memory.arena import Arena
+    from holdfast._store.memory.backing import find_leftovers, open_leftover
 
     def train() -> str:
         state = transformer(megabytes)
@@ -222,7 +222,7 @@ def _leave_arena(megabytes: int, run_folder: Path, log: Path) -> Path:
 
 
 def _copy_back(megabytes: int, arena_path: Path) -> float:
-    from holdfast._save.arena import Arena
+    from holdfast._store.memory.arena import Arena
 
     state = transformer(megabytes, moments=False)
     live = state.model.state_dict()

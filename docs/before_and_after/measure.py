@@ -28,7 +28,7 @@ from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from holdfast._prove.proof import DIFFERS, EQUAL, UNREPEATABLE, Proof, Watcher, Wishes
+from holdfast._tools.prove.proof import DIFFERS, EQUAL, UNREPEATABLE, Proof, Watcher, Wishes
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "before-and-after.md"
@@ -186,7 +186,7 @@ def copied(pair: Pair, side: str) -> Iterator[Path]:
 
 def prove_side(pair: Pair, side: str, name: str) -> Proof:
     """Interrupt a script with one signal."""
-    from holdfast._prove.prove import prove
+    from holdfast._tools.prove.prove import prove
 
     with copied(pair, side) as folder:
         wishes = Wishes(

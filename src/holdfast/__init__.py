@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast._version import __version__
+from holdfast._store.format.version import __version__
 
 __all__ = [
     "CheckpointError",
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
         UnreadableCheckpoint,
         UnstorableState,
     )
-    from holdfast._run import Run
+    from holdfast._run.run import Run
     from holdfast._settings import Settings
-    from holdfast._stop.request import save, stop
+    from holdfast._store.folder.requests import save, stop
 
 
 def __getattr__(name: str) -> Any:
@@ -84,10 +84,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"holdfast.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    from holdfast import _errors, _run, _settings
-    from holdfast._stop import request
+    from holdfast import _errors, _settings
+    from holdfast._run import run
+    from holdfast._store.folder import requests
 
-    for module in (_run, _settings, _errors, request):
+    for module in (run, _settings, _errors, requests):
         if hasattr(module, name):
             return getattr(module, name)
     raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

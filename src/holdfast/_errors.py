@@ -27,10 +27,52 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
-from holdfast._interactive import ends_a_cell
+# -- Exit statuses: the one table ------------------------------------------------------------------
+
+
+FINISHED = 0
+BAD = 65  # a rule called the training bad
+NOT_DURABLE = 74  # asked to stop, and the disk would not take the state
+IDLE = 76  # came back again and again without a step: somebody must look
+REQUEUE = 75  # interrupted: whoever started it should start it again
+PERSON = 130  # Ctrl-C, `holdfast stop`, run.stop()
+HUNG = 77  # no step for too long, and whoever leads it starts it again
+TERMINATED = 143
+HUNG_UP = 129  # SIGHUP: the terminal was closed, or the connection was lost
+
+ASKED = (PERSON, TERMINATED, HUNG_UP, REQUEUE)  # to leave, and it will go on
+
+
+def of_signal(number: int) -> int:
+    """The status with which a run leaves that this signal asked to stop."""
+    if number == signal.SIGTERM:
+        return TERMINATED
+    name = signal.Signals(number).name
+    if name == "SIGHUP":
+        return HUNG_UP
+    return REQUEUE if name in ("SIGUSR1", "SIGUSR2") else PERSON
+
+
+# -- Whether the interpreter outlives the run: a notebook, IPython, `python -i` --------------------
+# There an exception ends the cell and not the process, so nothing of ours may end
+# the process either: with the kernel would go everything else that a person has in it.
+
+
+def is_interactive() -> bool:
+    """Whether somebody sits at a prompt or a notebook, and goes on after an exception."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)  # IPython and its kernel set ps1 too
+
+
+def ends_a_cell() -> bool:
+    """Whether an exception raised here comes out at a prompt; in a thread it would not."""
+    return is_interactive() and threading.current_thread() is threading.main_thread()
+
 
 _PACKAGE = str(Path(__file__).parent)
 _LIBRARY = str(Path(re.__file__).parents[1])  # Python's own

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import SettingsError, install_command
-from holdfast._say import speak_plainly
+from holdfast._text import speak_plainly
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")

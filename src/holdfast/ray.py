@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, missing_framework
-from holdfast._hosted import enter_host, leave_host
-from holdfast._leave import statuses
-from holdfast._leave.bounded import goes_on
+from holdfast._run.exit.bounded import goes_on
+from holdfast._run.signals.hosted import enter_host, leave_host
 
 if importlib.util.find_spec("ray") is None:
     raise missing_framework("ray", "Ray Train")
 
 __all__ = ["fit"]
 
-_AGAIN = (statuses.REQUEUE, statuses.HUNG)
+_AGAIN = (_errors.REQUEUE, _errors.HUNG)
 # A worker that Ray ends kills its children first. The keeper is one, and has still to write what
 # the worker held in memory. Others are in the worker's group of processes, which Ray kills anyway.
 _SPARE_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}

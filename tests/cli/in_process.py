@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-from holdfast._cli import main
+from holdfast._tools.cli import main
 
 
 def run_main(

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from holdfast._record.layout import RunLayout
-from holdfast._save.arena import Arena
-from holdfast._save.backing import open_leftover
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import open_leftover
 from tests.cli.command import TRAIN_NUMPY, holdfast, status_of, succeed
 from tests.cli.test_verify import flip
 from tests.support import SCRIPTS, arena_files, keepers, wait_until

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from holdfast._cli.demo import show_comparison
-from holdfast._cli.show import Screen
-from holdfast._demo.story import KILL_AT, STEPS, find_differences
+from holdfast._tools.cli.demo import show_comparison
+from holdfast._tools.cli.show import Screen
+from holdfast._tools.demo.story import KILL_AT, STEPS, find_differences
 from tests.cli.command import (
     PROGRAM,
     environment,

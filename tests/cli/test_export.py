@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import (
     TRAIN_NUMPY,
     environment,
@@ -90,7 +90,8 @@ def test_plain_safetensors_opens_it(run, tmp_path):
 
 def test_it_needs_neither_numpy_nor_torch(run, tmp_path):
     program = (
-        "import sys; from pathlib import Path; from holdfast._export.export import Wanted, export\n"
+        "import sys; from pathlib import Path\n"
+        "from holdfast._tools.convert.export.export import Wanted, export\n"
         f"export(Path({str(run)!r}), Wanted(Path({str(tmp_path / 'o.safetensors')!r})))\n"
         "print([m for m in ('numpy', 'torch', 'click', 'rich') if m in sys.modules])"
     )

@@ -61,7 +61,8 @@ def test_without_torch_a_sentence_names_the_way(run, tmp_path):
     out = tmp_path / "out.safetensors"
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from pathlib import Path; from holdfast._export.export import Wanted, export\n"
+        "from pathlib import Path\n"
+        "from holdfast._tools.convert.export.export import Wanted, export\n"
         f"export(Path({str(run)!r}), Wanted(Path({str(out)!r})))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

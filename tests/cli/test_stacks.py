@@ -105,7 +105,7 @@ def test_a_run_that_has_ended_says_where_to_look_instead(stage):
 
 
 def test_a_run_on_another_machine_whose_keeper_does_not_answer(stage, monkeypatch):
-    from holdfast._status import asking_look
+    from holdfast._report.status import ask
 
     trainer = stage.start("lock")
     trainer.wait_for("hanging")
@@ -115,9 +115,9 @@ def test_a_run_on_another_machine_whose_keeper_does_not_answer(stage, monkeypatc
         keeper.suspend()  # it cannot answer, and its heart does not beat
     try:
         stage.layout.lease(1).write_text(json.dumps(lease))
-        monkeypatch.setattr(asking_look, "is_live", lambda *_: True)
-        monkeypatch.setattr("holdfast._stop.request.is_live", lambda *_: True)
-        assert asking_look.ask_look(stage.folder, 0.5) is None
+        monkeypatch.setattr(ask, "is_live", lambda *_: True)
+        monkeypatch.setattr("holdfast._store.folder.requests.is_live", lambda *_: True)
+        assert ask.ask_look(stage.folder, 0.5) is None
         assert not list(stage.layout.requests.iterdir())
     finally:
         for keeper in keepers(stage.folder):

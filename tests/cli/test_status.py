@@ -210,7 +210,8 @@ def test_a_garbled_folder_is_shown_as_far_as_it_can_be_read(folder, start):
 def test_looking_needs_neither_numpy_nor_a_framework(folder, start):
     assert start(folder, "--total", 2, script=TRAIN_NUMPY).wait() == 0
     program = (
-        "import sys; from holdfast._status.gather import summarize; from pathlib import Path\n"
+        "import sys; from pathlib import Path\n"
+        "from holdfast._report.status.gather import summarize\n"
         f"summarize(Path({str(folder)!r}))\n"
         "print([m for m in ('click', 'rich', 'numpy', 'torch', 'psutil') if m in sys.modules])"
     )

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from holdfast._record import plain_file
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder import plain_file
+from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import succeed
 from tests.rank_folders import make_run
 from tests.support import SLACK

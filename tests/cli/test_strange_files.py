@@ -11,7 +11,7 @@ import stat
 
 import pytest
 
-from holdfast._record.layout import MANIFEST, RunLayout
+from holdfast._store.folder.layout import MANIFEST, RunLayout
 from tests.cli.command import TRAIN_NUMPY, holdfast
 from tests.support import keepers, wait_until
 

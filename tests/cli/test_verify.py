@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast._record.layout import MANIFEST, RunLayout
-from holdfast._resume.verify import read_manifest
+from holdfast._store.folder.layout import MANIFEST, RunLayout
+from holdfast._store.read.verify import read_manifest
 from tests.cli.command import TRAIN_NUMPY, holdfast
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import TRAIN_NUMPY, environment, holdfast, holdfast_process, succeed
 from tests.support import keepers, wait_for_keeper_gone, wait_until
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from holdfast._record.layout import RunLayout
-from holdfast._save.arena import _STATE, _WRITING, Arena, NotAnArena
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.arena import _STATE, _WRITING, Arena, NotAnArena
 from tests.support import Trainer, arena_files
 
 AFTER_THE_FIRST_STEP = ("step", "snapshot", "commit")

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast._keeper.held import HeldArena
-from holdfast._record.image import PAGE
-from holdfast._record.layout import MANIFEST, RunLayout, rank_file
-from holdfast._resume.find import find_newest, open_leftovers
-from holdfast._resume.joined import read_checkpoint
-from holdfast._resume.restore import restore_state
-from holdfast._save.arena import _MARK, _RECORD_WORDS
-from holdfast._save.capture import capture, capture_generators
-from holdfast._save.snapshots import Snapshots
+from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._run.saving.snapshots import Snapshots
+from holdfast._state.capture import capture, capture_generators
+from holdfast._state.restore import restore_state
+from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
+from holdfast._store.format.image import PAGE
+from holdfast._store.memory.arena import _MARK, _RECORD_WORDS
+from holdfast._store.read.find import find_newest, open_leftovers
+from holdfast._store.read.merge_ranks import read_checkpoint
 from tests.support import (
     SCRIPTS,
     checkpoint_steps,

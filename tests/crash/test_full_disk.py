@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from holdfast._record.layout import RunLayout
-from holdfast._resume.joined import read_checkpoint
-from holdfast._save.control import STEP
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.control import STEP
+from holdfast._store.read.merge_ranks import read_checkpoint
 from tests.control_words import SharedWords
 from tests.crash.small_disk import mount_small_disk
 from tests.crash.stages import has_snapshot

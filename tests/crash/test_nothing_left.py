@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 import holdfast
-from holdfast._record.attempts import is_live
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.attempts import is_live
+from holdfast._store.folder.layout import RunLayout
 from tests.crash.stages import has_snapshot
 from tests.support import (
     SCRIPTS,

@@ -8,8 +8,8 @@ import os
 import pytest
 
 import holdfast
-from holdfast._record.layout import RunLayout
-from holdfast._resume.joined import read_checkpoint
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.read.merge_ranks import read_checkpoint
 from tests.crash.small_disk import mount_small_disk
 from tests.support import (
     SCRIPTS,

@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 import holdfast
-from holdfast._stop.children import children_unheard
+from holdfast._run.signals.children import children_unheard
 from tests.data.lives_here import train
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_names_the_batch(folder):
 
 
 def test_a_worker_that_dies_while_a_boundary_saves_does_not_cut_it_in_two(folder, monkeypatch):
-    from holdfast._save.arena import Arena
+    from holdfast._store.memory.arena import Arena
 
     real = Arena.finish
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from holdfast._data.course import Position
+from holdfast._run.data.course import Position
 from tests.data.sources import Counter, Samples, StatefulStream, Stream, batches_of
 from tests.data.worlds import Job, distributed
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from holdfast._data.course import Course, Lap, Position, completes_step, expect_steps
-from holdfast._data.feed import Feed
-from holdfast._data.feeds import Feeds
-from holdfast._data.laps import begin_fresh, begin_in_the_middle
-from holdfast._save.capture import capture
+from holdfast._run.data.course import Course, Lap, Position, completes_step, expect_steps
+from holdfast._run.data.feed import Feed, begin_fresh, begin_in_the_middle
+from holdfast._run.data.feeds import Feeds
+from holdfast._state.capture import capture
 
 Make = Callable[[int, int], Any]  # from rank and world, the loader or several
 _NONE = object()

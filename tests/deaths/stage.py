@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast._why.gather import gather_led, gather_run
-from holdfast._why.judge import judge
-from holdfast._why.verdict import Sure, Verdict
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.gather import gather_led, gather_run
+from holdfast._diagnose.verdict import Sure, Verdict
 from tests.cgroups import limited_memory
 from tests.cli.command import PROGRAM
 from tests.deaths.table import Death

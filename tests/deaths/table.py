@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast._why.verdict import Cause, Sure
+from holdfast._diagnose.verdict import Cause, Sure
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet

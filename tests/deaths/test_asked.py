@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from holdfast._why.verdict import Cause, Restart, Sure
+from holdfast._diagnose.verdict import Cause, Restart, Sure
 from tests.deaths.stage import text_of
 from tests.deaths.table import DEATHS
 from tests.often import few

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.layout import RunLayout
 from tests.deaths.stage import check
 from tests.deaths.table import DEATHS
 from tests.support import keepers, wait_until

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from holdfast._record.layout import RunLayout
-from holdfast._why.verdict import Restart, Sure
+from holdfast._diagnose.verdict import Restart, Sure
+from holdfast._store.folder.layout import RunLayout
 from tests.deaths.stage import LIMIT_BYTES, check, die
 from tests.deaths.table import DEATHS
 from tests.support import checkpoint_steps

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.verdict import Cause
 from tests.deaths.stage import check, die, text_of
 from tests.deaths.table import RANKS, cases
 

@@ -5,9 +5,9 @@ An OOM kill of the whole machine is in tests/unit/test_recorded_deaths.py, by it
 
 from __future__ import annotations
 
-from holdfast._why.judge import judge
-from holdfast._why.logs import gather_log
-from holdfast._why.verdict import Cause, Sure
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.verdict import Cause, Sure
 from tests.deaths.stage import text_of
 
 # As torch prints it.

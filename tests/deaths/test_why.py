@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from holdfast._record.layout import RunLayout
-from holdfast._why.verdict import Cause, Sure
+from holdfast._diagnose.verdict import Cause, Sure
+from holdfast._store.folder.layout import RunLayout
 from tests.deaths.stage import die
 from tests.deaths.table import DEATHS
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import holdfast
-from holdfast._cli.commands import cli
+from holdfast._tools.cli.commands import cli
 from tests.docs.pages import ROOT, Block, all_blocks, words_of
 
 # What looks, and neither waits for anybody nor changes what is outside of the folder.

@@ -10,9 +10,9 @@ import click
 import pytest
 
 import holdfast
-from holdfast._cli.commands import cli
-from holdfast._leave import statuses
+from holdfast import _errors
 from holdfast._report import openmetrics
+from holdfast._tools.cli.commands import cli
 from tests.docs.pages import DOCS, ROOT
 
 TEXT = (DOCS / "reference.md").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_the_reference_has_the_variables_that_there_are():
 
 
 def test_the_reference_has_the_statuses_that_there_are():
-    kept = {v for n, v in vars(statuses).items() if n.isupper() and isinstance(v, int)}
+    kept = {v for n, v in vars(_errors).items() if n.isupper() and isinstance(v, int)}
     told = {int(number) for number in re.findall(r"\b(\d{1,3})\b", _section("## Exit statuses"))}
     told |= {int(n) for n in re.findall(r"\| (\d+) \|$", _section("## What happens when"), re.M)}
     assert kept <= told

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.plan import Planned
-from holdfast._prove.proof import Watcher, Wishes
-from holdfast._prove.prove import prove
-from holdfast._prove.report import plain_text
-from holdfast._prove.runs import compare_runs
-from holdfast._record.layout import RunLayout, rank_file
-from holdfast._resume.joined import read_checkpoint
+from holdfast._store.folder.layout import RunLayout, rank_file
+from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._tools.prove.plan import Planned
+from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.prove import prove
+from holdfast._tools.prove.report import plain_text
+from holdfast._tools.prove.runs import compare_runs
 from tests.everywhere.lives import FRAMEWORK_OF, make_project, of_layers
 from tests.everywhere.trainings import task
 from tests.support import checkpoint_steps, journal_events

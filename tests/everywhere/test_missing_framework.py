@@ -30,7 +30,7 @@ with holdfast.Run(folder, weights=weights) as run:
 COMMAND = """
 import sys
 sys.modules["jax"] = None
-from holdfast._cli import main
+from holdfast._tools.cli import main
 main()
 """
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from holdfast._errors import DamagedCheckpoint, RestoreDiffers, StateMismatch, UnstorableState
-from holdfast._resume.joined import join
-from holdfast._resume.restore import restore_state
-from holdfast._resume.verify import Loaded
-from holdfast._save.capture import capture
+from holdfast._state.capture import capture
+from holdfast._state.restore import restore_state
+from holdfast._store.read.merge_ranks import join
+from holdfast._store.read.verify import Loaded
 from tests.frameworks.sharded_ranks import image_of, read_image
 
 

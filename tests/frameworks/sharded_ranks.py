@@ -28,12 +28,13 @@ from torch.distributed.tensor.parallel import (
 )
 
 from holdfast import torch as adapter
-from holdfast._record.checksum import digest_all
-from holdfast._record.image import encode_scalars, parse_header, plan_image
-from holdfast._resume.joined import join
-from holdfast._resume.restore import restore_state
-from holdfast._resume.verify import Loaded, StoredShard, verify_image
-from holdfast._save.capture import Captured, capture, tensor_leaves
+from holdfast._state.capture import Captured, capture
+from holdfast._state.restore import restore_state
+from holdfast._store.format.checksum import digest_all
+from holdfast._store.format.image import encode_scalars, parse_header, plan_image
+from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.merge_ranks import join
+from holdfast._store.read.verify import Loaded, StoredShard, verify_image
 
 State = dict[str, Any]
 

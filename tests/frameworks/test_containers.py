@@ -16,11 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast._record.checksum import digest_all
-from holdfast._resume.restore import restore_state
-from holdfast._resume.verify import verify_image
-from holdfast._save.capture import capture
-from holdfast._save.snapshots import Snapshots
+from holdfast._run.saving.snapshots import Snapshots
+from holdfast._state.capture import capture
+from holdfast._state.restore import restore_state
+from holdfast._store.format.checksum import digest_all
+from holdfast._store.read.verify import verify_image
 from tests.frameworks.roundtrip import assert_same, restore, round_trip, store
 
 Point = namedtuple("Point", "x y")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import holdfast
-from holdfast._record.checksum import digest
-from holdfast._record.image import parse_header
-from holdfast._record.manifest import DataFile, Part
-from holdfast._resume.joined import read_checkpoint
-from holdfast._resume.verify import read_manifest
+from holdfast._store.format.checksum import digest
+from holdfast._store.format.image import parse_header
+from holdfast._store.format.manifest import DataFile, Part
+from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._store.read.verify import read_manifest
 from tests.frameworks.roundtrip import restore, store
 
 

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast._adapters.registry import adapter_of
 from holdfast._errors import UnstorableState
-from holdfast._save.capture import adapter_of, capture, capture_generators
-from holdfast._save.captured import Captured
-from holdfast._save.recall import Recall
-from holdfast._save.shares import _Living
+from holdfast._state.capture import Captured, capture, capture_generators
+from holdfast._state.capture_cache import Recall
+from holdfast._state.rank_shares import _Living
 from holdfast.torch.flat import flat_state
 
 

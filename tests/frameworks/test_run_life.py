@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast._record import manifest
-from holdfast._resume.fit import name_all
+from holdfast._state.fit import name_all
+from holdfast._store.format import manifest
 from tests.support import arena_files, checkpoint_steps, journal_events, keepers, wait_until
 
 NO_SNAPSHOTS = holdfast.Settings(max_overhead=0, checkpoint_every="1h")
@@ -57,7 +57,7 @@ def test_a_state_that_never_keeps_its_layout_is_still_checkpointed(tmp_path):
 
 
 def test_a_ctrl_c_in_the_last_save_loses_nothing_of_a_finished_training(tmp_path, monkeypatch):
-    from holdfast._custody.saver import Saver
+    from holdfast._run.saving.saver import Saver
 
     real = Saver.save_and_wait
 
@@ -230,14 +230,14 @@ def test_a_forked_child_that_leaves_the_loop_leaves_the_run_alone(tmp_path):
 
 
 def test_a_run_inside_another_gives_the_signals_back_to_it(tmp_path):
-    from holdfast._stop import signals
+    from holdfast._run.signals import handlers
 
     with holdfast.Run(tmp_path / "outer", counter=Counter()):
-        outer = signals._installed
+        outer = handlers._installed
         with holdfast.Run(tmp_path / "inner", counter=Counter()):
-            assert signals._installed is not outer
-        assert signals._installed is outer
-    assert signals._installed is None
+            assert handlers._installed is not outer
+        assert handlers._installed is outer
+    assert handlers._installed is None
 
 
 def test_a_reason_may_be_anything_of_any_length(tmp_path):
@@ -251,9 +251,9 @@ def test_a_reason_may_be_anything_of_any_length(tmp_path):
 
 
 def test_without_a_keeper_the_run_still_hears_requests_and_saves(tmp_path, monkeypatch, capfd):
-    from holdfast._custody import orders
+    from holdfast._run.saving import keeper_client
 
-    monkeypatch.setattr(orders.sys, "platform", "darwin")
+    monkeypatch.setattr(keeper_client.sys, "platform", "darwin")
     counter = Counter()
     with (
         pytest.raises(holdfast.Stopped) as stopped,

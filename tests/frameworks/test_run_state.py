@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast._resume.verify import read_manifest
+from holdfast._store.read.verify import read_manifest
 from tests.frameworks.roundtrip import restore, round_trip, store
 
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 if not torch.distributed.is_available():
     pytest.skip("needs a torch that is built with torch.distributed", allow_module_level=True)
 
-from holdfast._keeper.stragglers import name_straggler
-from holdfast._record import series
+from holdfast._keeper.ranks.comparison import name_straggler
+from holdfast._store.folder import series
 from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
 from tests.fork_server import ForkServer
 from tests.support import wait_until

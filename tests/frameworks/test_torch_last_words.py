@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._leave import suspects
-from holdfast._leave.frames import frames_of, view
-from holdfast._leave.last_words import Scene, leave_words
-from holdfast._leave.suspects import look_for_graphs
-from holdfast._record.attempts import read_json, write_json
-from holdfast._record.layout import RunLayout
+from holdfast._run.exit import exception_record
+from holdfast._run.exit.exception_frames import frames_of, view
+from holdfast._run.exit.exception_record import Scene, leave_words, look_for_graphs
+from holdfast._store.folder.attempts import read_json, write_json
+from holdfast._store.folder.layout import RunLayout
 from tests.support import SCRIPTS, wait_until
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -250,7 +249,7 @@ def look_at_losses(layout, *, are_freed):
     thread = threading.Thread(target=train)
     thread.start()
     assert grown.wait(30)
-    suspects._find_suspects(Scene(layout, 1, steps=50), thread.ident)
+    exception_record._find_suspects(Scene(layout, 1, steps=50), thread.ident)
     over.set()
     thread.join()
 

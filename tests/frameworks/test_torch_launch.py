@@ -21,9 +21,9 @@ from tests.support import environment, wait_until
 torch = pytest.importorskip("torch", reason="pip install torch")
 
 import holdfast.torch
-from holdfast._ranks import roll_call
-from holdfast._ranks.address import Endpoint, Patience
-from holdfast._ranks.roll_call import call_the_roll, describe_caller
+from holdfast._run.ranks import roll_call
+from holdfast._run.ranks.address import Endpoint, Patience
+from holdfast._run.ranks.roll_call import call_the_roll, describe_caller
 
 SCRIPT = Path(__file__).with_name("launched_ranks.py")
 Start = Callable[..., Forked]

@@ -15,9 +15,9 @@ import json, sys, time
 import torch
 from torch.utils.tensorboard import SummaryWriter
 import holdfast
-from holdfast._custody import pulse
+from holdfast._run.saving import pulse
 from holdfast.torch import profiled
-from holdfast._save.control import COMPILES, DISTURBANCES, DISTURBED, PULSE_NS
+from holdfast._store.memory.control import COMPILES, DISTURBANCES, DISTURBED, PULSE_NS
 
 pulse._BEAT_SECONDS = 0.05
 profiled._SEARCH_SECONDS = 0.0

@@ -14,11 +14,11 @@ import xxhash
 
 import holdfast
 from holdfast import torch as adapter
-from holdfast._record.image import encode_scalars, plan_image
-from holdfast._resume.devices import SentAhead
-from holdfast._resume.restore import restore_state
-from holdfast._resume.verify import verify_image
-from holdfast._save.capture import capture
+from holdfast._state.capture import capture
+from holdfast._state.restore import restore_state
+from holdfast._store.format.image import encode_scalars, plan_image
+from holdfast._store.read.devices import SentAhead
+from holdfast._store.read.verify import verify_image
 from holdfast.torch import receive, upload
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.verdict import Cause
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import succeed
 from tests.hangs.table import SCRIPTS, Hang
 from tests.support import Trainer, environment, keepers, wait_until

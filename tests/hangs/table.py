@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.verdict import Cause
 
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.verdict import Cause
 from tests import cgroups
 from tests.cli.command import succeed
 from tests.dap import Editor

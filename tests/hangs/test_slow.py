@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._why.evidence import Evidence
-from holdfast._why.judge import judge
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.verdict import Cause
 from tests import cgroups
 from tests.support import wait_until
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.verdict import Cause
 from tests.cli.command import succeed
 from tests.hangs.stage import check
 from tests.hangs.table import LOADER, RANKS, SCRIPTS, Hang, cases

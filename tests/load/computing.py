@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 import holdfast
-from holdfast._watch.run_queue import waits_of
+from holdfast._environment.processes.proc import waits_of
 
 STEP_SECONDS = 0.2  # of a processor: with a twentieth of it, four seconds
 

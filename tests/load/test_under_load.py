@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from holdfast._why.gather import gather_run
-from holdfast._why.judge import judge
-from holdfast._why.verdict import Cause, Sure
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.gather import gather_run
+from holdfast._diagnose.verdict import Cause, Sure
 from tests.hangs.stage import check
 from tests.hangs.table import HANGS
 from tests.support import (

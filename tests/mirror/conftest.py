@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast._mirror import by_hand
+from holdfast._tools import mirror as by_hand
 from tests.mirror.network import Wire
 from tests.processes.conftest import LIGHT, gate, light, light_reference  # noqa: F401  fixtures
 from tests.support import Trainer, wait_until
@@ -46,7 +46,7 @@ def uploaders(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             text = " ".join(process.cmdline())
-            if "holdfast._mirror" in text and str(folder) in text:
+            if "holdfast._store.mirror" in text and str(folder) in text:
                 found.append(process)
     return found
 

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from holdfast._errors import FolderError, MirrorError
-from holdfast._mirror import by_hand
-from holdfast._mirror.fetching import fetch_newest
-from holdfast._mirror.opening import MirrorSide
-from holdfast._mirror.serving import Service, Uploader
-from holdfast._mirror.shelf import Holder, Shelf
-from holdfast._mirror.store import FolderStore
-from holdfast._mirror.upload import Upload
-from holdfast._record.attempts import find_run, write_json
-from holdfast._record.layout import RunLayout
-from holdfast._resume.damage import find_damage
+from holdfast._run.resume.from_mirror import MirrorSide
 from holdfast._settings import Settings
+from holdfast._store.folder.attempts import find_run, write_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.mirror.fetch import fetch_newest
+from holdfast._store.mirror.index import Holder, Shelf
+from holdfast._store.mirror.store import FolderStore
+from holdfast._store.mirror.upload import Upload
+from holdfast._store.mirror.uploader import Service, Uploader
+from holdfast._store.read.damage import find_damage
+from holdfast._tools import mirror as by_hand
 from tests.cli.command import holdfast, succeed
 from tests.crash.small_disk import SmallDisk, mount_small_disk
 from tests.linked_files import make_checkpoint
@@ -67,7 +67,7 @@ def _uploader(
 ) -> Uploader:
     layout, run_id = find_run(folder)
     monkeypatch.setattr(
-        "holdfast._mirror.serving.open_store", lambda address: Meddled(Path(address), meddle)
+        "holdfast._store.mirror.uploader.open_store", lambda address: Meddled(Path(address), meddle)
     )
     service = Service(layout, run_id, attempt, str(mirror), 1, None, PIECE_BYTES)
     return Uploader(service, lambda *_, **__: None)
@@ -302,7 +302,7 @@ def test_what_takes_long_is_heard_of_while_it_is_checked(folder, mirror, tmp_pat
 def test_a_wait_lasts_while_what_was_sent_is_read_back(folder, mirror, monkeypatch):
     _make(folder, 10)
     layout = find_run(folder)[0]
-    monkeypatch.setattr("holdfast._mirror.opening._STILL_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast._run.resume.from_mirror._STILL_SECONDS", 0.3)
     looks = itertools.count(1)
 
     def go_on() -> bool:

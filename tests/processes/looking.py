@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._watch.activity import innermost
-from holdfast._watch.proc import read_bytes
+from holdfast._environment.processes.activity import innermost
+from holdfast._environment.processes.proc import read_bytes
 from tests.support import wait_until
 
 LOCKED = """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast._save import tempo
+from holdfast._run.saving import cadence
 from tests.support import SCRIPTS, Trainer, journal_events, wait_for_keeper_gone, wait_until
 
 SCRIPT = SCRIPTS / "auto_cadence.py"
@@ -62,8 +62,8 @@ def test_how_long_the_writing_takes_is_measured_as_training_goes_on(tmp_path, mo
         asked.append((cost_seconds, write_seconds, mtbf_seconds))
         return 0.02
 
-    monkeypatch.setattr(tempo, "FIRST_SECONDS", 0.02)
-    monkeypatch.setattr(tempo, "live_interval", soon)
+    monkeypatch.setattr(cadence, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(cadence, "live_interval", soon)
     settings = holdfast.Settings(checkpoint_every="auto")
     with holdfast.Run(tmp_path / "run", settings=settings, weights=np.zeros(1000)) as run:
         deadline = time.monotonic() + 60

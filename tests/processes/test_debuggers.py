@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._save.control import BOUNDARY_NS, PULSE_NS
+from holdfast._store.memory.control import BOUNDARY_NS, PULSE_NS
 from tests.control_words import SharedWords
 from tests.dap import Editor
 from tests.ports import free_port

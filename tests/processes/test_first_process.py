@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast._record.attempts import read_json
+from holdfast._store.folder.attempts import read_json
 from tests.support import (
     Trainer,
     checkpoint_steps,

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast._record.attempts import read_json
-from holdfast._stop.request import ask
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.requests import ask
 from tests.support import (
     checkpoint_steps,
     environment,

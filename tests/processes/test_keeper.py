@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast._save.arena import Arena
-from holdfast._save.backing import open_leftover
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import open_leftover
 from tests.processes.conftest import EAGER
 from tests.support import (
     arena_files,

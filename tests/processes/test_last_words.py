@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.layout import RunLayout
 from tests.crash.small_disk import mount_small_disk
 from tests.support import environment, wait_for_keeper_gone
 

@@ -79,7 +79,7 @@ def test_without_a_command_it_explains_itself():
 def test_it_starts_without_click_and_rich():
     look = (
         "import sys; sys.argv = ['holdfast', 'run', '--max-restarts', '2', '--', 'true']\n"
-        "from holdfast._cli import main\n"
+        "from holdfast._tools.cli import main\n"
         "try: main()\n"
         "except SystemExit as leaving: assert leaving.code == 0\n"
         "print({'click', 'rich', 'psutil', 'numpy'} & set(sys.modules))"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._watch import look as looks
-from holdfast._watch.activity import Activity, activity_of
+from holdfast._environment.processes import inspect as looks
+from holdfast._environment.processes.activity import Activity, activity_of
 from tests.ordinary_user import as_user, home_of_user, why_no_user
 from tests.processes.looking import LOCKED, line_of, main_thread
 
@@ -23,7 +23,7 @@ def test_the_signal_and_its_file_are_there_while_the_run_is_open_and_no_longer(f
     trainer = script(
         folder,
         """
-        from holdfast._watch.threads import catches
+        from holdfast._environment.processes.threads import catches
         number = signal.SIGRTMIN + 7
         signal.signal(number + 1, lambda *_: None)  # somebody else's
         def tell(word):
@@ -51,7 +51,7 @@ _TOLD = ("before", "open", "both", "after")
 _LOOKS = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[2])
-from holdfast._watch.look import Looker
+from holdfast._environment.processes.inspect import Looker
 record = Looker(os.getppid(), fault_file=int(sys.argv[1])).look()
 print(json.dumps(record), flush=True)
 time.sleep(60)
@@ -59,7 +59,7 @@ time.sleep(60)
 _WATCHED = """
     source = {source!r}
     sys.path.insert(0, source)
-    from holdfast._stop.dump import StackDump
+    from holdfast._run.signals.stack_dump import StackDump
     dump = StackDump()
     words = [sys.executable, "-P", "-c", {looks!r}, str(dump.descriptor), source]
     looker = subprocess.Popen(words, pass_fds=[dump.descriptor])
@@ -110,7 +110,7 @@ def _seen_by_user(pid: int) -> dict[str, Any]:
     source = str(Path(looks.__file__).parents[2])
     program = (
         f"import json, sys; sys.path.insert(0, {source!r})\n"
-        "from holdfast._watch.look import Looker\n"
+        "from holdfast._environment.processes.inspect import Looker\n"
         f"print(json.dumps(Looker({pid}).look()))"
     )
     with home_of_user() as home:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast._record.attempts import read_json
+from holdfast._store.folder.attempts import read_json
 from tests import cgroups
 from tests.cgroups import LimitedMemory, limited_memory
 from tests.ordinary_user import as_user, home_of_user, why_no_user

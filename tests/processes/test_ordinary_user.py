@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._save.arena import Arena
+from holdfast._store.memory.arena import Arena
 from tests.ordinary_user import UID, as_user, home_of_user, why_no_user
 from tests.processes.conftest import EAGER
 from tests.support import (

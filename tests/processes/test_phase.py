@@ -147,8 +147,8 @@ def test_from_the_second_time_on_a_phase_amid_steps_finds_its_boundary_in_memory
 def test_status_shows_epoch_and_phase(folder, tmp_path, begin):
     first = begin(folder, "--hold-at", 1, "--gate", tmp_path / "never")
     hold(first, 1)
-    from holdfast._record.attempts import read_json
-    from holdfast._record.layout import RunLayout
+    from holdfast._store.folder.attempts import read_json
+    from holdfast._store.folder.layout import RunLayout
 
     path = RunLayout(folder).heartbeat(1)
     wait_until(lambda: read_json(path).get("phase") == "eval", 10)

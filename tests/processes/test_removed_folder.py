@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._leave import statuses
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
-from holdfast._save.arena import Arena
-from holdfast._save.backing import open_leftover
+from holdfast import _errors
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import open_leftover
 from tests.cli.command import holdfast, succeed
 from tests.processes.conftest import EAGER
 from tests.support import arena_files, checkpoint_steps, run_id, wait_for_keeper_gone, wait_until
@@ -51,7 +51,7 @@ def test_the_next_start_says_what_is_in_memory_and_the_run_goes_on_exactly_there
     gate.touch()
     status = first.wait()
     if number == signal.SIGTERM:
-        assert status == statuses.NOT_DURABLE
+        assert status == _errors.NOT_DURABLE
         assert "The run folder was removed or moved. Start the same command again" in first.output
         step = int(re.search(r"step (\d+) stays in the memory", first.output)[1])
     # At once: its keeper is perhaps at work still.

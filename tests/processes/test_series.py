@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._record import series
-from holdfast._record.layout import RunLayout
-from holdfast._save.control import STEP
+from holdfast._store.folder import series
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.control import STEP
 from tests.control_words import SharedWords
 from tests.crash.small_disk import SmallDisk, mount_small_disk
 from tests.support import journal_events, keepers, wait_for_keeper_gone, wait_until

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast._check.doctor_finding import Check
-from holdfast._check.signal_path import check_signal_path
+from holdfast._tools.doctor.finding import Check
+from holdfast._tools.doctor.signals.path import check_signal_path
 from tests.support import environment, wait_until
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
@@ -181,7 +181,7 @@ def test_whoever_interrupts_the_doctor_leaves_nothing_behind(place, number):
     inner = write(place, "inner.sh", "trap '' TERM", f"{PYTHON} train.py")
     job = write(place, "job.sh", f"bash {inner}")
     program = (
-        "from holdfast._check.signal_path import check_signal_path as check\n"
+        "from holdfast._tools.doctor.signals.path import check_signal_path as check\n"
         f"check(['bash', {job!r}], arrive_seconds=60)"
     )
     doctor = subprocess.Popen(

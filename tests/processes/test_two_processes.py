@@ -56,7 +56,7 @@ def test_a_run_that_was_moved_or_whose_end_could_not_be_noted_goes_on_in_the_sam
 import pathlib
 import numpy as np
 import holdfast
-from holdfast._leave import record
+from holdfast._run.exit import record
 
 def refuse(*_, **__):
     raise OSError("no room")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._prove.proof import Proof, Watcher, Wishes
-from holdfast._prove.prove import prove as prove_wishes
+from holdfast._tools.prove.proof import Proof, Watcher, Wishes
+from holdfast._tools.prove.prove import prove as prove_wishes
 from tests.everywhere.lives import Frameworks
 
 HERE = Path(__file__).parent

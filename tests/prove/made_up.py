@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._prove.proof import (
+from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
     UNREPEATABLE,

@@ -97,7 +97,7 @@ def test_the_status_is_holdfasts_and_the_report_is_in_the_summary(verdict, runne
     pretend(runner, proof, proof.exit_status)
     done = runner.run(command="python train.py", python=sys.executable)
     assert done.returncode == proof.exit_status, done.stderr
-    from holdfast._prove.report import markdown
+    from holdfast._tools.prove.report import markdown
 
     assert runner.summary.read_text() == markdown(proof) + "\n"
     report = Path(runner.output.read_text().strip().removeprefix("report="))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.proof import Watcher, Wishes
-from holdfast._prove.prove import prove as prove_wishes
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.prove import prove as prove_wishes
+from holdfast._tools.prove.report import plain_text
 from tests.often import few
 
 CASES = Path(__file__).parent / "cases"

@@ -9,8 +9,8 @@ import types
 import pytest
 
 from holdfast._errors import ProofError
-from holdfast._prove.fixture import prove_command, words_of
-from holdfast._prove.proof import DIFFERS, EQUAL, EXIT_STATUSES, Proof
+from holdfast._tools.prove.fixture import prove_command, words_of
+from holdfast._tools.prove.proof import DIFFERS, EQUAL, EXIT_STATUSES, Proof
 from tests.prove.made_up import LOST, PROOFS, interruptions
 from tests.prove.test_options import call
 
@@ -32,7 +32,7 @@ def prover(monkeypatch, tmp_path):
         return outcome
 
     module = types.SimpleNamespace(prove=prove, asked=asked, outcomes=outcomes)
-    monkeypatch.setitem(sys.modules, "holdfast._prove.prove", module)
+    monkeypatch.setitem(sys.modules, "holdfast._tools.prove.prove", module)
     return module
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.report import plain_text
 from tests.examples.test_examples import EXAMPLES, SIZES, framework_of, layer_of
 
 STATUS = {"INT": 130, "TERM": 143, "USR2": 75, "QUIT": -3, "KILL": -9}

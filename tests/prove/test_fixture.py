@@ -26,8 +26,8 @@ def test_survives(holdfast_prove):
 QUIET = """
 import sys
 def test_nothing_was_loaded():
-    heavy = {"click", "rich", "numpy", "torch", "psutil"} | {"holdfast._prove.prove"}
-    assert "holdfast._prove.fixture" in sys.modules
+    heavy = {"click", "rich", "numpy", "torch", "psutil"} | {"holdfast._tools.prove.prove"}
+    assert "holdfast._tools.prove.fixture" in sys.modules
     assert heavy.isdisjoint(sys.modules), heavy & set(sys.modules)
     assert not [name for name in sys.modules if name.startswith("holdfast._r")]
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.report import plain_text
 from tests.often import few
 
 HERE = Path(__file__).parent

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.proof import Proof, Watcher, Wishes
-from holdfast._prove.prove import prove
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.proof import Proof, Watcher, Wishes
+from holdfast._tools.prove.prove import prove
+from holdfast._tools.prove.report import plain_text
 from tests.examples.test_examples import EXAMPLES, SIZES
 
 torch = pytest.importorskip("torch", reason="pip install torch")

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._cli import main
 from holdfast._errors import HoldfastError
-from holdfast._prove.options import (
+from holdfast._tools.cli import main
+from holdfast._tools.prove.options import (
     make_wishes,
     parse_budget,
     parse_ranks,
     parse_signals,
     set_ranks,
 )
-from holdfast._prove.proof import SIGNALS
+from holdfast._tools.prove.proof import SIGNALS
 
 COMMAND = "-- python3 train.py"
 TORCHRUN = ("torchrun", "--nnodes=1", "--nproc-per-node=8", "train.py")

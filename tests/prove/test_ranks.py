@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.proof import Watcher, Wishes
-from holdfast._prove.prove import prove
-from holdfast._prove.report import plain_text
-from holdfast._prove.runs import compare_runs, unlike_generators
+from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.prove import prove
+from holdfast._tools.prove.report import plain_text
+from holdfast._tools.prove.runs import compare_runs, unlike_generators
 from tests.support import arena_files, keepers, wait_until
 
 pytest.importorskip("torch", reason="pip install torch")

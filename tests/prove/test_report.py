@@ -8,9 +8,16 @@ import re
 
 import pytest
 
-from holdfast._cli.show_proof import LiveWatcher, PlainWatcher, follow, show_proof
-from holdfast._prove import report
-from holdfast._prove.proof import DIFFERS, EQUAL, EXIT_STATUSES, UNREPEATABLE, UNTRIED, Interruption
+from holdfast._tools.cli.prove import LiveWatcher, PlainWatcher, follow, show_proof
+from holdfast._tools.prove import report
+from holdfast._tools.prove.proof import (
+    DIFFERS,
+    EQUAL,
+    EXIT_STATUSES,
+    UNREPEATABLE,
+    UNTRIED,
+    Interruption,
+)
 from tests.prove.made_up import LOST, PROOFS, interruptions, make
 
 every_verdict = pytest.mark.parametrize("verdict", PROOFS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.report import plain_text
 from tests.prove.renaming import rename
 from tests.prove.test_faults import CAUSES
 from tests.prove.test_good import GOOD

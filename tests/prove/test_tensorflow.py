@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.plan import Planned
-from holdfast._prove.proof import Proof
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.plan import Planned
+from holdfast._tools.prove.proof import Proof
+from holdfast._tools.prove.report import plain_text
 
 SCRIPTS = Path(__file__).parent / "in_tensorflow"
 AMID = Planned(1, "KILL", "update", share=0.5, delay=0.0)

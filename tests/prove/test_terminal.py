@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast._prove.proof import DIFFERS
+from holdfast._tools.prove.proof import DIFFERS
 from tests.cli.screen import TerminalScreen
 from tests.prove.made_up import LOST, PROOFS
 from tests.terminal import CTRL_C
@@ -22,8 +22,8 @@ def prove(wishes, watcher):
         watcher.step(43, 100)
         time.sleep(0.02)
     return PROOFS["differs"]
-sys.modules["holdfast._prove.prove"] = types.SimpleNamespace(prove=prove)
-from holdfast._cli import main
+sys.modules["holdfast._tools.prove.prove"] = types.SimpleNamespace(prove=prove)
+from holdfast._tools.cli import main
 main()
 """
 

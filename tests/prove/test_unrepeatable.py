@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.proof import Watcher, Wishes
-from holdfast._prove.prove import prove
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.prove import prove
+from holdfast._tools.prove.report import plain_text
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "unrepeatable"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._prove.plan import Planned
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.plan import Planned
+from holdfast._tools.prove.report import plain_text
 
 HERE = Path(__file__).parent
 BEST = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast._prove.report import plain_text
+from holdfast._tools.prove.report import plain_text
 
 SCRIPT = """
 import numpy as np

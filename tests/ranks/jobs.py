@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
-from holdfast._record.manifest import parse
-from holdfast._save.arena import Arena, NotAnArena
-from holdfast._save.backing import open_leftover, rank_of
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format.manifest import parse
+from holdfast._store.memory.arena import Arena, NotAnArena
+from holdfast._store.memory.backing import open_leftover, rank_of
 from tests.fork_server import Forked, ForkServer
 from tests.support import (
     arena_files,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import holdfast, status_of, succeed
 from tests.cli.test_verify import flip
 from tests.support import wait_until

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast._export.export import Wanted, export
+from holdfast._tools.convert.export.export import Wanted, export
 from tests.fork_server import ForkServer
 from tests.ports import free_port
 from tests.support import (

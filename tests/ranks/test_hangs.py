@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from holdfast._record.attempts import read_json
-from holdfast._stop.request import ask
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.requests import ask
 from tests.support import checkpoint_steps, wait_until
 
 _TOTAL = 40

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
 from tests.cli.command import PROGRAM
 from tests.ranks import train
 from tests.ranks.jobs import EAGER

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._check.reduce import check_ranks
+from holdfast._tools.doctor.reduce import check_ranks
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux and its /proc")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from holdfast._record.layout import RunLayout
-from holdfast._record.void import void_steps
+from holdfast._store.folder.invalid import void_steps
+from holdfast._store.folder.layout import RunLayout
 from tests.support import checkpoint_steps, wait_until
 
 NOT_FINITE = ["NotFinite", [], {}]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast._record.layout import RunLayout
-from holdfast._resume.damage import find_damage
-from holdfast._resume.joined import read_checkpoint
-from holdfast._resume.verify import read_manifest
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.read.damage import find_damage
+from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._store.read.verify import read_manifest
 from tests.support import checkpoint_steps, wait_until
 
 _TOTAL = 30

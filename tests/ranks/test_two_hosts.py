@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from holdfast._record.manifest import parse
+from holdfast._store.format.manifest import parse
 from tests.cli.command import holdfast_process, output_of
 from tests.ranks.hosts import SCRIPT, TwoHosts, has_ipv6, why_not
 from tests.support import checkpoint_steps, journal_events, wait_until

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import holdfast
-from holdfast._cli import main
+from holdfast._tools.cli import main
 
 
 def command(*words, status=0):

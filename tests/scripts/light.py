@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--room", type=int, help="pretend that so many bytes of memory are free")
     options = parser.parse_args()
     if options.room is not None:
-        from holdfast._save import backing
+        from holdfast._store.memory import backing
 
         backing.available_bytes = lambda: options.room
     weights = make_weights(options.size)

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--no-shm", action="store_true", help="pretend that /dev/shm is full")
     options = parser.parse_args()
     if options.room is not None or options.no_shm:
-        from holdfast._save import backing
+        from holdfast._store.memory import backing
 
         if options.room is not None:
             backing.available_bytes = lambda: options.room

@@ -12,7 +12,7 @@ from tests.support import wait_until
 
 DOCTOR = """
 import json, signal, sys
-from holdfast._check.signal_path import check_signal_path
+from holdfast._tools.doctor.signals.path import check_signal_path
 signals = (signal.SIGUSR2, signal.SIGTERM)
 checks = check_signal_path(sys.argv[1:], signals=signals, arrive_seconds=2)
 print(json.dumps([each.as_json() for each in checks]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._check.lint import Surroundings, fix
+from holdfast._tools.lint.lint import Surroundings, fix
 from tests.slurm.cluster import Cluster
 from tests.support import wait_until
 

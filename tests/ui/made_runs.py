@@ -7,10 +7,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from holdfast._record import journal
-from holdfast._record.attempts import open_folder, write_json
-from holdfast._record.identity import ProcessIdentity
-from holdfast._record.layout import RunLayout
+from holdfast._environment.processes.identity import ProcessIdentity
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import open_folder, write_json
+from holdfast._store.folder.layout import RunLayout
 
 ELSEWHERE = ProcessIdentity(4711, "1", "gpu-07", "another boot", "another namespace")
 

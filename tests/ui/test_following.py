@@ -16,12 +16,12 @@ from tests.ui.server import INSTALL
 
 pytest.importorskip("starlette", reason=INSTALL)
 
-from holdfast._record import journal
-from holdfast._status.gather import read_history
-from holdfast._ui import follow, index
-from holdfast._ui.follow import FollowedHistory, Follower
-from holdfast._ui.index import RunIndex
-from holdfast._ui.table import RunTable
+from holdfast._report.server import follow, index
+from holdfast._report.server.follow import FollowedHistory, Follower
+from holdfast._report.server.index import RunIndex
+from holdfast._report.server.rows import RunTable
+from holdfast._report.status.gather import read_history
+from holdfast._store.folder import journal
 
 
 def row(number: int) -> dict[str, object]:

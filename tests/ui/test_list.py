@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 
-from holdfast._record import journal
+from holdfast._store.folder import journal
 from tests.support import wait_until
 from tests.ui.made_runs import beat, leave, make_live, make_run
 

@@ -20,7 +20,7 @@ from tests.ui.server import INSTALL, Ui
 
 pytest.importorskip("uvicorn", reason=INSTALL)
 
-from holdfast._ui.serve import listen
+from holdfast._report.server.serve import listen
 
 PROMPT_SECONDS = 3.0
 
@@ -109,7 +109,7 @@ def test_without_the_extra_the_install_line_is_told(tmp_path):
     # As where it is not installed: None in sys.modules is an import that fails.
     program = (
         "import sys; sys.modules['uvicorn'] = None; sys.argv[1:] = ['ui', '.', '--no-open'];"
-        "from holdfast._cli import main; main()"
+        "from holdfast._tools.cli import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False,

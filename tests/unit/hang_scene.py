@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._keeper.hang_judge import HangJudge
+from holdfast._keeper.hangs.judge import HangJudge
 
 IDLE: dict[str, Any] = {}
 BUSY = {"cpu": 1.0}

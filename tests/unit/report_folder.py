@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast._record import series
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder import series
+from holdfast._store.folder.layout import RunLayout
 
 BEGIN = 1_700_000_000.0
 

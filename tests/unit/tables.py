@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.hub import Hub, Key
-from holdfast._keeper.table import Wish
+from holdfast._keeper.ranks.hub import Hub, Key
+from holdfast._keeper.ranks.table import Wish
 
 ATTEMPT = 3
 

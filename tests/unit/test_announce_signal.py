@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from holdfast._stop import guard
-from holdfast._stop.guard import TimeLeft, announce_signal
+from holdfast._run.signals import guard
+from holdfast._run.signals.guard import TimeLeft, announce_signal
 
 
 @pytest.mark.parametrize(

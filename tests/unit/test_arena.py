@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import torch as adapter
-from holdfast._record.image import PAGE, plan_image
-from holdfast._save.arena import MAX_SLOTS, Arena, NotAnArena, arena_bytes
+from holdfast._store.format.image import PAGE, plan_image
+from holdfast._store.memory.arena import MAX_SLOTS, Arena, NotAnArena, arena_bytes
 
 RUN = "0123456789abcdef" * 2
 PLAN = plan_image([adapter.spec("w", torch.zeros(100))], 100)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from holdfast._witness.arrive import _After
+from holdfast._tools.prove.witness.arrive import _After
 
 
 def test_a_module_that_was_only_looked_for_is_watched_when_it_is_imported(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._record import atomic
+from holdfast._store.folder import atomic
 
 
 def only(folder):

@@ -11,16 +11,16 @@ import sys
 import pytest
 
 import holdfast
-from holdfast._record import attempts
-from holdfast._record.attempts import claim, find_run, open_folder, read_origins
-from holdfast._record.identity import of_process
-from holdfast._record.layout import RunLayout
+from holdfast._environment.processes.identity import of_process
+from holdfast._store.folder import attempts
+from holdfast._store.folder.attempts import claim, find_run, open_folder, read_origins
+from holdfast._store.folder.layout import RunLayout
 
 PRELUDE = """
 import sys
 from pathlib import Path
 from holdfast import _errors
-from holdfast._record import attempts
+from holdfast._store.folder import attempts
 folder = Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import _boxes
-from holdfast._boxes import Box, Stored
+from holdfast._adapters import shared
+from holdfast._adapters.shared import Box, Stored
 from holdfast._errors import DamagedCheckpoint
 
 
@@ -54,10 +54,10 @@ def test_any_cut_gives_any_part(data: Any) -> None:
     parts = [part(whole, boxes[rank::ranks]) for rank in range(ranks)]
     ranges = [data.draw(st.sampled_from(each)) for each in [cut(size, data.draw) for size in shape]]
     wanted = tuple(a for a, _ in ranges), tuple(n for _, n in ranges)
-    found = _boxes.read_box(stored(whole, parts, parts[0]), wanted, "w")
+    found = shared.read_box(stored(whole, parts, parts[0]), wanted, "w")
     expected = whole[tuple(slice(a, a + n) for a, n in ranges)]
     assert found.tobytes() == expected.tobytes()
-    everything = _boxes.read_box(stored(whole, parts), _boxes.whole_box(shape), "w")
+    everything = shared.read_box(stored(whole, parts), shared.whole_box(shape), "w")
     assert everything.tobytes() == whole.tobytes()
 
 
@@ -65,10 +65,10 @@ def test_any_cut_gives_any_part(data: Any) -> None:
 def test_what_is_missing_or_there_twice_is_damage(boxes: list[Box]) -> None:
     whole = np.arange(4)
     with pytest.raises(DamagedCheckpoint, match="weights: the stored parts"):
-        _boxes.read_box(stored(whole, [part(whole, boxes)]), ((0,), (4,)), "weights")
+        shared.read_box(stored(whole, [part(whole, boxes)]), ((0,), (4,)), "weights")
 
 
 def test_a_number_is_a_box_without_dimensions() -> None:
     whole = np.array(7.5)
-    found = _boxes.read_box(stored(whole, [part(whole, [((), ())])]), ((), ()), "count")
+    found = shared.read_box(stored(whole, [part(whole, [((), ())])]), ((), ()), "count")
     assert found.tobytes() == whole.tobytes()

@@ -8,7 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._save.cadence import Cadence
+from holdfast._run.saving.cadence import Cadence
 from holdfast._settings import Settings
 
 costs = st.floats(1e-6, 5.0)

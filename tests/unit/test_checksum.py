@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._record import checksum
+from holdfast._store.format import checksum
 
 sizes = st.lists(
     st.one_of(st.integers(0, 100), st.sampled_from([1 << 16, 8 << 20, 64 << 20])), max_size=600

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._data.course import (
+from holdfast._run.data.course import (
     Course,
     Lap,
     Position,

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._keeper import disk
-from holdfast._keeper.disk import write_file
-from holdfast._keeper.pieces import Labour, Pieces
-from holdfast._keeper.quiet import QUIET
-from holdfast._keeper.write_queue import Superseded
+from holdfast._store.commit import direct_io
+from holdfast._store.commit.chunks import QUIET, Labour, Pieces
+from holdfast._store.commit.direct_io import write_file
+from holdfast._store.commit.write_queue import Superseded
 from tests.support import wait_until
 
 SIZES = st.lists(st.sampled_from([0, 1, 100, 4095, 4096, 4097, 8192, 20_000]), min_size=1)
@@ -35,8 +34,8 @@ def place(request):
 def _small_pieces():
     """Many pieces of little data."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk, "_CHUNK_BYTES", 8192)
-        patch.setattr(disk, "_BUFFER_BYTES", 8192)
+        patch.setattr(direct_io, "_CHUNK_BYTES", 8192)
+        patch.setattr(direct_io, "_BUFFER_BYTES", 8192)
         yield
 
 

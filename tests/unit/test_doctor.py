@@ -7,10 +7,12 @@ import time
 
 import pytest
 
-from holdfast._check.doctor_disk import Grace, bytes_to_write, judge_room, judge_speed
-from holdfast._check.doctor_finding import Check, worst
-from holdfast._check.doctor_memory import Memory, judge_memory, judge_shm
-from holdfast._check.doctor_places import (
+from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
+from holdfast._store.format.manifest import DataFile, Manifest, Part
+from holdfast._tools.doctor.disk import Grace, bytes_to_write, judge_room, judge_speed
+from holdfast._tools.doctor.finding import Check, worst
+from holdfast._tools.doctor.memory import Memory, judge_memory, judge_shm
+from holdfast._tools.doctor.places import (
     Mount,
     find_mount,
     judge_file_system,
@@ -18,10 +20,8 @@ from holdfast._check.doctor_places import (
     judge_home,
     judge_temporary,
 )
-from holdfast._check.doctor_question import Question
-from holdfast._check.doctor_run import Known, read_run, slurm_grace
-from holdfast._record.layout import MANIFEST, RunLayout, rank_file
-from holdfast._record.manifest import DataFile, Manifest, Part
+from holdfast._tools.doctor.question import Question
+from holdfast._tools.doctor.run import Known, read_run, slurm_grace
 
 MB, GB = 1 << 20, 1 << 30
 TEN = Grace(10.0, "SIGTERM")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast._check.doctor_cores import Cores, judge_clock, judge_cores, ranks_here
-from holdfast._check.doctor_environment import _OURS, Around, judge_environment, nodes_of
-from holdfast._check.doctor_finding import worst
-from holdfast._check.doctor_limits import Limits, judge_limits
-from holdfast._check.doctor_software import judge_gpus, judge_packages, python_of
-from holdfast._check.doctor_stacks import judge_stacks
-from holdfast._watch.pyspy import Dump
+from holdfast._environment.processes.pyspy import Dump
+from holdfast._tools.doctor.cores import Cores, judge_clock, judge_cores, ranks_here
+from holdfast._tools.doctor.environment import _OURS, Around, judge_environment, nodes_of
+from holdfast._tools.doctor.finding import worst
+from holdfast._tools.doctor.limits import Limits, judge_limits
+from holdfast._tools.doctor.software import judge_gpus, judge_packages, python_of
+from holdfast._tools.doctor.stacks import judge_stacks
 from tests.unit.test_doctor import GB, told
 
 
@@ -140,7 +140,7 @@ def test_variables(variables, verdict):
 
 
 def test_every_variable_of_ours_is_known():
-    source = (Path(holdfast.__file__).parent / "_env.py").read_text()
+    source = (Path(holdfast.__file__).parent / "_environment/variables.py").read_text()
     assert set(re.findall(r"HOLDFAST_[A-Z_]+", source)) <= _OURS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._record.errand import Errand
+from holdfast._store.folder.errand import Errand
 
 
 @pytest.fixture

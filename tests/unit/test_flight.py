@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from holdfast import _numpy
-from holdfast._save.arena import Arena
-from holdfast._save.backing import Backing
-from holdfast._save.capture import capture
-from holdfast._save.raw_copies import RawCopies
-from holdfast._save.snapshots import Snapshots, Taken
+from holdfast._adapters import numpy
+from holdfast._run.saving.slots import RawCopies
+from holdfast._run.saving.snapshots import Snapshots, Taken
+from holdfast._state.capture import capture
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import Backing
 
 
 class SlowDevice:
@@ -59,8 +59,8 @@ def device(monkeypatch):
         made.append(SlowDevice(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(_numpy, "copies_by_itself", lambda spec: True, raising=False)
-    monkeypatch.setattr(_numpy, "device_copies", make, raising=False)
+    monkeypatch.setattr(numpy, "copies_by_itself", lambda spec: True, raising=False)
+    monkeypatch.setattr(numpy, "device_copies", make, raising=False)
     return made
 
 
@@ -161,7 +161,7 @@ def test_what_does_not_land_well_leaves_the_one_before(snapshots, device, arena_
 
 
 def test_a_device_that_never_answers_does_not_hold_up_the_end(snapshots, device, monkeypatch):
-    monkeypatch.setattr("holdfast._save.snapshots._CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast._run.saving.snapshots._CLOSING_SECONDS", 0.1)
     take(snapshots, 1.0, 1)
     began = time.monotonic()
     snapshots.close()

@@ -10,9 +10,9 @@ import json
 import pytest
 
 from holdfast._errors import DamagedCheckpoint, HoldfastError
-from holdfast._record import manifest
-from holdfast._resume.damage import find_damage
-from holdfast._resume.joined import read_checkpoint
+from holdfast._store.format import manifest
+from holdfast._store.read.damage import find_damage
+from holdfast._store.read.merge_ranks import read_checkpoint
 from tests import fuzz_files
 
 

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from holdfast._custody.direct import write_direct
 from holdfast._errors import DamagedCheckpoint
-from holdfast._keeper import former as former_module
-from holdfast._keeper.keep import Policy
-from holdfast._record import manifest
-from holdfast._record.image import (
+from holdfast._run.saving.direct import write_direct
+from holdfast._state.capture import capture
+from holdfast._store.commit import dedup as former_module
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
+from holdfast._store.format import manifest
+from holdfast._store.format.image import (
     TensorSpec,
     decode_head,
     decode_scalars,
@@ -26,10 +28,8 @@ from holdfast._record.image import (
     plan_image,
     read_extents,
 )
-from holdfast._record.layout import MANIFEST, RunLayout, rank_file
-from holdfast._resume.damage import find_damage
-from holdfast._resume.joined import read_checkpoint
-from holdfast._save.capture import capture
+from holdfast._store.read.damage import find_damage
+from holdfast._store.read.merge_ranks import read_checkpoint
 
 HEAD = {"metrics": {}, "world": 1, "common": ""}
 LINKED = "rank-00000.step-000000000001-a0001.safetensors"
@@ -150,7 +150,7 @@ def test_a_file_that_is_another_one_by_now_is_not_linked(training, monkeypatch):
     found = former_module.Former.read(first, 0)
     shutil.copy(first / rank_file(0), first / "copy")
     (first / "copy").replace(first / rank_file(0))
-    monkeypatch.setattr("holdfast._custody.direct.newest_former", lambda *_: found)
+    monkeypatch.setattr("holdfast._run.saving.direct.newest_former", lambda *_: found)
     folder = training.save("w1")
     assert file_of(folder).linked == ()
     training.check(folder)
@@ -189,7 +189,7 @@ def test_where_a_little_of_everything_changes_it_is_soon_left_be(training, monke
     def keep(*_args):
         return formers[-1] if formers else None
 
-    monkeypatch.setattr("holdfast._custody.direct.newest_former", keep)
+    monkeypatch.setattr("holdfast._run.saving.direct.newest_former", keep)
     written = former_module.Former.written
     monkeypatch.setattr(
         former_module.Former,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._keeper.hang_judge import ANSWER_SECONDS
-from holdfast._keeper.hang_record import slim
+from holdfast._keeper.hangs.judge import ANSWER_SECONDS
+from holdfast._keeper.hangs.record import slim
 from tests.unit.hang_scene import BUSY, DISK, MOVING, STOPPED, TRACED, Scene, make_look
 
 

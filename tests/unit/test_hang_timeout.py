@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from holdfast._cli import _led_command
-from holdfast._record.led import led_hang
+from holdfast._store.folder.supervised import led_hang
+from holdfast._supervise.ending import Timeout
+from holdfast._supervise.hangs import Standstill
 from holdfast._supervise.record import Book
-from holdfast._supervise.standstill import Standstill
-from holdfast._supervise.timeout import Timeout
+from holdfast._tools.cli import _led_command
 
 
 @pytest.mark.parametrize(

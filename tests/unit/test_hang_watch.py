@@ -6,9 +6,9 @@ import threading
 import time
 from typing import Any
 
-from holdfast._keeper import hangs
-from holdfast._keeper.hangs import HangWatch
-from holdfast._save.control import BOUNDARY_NS, LOOP_NS, private_words
+from holdfast._keeper.hangs import watch
+from holdfast._keeper.hangs.watch import HangWatch
+from holdfast._store.memory.control import BOUNDARY_NS, LOOP_NS, private_words
 from tests.support import wait_until
 
 _LOOK = {"pid": 1, "processes": []}
@@ -76,7 +76,7 @@ def test_a_look_without_a_sign_of_life_is_given_up():
 
 def test_in_the_calm_nobody_reads_how_long_it_has_waited(monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(hangs, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
+    monkeypatch.setattr(watch, "waited_seconds", lambda pid, tid: asked.append(tid) or 0.0)
     scene = Scene()
     for step in range(1, 9):
         scene.words[BOUNDARY_NS] = step

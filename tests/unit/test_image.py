@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import torch as adapter
-from holdfast._record.image import (
+from holdfast._store.format.image import (
     PAGE,
     SCALARS,
     TensorSpec,

@@ -9,12 +9,12 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._record import journal
+from holdfast._store.folder import journal
 
 APPEND = """
 import sys
 from pathlib import Path
-from holdfast._record import journal
+from holdfast._store.folder import journal
 path, who, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 sys.stdin.readline()
 for number in range(count):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._keeper import mail as mails
-from holdfast._keeper.frames import Complaints
-from holdfast._keeper.ledger import Ledger, new_life
-from holdfast._keeper.mail import Mail
+from holdfast._keeper.network import file_mailbox as mails
+from holdfast._keeper.network.connection import Complaints
+from holdfast._keeper.network.delivery import Ledger, new_life
+from holdfast._keeper.network.file_mailbox import Mail
 
 
 class Keeper:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._keeper.frames import MOST_BYTES
+from holdfast._keeper.network.connection import MOST_BYTES
 from tests.support import wait_until
 from tests.unit.posts import QUICK, End, Proxy, hub, member
 

@@ -11,9 +11,9 @@ import weakref
 import pytest
 
 from holdfast._errors import Stopped
-from holdfast._leave import frames as of_frames
-from holdfast._leave import last_words
-from holdfast._leave.frames import (
+from holdfast._run.exit import exception_frames as of_frames
+from holdfast._run.exit import exception_record
+from holdfast._run.exit.exception_frames import (
     errors_of,
     frames_of,
     is_users,
@@ -22,10 +22,10 @@ from holdfast._leave.frames import (
     workers_of,
     written_targets,
 )
-from holdfast._leave.last_words import Scene, is_failure, leave_words
-from holdfast._leave.record import ExitRecord, reason_of
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
+from holdfast._run.exit.exception_record import Scene, is_failure, leave_words
+from holdfast._run.exit.record import ExitRecord, reason_of
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_exceptions_that_refer_to_each_other_end():
 
 
 def test_a_disk_that_never_answers_is_left_out(scene, monkeypatch):
-    from holdfast._watch import disk
+    from holdfast._environment.processes import memory_sample as disk
 
     dead, look = threading.Event(), disk.room
 
@@ -207,8 +207,8 @@ def test_a_disk_that_never_answers_is_left_out(scene, monkeypatch):
 
 def test_what_hangs_altogether_is_not_waited_for(scene, monkeypatch):
     over = threading.Event()
-    monkeypatch.setattr(last_words, "_SECONDS", 0.3)
-    monkeypatch.setattr(last_words, "_of_memory", lambda scene: over.wait(30))
+    monkeypatch.setattr(exception_record, "_SECONDS", 0.3)
+    monkeypatch.setattr(exception_record, "_of_memory", lambda scene: over.wait(30))
     began = time.monotonic()
     leave_words(caught(fail), scene)
     over.set()

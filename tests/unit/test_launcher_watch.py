@@ -13,7 +13,7 @@ from tests.support import environment
 RANK = """
 import sys, time
 from pathlib import Path
-from holdfast._ranks.launcher_watch import LauncherWatch
+from holdfast._run.ranks.meeting import LauncherWatch
 watch = LauncherWatch(Path("runs/a"))
 if "opened" in sys.argv:
     watch.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._record.line import is_on_line, trace_line
+from holdfast._store.folder.lineage import is_on_line, trace_line
 
 
 @st.composite

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast._cli.checkpoints import list_with_reasons, verify_all
 from holdfast._errors import DamagedCheckpoint
-from holdfast._export.export import Wanted, export
-from holdfast._record import manifest
-from holdfast._record.layout import MANIFEST
-from holdfast._resume import read
-from holdfast._resume.damage import find_damage
-from holdfast._resume.joined import FileSource, read_checkpoint
-from holdfast._resume.restore import restore_state
-from holdfast._resume.verify import read_manifest
+from holdfast._state.restore import restore_state
+from holdfast._store.folder.layout import MANIFEST
+from holdfast._store.format import manifest
+from holdfast._store.read import files
+from holdfast._store.read.damage import find_damage
+from holdfast._store.read.merge_ranks import FileSource, read_checkpoint
+from holdfast._store.read.verify import read_manifest
+from holdfast._tools.cli.checkpoints import list_with_reasons, verify_all
+from holdfast._tools.convert.export.export import Wanted, export
 from tests.linked_files import link_unchanged, make_checkpoint
 
 FROZEN = np.arange(3_000_001, dtype=np.float32)
@@ -72,8 +72,8 @@ def test_it_is_read_as_any_other(linked, rank):
 def test_the_way_of_reading_does_not_matter(on_disk, way, monkeypatch):
     linked = make_linked(on_disk / "run")
     held = int(way == "through the cache")
-    monkeypatch.setattr(read, "resident_pages", lambda _, size: bytes([held]) * (size // 4096 + 1))
-    monkeypatch.setattr(read, "_PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(files, "resident_pages", lambda _, size: bytes([held]) * (size // 4096 + 1))
+    monkeypatch.setattr(files, "_PIECE_BYTES", 1 << 16)
     assert is_state_of(9, restored(linked[1]))
     assert is_state_of(8, restored(linked[0]))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._check.lint import Surroundings, fix, lint
+from holdfast._tools.lint.lint import Surroundings, fix, lint
 
 OPTIONS = "#SBATCH --time=8:00:00 --requeue --open-mode=append"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._check.lint import Surroundings, fix, lint
-from holdfast._check.measured import save_seconds, step_seconds
-from holdfast._record import journal
-from holdfast._record.layout import RunLayout
+from holdfast._store.folder import journal
+from holdfast._store.folder.layout import RunLayout
+from holdfast._tools.doctor.run import save_seconds, step_seconds
+from holdfast._tools.lint.lint import Surroundings, fix, lint
 
 SCRIPT = """#!/bin/bash
 #SBATCH --time=2:00:00 --requeue --open-mode=append

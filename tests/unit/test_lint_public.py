@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._check.finding import HINT, NOT_UNDERSTOOD
-from holdfast._check.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import HINT, NOT_UNDERSTOOD
+from holdfast._tools.lint.lint import Surroundings, fix, lint
 
 SCRIPTS = sorted((Path(__file__).parent / "sbatch" / "public").glob("*.sbatch"))
 # Options of srun with a value in the next word are not in these scripts.

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast._check.finding import HINT
-from holdfast._check.lint import Surroundings, fix, lint
+from holdfast._tools.lint.finding import HINT
+from holdfast._tools.lint.lint import Surroundings, fix, lint
 
 SCRIPTS = Path(__file__).parent / "sbatch"
 GOOD = sorted((SCRIPTS / "good").glob("*.sbatch"))

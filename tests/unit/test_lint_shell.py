@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._check.launch import find_launch
-from holdfast._check.shell import Command, parse_commands
-from holdfast._check.tokens import NotUnderstood, find_comments
-from holdfast._check.values import find_values
+from holdfast._tools.lint.launch import find_launch
+from holdfast._tools.lint.shell import Command, parse_commands
+from holdfast._tools.lint.tokens import NotUnderstood, find_comments
+from holdfast._tools.lint.values import find_values
 
 
 def texts(script: str) -> list[str]:

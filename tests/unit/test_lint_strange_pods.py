@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("yaml", reason="pip install 'holdfast[kubernetes]'")
 
-from holdfast._check.lint import Surroundings
-from holdfast._check.pod_lint import lint_manifest
-from holdfast._check.pod_text import read_documents
 from holdfast._errors import SettingsError
+from holdfast._tools.lint.lint import Surroundings
+from holdfast._tools.lint.pod_text import read_documents
+from holdfast._tools.lint.rules_pod import lint_manifest
 
 _SHELL = "containers: [{name: t, command: [sh, -c, 'python t.py | tee log']}]"
 

@@ -12,10 +12,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import _series
-from holdfast._custody.orders import Custody
-from holdfast._metrics import Metrics, ready, without_devices
-from holdfast._series import Logged, add_fold
+from holdfast._adapters.metrics import Metrics, ready, without_devices
+from holdfast._keeper import metric_batches
+from holdfast._keeper.metric_batches import Logged, add_fold
+from holdfast._run.saving.keeper_client import Custody
 
 numbers = st.lists(st.one_of(st.floats(), st.integers(-(10**400), 10**400)), max_size=30)
 
@@ -96,7 +96,7 @@ def test_what_could_not_be_sent_is_sent_later():
 
 
 def test_more_calls_than_can_be_kept_cost_the_oldest(monkeypatch):
-    monkeypatch.setattr(_series, "_MOST_KEPT", 10)
+    monkeypatch.setattr(metric_batches, "_MOST_KEPT", 10)
     logged = Logged(ready)
     for step in range(100):
         logged.append((step, {"x": float(step)}))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast._record import manifest
-from holdfast._record.manifest import DataFile, Linked, Manifest, Part
+from holdfast._store.format import manifest
+from holdfast._store.format.manifest import DataFile, Linked, Manifest, Part
 
 texts = st.text(max_size=12)
 numbers = st.integers(0, 2**50)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._keeper.member import Member
-from holdfast._save import control
+from holdfast._keeper.ranks.member import Member
+from holdfast._store.memory import control
 
 ATTEMPT = 3
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._custody.sentences import sentence_of
-from holdfast._keeper.memory import Alarm, Episodes
-from holdfast._keeper.retention import Kept, choose_kept
-from holdfast._watch.growth import Forecast
+from holdfast._environment.processes.memory_growth import Forecast
+from holdfast._keeper.memory_alarm import Alarm, Episodes
+from holdfast._run.saving.messages import sentence_of
+from holdfast._store.commit.retention import Kept, choose_kept
 from tests.unit.tables import ATTEMPT, Table
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast._metrics import Metrics
+from holdfast._adapters.metrics import Metrics
 
 values = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20)
 

@@ -13,19 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._errors import DamagedCheckpoint, MirrorError, SettingsError
-from holdfast._mirror.answers import ask
-from holdfast._mirror.shelf import Holder, Shelf, TakenOver
-from holdfast._mirror.store import FolderStore, MissingPlace, Store, open_store
-from holdfast._mirror.stretches import (
+from holdfast._settings import Settings
+from holdfast._store.format.manifest import Part
+from holdfast._store.mirror.chunks import (
     IndexedFile,
     PartsCheck,
     StoredFile,
     decode_index,
     encode_index,
 )
-from holdfast._mirror.words import why
-from holdfast._record.manifest import Part
-from holdfast._settings import Settings
+from holdfast._store.mirror.index import Holder, Shelf, TakenOver
+from holdfast._store.mirror.protocol import ask, why
+from holdfast._store.mirror.store import FolderStore, MissingPlace, Store, open_store
 
 
 @pytest.fixture(params=["folder", "fsspec"])
@@ -87,7 +86,7 @@ def test_a_mirror_that_was_emptied_is_not_called_that_of_another_run(store):
 def test_what_a_site_prints_when_python_starts_is_no_answer(monkeypatch):
     told = ["sh", "-c", 'echo welcome; echo \'{"kind": "empty"}\'']
     monkeypatch.setattr(
-        "holdfast._mirror.answers.start_speaker",
+        "holdfast._store.mirror.protocol.start_speaker",
         lambda *_: subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE),
     )
     assert ask({"address": "x"}) == [{"kind": "empty"}]

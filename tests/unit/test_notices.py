@@ -8,11 +8,11 @@ from email.utils import formatdate
 
 import pytest
 
-from holdfast._notices import aws, azure, gcp, metadata
-from holdfast._notices.metadata import Metadata
-from holdfast._notices.notice import Closed, NoAnswer
-from holdfast._notices.place import find_cloud
-from holdfast._notices.watch import NoticeWatch, open_watch
+from holdfast._environment.cloud import aws, azure, gcp, metadata
+from holdfast._environment.cloud.metadata import Metadata
+from holdfast._environment.cloud.notice import Closed, NoAnswer
+from holdfast._environment.cloud.provider import find_cloud
+from holdfast._keeper.cloud_notices import NoticeWatch, open_watch
 from tests.clouds import Reply, in_gmt, in_utc, of_aws, of_azure, of_gcp, serve
 from tests.support import wait_until
 

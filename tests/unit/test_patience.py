@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._watch.patience import (
+from holdfast._environment.processes.patience import (
     FIRST,
     FRESH,
     OUTSIDE,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._record.plain_file import NotPlain, open_file, open_log, open_plain, read_plain
+from holdfast._store.folder.plain_file import NotPlain, open_file, open_log, open_plain, read_plain
 
 
 def make_fifo(path):

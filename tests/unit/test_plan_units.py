@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast._plan import units
 from holdfast._settings import parse_seconds
+from holdfast._tools.plan import units
 
 
 @pytest.mark.parametrize(

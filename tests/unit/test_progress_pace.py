@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._progress import Standing
-from holdfast._progress.pace import Pace
+from holdfast._run.progress import Standing
+from holdfast._run.progress.words import Pace
 
 
 class Clock:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._prove import copying
-from holdfast._prove.copying import copy_folder, place_command
+from holdfast._tools.prove import copying
+from holdfast._tools.prove.copying import copy_folder, place_command
 
 
 @pytest.fixture

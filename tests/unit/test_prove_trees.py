@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from holdfast._prove.distance import distance, relative_distance
-from holdfast._prove.trees import first_difference
+from holdfast._tools.prove.distance import distance, relative_distance
+from holdfast._tools.prove.trees import first_difference
 
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from holdfast._custody import debuggers
-from holdfast._custody import pulse as pulse_module
-from holdfast._custody.disturbed import _name_tool
-from holdfast._custody.pulse import Pulse
-from holdfast._save.control import (
+from holdfast._run.saving import debuggers
+from holdfast._run.saving import pulse as pulse_module
+from holdfast._run.saving.profilers import _name_tool
+from holdfast._run.saving.pulse import Pulse
+from holdfast._store.memory.control import (
     DEBUGGERS,
     DISTURBANCES,
     DISTURBED,
@@ -118,8 +118,8 @@ def test_a_forked_child_has_no_such_thread_and_stops_nothing(page, pulse):
 
 def test_it_keeps_no_process_alive():
     program = (
-        "from holdfast._custody.pulse import Pulse\n"
-        "from holdfast._save.control import ControlPage\n"
+        "from holdfast._run.saving.pulse import Pulse\n"
+        "from holdfast._store.memory.control import ControlPage\n"
         "page = ControlPage.create()\n"
         "pulse = Pulse(page.words)\n"
     )

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from holdfast._ranks import world
+from holdfast._run.ranks import world
 
 _NAMES = {
     "master": ["10.0.0.5"],

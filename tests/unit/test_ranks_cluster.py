@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from holdfast._ranks.cluster import address_by_config, cluster_by_config, rank_by_config
+from holdfast._run.ranks.world import address_by_config, cluster_by_config, rank_by_config
 
 _WORKERS = ["node7:2222", "node8:2222"]
 

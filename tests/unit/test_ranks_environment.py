@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import RanksError, _env
-from holdfast._ranks.address import (
+from holdfast import RanksError
+from holdfast._environment import variables
+from holdfast._run.ranks.address import (
     Endpoint,
     Patience,
     await_answer,
@@ -23,7 +24,7 @@ from holdfast._ranks.address import (
     port_owner,
     resolve,
 )
-from holdfast._ranks.environment import (
+from holdfast._run.ranks.environment import (
     code_print,
     compare_prints,
     compare_trees,
@@ -32,7 +33,7 @@ from holdfast._ranks.environment import (
     name_ranks,
     tasks_of_srun,
 )
-from holdfast._ranks.roll_call import describe_caller, find_difference
+from holdfast._run.ranks.roll_call import describe_caller, find_difference
 from tests.ports import free_port
 
 PLACE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -147,7 +148,7 @@ def test_two_ways_to_say_this_host_are_one():
 
 def test_the_environment_at_the_start_is_not_that_of_now():
     program = (
-        "import os; from holdfast import _env\n"
+        "import os; from holdfast._environment import variables as _env\n"
         "os.environ['MASTER_ADDR'] = 'localhost'\n"
         "del os.environ['RANK']\n"
         "print(_env.of_ranks_at_start() == {'MASTER_ADDR': 'node1', 'RANK': '1'})\n"
@@ -156,7 +157,7 @@ def test_the_environment_at_the_start_is_not_that_of_now():
     )
     environment = {"PATH": os.environ["PATH"], "MASTER_ADDR": "node1", "RANK": "1", "SECRET": "x"}
     said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
-    assert said.splitlines() == ["True", "True", str(_env.of_ranks_at_start())]
+    assert said.splitlines() == ["True", "True", str(variables.of_ranks_at_start())]
 
 
 def test_arguments_that_differ_from_what_torchrun_gave_are_told():
@@ -209,7 +210,7 @@ def test_ranks_are_named_shortly():
 
 def test_the_print_of_the_code_follows_the_script(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text("from holdfast._ranks.environment import code_print; print(code_print())")
+    script.write_text("from holdfast._run.ranks.environment import code_print; print(code_print())")
 
     def run():
         return subprocess.check_output([sys.executable, script], text=True)
@@ -322,7 +323,7 @@ def test_a_port_in_use_is_told_with_its_owner(listener):
     port = listener.getsockname()[1]
     check_host(Endpoint("127.0.0.1", port), ["127.0.0.1"], patience())  # our own: torch shares it
     program = (
-        "import sys\nfrom holdfast._ranks.address import *\n"
+        "import sys\nfrom holdfast._run.ranks.address import *\n"
         "check_host(Endpoint('127.0.0.1', int(sys.argv[1])), ['127.0.0.1'], Patience(1, print))"
     )
     found = subprocess.run(

@@ -10,10 +10,10 @@ import json
 
 import pytest
 
-from holdfast._record.layout import RunLayout
-from holdfast._why.gather import gather_led, gather_run
-from holdfast._why.judge import judge
-from holdfast._why.verdict import Cause, Restart, Sure, Verdict
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.gather import gather_led, gather_run
+from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict
+from holdfast._store.folder.layout import RunLayout
 from tests.deaths.stage import LIMIT_BYTES, check, text_of
 from tests.deaths.table import DEATHS, GPU, RANKS, TORCH
 from tests.unit.restored import restore

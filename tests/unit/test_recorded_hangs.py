@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
-from holdfast._why import gather
-from holdfast._why.evidence import Evidence
-from holdfast._why.gather import gather_run
-from holdfast._why.judge import judge
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence import gather
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.evidence.gather import gather_run
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
 from tests.hangs.stage import check
 from tests.hangs.table import DISK, HANGS, LOADER, RANKS
 from tests.unit.restored import restore

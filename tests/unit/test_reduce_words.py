@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._check.doctor_finding import Check
-from holdfast._check.probed import Probe
-from holdfast._check.reduce_words import judge_ranks
+from holdfast._tools.doctor.finding import Check
+from holdfast._tools.doctor.reduce import judge_ranks
+from holdfast._tools.doctor.signals.probed import Probe
 
 LOOPBACK = {"interface": "lo", "host_address": "127.0.1.1", "chosen_by": "the host's name"}
 

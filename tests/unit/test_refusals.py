@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import _say
-from holdfast._record.attempts import cannot_write
-from holdfast._save import backing
-from holdfast._save.snapshots import Snapshots
+from holdfast import _text
+from holdfast._run.saving.snapshots import Snapshots
+from holdfast._store.folder.attempts import cannot_write
+from holdfast._store.memory import backing
 from tests.support import SHM
 
 RUN_ID = "e1" * 16
@@ -78,6 +78,6 @@ def test_the_advice_fits_the_error(number, said):
 
 
 def test_a_folder_name_sends_no_escape_to_the_terminal(capsys):
-    _say.say("runs/a\x1b[2J\x07\u202eb: a new run\nsecond line")
+    _text.say("runs/a\x1b[2J\x07\u202eb: a new run\nsecond line")
     shown = capsys.readouterr().err
     assert shown == "holdfast: runs/a\\x1b[2J\\x07\\u202eb: a new run\nsecond line\n"

@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._record.series import bucket_of
-from holdfast._report.coarse import Curve, Levels, Times
-from holdfast._report.rows import Snapshots
+from holdfast._report.columns import Curve, Levels, Times
+from holdfast._report.series import Snapshots
+from holdfast._store.folder.series import bucket_of
 
 numbers = st.floats(-1e6, 1e6)
 rows = st.lists(st.tuples(st.integers(1, 4), numbers), max_size=300)

@@ -116,7 +116,7 @@ def test_nothing_new_is_said_to_be_nothing_new(folder):
 
 
 def test_a_long_journal_can_be_left_in_the_middle(folder, monkeypatch):
-    monkeypatch.setattr("holdfast._report.reading._PIECE_BYTES", 300)
+    monkeypatch.setattr("holdfast._report.json_lines._PIECE_BYTES", 300)
     killed_and_resumed(folder)
     model = RunModel(folder)
     model.update(seconds=0)

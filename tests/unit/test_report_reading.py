@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._report import reading
-from holdfast._report.reading import Lines, parse
-from holdfast._report.saved import MOST, Frequent
+from holdfast._report import json_lines
+from holdfast._report.checkpoints import MOST, Frequent
+from holdfast._report.json_lines import Lines, parse
 
 
 def take(lines: Lines) -> list[object]:
@@ -72,7 +72,7 @@ def test_a_file_that_was_written_anew_in_place_starts_over(tmp_path):
 
 
 def test_a_line_that_is_longer_than_a_piece_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(json_lines, "_PIECE_BYTES", 64)
     path = tmp_path / "journal.jsonl"
     path.write_text(json.dumps({"n": 1, "text": "x" * 1000}) + '\n{"n": 2}\n')
     assert take(Lines(path)) == [1, 2]
@@ -89,7 +89,7 @@ def request(kind: str, at: float) -> str:
 
 @pytest.mark.parametrize("bulk_bytes", [1, 1 << 30])
 def test_frequent_lines_are_few_and_stand_for_all(monkeypatch, bulk_bytes):
-    monkeypatch.setattr("holdfast._report.saved._BULK_BYTES", bulk_bytes)
+    monkeypatch.setattr("holdfast._report.checkpoints._BULK_BYTES", bulk_bytes)
     frequent = Frequent()
     count = 20_000
     left = []

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from holdfast._record import journal, series
-from holdfast._record.layout import RunLayout
-from holdfast._status.gather import summarize
-from holdfast._why.gather import gather_run
-from holdfast._why.judge import judge
+from holdfast._diagnose.deaths.judge import judge
+from holdfast._diagnose.evidence.gather import gather_run
+from holdfast._report.status.gather import summarize
+from holdfast._store.folder import journal, series
+from holdfast._store.folder.layout import RunLayout
 from tests.report_ends import ENDS
 from tests.report_runs import make_live, make_long_journal, make_many_attempts
 from tests.report_story import Story

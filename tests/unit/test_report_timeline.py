@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast._report.goodput import account
-from holdfast._report.lives import Life, Point, Stretch, at_step
-from holdfast._report.timeline import Held, Layer, paint, simplify, tile
+from holdfast._report.attempts import Life, Point, Stretch, at_step
+from holdfast._report.goodput import Held, Layer, account, paint, simplify, tile
 from holdfast._report.view import SEGMENT_KINDS
 
 moments = st.floats(0, 1000)

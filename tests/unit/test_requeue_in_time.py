@@ -8,26 +8,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast._keeper.asked import Asked
-from holdfast._keeper.beat import Pace
+from holdfast import _errors
+from holdfast._environment.slurm import controller
+from holdfast._environment.slurm.controller import JobFacts
+from holdfast._environment.slurm.job import Job
+from holdfast._keeper.heartbeat import Pace
 from holdfast._keeper.job import JobWatch
-from holdfast._leave import statuses
-from holdfast._record.layout import RunLayout
-from holdfast._slurm import ask
-from holdfast._slurm.ask import JobFacts
-from holdfast._slurm.job import Job
+from holdfast._keeper.requests import Asked
+from holdfast._store.folder.layout import RunLayout
 from tests.support import wait_until
 
-USR2 = ("SIGUSR2", statuses.REQUEUE, signal.SIGUSR2)
-TERM = ("SIGTERM", statuses.TERMINATED, signal.SIGTERM)
-PERSON = ("holdfast stop", statuses.PERSON, 0)
+USR2 = ("SIGUSR2", _errors.REQUEUE, signal.SIGUSR2)
+TERM = ("SIGTERM", _errors.TERMINATED, signal.SIGTERM)
+PERSON = ("holdfast stop", _errors.PERSON, 0)
 
 
 @pytest.fixture
 def requeued(monkeypatch):
     """The jobs that SLURM was asked to requeue."""
     asked: list[str] = []
-    monkeypatch.setattr(ask, "requeue", lambda job, _seconds: asked.append(job))
+    monkeypatch.setattr(controller, "requeue", lambda job, _seconds: asked.append(job))
     return asked
 
 
@@ -35,9 +35,9 @@ def _keeper(tmp_path, monkeypatch, stop, left, *, reason="None", kill_wait=30.0)
     """A keeper whose commit goes on and on, so many seconds before the end of its job."""
     (tmp_path / "attempts/0001").mkdir(parents=True)
     facts = JobFacts("12", "RUNNING", reason, 0, time.time() + left, False, True, True)
-    monkeypatch.setattr(ask, "show_job", lambda *_: facts)
-    monkeypatch.setattr(ask, "warning_seconds", lambda _: None)
-    monkeypatch.setattr(ask, "kill_wait_seconds", lambda: kill_wait)
+    monkeypatch.setattr(controller, "show_job", lambda *_: facts)
+    monkeypatch.setattr(controller, "warning_seconds", lambda _: None)
+    monkeypatch.setattr(controller, "kill_wait_seconds", lambda: kill_wait)
     job = JobWatch(Job("12", "12", 0), RunLayout(tmp_path), 1, 3)
     job._looking.acquire()
     job._learn()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast._diagnose.verdict import Restart
 from holdfast._supervise.restart import Decision, End, Restarts
-from holdfast._why.verdict import Restart
 
 KILLED = End(-9, Restart.FREE, has_run=True)
 CRASHED = End(1, Restart.BACKOFF, has_run=True)

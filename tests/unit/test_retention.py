@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._keeper.retention import Kept, choose_kept, list_checkpoints, remove_others
-from holdfast._record.layout import MANIFEST, RunLayout
-from holdfast._record.line import is_on_line
-from holdfast._record.manifest import Manifest
+from holdfast._store.commit.retention import Kept, choose_kept, list_checkpoints, remove_others
+from holdfast._store.folder.layout import MANIFEST, RunLayout
+from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.format.manifest import Manifest
 
 LOSSES = st.one_of(st.none(), st.floats(-10, 10), st.just(3.0))
 

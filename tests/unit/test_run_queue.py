@@ -8,9 +8,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from holdfast._watch.run_queue import FairDeadline, read_schedstat, waited_seconds, waits_of
-from holdfast._watch.threads import ThreadSample
-from holdfast._watch.window import waits_between
+from holdfast._environment.processes.activity import waits_between
+from holdfast._environment.processes.proc import (
+    FairDeadline,
+    read_schedstat,
+    waited_seconds,
+    waits_of,
+)
+from holdfast._environment.processes.threads import ThreadSample
 
 
 class Machine:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._keeper.series import SeriesWriter, Steps, waits_of
-from holdfast._record import series
-from holdfast._save import control
-from holdfast._save.control import ControlPage
+from holdfast._store.folder import series
+from holdfast._store.memory import control
+from holdfast._store.memory.control import ControlPage
 
 seconds = st.floats(min_value=1e-6, max_value=1e6)
 

@@ -8,18 +8,18 @@ import signal
 
 import pytest
 
-from holdfast._check import hops, probe, target
-from holdfast._check.hops import Hop, find_culprit, find_hops, name_hop
-from holdfast._check.probe import role
-from holdfast._check.probed import Probe
-from holdfast._check.signal_words import TO_FIRST, TO_GROUP, TO_STEP, Tried, judge
-from holdfast._check.target import find_target
+from holdfast._tools.doctor.signals import probe, processes, target
+from holdfast._tools.doctor.signals.probe import role
+from holdfast._tools.doctor.signals.probed import Probe
+from holdfast._tools.doctor.signals.processes import Hop, find_culprit, find_hops, name_hop
+from holdfast._tools.doctor.signals.target import find_target
+from holdfast._tools.doctor.signals.words import TO_FIRST, TO_GROUP, TO_STEP, Tried, judge
 
 USR2 = signal.SIGUSR2
 CAUGHT = 1 << (USR2 - 1)
 
 
-@pytest.mark.parametrize("module", [hops, probe, target])
+@pytest.mark.parametrize("module", [processes, probe, target])
 def test_the_examples_in_the_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 

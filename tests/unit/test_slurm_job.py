@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._slurm.ask import JobFacts, parse_job
-from holdfast._slurm.cause import Cause, why_terminated
-from holdfast._slurm.job import Job, find_job, is_lonely_task
-from holdfast._slurm.places import first_host, rank_environment
+from holdfast._environment.slurm.controller import Cause, JobFacts, parse_job, why_terminated
+from holdfast._environment.slurm.job import Job, find_job, is_lonely_task
+from holdfast._environment.slurm.tasks import first_host, rank_environment
 
 LINE = (
     "JobId=12 JobName=a JobState=CANCELLED Restarts=9 UserId=me(7) GroupId=me(7) JobState=RUNNING "

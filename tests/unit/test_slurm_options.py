@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._slurm.options import (
+from holdfast._environment.slurm.options import (
     WarningSignal,
     batch_options,
     options_end,

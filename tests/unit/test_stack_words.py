@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._why import source
-from holdfast._why.stack_words import merge_looks, name_ranks, read_stack, read_thread
+from holdfast._diagnose.hangs import stacks
+from holdfast._diagnose.hangs.stacks import merge_looks, name_ranks, read_stack, read_thread
 from tests.support import wait_until
 from tests.unit.hang_looks import (
     BACKWARD,
@@ -55,7 +55,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any], str, str]] = {
     ),
     "the loader": (LOADER, {}, "loader", "waits for its data loader at train.py:30 in train()"),
     "a loader in a wrapper of ours": (
-        (*LOADER[:5], "/x/holdfast/_run.py:9 Run.batches", "train.py:30 train"),
+        (*LOADER[:5], "/x/holdfast/_run/run.py:9 Run.batches", "train.py:30 train"),
         {},
         "loader",
         "waits for its data loader at train.py:30 in train()",
@@ -235,23 +235,23 @@ def test_the_text_of_the_line_tells_what_a_call_of_c_is_about(tmp_path, text, ki
 
 
 def test_a_script_on_a_file_system_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(stacks, "_WAIT_SECONDS", 0.05)
     answers = threading.Event()
 
     def wait_for_server(path, *, most_bytes):
         answers.wait()
         raise OSError
 
-    monkeypatch.setattr(source, "open_file", wait_for_server)
+    monkeypatch.setattr(stacks, "open_file", wait_for_server)
     before = threading.active_count()
-    assert [source.source_line(str(tmp_path / "train.py"), 2) for _ in range(5)] == [""] * 5
+    assert [stacks.source_line(str(tmp_path / "train.py"), 2) for _ in range(5)] == [""] * 5
     assert threading.active_count() == before + 1  # it was asked once
     answers.set()
     wait_until(lambda: threading.active_count() == before)
 
 
 def test_a_device_that_a_record_names_is_not_read_as_a_script():
-    assert source.source_line("/dev/zero", 2) == ""
+    assert stacks.source_line("/dev/zero", 2) == ""
 
 
 def test_ranks_that_stand_alike_share_a_line():

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._keeper.stragglers import ENOUGH_SAMPLES, FEWEST_SAMPLES, name_straggler
+from holdfast._keeper.ranks.comparison import ENOUGH_SAMPLES, FEWEST_SAMPLES, name_straggler
 
 SECONDS = st.floats(0, 10)
 SAMPLES = st.lists(SECONDS, min_size=FEWEST_SAMPLES, max_size=30)

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._custody.pacing import facts_of, sentence_of
-from holdfast._plan.rate import Lives, expected_mtbf, live_interval
-from holdfast._record.layout import RunLayout
-from holdfast._record.past import read_lives
-from holdfast._save.cadence import Cadence
-from holdfast._save.tempo import Tempo, Writing
+from holdfast._run.past import Lives, expected_mtbf, live_interval, read_lives
+from holdfast._run.saving.cadence import Cadence, Tempo, Writing
+from holdfast._run.saving.keeper_config import facts_of, sentence_of
 from holdfast._settings import Settings
+from holdfast._store.folder.layout import RunLayout
 
 DAY = 86_400.0
 AUTO = Settings(checkpoint_every="auto")

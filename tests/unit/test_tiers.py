@@ -62,7 +62,7 @@ def test_the_nightly_workflow_runs_every_part():
 def test_a_change_affects_the_parts_that_it_can_break():
     assert "jax" in tiers.affected(["src/holdfast/jax/arrays.py"], PARTS)
     assert tiers.affected(["docs/start.md"], PARTS) == ["docs"]
-    assert {"jax", "kills"} <= set(tiers.affected(["src/holdfast/_save/capture.py"], PARTS))
+    assert {"jax", "kills"} <= set(tiers.affected(["src/holdfast/_state/capture.py"], PARTS))
     assert tiers.affected(["LICENSE"], PARTS) == []
     assert tiers.affected(None, PARTS) == list(PARTS)
 

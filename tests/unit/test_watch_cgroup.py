@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._watch.cgroup import MemoryCgroup, Usage, cpu_quota
-from holdfast._watch.counters import read_counters
+from holdfast._environment.processes.cgroup import MemoryCgroup, Usage, cpu_quota, read_counters
 
 GB = 1 << 30
 PID = 77

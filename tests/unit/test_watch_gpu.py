@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from holdfast._watch import gpu
-from holdfast._watch.gpu import Gpus
-from holdfast._watch.tree import children
+from holdfast._environment.processes import gpu
+from holdfast._environment.processes.gpu import Gpus
+from holdfast._environment.processes.tree import children
 from tests.support import wait_until
 
 _THERE = ("/dev/null",)

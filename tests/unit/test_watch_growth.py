@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast._watch.growth import Forecast, Growth
+from holdfast._environment.processes.memory_growth import Forecast, Growth
 
 MB, GB = 1e6, 1e9
 Course = Callable[[float], float]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._watch.history import History
+from holdfast._environment.processes.memory_growth import History
 
 
 def _taken(hertz: float, seconds: float, **more: Any) -> list[dict[str, Any]]:

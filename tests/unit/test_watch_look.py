@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._stop import dump
-from holdfast._watch.activity import CLIENT, Activity, activity_of, debugger_of, innermost, is_users
-from holdfast._watch.fault_stacks import parse_stacks
-from holdfast._watch.frozen import is_frozen
-from holdfast._watch.pyspy import _reason, find_pyspy
-from holdfast._watch.window import state_between
+from holdfast._environment.processes.activity import (
+    CLIENT,
+    Activity,
+    activity_of,
+    debugger_of,
+    innermost,
+    is_frozen,
+    is_users,
+    state_between,
+)
+from holdfast._environment.processes.fault_stacks import parse_stacks
+from holdfast._environment.processes.pyspy import _reason, find_pyspy
+from holdfast._run.signals import stack_dump
 
 
 def _thread(*names: str, **more: Any) -> dict[str, Any]:
@@ -161,7 +168,7 @@ def test_the_innermost_frame_is_the_users_own():
         "<frozen importlib._bootstrap> load",
         "/usr/lib/python3.11/threading.py Lock.wait",
         "/v/lib/python3.11/site-packages/torch/nn/module.py call",
-        "/home/u/src/holdfast/_boundary.py pass",
+        "/home/u/src/holdfast/_run/boundary.py pass",
         "/home/u/holdfast/data.py fetch",
         "/home/u/train.py <module>",
     )["frames"]
@@ -262,14 +269,14 @@ def test_where_only_a_parent_may_read_the_keeper_is_let_and_in_forked_workers_to
 ):
     allowed: list[int] = []
     scope = tmp_path / "ptrace_scope"
-    monkeypatch.setattr(dump, "_SCOPE", scope)
-    monkeypatch.setattr(dump, "_allow", allowed.append)
+    monkeypatch.setattr(stack_dump, "_SCOPE", scope)
+    monkeypatch.setattr(stack_dump, "_allow", allowed.append)
     for word, expected in (("0\n", []), ("1\n", [42, 43, 43, 0]), ("3\n", [])):
         scope.write_text(word)
-        stacks = dump.StackDump()
+        stacks = stack_dump.StackDump()
         stacks.admit(42)
         stacks.admit(43)  # a new keeper
-        dump._allow_in_child()
+        stack_dump._allow_in_child()
         stacks.remove()
         stacks.remove()
         assert allowed == expected

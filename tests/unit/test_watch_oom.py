@@ -15,13 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._watch.cgroup import MemoryCgroup
-from holdfast._watch.counters import read_counters
-from holdfast._watch.deaths import exit_code
-from holdfast._watch.descend import Descendants
-from holdfast._watch.growth import Forecast, Growth
-from holdfast._watch.history import History
-from holdfast._watch.sampler import Sampler
+from holdfast._environment.processes.cgroup import MemoryCgroup, read_counters
+from holdfast._environment.processes.ended import Descendants, exit_code
+from holdfast._environment.processes.memory_growth import Forecast, Growth, History
+from holdfast._environment.processes.memory_sample import Sampler
 from tests.cgroups import limited_memory, why_not
 from tests.ordinary_user import as_user, why_no_user
 from tests.support import wait_until
@@ -125,8 +122,8 @@ def test_a_kill_by_somebody_moves_no_counter() -> None:
 
 _READS = """
 import json, os, sys
-from holdfast._watch.counters import read_counters
-from holdfast._watch.sampler import Sampler
+from holdfast._environment.processes.cgroup import read_counters
+from holdfast._environment.processes.memory_sample import Sampler
 sampler = Sampler(os.getpid())
 of_another = Sampler(int(sys.argv[1])).take()
 print(json.dumps([os.getuid(), sampler.take(), read_counters(sampler.cgroup), of_another]))

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from holdfast._status import asking_look
-from holdfast._watch.pyspy import dump_stacks
+from holdfast._environment.processes.pyspy import dump_stacks
+from holdfast._report.status import ask
 
 _THREADS = '[{"thread_id": 1, "os_thread_id": 1, "frames": []}]'
 
@@ -55,7 +55,7 @@ class _Looker:
 
 
 def test_a_look_from_here_is_waited_for_as_long_as_it_gets_on(monkeypatch):
-    monkeypatch.setattr(asking_look, "Looker", _Looker)
-    monkeypatch.setattr(asking_look, "_OWN_SECONDS", 1.0)
-    assert asking_look.look_at_process(1) is not None
-    assert asking_look.look_at_process(2) is None
+    monkeypatch.setattr(ask, "Looker", _Looker)
+    monkeypatch.setattr(ask, "_OWN_SECONDS", 1.0)
+    assert ask.look_at_process(1) is not None
+    assert ask.look_at_process(2) is None

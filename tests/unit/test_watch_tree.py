@@ -12,12 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast._supervise.family import catches
-from holdfast._watch import tree
-from holdfast._watch.deaths import exit_code, how_it_died
-from holdfast._watch.descend import Descendants
-from holdfast._watch.sampler import Sampler
-from holdfast._watch.tree import Tree, children, descendants, rss
+from holdfast._environment.processes import tree
+from holdfast._environment.processes.ended import Descendants, exit_code, how_it_died
+from holdfast._environment.processes.memory_sample import Sampler
+from holdfast._environment.processes.tree import Tree, children, descendants, rss
+from holdfast._supervise.children import catches
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(not tree.is_known(), reason="needs a /proc")
@@ -125,7 +124,8 @@ tree_parent = tree.parent
 def test_who_looks_is_not_among_them() -> None:
     """A keeper is a child of the trainer that it looks at."""
     program = (
-        "import os; from holdfast._watch.tree import Tree, descendants; p = os.getppid(); "
+        "import os; from holdfast._environment.processes.tree import Tree, descendants\n"
+        "p = os.getppid(); "
         "assert os.getpid() in descendants(p); print(os.getpid() in Tree(p).look())"
     )
     run = subprocess.run(

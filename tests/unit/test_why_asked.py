@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._check import doctor_question
-from holdfast._check.doctor_environment import Around, judge_environment
-from holdfast._check.doctor_question import Question
-from holdfast._cli import why
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.hangs.process import what_holds
+from holdfast._diagnose.verdict import Cause, Sure
+from holdfast._environment.processes.activity import Activity, activity_of
 from holdfast._errors import SettingsError
-from holdfast._watch.activity import Activity, activity_of
-from holdfast._why.evidence import Evidence
-from holdfast._why.held import what_holds
-from holdfast._why.judge import judge_strictly
-from holdfast._why.verdict import Cause, Sure
+from holdfast._tools.cli import why
+from holdfast._tools.doctor import question
+from holdfast._tools.doctor.environment import Around, judge_environment
+from holdfast._tools.doctor.question import Question
 from tests.cli.command import holdfast
 from tests.unit.hang_looks import alone, look, process, thread
 from tests.unit.why_evidence import printed
@@ -71,8 +71,8 @@ def test_a_script_is_no_log(tmp_path):
 
 def test_a_number_of_a_process_and_of_a_job_is_asked_about(monkeypatch):
     job = Evidence(kind="slurm", job={"state": "FAILED"})
-    monkeypatch.setattr("holdfast._slurm.ask.can_ask", lambda: True)
-    monkeypatch.setattr("holdfast._why.slurm_job.gather_slurm", lambda what: job)
+    monkeypatch.setattr("holdfast._environment.slurm.controller.can_ask", lambda: True)
+    monkeypatch.setattr("holdfast._diagnose.evidence.slurm_job.gather_slurm", lambda what: job)
     with pytest.raises(SettingsError, match=r"Say which: holdfast why --pid \d+"):
         why._of_number(str(os.getpid()), False, False)
     assert why._of_number(str(os.getpid()), True, False).is_live
@@ -113,9 +113,9 @@ def test_a_question_that_waits_for_a_processor_has_its_time(tmp_path: Path, monk
     """Stands for a crowded machine: the kernel says that it has waited for a minute."""
     program = tmp_path / "tell.py"
     program.write_text("import time; time.sleep(0.6); print('{\"a\": 1}')\n")
-    monkeypatch.setattr(doctor_question, "waits_of", lambda pids: {1: 60.0})
+    monkeypatch.setattr(question, "waits_of", lambda pids: {1: 60.0})
     asked = Question(program, python=(sys.executable, "-S"))
     assert asked.answer(time.monotonic() + 0.05) == {"a": 1}
-    monkeypatch.setattr(doctor_question, "waits_of", lambda pids: {1: 0.0})
+    monkeypatch.setattr(question, "waits_of", lambda pids: {1: 0.0})
     asked = Question(program, python=(sys.executable, "-S"))
     assert asked.answer(time.monotonic() + 0.05) is None

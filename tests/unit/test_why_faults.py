@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast._why.faults import fault_of_error
+from holdfast._diagnose.texts.exceptions import fault_of_error
 
 _RELAYED = """\
 Caught ValueError in DataLoader worker process 0.

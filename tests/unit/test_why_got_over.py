@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from holdfast._record.attempts import write_json
-from holdfast._record.identity import host_name, of_process
-from holdfast._record.layout import RunLayout
-from holdfast._why.evidence import RankEvidence
-from holdfast._why.gather import gather_led, gather_lives, gather_run
-from holdfast._why.judge import judge_strictly
-from holdfast._why.logs import gather_log
-from holdfast._why.signs import read_signs
-from holdfast._why.verdict import Cause, Restart, Sure
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import RankEvidence
+from holdfast._diagnose.evidence.gather import gather_led, gather_lives, gather_run
+from holdfast._diagnose.texts.log_file import gather_log
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Restart, Sure
+from holdfast._environment.processes.identity import host_name, of_process
+from holdfast._store.folder.attempts import write_json
+from holdfast._store.folder.layout import RunLayout
 from tests.unit.why_evidence import (
     CUDA,
     GROWN,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast._why.evidence import Evidence, RankEvidence
-from holdfast._why.hang import explain_strictly
-from holdfast._why.judge import judge_strictly
-from holdfast._why.verdict import Cause, Restart
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.hangs.judge import explain_strictly
+from holdfast._diagnose.verdict import Cause, Restart
 from tests.unit.hang_looks import (
     EVENT,
     GET,

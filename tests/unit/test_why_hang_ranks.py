@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._why.hang import explain, explain_strictly
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.hangs.judge import explain, explain_strictly
+from holdfast._diagnose.verdict import Cause
 from tests.unit.hang_looks import (
     BACKWARD,
     LOADER,

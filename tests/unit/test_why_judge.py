@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._leave import statuses
-from holdfast._why import case
-from holdfast._why.evidence import Evidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.signs import read_signs
-from holdfast._why.verdict import Cause, Restart, Sure, restart_after
+from holdfast import _errors
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence import case
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Restart, Sure, restart_after
 from tests.unit.test_why_judge_python import TABLE as PYTHON
 from tests.unit.why_evidence import (
     CALM,
@@ -269,7 +269,7 @@ def test_a_stack_is_shown_and_named():
 
 def test_the_statuses_are_those_of_the_one_table():
     names = ("BAD", "NOT_DURABLE", "REQUEUE", "IDLE", "HUNG", "PERSON", "TERMINATED")
-    assert [getattr(case, name) for name in names] == [getattr(statuses, name) for name in names]
+    assert [getattr(case, name) for name in names] == [getattr(_errors, name) for name in names]
 
 
 def test_what_restarts_and_what_does_not():

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._why.evidence import Evidence, RankEvidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.signs import Sign, read_signs
-from holdfast._why.verdict import Verdict
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.texts.signs import Sign, read_signs
+from holdfast._diagnose.verdict import Verdict
 from tests.unit.why_evidence import CUDA, GB, NOW, TRACEBACK, WORKER_KILLED
 
 KEYS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._why.evidence import Evidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.verdict import Cause, Sure
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.verdict import Cause, Sure
 from tests.unit.why_evidence import (
     CUDA,
     DISK,

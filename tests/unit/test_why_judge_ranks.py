@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._why.evidence import Evidence, RankEvidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.signs import read_signs
-from holdfast._why.verdict import Cause, Sure, Verdict
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Sure, Verdict
 from tests.unit.why_evidence import NOW, counters
 
 CLOSED = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"

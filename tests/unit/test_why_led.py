@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from holdfast._supervise.watching import Watch
-from holdfast._watch.sampler import read_limits
-from holdfast._why.judge import judge_strictly
-from holdfast._why.verdict import Cause, Sure
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.verdict import Cause, Sure
+from holdfast._environment.processes.memory_sample import read_limits
+from holdfast._supervise.watch import Watch
 from tests.unit.why_evidence import CALM, GROWN, NOW, counters, died, printed, raised, sample
 
 PEER = (

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast._keeper.hang_looks import held_by
-from holdfast._why.evidence import Evidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.signs import read_signs
-from holdfast._why.verdict import Cause, Restart, Sure
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Restart, Sure
+from holdfast._keeper.hangs.judge import held_by
 from tests.unit.hang_looks import (
     IDLE_LOADER_WORKER,
     LOADER,

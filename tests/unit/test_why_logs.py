@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._why import logs
-from holdfast._why.logs import gather_log, read_log
+from holdfast._diagnose.texts import log_file
+from holdfast._diagnose.texts.log_file import gather_log, read_log
 
 DEATH = (
     "Traceback (most recent call last):\n"
@@ -42,7 +42,7 @@ def test_of_a_huge_log_only_the_beginning_and_the_end_are_read(tmp_path: Path) -
     total = 2 * lines + 5
     assert [sign.line for sign in signs] == [1, total]
     assert [sign.details["from_end"] for sign in signs] == [total - 1, 0]
-    assert len(tail) <= logs.OUTPUT_CHARACTERS
+    assert len(tail) <= log_file.OUTPUT_CHARACTERS
 
 
 def test_a_log_that_is_too_long_to_count_is_quick_to_read(tmp_path: Path) -> None:

@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._record.identity import host_name
-from holdfast._record.led import led_folder, led_output, led_record, life_folder, write_led
-from holdfast._why import pids
-from holdfast._why.pids import gather_pid, kernel_log
+from holdfast._diagnose.evidence import processes
+from holdfast._diagnose.evidence.processes import gather_pid, kernel_log
+from holdfast._environment.processes.identity import host_name
+from holdfast._store.folder.supervised import (
+    led_folder,
+    led_output,
+    led_record,
+    life_folder,
+    write_led,
+)
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
@@ -53,7 +59,7 @@ def test_a_process_that_its_parent_has_not_fetched_still_has_its_status() -> Non
     process.kill()
 
     def is_zombie() -> bool:
-        return (pids.look_at(process.pid) or {}).get("state") == "Z"
+        return (processes.look_at(process.pid) or {}).get("state") == "Z"
 
     try:
         wait_until(is_zombie)
@@ -117,7 +123,7 @@ def test_the_kernel_log_tells_whom_the_oom_killer_chose(monkeypatch: pytest.Monk
         "anon-rss:2097152kB, file-rss:4kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0",
         f"Out of memory: Killed process {pid}7 (other) total-vm:9kB, anon-rss:1kB",
     ]
-    monkeypatch.setattr(pids, "kernel_log", lambda: lines)
+    monkeypatch.setattr(processes, "kernel_log", lambda: lines)
     evidence = gather_pid(pid)
     (sign,) = evidence.signs
     assert sign.kind == "kernel_oom"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from holdfast._why.evidence import Evidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.logs import gather_log
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.texts.log_file import gather_log
 from tests.unit.why_evidence import printed
 
 LOGS = Path(__file__).parent / "why_logs"

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast._why.signs import Sign, culprits_of, last_traceback, read_signs
-from holdfast._why.signs_system import SYSTEM
-from holdfast._why.signs_torch import TORCH
-from holdfast._why.text import split_prefix
+from holdfast._diagnose.texts.frameworks import TORCH
+from holdfast._diagnose.texts.lines import split_prefix
+from holdfast._diagnose.texts.signs import Sign, culprits_of, last_traceback, read_signs
+from holdfast._diagnose.texts.system import SYSTEM
 
 TEXTS = Path(__file__).parent / "deaths_texts"
 

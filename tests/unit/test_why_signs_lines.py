@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._why.signs import read_signs
+from holdfast._diagnose.texts.signs import read_signs
 
 LINES: list[tuple[str, str, int | None, dict[str, Any]]] = [
     # Shells

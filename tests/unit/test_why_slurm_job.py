@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._why.judge import judge_strictly
-from holdfast._why.slurm_job import gather_slurm, is_job, parse_accounting, parse_job
-from holdfast._why.verdict import Cause
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.slurm_job import gather_slurm, is_job, parse_accounting, parse_job
+from holdfast._diagnose.verdict import Cause
 
 LINE = (
     "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobName=a JobState=fake b UserId=u(1000) "

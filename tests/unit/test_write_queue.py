@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._keeper.write_queue import (
+from holdfast._store.commit.write_queue import (
     CADENCE,
     Superseded,
     Turns,

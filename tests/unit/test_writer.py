@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast._keeper import writer as writer_module
-from holdfast._keeper.keep import Durable, Policy
-from holdfast._keeper.source import Ranges, Source
-from holdfast._keeper.write_jobs import Job
-from holdfast._keeper.write_queue import CADENCE
-from holdfast._keeper.writer import Writer
-from holdfast._record.image import Extent
-from holdfast._record.layout import RunLayout
+from holdfast._keeper.writer import Job, Writer
+from holdfast._store.commit.checkpoint import Durable, Policy
+from holdfast._store.commit.source import Ranges, Source
+from holdfast._store.commit.write_queue import CADENCE
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format.image import Extent
 
 SIZE = 1000
 SLOW = 4.0  # seconds of a write

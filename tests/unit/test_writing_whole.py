@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from holdfast._record import atomic
+from holdfast._store.folder import atomic
 
 
 @pytest.fixture(params=["nameless", "named"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from holdfast._why.evidence import Evidence, RankEvidence
-from holdfast._why.judge import judge_strictly
-from holdfast._why.signs import read_signs
-from holdfast._why.verdict import Cause, Sure, restart_after
+from holdfast._diagnose.deaths.judge import judge_strictly
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._diagnose.verdict import Cause, Sure, restart_after
 
 GB = 10**9
 NOW = 1_700_000_000.0

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import NotARun
-from holdfast._status.gather import summarize
+from holdfast._report.status.gather import summarize
 
 _SIZE = "1280,1010"
 # At which step what comes, and for how long nobody starts it again.

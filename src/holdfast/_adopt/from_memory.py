@@ -10,14 +10,14 @@ import os
 import time
 from pathlib import Path
 
-from holdfast._adopt.adoption import publish_run, refuse_a_run
 from holdfast._errors import HoldfastError
-from holdfast._leave.record import ExitRecord
-from holdfast._record import journal
-from holdfast._record.attempts import note_origin, read_json, write_json
-from holdfast._record.layout import RunLayout
-from holdfast._save.arena import Arena, NotAnArena
-from holdfast._save.backing import open_leftover, users_of
+from holdfast._run.exit.record import ExitRecord
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import note_origin, read_json, write_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.arena import Arena, NotAnArena
+from holdfast._store.memory.backing import open_leftover, users_of
+from holdfast._tools.convert.adopt.adoption import publish_run, refuse_a_run
 
 
 def adopt_memory(folder: Path, source: Path) -> int:

@@ -1,4 +1,4 @@
-"""The keeper's entry point; the trainer starts it, see `_custody/launch.py`."""
+"""The keeper's entry point; the trainer starts it, see `_run/saving/launch.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import socket
 from pathlib import Path
 
-from holdfast._keeper.asked import Ends
+from holdfast._environment.slurm.job import Job
 from holdfast._keeper.job import JobWatch
-from holdfast._keeper.keep import Policy
-from holdfast._keeper.service import Keeper
-from holdfast._record.layout import RunLayout
-from holdfast._save.control import ControlPage
-from holdfast._slurm.job import Job
+from holdfast._keeper.keeper import Keeper
+from holdfast._keeper.requests import Ends
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.memory.control import ControlPage
 
 
 def main(config_text: str) -> None:
@@ -56,7 +56,7 @@ def main(config_text: str) -> None:
     if config["crew"] is None:
         Keeper(policy, ends, numbers, grace, job).run()
         return
-    from holdfast._keeper.among import CrewConfig  # only where there are several
-    from holdfast._keeper.crew import CrewKeeper
+    from holdfast._keeper.ranks.member_keeper import CrewConfig  # only where there are several
+    from holdfast._keeper.ranks.rank_keeper import CrewKeeper
 
     CrewKeeper(policy, ends, numbers, grace, job, CrewConfig(**config["crew"])).run()

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast._leave import statuses
-from holdfast._record import journal
-from holdfast._record.attempts import read_json, write_json
-from holdfast._record.layout import RunLayout
-from holdfast._slurm import ask
-from holdfast._slurm.cause import Cause, why_terminated
-from holdfast._slurm.job import Job
+from holdfast import _errors
+from holdfast._environment.slurm import controller
+from holdfast._environment.slurm.controller import Cause, why_terminated
+from holdfast._environment.slurm.job import Job
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import read_json, write_json
+from holdfast._store.folder.layout import RunLayout
 
 # The end can be moved by scontrol, and by a preemption. Between two looks passes half of the time
 # that is left, within these bounds: a controller has thousands of jobs to answer.
@@ -50,7 +50,7 @@ class Requeued:
     """What became of a run that is to go on: in words, and the status that fits."""
 
     said: str
-    status: int = statuses.REQUEUE
+    status: int = _errors.REQUEUE
 
 
 class JobWatch:
@@ -64,7 +64,7 @@ class JobWatch:
         self._id = job.id
         self._restarts = job.restarts
         self._grace_end: float | None = None  # of a preemption
-        self._facts: ask.JobFacts | None = None
+        self._facts: controller.JobFacts | None = None
         self._facts_at = 0.0
         self._doubts_since: float | None = None
         self._warning: float | None = None  # seconds before the end
@@ -94,22 +94,22 @@ class JobWatch:
                 wait = min(max(left, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
                 self._look_at = time.monotonic() + wait
             if facts is not None and is_first:
-                self._warning = ask.warning_seconds(self._id)
-                self._kill_wait = ask.kill_wait_seconds()
+                self._warning = controller.warning_seconds(self._id)
+                self._kill_wait = controller.kill_wait_seconds()
         finally:
             self._looking.release()
 
-    def _show(self, deadline: float = 0.0) -> ask.JobFacts | None:
+    def _show(self, deadline: float = 0.0) -> controller.JobFacts | None:
         """The facts of this very job; None if nobody answers, until the deadline."""
         while True:
-            left = deadline - time.monotonic() if deadline else ask.ANSWER_SECONDS
-            facts = ask.show_job(self._id, min(max(left, 0.1), ask.ANSWER_SECONDS))
+            left = deadline - time.monotonic() if deadline else controller.ANSWER_SECONDS
+            facts = controller.show_job(self._id, min(max(left, 0.1), controller.ANSWER_SECONDS))
             if facts is not None and facts.number != self._job.number and self._id == self._job.id:
                 # A job that a task of an array has submitted has the array's variables too.
                 self._id = self._job.number
                 continue
             is_late = time.monotonic() + _AGAIN_SECONDS > deadline
-            if facts is not None or is_late or not ask.can_ask():
+            if facts is not None or is_late or not controller.can_ask():
                 break
             time.sleep(_AGAIN_SECONDS)
         if facts is None or facts.number != self._job.number:
@@ -175,7 +175,7 @@ class JobWatch:
         if number != signal.SIGTERM:
             return Settled(reason, status)
         cause = self._learn_cause()
-        return Settled(cause.value, statuses.REQUEUE if cause.interrupts else statuses.TERMINATED)
+        return Settled(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
 
     def heard(self, number: int) -> None:
         """Ask about a signal that has just come: later SLURM may have moved on."""
@@ -194,7 +194,7 @@ class JobWatch:
             assert self._cause is not None
             return self._cause
 
-    def _cause_of(self, facts: ask.JobFacts | None) -> Cause:
+    def _cause_of(self, facts: controller.JobFacts | None) -> Cause:
         cause = why_terminated(self._restarts, facts)
         if cause is Cause.PREEMPTED and facts is not None and facts.state != "RUNNING":
             end = self._grace_end
@@ -218,7 +218,7 @@ class JobWatch:
         KillWait before it kills, so that little time is lost.
         """
         is_interrupted = self._cause is not None and self._cause.interrupts
-        goes_on = status == statuses.REQUEUE or (status == statuses.TERMINATED and is_interrupted)
+        goes_on = status == _errors.REQUEUE or (status == _errors.TERMINATED and is_interrupted)
         ends = [None if self._facts is None else self._facts.end, self._grace_end]
         known = [end for end in ends if end is not None]
         if not goes_on or not known or self._is_asked_in_time or self.is_requeued():
@@ -246,21 +246,21 @@ class JobWatch:
             return self._requeued
 
     def _requeue(
-        self, facts: ask.JobFacts | None, cause: Cause, idle: int, deadline: float
+        self, facts: controller.JobFacts | None, cause: Cause, idle: int, deadline: float
     ) -> str | Requeued:
         name = f"job {self._id}"
         if cause is Cause.REQUEUED:
             return f"{name} is requeued and goes on by itself."
         if Cause.CANCELLED in (cause, self._cause):
-            return Requeued(f"{name} is cancelled, and stays so.", statuses.TERMINATED)
+            return Requeued(f"{name} is cancelled, and stays so.", _errors.TERMINATED)
         if idle > self._limit:
             # Not with 75: some sites requeue by themselves whatever leaves with that.
             return Requeued(
                 f"{name} has come back {_times(idle - 1)} without a new step, and is not requeued "
                 "again.\nSee why no step is made in its time limit, then submit it again.",
-                statuses.IDLE,
+                _errors.IDLE,
             )
-        if facts is None and not ask.can_ask():
+        if facts is None and not controller.can_ask():
             if self._leave_marker("requeue"):
                 return f"there is no scontrol here: the batch script's last lines requeue {name}."
             return f"there is no scontrol here: nothing requeues {name}. Submit it again to go on."
@@ -284,7 +284,7 @@ class JobWatch:
         self._is_requeueing = True  # from now on; SLURM sends its SIGTERM before it answers us
         while True:
             left = max(deadline - time.monotonic(), _AGAIN_SECONDS)
-            trouble = ask.requeue(self._id, min(left, ask.ANSWER_SECONDS))
+            trouble = controller.requeue(self._id, min(left, controller.ANSWER_SECONDS))
             if trouble is None or time.monotonic() + _AGAIN_SECONDS > deadline:
                 return trouble
             time.sleep(_AGAIN_SECONDS)

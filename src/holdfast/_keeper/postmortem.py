@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.asked import Ends
-from holdfast._keeper.keep import Policy
-from holdfast._keeper.memory import MemoryWatch
-from holdfast._record.attempts import write_json
-from holdfast._record.identity import host_name
-from holdfast._watch.deaths import exit_code, how_it_died
-from holdfast._watch.run_queue import FairDeadline
-from holdfast._watch.tree import parent
+from holdfast._environment.processes.ended import exit_code, how_it_died
+from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.processes.tree import parent
+from holdfast._keeper.memory_alarm import MemoryWatch
+from holdfast._keeper.requests import Ends
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.folder.attempts import write_json
 
 _ASK_SECONDS = 0.6  # for its parent to hear of it: until then the system may not say
 _GONE_SECONDS = 0.05  # and once it has heard, an older kernel has nothing left to say

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast._record import series
-from holdfast._save import control
-from holdfast._series import add_fold
+from holdfast._keeper.metric_batches import add_fold
+from holdfast._store.folder import series
+from holdfast._store.memory import control
 
 _SIZE = control.RING_MASK + 1
 _MOST_RANKS = 256  # whose waits are told: of more, those at both ends

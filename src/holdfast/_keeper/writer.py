@@ -12,21 +12,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.former import Former, newest_former
-from holdfast._keeper.held import HeldArena
-from holdfast._keeper.keep import Policy, State, keep_checkpoint, keep_parts, remove_old
-from holdfast._keeper.persist import Fenced, explain, write_part
-from holdfast._keeper.pieces import Labour
-from holdfast._keeper.quiet import QUIET
-from holdfast._keeper.retention import Kept
-from holdfast._keeper.source import Source
-from holdfast._keeper.write_jobs import Closing, Job, Outcome
-from holdfast._keeper.write_queue import (
+from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._store.commit.checkpoint import Policy, State, keep_checkpoint, keep_parts, remove_old
+from holdfast._store.commit.chunks import QUIET, Labour
+from holdfast._store.commit.dedup import Former, newest_former
+from holdfast._store.commit.retention import Kept
+from holdfast._store.commit.source import Source
+from holdfast._store.commit.write import Fenced, explain, write_part
+from holdfast._store.commit.write_queue import (
     Key,
     Superseded,
     Turns,
@@ -35,10 +33,69 @@ from holdfast._keeper.write_queue import (
     gives_way,
     sort_out,
 )
-from holdfast._record.image import decode_head
-from holdfast._record.layout import rank_file
-from holdfast._record.manifest import DataFile
-from holdfast._save.arena import SlotRecord
+from holdfast._store.folder.layout import rank_file
+from holdfast._store.format.image import decode_head
+from holdfast._store.format.manifest import DataFile
+from holdfast._store.memory.arena import SlotRecord
+from holdfast._store.memory.control import mark_of
+
+# -- What the keeper's writer is given, and what it answers ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slot that is to become a checkpoint."""
+
+    held: HeldArena
+    record: SlotRecord
+    reason: str
+    order: int | None = None  # the trainer's number for it
+    leave_status: int | None = None  # tell the trainer to leave when it is durable
+    partial: Path | None = None  # where it is a part of a checkpoint of several ranks
+    is_last: bool = False  # only the newest state counts now
+    is_pinned: bool = True  # else the slot is the newest one, when its turn comes
+
+    @property
+    def key(self) -> Key:
+        return self.held.arena.attempt, self.record.mark
+
+    @property
+    def urgency(self) -> Urgency:
+        return Urgency.of(self.reason, is_last=self.is_last)
+
+    @property
+    def is_kept(self) -> bool:
+        return self.leave_status is not None
+
+
+@dataclass(frozen=True)
+class Closing:
+    """A checkpoint whose parts are durable: what is missing is the manifest."""
+
+    state: State
+    partial: Path
+    files: list[DataFile]
+    began: float
+    urgency: Urgency = Urgency.ASKED
+    is_kept: bool = True
+
+    @property
+    def key(self) -> Key:
+        return self.state.attempt, mark_of(self.state.step, self.state.at_turn)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    job: Job
+    error: str | None
+    is_fenced: bool
+    seconds: float
+    file: DataFile | None = None  # the part of a checkpoint
+    head: dict[str, Any] = field(default_factory=dict)  # what stands beside the tensors
+    is_dropped: bool = False  # a newer state is, or will be, durable in its place
+
 
 _PATIENCE_SECONDS = 1.0  # of a last state, for what was asked for before it
 

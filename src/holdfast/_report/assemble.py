@@ -8,21 +8,108 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast import _version
-from holdfast._record import series
-from holdfast._record.layout import RunLayout
-from holdfast._record.line import Origin
-from holdfast._report import goodput, outcomes, saved, timeline, verdicts, view, warned
-from holdfast._report.coarse import Curve, Times
-from holdfast._report.happened import Marks
-from holdfast._report.lives import Life, Point
-from holdfast._report.reading import real, whole
-from holdfast._report.rows import Rows
-from holdfast._report.saved import Frequent
-from holdfast._status.gather import RunSummary
+from holdfast import _text
+from holdfast._report import attempts as outcomes
+from holdfast._report import checkpoints as saved
+from holdfast._report import goodput, verdicts, view
+from holdfast._report import goodput as timeline
+from holdfast._report.attempts import Life, Point
+from holdfast._report.checkpoints import Frequent
+from holdfast._report.columns import Curve, Times
+from holdfast._report.events import Marks
+from holdfast._report.json_lines import real, whole
+from holdfast._report.series import Rows
+from holdfast._report.status.gather import RunSummary
+from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
+from holdfast._report.status.job import describe_job
+from holdfast._report.status.ranks import describe_death, describe_straggler
+from holdfast._store.folder import series
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import Origin
+from holdfast._store.format import version
 
 if TYPE_CHECKING:
-    from holdfast._why.verdict import Verdict
+    from holdfast._diagnose.verdict import Verdict
+
+
+# -- A run in one sentence, and what a person should know of it now --------------------------------
+
+
+_SOON_SECONDS = 600.0  # until the job ends
+
+
+def headline_of(run: RunSummary, how: str = "") -> str:
+    """How it does, in a sentence; `how` is what is known of its end."""
+    step = "" if run.step is None else f"step {run.step:,}"
+    if step and run.total:
+        done = min(run.step or 0, run.total) * 100 // run.total  # 100 only at the end
+        step += f" of {run.total:,} ({done}%)"
+    if run.epoch and run.epochs:
+        step = f"epoch {run.epoch} of {run.epochs}, {step}"
+    state = run.state[:1].upper() + run.state[1:]
+    if run.is_live:
+        return f"{state}: {step}." if step else f"{state}."
+    found = f"{state} at {step}" if step else state
+    return (
+        f"{found}. {_sentence(how)}"
+        if how and run.state not in ("finished", "new")
+        else f"{found}."
+    )
+
+
+def warnings_of(run: RunSummary) -> list[str]:
+    """Sentences, the worst first."""
+    folder = Path(run.folder)
+    found = [
+        describe_stuck(run.stuck, folder),
+        *(f"{describe_death(each)}." for each in run.deaths[:3]),
+        describe_paused(run.paused, has_ranks=bool(run.ranks)),
+        _unsafe(run),
+        _told("slowed ", describe_disturbed(run.disturbed)),
+        _told("", describe_straggler(run.straggler)),
+        _time_left(run),
+        _requeue(run),
+    ]
+    return [_sentence(each) for each in found if each]
+
+
+def job_text(run: RunSummary) -> str:
+    """What is known of its job, in a line."""
+    return describe_job(run.job, is_live=run.is_live)
+
+
+def _unsafe(run: RunSummary) -> str:
+    if not run.is_live or run.state == "starting":
+        return ""
+    if run.slots is None and run.disk_step is None:
+        return "nothing is safe yet: neither a snapshot nor a checkpoint has been made"
+    if run.in_shm is False:
+        return (
+            "/dev/shm is too small for snapshots, so they are lost if trainer and keeper are both "
+            "killed"
+        )
+    return ""
+
+
+def _time_left(run: RunSummary) -> str:
+    job = run.job
+    if job is None or job.seconds_left is None or job.seconds_left > _SOON_SECONDS:
+        return ""
+    return f"job {job.id} ends in {_text.duration(job.seconds_left)}"
+
+
+def _requeue(run: RunSummary) -> str:
+    return run.job.requeue or "" if run.job is not None and not run.is_live else ""
+
+
+def _told(before: str, found: str) -> str:
+    return f"{before}{found}" if found else ""
+
+
+def _sentence(found: str) -> str:
+    shown = found[:1].upper() + found[1:]
+    return shown if shown.endswith((".", "!", "?", "…")) else f"{shown}."
+
 
 _MOST_RANKS = 256
 _LEFT_TOGETHER = ("finished", "closed", "stopped")
@@ -67,7 +154,7 @@ def assemble(known: Known) -> view.View:
     found = view.View(
         schema=view.SCHEMA,
         made_at=known.now,
-        version=_version.__version__,
+        version=version.__version__,
         run=_run(known, last),
         time=_span(segments, known.now),
         attempts=[_attempt(known, end, live) for end in ends],
@@ -237,7 +324,7 @@ def _run(known: Known, how: str) -> view.Run:
     left = None if run.total is None or run.step is None else max(0, run.total - run.step)
     job: view.Job | None = None
     if run.job is not None:
-        job = view.Job(id=run.job.id, seconds_left=run.job.seconds_left, text=warned.job_text(run))
+        job = view.Job(id=run.job.id, seconds_left=run.job.seconds_left, text=job_text(run))
     newest = known.lives[-1] if known.lives else None
     return view.Run(
         name=Path(run.folder).absolute().name or run.folder,
@@ -245,7 +332,7 @@ def _run(known: Known, how: str) -> view.Run:
         id=run.run_id,
         state=run.state,
         is_live=run.is_live,
-        headline=warned.headline_of(run, how),
+        headline=headline_of(run, how),
         step=run.step,
         total=run.total,
         epoch=run.epoch,
@@ -262,7 +349,7 @@ def _run(known: Known, how: str) -> view.Run:
         host=run.host,
         ranks=max(1, len(run.ranks), newest.ranks if newest is not None else 1),
         job=job,
-        warnings=warned.warnings_of(run),
+        warnings=warnings_of(run),
     )
 
 

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast._record.attempts import (
+from holdfast._report import events
+from holdfast._report.assemble import Known, assemble, to_be_judged
+from holdfast._report.attempts import Life
+from holdfast._report.checkpoints import Frequent
+from holdfast._report.json_lines import Lines, Record, parse, real, text, whole
+from holdfast._report.series import Rows
+from holdfast._report.status.gather import History, RunSummary, summarize
+from holdfast._report.verdicts import Verdicts
+from holdfast._report.view import Proof, View
+from holdfast._store.folder.attempts import (
     find_run,
     is_live,
     known_origins,
@@ -20,17 +29,8 @@ from holdfast._record.attempts import (
     read_json,
     read_origins,
 )
-from holdfast._record.layout import RunLayout
-from holdfast._record.line import Origin, trace_line
-from holdfast._report import happened
-from holdfast._report.assemble import Known, assemble, to_be_judged
-from holdfast._report.lives import Life
-from holdfast._report.reading import Lines, Record, parse, real, text, whole
-from holdfast._report.rows import Rows
-from holdfast._report.saved import Frequent
-from holdfast._report.verdicts import Verdicts
-from holdfast._report.view import Proof, View
-from holdfast._status.gather import History, RunSummary, summarize
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import Origin, trace_line
 
 _OLD_SECONDS = 600.0  # of a heartbeat
 _WATCH_SECONDS = 5.0  # beats come every other second
@@ -60,7 +60,7 @@ class RunModel:
         self._lives: dict[int, Life] = {}
         self._settled: set[int] = set()
         self._rows = Rows(self._layout)
-        self._marks = happened.Marks()
+        self._marks = events.Marks()
         self._frequent = Frequent()
         self._stragglers: dict[tuple[int | None, int | None], str] = {}
         self._verdicts = Verdicts(self._folder)
@@ -148,8 +148,8 @@ class RunModel:
         if number is not None and number > 0:
             self._life(number).take(kind, t, event)
         if kind == "straggler":
-            self._stragglers[number, whole(event.get("rank"))] = happened.straggler(event)
-        mark = happened.describe(event, t, number)
+            self._stragglers[number, whole(event.get("rank"))] = events.straggler(event)
+        mark = events.describe(event, t, number)
         if mark is not None:
             self._marks.add(mark)
 

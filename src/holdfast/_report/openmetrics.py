@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from holdfast._status.gather import RunSummary
+from holdfast._report.status.gather import RunSummary
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _STATES = (

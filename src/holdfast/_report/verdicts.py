@@ -6,15 +6,15 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast._record.attempts import read_json
-from holdfast._record.layout import RunLayout
-from holdfast._record.plain_file import open_file
-from holdfast._report.lives import Life
-from holdfast._report.reading import real, text, whole
+from holdfast._report.attempts import Life
+from holdfast._report.json_lines import real, text, whole
 from holdfast._report.view import Death, Hang
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.plain_file import open_file
 
 if TYPE_CHECKING:
-    from holdfast._why.verdict import Verdict
+    from holdfast._diagnose.verdict import Verdict
 
 MOST = 100  # the newest: a run that died a thousand times has told its reason before
 _MOST_CHARACTERS = 30_000
@@ -44,8 +44,10 @@ class Verdicts:
             return known[1]
         print_ = self._print(life.number)
         if known is None or known[0] != print_:
-            from holdfast._why.gather import gather_run  # only for what has ended badly
-            from holdfast._why.judge import judge
+            from holdfast._diagnose.deaths.judge import judge
+            from holdfast._diagnose.evidence.gather import (
+                gather_run,  # only for what has ended badly
+            )
 
             found = judge(gather_run(self._folder, life.number, list(life.events)))
             known = self._known[life.number] = (print_, found)
@@ -76,7 +78,7 @@ class Verdicts:
         return known[1]
 
     def _explain(self, attempt: int, record: dict[str, Any]) -> Hang | None:
-        from holdfast._why.hang import explain
+        from holdfast._diagnose.hangs.judge import explain
 
         if not record:
             return None

@@ -61,8 +61,8 @@ def tell_of_removed(folder: Path, run_id: str, say: Callable[[str], None]) -> No
 
 
 def _find(folder: Path, run_id: str) -> list[_Left]:
-    from holdfast._save.arena import Arena, NotAnArena
-    from holdfast._save.backing import find_all, open_leftover, users_of
+    from holdfast._store.memory.arena import Arena, NotAnArena
+    from holdfast._store.memory.backing import find_all, open_leftover, users_of
 
     place, found = os.path.realpath(folder), []
     others = [path for other, path in find_all() if other != run_id]
@@ -86,7 +86,7 @@ def _find(folder: Path, run_id: str) -> list[_Left]:
 
 def _wait_for_keepers(paths: set[Path]) -> set[int]:
     """Let the keepers of dead trainers finish; returns the trainers that live."""
-    from holdfast._save.backing import users_of
+    from holdfast._store.memory.backing import users_of
 
     deadline = time.monotonic() + _KEEPER_SECONDS
     while True:

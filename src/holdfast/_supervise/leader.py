@@ -22,18 +22,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast import _env
-from holdfast._leave.statuses import HUNG
-from holdfast._record.led import led_folder
-from holdfast._say import say
-from holdfast._slurm.places import is_in_step, rank_environment
-from holdfast._slurm.torchrun import starts_torchrun
+from holdfast._environment import variables
+from holdfast._environment.slurm.tasks import is_in_step, rank_environment
+from holdfast._environment.slurm.torchrun import starts_torchrun
+from holdfast._errors import HUNG
+from holdfast._store.folder.supervised import led_folder
+from holdfast._text import say
 
 if TYPE_CHECKING:
-    from holdfast._supervise.life import Life
+    from holdfast._supervise.attempt import Life
+    from holdfast._supervise.ending import Timeout
     from holdfast._supervise.record import Book
     from holdfast._supervise.restart import Decision, Restarts
-    from holdfast._supervise.timeout import Timeout
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -47,13 +47,13 @@ def lead(
     if not sys.platform.startswith("linux"):
         return _step_aside(command)
     # Of a leader above this one: it counts for all that is below.
-    timeout = _timeout(hang_timeout or _env.hang_timeout())
+    timeout = _timeout(hang_timeout or variables.hang_timeout())
     return Supervision(command, max_restarts, timeout).go_on_to_the_end()
 
 
 def _timeout(text: str) -> Timeout | None:
     if text:
-        from holdfast._supervise.timeout import Timeout
+        from holdfast._supervise.ending import Timeout
 
         with contextlib.suppress(ValueError):
             return Timeout.parse(text)
@@ -101,13 +101,13 @@ class Supervision:
     ) -> None:
         # Not at the top: there are systems without terminals of this kind, and they step aside.
         from holdfast._supervise.child import find_outlets, hold_closed_streams
-        from holdfast._supervise.hearing import Ears, passed_on
+        from holdfast._supervise.signals import Ears, passed_on
 
         closed = hold_closed_streams()  # before anything is opened
         self._command = command
         self._most = max_restarts
         self._timeout = timeout
-        self._environment = _env.whole()
+        self._environment = variables.whole()
         self._in_job = is_in_step(self._environment)
         # Inherited as ignored, it would throw the child's status away.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -149,8 +149,8 @@ class Supervision:
             number += 1
 
     def _begin(self, book: Book, number: int) -> Life:
+        from holdfast._supervise.attempt import Life
         from holdfast._supervise.child import Streams, start
-        from holdfast._supervise.life import Life
 
         environment = _for_child(self._command, self._environment)
         environment["HOLDFAST_RESTART"] = str(number - 1)
@@ -179,17 +179,19 @@ class Supervision:
         if book.is_cut_off:  # from all that a verdict, and another life, would need
             book.note_decision({"restart": False, "why": "it cannot be ended", "pause": 0.0})
             return False
-        from holdfast._supervise import judged
+        from holdfast._supervise import verdict_line
 
         self._has_run = self._has_run or bool(book.runs())
-        verdict = judged.find_verdict(book)
+        verdict = verdict_line.find_verdict(book)
         known = {"was_asked": life.was_asked, "has_run": self._has_run}
-        end = judged.find_end(book, status, verdict, has_hung=life.has_hung, **known)
+        end = verdict_line.find_end(book, status, verdict, has_hung=life.has_hung, **known)
         decision = self._decide_by().after(end)
-        book.note_decision(judged.as_record(decision))
+        book.note_decision(verdict_line.as_record(decision))
         # Of several tasks, each has a leader, and all of them write to one log.
         rank = f"rank {self._environment.get('SLURM_PROCID')}: " if self._tasks() > 1 else ""
-        judged.tell(lambda text: life.say(f"{rank}{text}"), book, verdict, decision, os.getpid())
+        verdict_line.tell(
+            lambda text: life.say(f"{rank}{text}"), book, verdict, decision, os.getpid()
+        )
         return decision.restart and self._pause(decision)
 
     def _decide_by(self) -> Restarts:
@@ -200,7 +202,7 @@ class Supervision:
                 self._most,
                 in_job=self._in_job,
                 tasks=self._tasks(),
-                first_pause_seconds=_env.first_pause_seconds(),
+                first_pause_seconds=variables.first_pause_seconds(),
             )
         return self._restarts
 
@@ -210,7 +212,7 @@ class Supervision:
 
     def _pause(self, decision: Decision) -> bool:
         """Wait; False if somebody wants us to leave instead."""
-        from holdfast._supervise.hearing import stand_still
+        from holdfast._supervise.signals import stand_still
 
         deadline = time.monotonic() + decision.pause_seconds
         harmless = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH)

@@ -10,9 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast._record.atomic import write_atomic
-from holdfast._record.led import led_hang, led_output, led_record, life_folder, read_runs, write_led
-from holdfast._record.plain_file import open_plain, read_plain
+from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.plain_file import open_plain, read_plain
+from holdfast._store.folder.supervised import (
+    led_hang,
+    led_output,
+    led_record,
+    life_folder,
+    read_runs,
+    write_led,
+)
 
 _FIRST_BYTES = 256 * 1024
 _LAST_BYTES = 4 * 1024 * 1024
@@ -162,7 +169,7 @@ class Book:
     def _hand_on(self) -> None:
         """To the run's own folder, which may be copied elsewhere and looked at there."""
         for run in () if self.is_cut_off else self.runs():
-            from holdfast._record.layout import RunLayout  # slow to import, and rarely needed
+            from holdfast._store.folder.layout import RunLayout  # slow to import, and rarely needed
 
             attempt, rank = run.get("attempt"), run.get("rank")
             if not isinstance(attempt, int) or self.folder is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from holdfast._why.verdict import Restart
+from holdfast._diagnose.verdict import Restart
 
 MOST_BY_DEFAULT = 3
 _REQUEUED = 75

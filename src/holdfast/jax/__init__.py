@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from holdfast import _typed
-from holdfast._bare import GENERATOR as GENERATOR
-from holdfast._bare import encode_other as encode_other
-from holdfast._bare import global_state as global_state
-from holdfast._bare import is_generator as is_generator
-from holdfast._bare import is_global as is_global
-from holdfast._bare import seed_global as seed_global
-from holdfast._bare import set_global_state as set_global_state
+from holdfast._adapters import shared
+from holdfast._adapters.shared import GENERATOR as GENERATOR
+from holdfast._adapters.shared import encode_other as encode_other
+from holdfast._adapters.shared import global_state as global_state
+from holdfast._adapters.shared import is_generator as is_generator
+from holdfast._adapters.shared import is_global as is_global
+from holdfast._adapters.shared import seed_global as seed_global
+from holdfast._adapters.shared import set_global_state as set_global_state
 from holdfast._errors import missing_framework
-from holdfast._record.image import TensorSpec
+from holdfast._store.format.image import TensorSpec
 
 try:
     import jax
@@ -88,7 +88,7 @@ def spec(name: str, value: Any) -> TensorSpec:
 
 def destinations(
     buffer: Any, places: Sequence[tuple[TensorSpec, int]], start: int
-) -> list[_typed.Array]:
+) -> list[shared.Array]:
     """Where each array goes: views of the mapping, made once and used for every snapshot."""
     whole = memoryview(buffer)
     return [
@@ -97,7 +97,7 @@ def destinations(
     ]
 
 
-def copy_all(targets: Sequence[_typed.Array], values: Sequence[Any]) -> None:
+def copy_all(targets: Sequence[shared.Array], values: Sequence[Any]) -> None:
     """Copy live arrays into the mapping; returns when their values are there."""
     for value in values:  # all on their way before the first is waited for
         if not isinstance(value, jax.Array):
@@ -115,7 +115,7 @@ def bytes_of(value: Any) -> memoryview:
     if not isinstance(value, jax.Array):
         found: memoryview = value.bytes()
         return found
-    return _typed.as_bytes(arrays.read(value))
+    return shared.as_bytes(arrays.read(value))
 
 
 def borrow(spec: TensorSpec, data: memoryview) -> Any:

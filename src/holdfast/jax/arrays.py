@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from holdfast import _typed
-from holdfast._record.image import STORED_AS, TensorSpec
+from holdfast._adapters import shared
+from holdfast._store.format.image import STORED_AS, TensorSpec
 
 KIND = "jax"
 _WIDE = ("int64", "uint64", "float64", "complex128")
@@ -105,7 +105,7 @@ def item_bytes(dtype: str) -> int:
         raise ValueError(
             "JAX has its 64-bit types switched off here, and had them on then: set JAX_ENABLE_X64=1"
         )
-    return int(_typed.numpy_dtype(dtype).itemsize)
+    return int(shared.numpy_dtype(dtype).itemsize)
 
 
 def key_shape(dtype: str) -> tuple[int, ...]:
@@ -123,17 +123,17 @@ def _impl(dtype: str) -> str:
     return dtype.removeprefix("key<").removesuffix(">")
 
 
-def numpy_view(spec: TensorSpec, data: memoryview) -> _typed.Array:
+def numpy_view(spec: TensorSpec, data: memoryview) -> shared.Array:
     """The stored values in the memory that they are in; of keys, the numbers behind them."""
     if not spec.dtype.startswith("key<"):
-        return _typed.view(data, spec)
+        return shared.view(data, spec)
     shape = (*spec.shape, *key_shape(spec.dtype))
     if spec.size_bytes == 0:
         return np.empty(shape, np.uint32)
     return np.frombuffer(data, np.uint8).view(np.uint32).reshape(shape)
 
 
-def read(value: Any) -> _typed.Array:
+def read(value: Any) -> shared.Array:
     """The values of an array on the host, as items of bytes if they are keys."""
     numbers = np.asarray(numbers_of(value))
     if not is_key(value):
@@ -142,7 +142,7 @@ def read(value: Any) -> _typed.Array:
     return flat.view(np.uint8).view(f"V{_item_bytes(value)}").reshape(value.shape)
 
 
-def copy_to(target: _typed.Array, value: Any) -> None:
+def copy_to(target: shared.Array, value: Any) -> None:
     """Copy an array's values to the host: part by part, if it is on several devices."""
     if len(value.sharding.device_set) == 1 or value.is_fully_replicated:
         np.copyto(target, read(value), casting="no")
@@ -153,10 +153,10 @@ def copy_to(target: _typed.Array, value: Any) -> None:
             np.copyto(target[shard.index[: value.ndim]], read(shard.data), casting="no")
 
 
-def item_view(spec: TensorSpec, data: memoryview) -> _typed.Array:
+def item_view(spec: TensorSpec, data: memoryview) -> shared.Array:
     """The memory of stored values as `read` gives them."""
     if not spec.dtype.startswith("key<"):
-        return _typed.view(data, spec)
+        return shared.view(data, spec)
     if spec.size_bytes == 0:
         return np.empty(spec.shape, f"V{spec.item_bytes}")
     return np.frombuffer(data, np.uint8).view(f"V{spec.item_bytes}").reshape(spec.shape)

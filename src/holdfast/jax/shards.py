@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from holdfast import _boxes, _typed
-from holdfast._boxes import Box
-from holdfast._boxes import Stored as Stored
-from holdfast._record.image import TensorSpec
+from holdfast._adapters import shared
+from holdfast._adapters.shared import Box
+from holdfast._adapters.shared import Stored as Stored
+from holdfast._store.format.image import TensorSpec
 from holdfast.jax import arrays
 
 
@@ -35,7 +35,7 @@ class Part:
     def spec(self, name: str) -> TensorSpec:
         return arrays.made_spec(name, self.dtype, self.item_bytes, self.shape, "")
 
-    def copy_to(self, target: _typed.Array) -> None:
+    def copy_to(self, target: shared.Array) -> None:
         flat, position = target.reshape(-1), 0
         for piece in self.pieces:
             values = arrays.read(piece) if isinstance(piece, jax.Array) else piece
@@ -44,7 +44,7 @@ class Part:
 
     def bytes(self) -> memoryview:
         views = [
-            _typed.as_bytes(arrays.read(piece) if isinstance(piece, jax.Array) else piece)
+            shared.as_bytes(arrays.read(piece) if isinstance(piece, jax.Array) else piece)
             for piece in self.pieces
         ]
         return views[0] if len(views) == 1 else memoryview(b"".join(views))
@@ -67,7 +67,7 @@ def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None
     found: dict[Box, Any] = {}
     for shard in value.addressable_shards:
         # The numbers behind keys have more dimensions than the keys.
-        box = _boxes.box_of(shard.index[: value.ndim], value.shape)
+        box = shared.box_of(shard.index[: value.ndim], value.shape)
         if (replicas or shard.replica_id == 0) and 0 not in box[1]:
             found.setdefault(box, shard.data)
     spec = arrays.describe("", value)
@@ -93,18 +93,18 @@ def assemble(stored: Stored, near: object, path: str) -> tuple[Any, Part] | None
     about, shape, item_bytes = stored.description, stored.shape, stored.item_bytes
     dtype, where = str(about["dtype"]), str(about.get("where", ""))
     sharding = arrays.layout(where, near, is_in_parts=not stored.is_whole)
-    pieces: dict[Box, _typed.Array] = {}
+    pieces: dict[Box, shared.Array] = {}
     if sharding is None or sharding.is_fully_addressable:
-        box = _boxes.whole_box(shape)
-        pieces[box] = _boxes.read_box(stored, box, path)
+        box = shared.whole_box(shape)
+        pieces[box] = shared.read_box(stored, box, path)
         spec = arrays.made_spec("", dtype, item_bytes, shape, where)
-        value = arrays.make(spec, _typed.as_bytes(pieces[box]), sharding)
+        value = arrays.make(spec, shared.as_bytes(pieces[box]), sharding)
     else:
         numbers, on_devices = arrays.of_numbers(sharding, shape, dtype), []
         for device, index in sharding.addressable_devices_indices_map(shape).items():
-            box = _boxes.box_of(index, shape)
+            box = shared.box_of(index, shape)
             if box not in pieces:
-                pieces[box] = _boxes.read_box(stored, box, path)
+                pieces[box] = shared.read_box(stored, box, path)
             on_devices.append(_put(pieces[box], dtype, item_bytes, device, sharding))
         full = (*shape, *arrays.key_shape(dtype))
         made = jax.make_array_from_single_device_arrays(full, numbers, on_devices)
@@ -113,9 +113,9 @@ def assemble(stored: Stored, near: object, path: str) -> tuple[Any, Part] | None
     return value, _part(held or [np.empty(0, f"V{item_bytes}")], dtype, item_bytes)
 
 
-def _put(piece: _typed.Array, dtype: str, item_bytes: int, device: Any, sharding: Any) -> Any:
+def _put(piece: shared.Array, dtype: str, item_bytes: int, device: Any, sharding: Any) -> Any:
     spec = arrays.made_spec("", dtype, item_bytes, piece.shape, "")
-    values = arrays.numpy_view(spec, _typed.as_bytes(piece))
+    values = arrays.numpy_view(spec, shared.as_bytes(piece))
     place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
     # A copy of its own: on a CPU, JAX may go on using the memory that it is given.
     return jax.device_put(np.array(values), place)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast._bare import GENERATOR as GENERATOR
-from holdfast._bare import encode_other as encode_other
-from holdfast._bare import global_state as global_state
-from holdfast._bare import is_array as is_array
-from holdfast._bare import is_generator as is_generator
-from holdfast._bare import is_global as is_global
-from holdfast._bare import seed_global as seed_global
-from holdfast._bare import set_global_state as set_global_state
+from holdfast._adapters.shared import GENERATOR as GENERATOR
+from holdfast._adapters.shared import encode_other as encode_other
+from holdfast._adapters.shared import global_state as global_state
+from holdfast._adapters.shared import is_array as is_array
+from holdfast._adapters.shared import is_generator as is_generator
+from holdfast._adapters.shared import is_global as is_global
+from holdfast._adapters.shared import seed_global as seed_global
+from holdfast._adapters.shared import set_global_state as set_global_state
 from holdfast._errors import missing_framework
 
 try:

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast._data.seeds import apart, mix_all, seeds_of
-from holdfast._save.capture import capture_generators
+from holdfast._run.data.generators import apart, mix_all, seeds_of
+from holdfast._state.capture import capture_generators
 from holdfast.keras.fit_sources import Source, source_of
 
 _HOOKS = -3  # tells the seeds of an epoch's beginning and end from those of its batches

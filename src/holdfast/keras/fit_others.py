@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from holdfast._errors import HoldfastError
-from holdfast._record.checksum import digest
+from holdfast._store.format.checksum import digest
 
 _NOT_KEPT = frozenset({"params", "model", "_model"})
 _SKIP = object()

@@ -13,11 +13,19 @@ import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.utils.module_utils import tensorflow as tf
 
-from holdfast._data.course import Lap, Position
-from holdfast._data.loader_feed import LoaderFeed
-from holdfast._data.passes import each_apart, replay
-from holdfast._data.seeds import Seeds, apart, held_generators, mix, mix_all, reseed, seed_globals
-from holdfast._data.tensorflow_feed import DatasetFeed
+from holdfast._run.data.course import Lap, Position
+from holdfast._run.data.feed import each_apart, replay
+from holdfast._run.data.generators import (
+    Seeds,
+    apart,
+    held_generators,
+    mix,
+    mix_all,
+    reseed,
+    seed_globals,
+)
+from holdfast._run.data.loader_feed import LoaderFeed
+from holdfast._run.data.tensorflow_feed import DatasetFeed
 
 
 class Source:

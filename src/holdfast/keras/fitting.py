@@ -20,7 +20,7 @@ import keras
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from holdfast._errors import HoldfastError
-from holdfast._say import say
+from holdfast._text import say
 from holdfast.keras import state as model_state
 from holdfast.keras.fit_data import Face, FitData
 from holdfast.keras.fit_others import Others, prepare, without_arrays

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from holdfast._errors import HoldfastError
-from holdfast._run import Run
-from holdfast._say import say
+from holdfast._run.run import Run
 from holdfast._settings import Settings
+from holdfast._text import say
 from holdfast.lightning.fitting import Fit
 from holdfast.lightning.package import callback_class
 from holdfast.lightning.yielding import refuse_strategy, refuse_unknown

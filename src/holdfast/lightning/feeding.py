@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from holdfast._data.around import FeedAround
-from holdfast._data.course import Lap, Position
-from holdfast._data.feed import Feed, SideBySide
-from holdfast._data.feeds import Feeds
-from holdfast._data.seeds import Seeds, apart, mix_all
 from holdfast._errors import name_place
+from holdfast._run.data.course import Lap, Position
+from holdfast._run.data.feed import Feed, FeedAround, SideBySide
+from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.generators import Seeds, apart, mix_all
 
 _END = object()
 

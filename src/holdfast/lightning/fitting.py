@@ -20,18 +20,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped
-from holdfast._run import Run
-from holdfast._save.control import EPOCHS
-from holdfast._say import say
+from holdfast._run.run import Run
+from holdfast._store.memory.control import EPOCHS
+from holdfast._text import say
 from holdfast.lightning.feeding import Fetcher, FitData, Promise, Stand
 from holdfast.lightning.package import part_of
 from holdfast.lightning.state import FitState, Schedulers
-from holdfast.lightning.yielding import (
-    Patches,
-    release_children,
-    yield_resume,
-    yield_signals,
-)
+from holdfast.lightning.yielding import Patches, release_children, yield_resume, yield_signals
 
 _ENDLESS = 1 << 30  # epochs, where only a step, a time or a rule ends the fit
 

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from holdfast._errors import HoldfastError
-from holdfast._say import say
+from holdfast._text import say
 from holdfast.lightning.package import package_of, part_of
 
 _LEAVE_SECONDS = 20.0

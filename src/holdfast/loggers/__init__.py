@@ -21,7 +21,7 @@ from holdfast._errors import SettingsError
 from holdfast.loggers._logger import Logger
 
 if TYPE_CHECKING:
-    from holdfast._run import Run
+    from holdfast._run.run import Run
 
 __all__ = ["MLflow", "TensorBoard", "WandB"]
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast._record.plain_file import open_log
+from holdfast._store.folder.plain_file import open_log
 from holdfast.loggers._memory import Memory, Row
 
 _SAVE_SECONDS = 1.0

@@ -19,15 +19,15 @@ from time import time as _now
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast._errors import HoldfastError, SettingsError, install_command
-from holdfast._leave.record import status_of
-from holdfast._record.errand import current as current_errand
-from holdfast._save.control import MARK
-from holdfast._say import say
+from holdfast._run.exit.record import status_of
+from holdfast._store.folder.errand import current as current_errand
+from holdfast._store.memory.control import MARK
+from holdfast._text import say
 from holdfast.loggers._process import Writer
 from holdfast.loggers._values import begin_reading
 
 if TYPE_CHECKING:
-    from holdfast._run import Run
+    from holdfast._run.run import Run
 
 LABELS = {"tensorboard": "TensorBoard", "wandb": "W&B", "mlflow": "MLflow"}
 _MOST_ROWS = 100_000

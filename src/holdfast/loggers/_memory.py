@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast._record.atomic import write_atomic
-from holdfast._record.plain_file import read_plain
+from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.plain_file import read_plain
 
 Row = dict[str, Any]  # "m": mark, "s": step, "t": time, "v": values; "b": between two loops
 

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast import _env
-from holdfast._child import command
-from holdfast._custody.unheld import never_held, without_debugger
-from holdfast._record.plain_file import open_log
-from holdfast._say import say
+from holdfast._environment import variables
+from holdfast._environment.processes.identity import command
+from holdfast._run.saving.unheld import never_held, without_debugger
+from holdfast._store.folder.plain_file import open_log
+from holdfast._text import say
 
 _SEND_SECONDS = 0.2
 _ROWS_AT_ONCE = 2000
@@ -176,4 +176,4 @@ def _script() -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {k: v for k, v in _env.child_environment().items() if k not in _OF_RANKS}
+    return {k: v for k, v in variables.child_environment().items() if k not in _OF_RANKS}

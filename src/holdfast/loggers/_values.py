@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from holdfast._metrics import is_on_host
+from holdfast._adapters.metrics import is_on_host
 
 
 class Later:

@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any, Protocol
 
-from holdfast._metrics import is_on_host
+from holdfast._adapters.metrics import is_on_host
 
 
 class Reading(Protocol):

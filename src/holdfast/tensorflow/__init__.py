@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import _typed
+from holdfast._adapters import shared
 from holdfast._errors import missing_framework
-from holdfast._record.image import TensorSpec
+from holdfast._store.format.image import TensorSpec
 
 try:
     import tensorflow as tf
@@ -78,7 +78,7 @@ def spec(name: str, value: Any) -> TensorSpec:
     native = np.dtype(dtype.as_numpy_dtype)
     if dtype in (tf.string, tf.resource, tf.variant) or native.names is not None:
         raise ValueError(f"a tensor of type {dtype.name} cannot be stored; keep it as Python data.")
-    return _typed.spec_of(name, KIND, native, _shape(value))
+    return shared.spec_of(name, KIND, native, _shape(value))
 
 
 def _can_be_read(value: Any) -> bool:
@@ -99,7 +99,7 @@ def _shape(value: Any) -> list[int]:
 
 def item_bytes(dtype: str) -> int:
     """The size of one item; ValueError if there is no such type here."""
-    return int(_typed.numpy_dtype(dtype).itemsize)
+    return int(shared.numpy_dtype(dtype).itemsize)
 
 
 def refuse(value: object) -> str | None:
@@ -136,20 +136,20 @@ def decode_other(tag: str, value: Any) -> Any:
     return tf.reshape(tf.constant(items, tf.string), value["shape"])
 
 
-destinations = _typed.views
-borrow_view = _typed.view
+destinations = shared.views
+borrow_view = shared.view
 
 
-def copy_all(targets: Sequence[_typed.Array], values: Sequence[Any]) -> None:
-    _typed.copy_into(targets, values, _read)
+def copy_all(targets: Sequence[shared.Array], values: Sequence[Any]) -> None:
+    shared.copy_into(targets, values, _read)
 
 
-def _read(value: Any) -> _typed.Array:
+def _read(value: Any) -> shared.Array:
     return np.asarray(distribute.first(value).numpy())
 
 
 def bytes_of(value: Any) -> memoryview:
-    return _typed.as_bytes(_read(value))
+    return shared.as_bytes(_read(value))
 
 
 def borrow(spec: TensorSpec, data: memoryview) -> Any:
@@ -157,13 +157,13 @@ def borrow(spec: TensorSpec, data: memoryview) -> Any:
 
 
 def own(spec: TensorSpec, data: memoryview) -> Any:
-    return tf.constant(_typed.view(data, spec).copy())
+    return tf.constant(shared.view(data, spec).copy())
 
 
 def load_in_place(live: object, spec: TensorSpec, data: memoryview) -> bool:
     if not isinstance(live, tf.Variable):
         return False
-    values = _typed.view(data, spec)
+    values = shared.view(data, spec)
     if live.dtype.as_numpy_dtype != values.dtype or not live.shape.is_compatible_with(spec.shape):
         return False
     distribute.assign(live, tf.constant(values.copy()))

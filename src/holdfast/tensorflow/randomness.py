@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops
 
-from holdfast._say import say
+from holdfast._text import say
 from holdfast.tensorflow import distribute
 
 # Other ops with a count of their own have "Random" in their names.

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import missing_framework
-from holdfast._record.image import STORED_AS, TensorSpec
+from holdfast._store.format.image import STORED_AS, TensorSpec
 
 try:
     import torch

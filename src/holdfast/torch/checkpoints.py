@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from holdfast import torch as adapter
-from holdfast._record.image import STORED_AS, TensorSpec
+from holdfast._store.format.image import STORED_AS, TensorSpec
 from holdfast.torch.pt_file import Refused as Refused
 from holdfast.torch.pt_file import load_pt, read_known
 

@@ -5,7 +5,7 @@ memory; the work that training queues from then on waits for that and for nothin
 buffer goes home behind the next steps, on a stream of its own, into memory that is registered
 with the driver. Without room, see held_back.py.
 
-A slot is whole only when its last byte has come (see _save/flight.py).
+A slot is whole only when its last byte has come (see _run/saving/async_copy.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from holdfast._record.image import TensorSpec
+from holdfast._store.format.image import TensorSpec
 from holdfast.torch.held_back import HeldBack
 
 _ALIGNMENT = 512  # as the allocator has it: a kernel copies aligned memory faster

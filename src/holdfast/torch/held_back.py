@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from holdfast._record.image import TensorSpec
-from holdfast._say import say
+from holdfast._store.format.image import TensorSpec
+from holdfast._text import say
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

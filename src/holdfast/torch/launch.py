@@ -21,9 +21,11 @@ from urllib.parse import parse_qsl, urlsplit
 import torch
 import torch.distributed as dist
 
-from holdfast import _env
+from holdfast._environment import variables
+from holdfast._environment.processes.identity import host_name
+from holdfast._environment.slurm.tasks import rank_environment
 from holdfast._errors import RanksError, SettingsError
-from holdfast._ranks.address import (
+from holdfast._run.ranks.address import (
     Endpoint,
     Patience,
     await_answer,
@@ -31,17 +33,15 @@ from holdfast._ranks.address import (
     port_in_use,
     resolve,
 )
-from holdfast._ranks.environment import (
+from holdfast._run.ranks.environment import (
     find_contradictions,
     find_device_mistakes,
     find_mistakes,
     is_by_agent,
     rank_and_size,
 )
-from holdfast._ranks.roll_call import call_the_roll
-from holdfast._record.identity import host_name
-from holdfast._say import say, speak_plainly
-from holdfast._slurm.places import rank_environment
+from holdfast._run.ranks.roll_call import call_the_roll
+from holdfast._text import say, speak_plainly
 
 _STORE_SECONDS = 1800.0  # what torch waits for its store unless it is told otherwise
 _CONNECT_SECONDS = 5.0  # at least, even if the others came in the last moment
@@ -70,7 +70,7 @@ def init_process_group(
         at_start,
         devices=torch.cuda.device_count() if "nccl" in backend else None,
         backend=backend,
-        launcher=_env.of_ranks_at_start(os.getppid()),
+        launcher=variables.of_ranks_at_start(os.getppid()),
     )
     if by_address:
         mistakes = _find_contradictions(options) or mistakes
@@ -123,12 +123,12 @@ def _given(options: Mapping[str, Any]) -> dict[str, int]:
 def _find_contradictions(options: Mapping[str, Any]) -> list[str]:
     if multiprocessing.parent_process() is not None:
         return []  # the environment is that of the process that has spawned this one
-    return find_contradictions(_given(options), _env.of_ranks())
+    return find_contradictions(_given(options), variables.of_ranks())
 
 
 def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """What is said of this rank, by environment and arguments; and what the launcher had said."""
-    now, at_start = _env.of_ranks(), _env.of_ranks_at_start()
+    now, at_start = variables.of_ranks(), variables.of_ranks_at_start()
     if multiprocessing.parent_process() is None:
         now = rank_environment(now) | now  # a task of srun
     said = {name.upper(): str(value) for name, value in _given(options).items()}

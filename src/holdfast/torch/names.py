@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 _MOST_ITEMS = 10_000
-View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # see _leave/frames.py
+View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # see _run/exit/exception_frames.py
 Named = tuple[str, str | None, Any]  # what it is part of, its own name, the tensor
 
 

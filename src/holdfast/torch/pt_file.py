@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from holdfast import torch as adapter
-from holdfast._record.image import STORED_AS, TensorSpec
+from holdfast._store.format.image import STORED_AS, TensorSpec
 
 _TORCH_NAMES = {stored: name for name, stored in STORED_AS.items()}
 

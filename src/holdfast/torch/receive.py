@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from holdfast import torch as adapter
-from holdfast._record.image import TensorSpec
+from holdfast._store.format.image import TensorSpec
 from holdfast.torch.upload import Sent, upload
 
 _SPARE_BYTES = 256 << 20

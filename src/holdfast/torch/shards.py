@@ -22,7 +22,7 @@ import torch
 
 from holdfast import torch as adapter
 from holdfast._errors import DamagedCheckpoint
-from holdfast._record.image import TensorSpec
+from holdfast._store.format.image import TensorSpec
 
 try:
     from torch.distributed.tensor import DTensor, Replicate

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from holdfast._errors import HoldfastError
-from holdfast._run import Run
+from holdfast._run.run import Run
 from holdfast._settings import Settings
 from holdfast.rules import Rule
 from holdfast.transformers.training import Training

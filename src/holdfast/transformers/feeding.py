@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from holdfast._data.around import FeedAround
-from holdfast._data.course import Lap
-from holdfast._data.feed import Feed
-from holdfast._data.feeds import Feeds
-from holdfast._data.seeds import Seeds
+from holdfast._run.data.course import Lap
+from holdfast._run.data.feed import Feed, FeedAround
+from holdfast._run.data.feeds import Feeds
+from holdfast._run.data.generators import Seeds
 
 
 class TrainData:

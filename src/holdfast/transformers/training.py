@@ -23,17 +23,12 @@ from typing import Any
 
 import transformers.trainer as trainer_module
 
-from holdfast._run import Run
-from holdfast._say import say
+from holdfast._run.run import Run
+from holdfast._text import say
 from holdfast.transformers.feeding import TrainData, TrainLoader, passing_ours
 from holdfast.transformers.history import lasting
 from holdfast.transformers.record import TrainerRecord
-from holdfast.transformers.yielding import (
-    Patches,
-    refuse_other_counts,
-    refuse_search,
-    yield_resume,
-)
+from holdfast.transformers.yielding import Patches, refuse_other_counts, refuse_search, yield_resume
 
 _END = object()
 _NONE = object()

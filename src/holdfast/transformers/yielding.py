@@ -15,7 +15,7 @@ import transformers
 import transformers.trainer
 
 from holdfast._errors import HoldfastError
-from holdfast._say import say
+from holdfast._text import say
 
 # What of a Trainer is ours while it trains; since 5.4 an epoch is a method of its own.
 TAKEN = (

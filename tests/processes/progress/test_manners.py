@@ -33,7 +33,7 @@ def test_standard_output_that_goes_to_a_file_is_left_alone(watch, tmp_path):
 def test_a_terminal_gets_plain_lines_where_they_are_all_it_can_or_should_have(watch, extra):
     seen = watch(
         """
-        from holdfast._progress import line
+        from holdfast._run.progress import line
         line.PLAIN_GAPS_SECONDS = (0.05, 0.05)
         progress.begin()
         wait("begin")

@@ -8,11 +8,11 @@ import textwrap
 
 import pytest
 
-from holdfast._progress import Standing, line
+from holdfast._run.progress import Standing, line
 
 SAID = "holdfast: epoch 3/10, step 1240/5000, loss 0.231; safe: step 1200 on disk"
 OFTEN = """
-    from holdfast._progress import line
+    from holdfast._run.progress import line
     line.PLAIN_GAPS_SECONDS = (0.05, 0.05)
 """
 BODY = f"""{OFTEN}

@@ -33,7 +33,7 @@ def test_one_line_follows_the_training_and_is_gone_at_the_end(watch):
 def test_whatever_others_write_stands_above_the_line_whole_and_in_order(watch):
     seen = watch("""
         import logging, warnings
-        from holdfast._say import say
+        from holdfast._text import say
         logging.basicConfig(format="%(message)s")   # holds sys.stderr from before the line
         progress.begin()
         for number in range(0, 60, 6):

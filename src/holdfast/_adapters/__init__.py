@@ -1,0 +1,1 @@
+"""Adapters that need no framework, and what the frameworks' adapters share."""

@@ -1,0 +1,1 @@
+"""From evidence to the cause of a death."""

@@ -1,0 +1,180 @@
+"""An end that came since it hung: the verdict is that of the hang, not of who ended it."""
+
+from __future__ import annotations
+
+from holdfast import _text
+from holdfast._diagnose import advice
+from holdfast._diagnose.deaths.ranks import kind_of
+from holdfast._diagnose.evidence import case as cases
+from holdfast._diagnose.evidence.case import Case, Finding
+from holdfast._diagnose.evidence.evidence import Evidence, Record
+from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
+from holdfast._diagnose.hangs.judge import HangFinding, explain
+from holdfast._diagnose.verdict import Cause, Sure
+
+_ENDED_BY_OTHERS = (-9, -15, -6)  # a kill, a cancel, NCCL's own watchdog
+
+
+def open_hang(evidence: Evidence) -> Record:
+    """The hang that was not over when it ended; empty if there was none."""
+    for record in (evidence.hang, _text.record(_text.record(evidence.led).get("hang"))):
+        if record and record.get("ended") is None:
+            return record
+    return {}
+
+
+def judge_hung(case: Case) -> Finding | None:
+    """It was ended because it hung, and its status says so."""
+    hang = open_hang(case.evidence)
+    led = _text.record(case.evidence.led)
+    statuses = (
+        _text.whole(case.evidence.exit.get("status")),
+        _text.whole(led.get("status")),
+        case.end.status,
+    )
+    if not hang or (cases.HUNG not in statuses and hang.get("by") != "leader"):
+        return None
+    how = "it was then ended for that (--hang-timeout)"
+    return _of_hang(case, hang, Sure.CERTAIN, how)
+
+
+def judge_hung_and_killed(case: Case) -> Finding | None:
+    """It hung, and somebody or a timeout of its own ended it."""
+    hang, end = open_hang(case.evidence), case.end
+    if not hang or moved(end.counters).kills:
+        return None
+    if end.status in _ENDED_BY_OTHERS and end.fault is None:
+        return _of_hang(case, hang, Sure.LIKELY, f"it then ended by {end.signal}")
+    if kind_of(end) in ("timeout", "peer_lost") and end.fault is not None:
+        return _of_hang(case, hang, Sure.LIKELY, f"it then raised {end.fault.sentence(160)}")
+    return None
+
+
+def _of_hang(case: Case, hang: Record, sure: Sure, how: str) -> HangFinding:
+    found = explain(hang)
+    told = _as_told(hang)
+    if not _text.records(hang.get("looks")):
+        found = told
+    elif hang.get("by") != "leader" and told.cause is not Cause.UNKNOWN:
+        # What its line said then may not be there to be read any more, or say something else.
+        found.cause, found.sentence = told.cause, told.sentence
+    found.sure = found.sure if found.sure is not Sure.CERTAIN else sure
+    found.evidence.append(how)
+    found.advice += [
+        f"Every thread of every process at that time: {_text_file(case)}",
+        *advice.go_on(case),
+    ]
+    return found
+
+
+def _as_told(hang: Record) -> HangFinding:
+    """Where only the words are left of it."""
+    try:
+        cause = Cause(hang.get("cause"))
+    except ValueError:
+        cause = Cause.UNKNOWN
+    sentence = _text.one_line(_text.text(hang.get("sentence")), 600) or "It made no step any more."
+    return HangFinding(
+        cause, sentence, Sure.LIKELY, _lines(hang, "evidence"), _lines(hang, "advice")
+    )
+
+
+def _lines(record: Record, name: str) -> list[str]:
+    told = record.get(name)
+    texts = [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
+    return [_text.one_line(each, 400) for each in texts]
+
+
+def _text_file(case: Case) -> str:
+    found = (path for path in case.evidence.files if path.name.startswith("hang"))
+    return str(next((p for p in sorted(found, reverse=True)), "hang.txt in the run folder"))
+
+
+def tell_hang(evidence: Evidence) -> list[str]:
+    """That it hung when something else ended it."""
+    hang = open_hang(evidence)
+    if not hang:
+        return []
+    sentence = _text.one_line(_text.text(hang.get("sentence")), 300)
+    return [f"it hung then: {sentence}" if sentence else "it made no step any more then"]
+
+
+# -- Ends that nobody has seen: the records simply stop --------------------------------------------
+
+
+def judge_lost(case: Case) -> Finding | None:
+    """Trainer and keeper are both gone without a word: power, node, container, or one kill."""
+    evidence, end = case.evidence, case.end
+    if end.is_unreachable:
+        return Finding(
+            Cause.MACHINE_LOST,
+            f"{case.opening} could not be reached any more: its machine or its network is gone.",
+            Sure.LIKELY,
+            ["its keeper was not heard of for a minute, on no connection and in no file"],
+            advice.lost(case),
+        )
+    led = _text.record(evidence.led)
+    if led and not end.is_recorded and not evidence.exit and led.get("ended") is None:
+        return Finding(
+            Cause.KILLED,
+            "`holdfast run` and its command ended together: a power cut, a container or a job step "
+            "that was ended, or a kill of both.",
+            Sure.BY_EXCLUSION,
+            ["the record of `holdfast run` has a beginning and no end"],
+            advice.lost(case),
+        )
+    if evidence.kind != "run" or evidence.exit or end.is_recorded or end.fault is not None:
+        return None
+    if not evidence.lease and not evidence.beat:
+        return None
+    told = []
+    last = _text.real(evidence.beat.get("time"))
+    if last is not None:
+        told.append(f"its last heartbeat is of {_text.clock(last)}, and nothing was noted after it")
+    sample = _text.record(evidence.beat.get("memory"))
+    told += tell_memory([sample], last) if sample else []
+    said = advice.lost(case)
+    if evidence.has_rebooted:
+        told.append("the machine has been started again since")
+        return Finding(
+            Cause.MACHINE_LOST,
+            "The machine went down with the run: a power cut, a crash or a restart.",
+            Sure.CERTAIN,
+            told,
+            said,
+        )
+    if not evidence.beat:
+        told.append("it had no keeper yet: it ended while it was being opened")
+    else:
+        told.append("trainer and keeper ended at the same time, so nobody was left to note it")
+    use = read_use(sample)
+    if evidence.beat and (use.is_near_limit or use.is_machine_full):
+        cause = Cause.OOM_CGROUP if use.is_near_limit else Cause.OOM_MACHINE
+        return Finding(
+            cause,
+            "Trainer and keeper were killed together, with nearly no memory left: most likely "
+            "by the kernel's OOM killer (memory.oom.group, or a container's limit).",
+            Sure.LIKELY,
+            told,
+            advice.host_memory(case, use, is_machine=cause is Cause.OOM_MACHINE),
+        )
+    if not evidence.beat:
+        return Finding(
+            Cause.UNKNOWN,
+            f"{case.opening} ended while the run was being opened, and nothing says why.",
+            Sure.UNKNOWN,
+            told,
+            advice.killed(case, knows_counters=False),
+        )
+    if evidence.is_here:
+        told.append("the machine has not been started again since: it was not a power cut")
+        sentence = (
+            "Trainer and keeper were killed together: a container or a job step that was ended, "
+            "or a kill of both."
+        )
+        return Finding(Cause.KILLED, sentence, Sure.BY_EXCLUSION, told, said)
+    sentence = (
+        "Everything of it ended at once: a power cut, a lost node, or a container or job step that "
+        "was killed."
+    )
+    return Finding(Cause.MACHINE_LOST, sentence, Sure.BY_EXCLUSION, told, said)

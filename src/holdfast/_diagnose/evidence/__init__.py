@@ -1,0 +1,1 @@
+"""What is known of an end: from records, processes and SLURM."""

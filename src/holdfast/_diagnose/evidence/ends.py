@@ -1,0 +1,352 @@
+"""How each process of the job ended, put together from all that has seen it.
+
+The trainer's own record of an exception, its keeper's of a death, what `holdfast run` saw of
+its descendants, torchrun's summary, the lines that it printed: none of them need be there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast import _text
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
+from holdfast._diagnose.texts.exceptions import (
+    Fault,
+    fault_of_error,
+    fault_of_how,
+    fault_of_line,
+    fault_of_signs,
+)
+from holdfast._diagnose.texts.signs import culprits_of
+
+if TYPE_CHECKING:
+    from holdfast._diagnose.texts.sign import Sign
+
+# What a shell makes of a death by a signal, where Python's parent was one.
+_SHELL_STATUSES = {128 + number: -number for number in (4, 6, 7, 8, 9, 11)}
+_OF_ANOTHER = re.compile(r"rank [1-9]\d* ")  # the words with which rank 0 was told to leave
+_WENT_FIRST = re.compile(r"rank (\d{1,6})(?: on \S+)? failed: (.*)", re.DOTALL)
+_LINES = {  # of a shell or of srun, which saw it end
+    "killed_line": -9,
+    "segfault_line": -11,
+    "abort_line": -6,
+    "bus_error": -7,
+    "illegal_instruction_line": -4,
+    "floating_point_line": -8,
+    "terminated_line": -15,
+    "kernel_oom": -9,
+    "kernel_segfault": -11,
+}
+_LAUNCHER_ENDS = (-15, -9, -2, -1)  # what torchrun and srun send to those that are left
+
+
+@dataclass
+class End:
+    """How one process ended, as far as is known."""
+
+    rank: int | None = None  # None: there is only one
+    host: str | None = None
+    pid: int | None = None
+    time: float | None = None
+    step: int | None = None
+    durable_step: int | None = None
+    status: int | None = None  # as subprocess gives it
+    fault: Fault | None = None
+    how: str = ""  # in the journal's words
+    asked: str = ""  # why it was to stop, if it was
+    was_sent_away: bool = False  # by its keeper, since another rank had gone
+    is_unreachable: bool = False  # with its whole machine
+    counters: Record = field(default_factory=dict)
+    memory: list[Record] = field(default_factory=list)
+    children: list[Record] = field(default_factory=list)
+    graphs: list[Record] = field(default_factory=list)  # of autograd, that somebody keeps
+    stacks: str = ""
+    signs: list[Sign] = field(default_factory=list)
+    seen_at: float | None = None  # when a leader saw it end: such times have the right order
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal of which it died."""
+        return _text.signal_name(self.status)
+
+    def has(self, *kinds: str) -> Sign | None:
+        """The last line of one of these kinds that it printed."""
+        return next((each for each in reversed(self.signs) if each.kind in kinds), None)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether anything is known of its end."""
+        return self.status is not None or self.fault is not None or bool(self.how)
+
+    @property
+    def had_failed(self) -> bool:
+        """Whether it had noted an exception itself, and was leaving because of that."""
+        return self.fault is not None and _text.whole(self.fault.record.get("pid")) is not None
+
+    def name(self) -> str:
+        """Who it was, to begin a sentence with."""
+        where = f" on {self.host}" if self.host else ""
+        if self.rank is not None:
+            return f"rank {self.rank}{where}"
+        return f"the training process{f' (pid {self.pid}{where})' if self.pid else where}"
+
+
+def ends_of(evidence: Evidence) -> list[End]:
+    """The ends of all ranks; of a job of one process, its one."""
+    failures = _torchrun_failures(evidence.signs)
+    processes = _text.records(_text.record(evidence.led).get("processes"))
+    by_rank = {r: p for p in processes if (r := _text.whole(p.get("rank"))) is not None}
+    spoken = {s.rank for s in evidence.signs if s.rank is not None}
+    spoken |= set(culprits_of(evidence.signs)[:64])  # they may have said nothing
+    known = {each.rank for each in evidence.ranks}
+    planned = evidence.ranks_planned or 0
+    is_many = planned > 1 or len(known | set(by_rank) | set(failures) | spoken) > 1
+    if not is_many and not evidence.ranks:
+        only = _only_end(evidence, RankEvidence())
+        # A log that names one rank alone: of the others nothing was printed.
+        only.rank = next(iter(spoken | set(failures)), None) if evidence.kind == "log" else None
+        return [only]
+    if not is_many:
+        return [_only_end(evidence, evidence.ranks[0])]
+    numbers = sorted(set(range(min(planned, 4096))) | known | set(by_rank) | set(failures) | spoken)
+    records = {each.rank: each for each in evidence.ranks}
+    ends = []
+    for number in numbers[:4096]:
+        end = _end_of(evidence, records.get(number, RankEvidence(rank=number)), number)
+        _add_process(end, by_rank.get(number, {}))
+        _add_failure(end, failures.get(number, {}))
+        if end.status is None and (exited := end.has("launcher_exit")) is not None:
+            end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+        ends.append(end)
+    _add_parting(ends, evidence)
+    # What was printed without a rank is of the only one that failed by itself, if one did.
+    failed = [end for end in ends if (end.status or 0) > 0 or end.fault is not None]
+    if len(failed) == 1 and failed[0].fault is None and evidence.kind == "log":
+        failed[0].fault = fault_of_signs(s for s in evidence.signs if s.rank is None)
+    return ends
+
+
+def _add_parting(ends: list[End], evidence: Evidence) -> None:
+    """By the words with which the run has sent all others away: they name who went first."""
+    how, status = _text.text(evidence.exit.get("how")), _text.whole(evidence.exit.get("status"))
+    sign = next((s for s in reversed(evidence.signs) if s.kind == "holdfast_stop"), None)
+    if not how and sign is not None:
+        how = _text.text(sign.details.get("reason"))
+        status = _text.whole(sign.details.get("status"))
+    match = _WENT_FIRST.match(how)
+    if match is None:
+        return
+    for end in ends:
+        if end.rank == int(match[1]):
+            # What it leaves with is no news then, but for a signal.
+            if end.fault is None and (end.status is None or end.status >= 0):
+                end.fault = _fault_of_parting(match[2])
+        elif end.fault is None and end.status is not None and end.status == status:
+            end.was_sent_away = True
+
+
+def _fault_of_parting(line: str) -> Fault | None:
+    fault = fault_of_line(line)
+    if fault is not None and fault.is_exit:
+        fault.exit_code = fault.message or None
+    return fault
+
+
+def _only_end(evidence: Evidence, found: RankEvidence) -> End:
+    end = _end_of(evidence, found, None)
+    led = _text.record(evidence.led)
+    processes = _text.records(led.get("processes"))
+    mine = next((p for p in processes if end.pid and p.get("pid") == end.pid), {})
+    _add_process(end, mine)
+    if end.status is None:
+        end.status = _shell_status(_text.whole(led.get("status")))
+    if end.status is None and not evidence.exit:
+        end.status = _job_status(evidence.job)
+        # Of the batch script, which may hide the training's; a cancelled job has 0 as well.
+        is_over = "COMPLETED" in _text.text(_text.record(evidence.job).get("state"))
+        if end.status == 0 and (not is_over or fault_of_signs(evidence.signs) is not None):
+            end.status = None
+    if len(ranks := {p.get("rank") for p in processes} - {None}) == 1 and end.status == 1:
+        # torchrun with one rank: its own 1 says nothing.
+        theirs = [p for p in processes if p.get("rank") in ranks]
+        _add_process(end, theirs[-1] if theirs else {}, over=True)
+    failures = _torchrun_failures(evidence.signs)
+    _add_failure(end, next(iter(failures.values()), {}))
+    if end.status is None and (exited := end.has("launcher_exit", "srun_exit")) is not None:
+        end.status = _shell_status(_text.whole(exited.details.get("exitcode")))
+    if end.status is None and end.fault is None:
+        told = next((s for kind in _LINES if (s := end.has(kind)) is not None), None)
+        number = _text.whole(told.details.get("signal")) if told is not None else None
+        # By its own number where it has one: a shell says the same of several signals.
+        end.status = -number if number else _LINES[told.kind] if told is not None else None
+    end.pid = end.pid or _text.whole(led.get("child_pid"))
+    end.host = end.host or _text.text(led.get("host")) or None
+    end.time = end.time or _text.real(led.get("ended"))
+    end.memory = end.memory or _text.records(led.get("memory"))
+    end.counters = end.counters or _text.record(led.get("counters"))
+    end.children = end.children or processes
+    end.fault = end.fault or fault_of_signs(evidence.signs)
+    return end
+
+
+def _end_of(evidence: Evidence, found: RankEvidence, rank: int | None) -> End:
+    """From the rank's own records."""
+    death = found.death
+    # What was only suspected while it lived is no exception: it tells neither end nor step.
+    error = found.error if _text.text(found.error.get("type")) else {}
+    exit_record = found.exit or (evidence.exit if not found.rank else {})
+    led = found.led or (_text.record(evidence.led) if rank is None else {})
+    signs = [s for s in evidence.signs if rank is None or s.rank == rank]
+    end = End(
+        rank=rank,
+        host=_text_of("host", death, error, found.process) or found.host,
+        pid=_whole_of("pid", death, error, found.process) or found.pid,
+        time=_real_of("time", error, death, exit_record),
+        step=_first(
+            _whole_of("step", error, death),
+            _whole_of("step", exit_record) if exit_record.get("status") is not None else None,
+            found.step,
+            _whole_of("step", exit_record),
+        ),
+        durable_step=_first(_whole_of("durable_step", death, exit_record), found.durable_step),
+        status=_text.whole(death.get("status")),
+        asked=_text.text(death.get("asked")),
+        was_sent_away=death.get("left_status") is not None,
+        counters=_text.record(death.get("counters"))
+        or _text.record(error.get("counters"))
+        or _text.record(led.get("counters")),
+        memory=_text.records(death.get("memory")) or _text.records(led.get("memory")),
+        children=_text.records(death.get("children")) or _text.records(error.get("workers")),
+        graphs=_text.records(found.error.get("graphs")),
+        stacks=found.stacks,
+        signs=signs,
+    )
+    if error.get("where") == "opening":
+        end.step = None  # it had not even found out where it was
+    end.fault = fault_of_error(error)
+    if not end.memory and (sample := _text.record(error.get("memory"))):
+        end.memory = [sample]
+    if not end.memory and rank is None and (sample := _text.record(evidence.beat.get("memory"))):
+        end.memory = [sample]
+    if end.status is None and led:
+        end.status = _shell_status(_text.whole(led.get("status"))) if rank is not None else None
+    if end.fault is None and rank is not None:
+        end.fault = fault_of_signs(signs)
+    if end.fault is None and not found.rank:
+        end.fault = fault_of_how(exit_record)
+    if rank == 0 and end.fault is None and _OF_ANOTHER.match(_text.text(exit_record.get("how"))):
+        end.was_sent_away = end.was_sent_away or end.status in (None, *_LAUNCHER_ENDS)
+    _add_journal(end, evidence.journal, found.rank)
+    return end
+
+
+def _add_journal(end: End, journal: Iterable[Record], rank: int) -> None:
+    for event in journal:
+        if event.get("event") != "rank-died" or _text.whole(event.get("rank")) != rank:
+            continue
+        how = _text.text(event.get("how"))
+        end.how = end.how or how
+        end.is_unreachable = end.is_unreachable or "cannot be reached" in how
+        end.time = end.time or _text.real(event.get("time"))
+        end.host = end.host or _text.text(event.get("host")) or None
+        end.step = end.step if end.step is not None else _text.whole(event.get("step"))
+        if end.status is None and end.fault is None:
+            end.status = _status_of_words(how)
+
+
+def _add_process(end: End, process: Record, *, over: bool = False) -> None:
+    """What the leader saw of it; its status is what the kernel said."""
+    if not process:
+        return
+    status = _text.whole(process.get("status"))
+    if status is not None and (end.status is None or over):
+        end.status = status
+    end.pid = end.pid or _text.whole(process.get("pid"))
+    end.seen_at = _text.real(process.get("ended"))
+    end.time = end.time or end.seen_at
+    # Those of its own death: at the end of the whole command others may have ended since.
+    end.counters = _text.record(process.get("counters")) or end.counters
+
+
+def is_ended_by_launcher(end: End) -> bool:
+    """Whether it looks like one of those that torchrun or srun end when another has failed."""
+    return end.fault is None and end.status in _LAUNCHER_ENDS
+
+
+def _torchrun_failures(signs: Iterable[Sign]) -> dict[int, Record]:
+    """Rank by rank, as the launcher's last lines have them."""
+    found: dict[int, Record] = {}
+    for sign in signs:
+        if sign.kind != "torchrun_summary":
+            continue
+        for rank, code in _text.record(sign.details.get("exitcodes")).items():
+            if (number := _number(rank)) is not None:
+                found[number] = {"status": _text.whole(code)}
+        for each in _text.records(sign.details.get("failures")):
+            if (number := _number(each.get("rank"))) is not None:
+                known = {"status": each.get("exitcode"), "pid": each.get("pid")}
+                found[number] = {**known, "host": each.get("host"), "error": each.get("error")}
+    return found
+
+
+def _add_failure(end: End, failure: Record) -> None:
+    """What the launcher said of it."""
+    if not failure:
+        return
+    status = _text.whole(failure.get("status"))
+    if end.status is None or (end.status == 1 and status is not None):
+        end.status = status
+    end.fault = end.fault or fault_of_line(_text.text(failure.get("error")))
+    end.host = end.host or _text.text(failure.get("host")) or None
+    end.pid = end.pid or _text.whole(failure.get("pid"))
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return _text.whole(value)
+
+
+def _job_status(job: Record | None) -> int | None:
+    """The status in SLURM's `code:signal`."""
+    said = _text.record(job).get("exit_code")
+    code, _, number = _text.text(said).partition(":")
+    try:
+        status = -int(number) if number and int(number) else int(code)
+    except ValueError:
+        return _text.whole(said)
+    return _shell_status(status)
+
+
+def _shell_status(status: int | None) -> int | None:
+    return status if status is None else _SHELL_STATUSES.get(status, status)
+
+
+def _status_of_words(how: str) -> int | None:
+    """Back from the words of a keeper: "was killed by SIGKILL", "ended with status 3"."""
+    import signal
+
+    word = how.split()[-1] if how.split() else ""
+    if how.startswith("was killed by"):
+        number = getattr(signal, word, None) if word.startswith("SIG") else _number(word)
+        return -int(number) if number is not None and 0 < int(number) <= 64 else None
+    return _number(word) if how.startswith("ended with status") else None
+
+
+def _first(*values: Any) -> Any:
+    return next((each for each in values if each is not None), None)
+
+
+def _whole_of(key: str, *found: Record) -> int | None:
+    return next((n for each in found if (n := _text.whole(each.get(key))) is not None), None)
+
+
+def _real_of(key: str, *found: Record) -> float | None:
+    return next((n for each in found if (n := _text.real(each.get(key))) is not None), None)
+
+
+def _text_of(key: str, *found: Record) -> str:
+    return next((t for each in found if (t := _text.text(each.get(key)))), "")

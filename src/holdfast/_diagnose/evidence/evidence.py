@@ -1,0 +1,64 @@
+"""What is known of a death, from whichever side it was seen.
+
+All of it was written by processes that were about to die, or by other versions, or has
+been copied from another machine: every key of every record may be missing, or hold
+something else than it should. So they are read by `whole`, `real`, `text` … of `words.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast._diagnose.texts.sign import Sign
+
+Record = dict[str, Any]
+
+
+@dataclass
+class RankEvidence:
+    """What is known of one process of the job."""
+
+    rank: int = 0
+    host: str | None = None
+    pid: int | None = None
+    error: Record = field(default_factory=dict)  # error.json: the exception, by itself
+    death: Record = field(default_factory=dict)  # death.json: its end, by its keeper
+    exit: Record = field(default_factory=dict)  # exit.json, which the first rank has
+    process: Record = field(default_factory=dict)  # ranks/00001.json: who it was
+    led: Record = field(default_factory=dict)  # led.json, where each rank had a leader
+    stacks: str = ""  # what faulthandler wrote
+    step: int | None = None  # the last that it finished
+    durable_step: int | None = None
+
+
+@dataclass
+class Evidence:
+    """Everything that one question is judged by."""
+
+    subject: str = ""  # what was asked about, as the user named it
+    ranks: list[RankEvidence] = field(default_factory=list)
+    led: Record | None = None  # what `holdfast run` saw
+    output: str = ""  # the end of what was printed
+    signs: list[Sign] = field(default_factory=list)  # what that text tells
+    job: Record | None = None  # what SLURM says of it: state, exit_code, reason, node, end …
+    beat: Record = field(default_factory=dict)  # the last heartbeat
+    journal: list[Record] = field(default_factory=list)  # the attempt's events
+    is_live: bool = False
+    kind: str = ""  # "run", "led", "log", "pid" or "slurm"
+    attempt: int | None = None
+    newest: int | None = None  # attempt of the same run
+    durable_step: int | None = None  # on disk, by this attempt or by the one that it came from
+    ranks_planned: int | None = None  # how many the job was to have
+    lease: Record = field(default_factory=dict)
+    exit: Record = field(default_factory=dict)
+    requeue: Record = field(default_factory=dict)
+    hang: Record = field(default_factory=dict)  # hang.json: what was found when it stood still
+    look: Record = field(default_factory=dict)  # of a run that lives: `looks` at it, of just now
+    process: Record | None = None  # a living process, as /proc has it
+    is_here: bool = False  # it ran on this machine, since this boot, in whichever container
+    has_rebooted: bool = False  # it ran on this machine, before its last start
+    notes: list[str] = field(default_factory=list)  # sentences for the reader, as they are
+    files: list[Path] = field(default_factory=list)  # the records that were read

@@ -1,0 +1,287 @@
+"""What a run folder, or a record of `holdfast run`, says of an end.
+
+The folder is only read, and may have been copied from another machine: processes are looked
+up only where they ran here, and a heartbeat that is old is not waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast import _text
+from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence, Record
+from holdfast._diagnose.texts.sign import Sign
+from holdfast._diagnose.texts.signs import read_signs
+from holdfast._environment.processes.identity import host_name, of_process
+from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.processes.tree import keepers_of
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import is_live, keeper_of, lease_holder, read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.plain_file import open_file
+
+_OUTPUT_BYTES = 1 << 20  # of the end of a log
+_STACKS_BYTES = 1 << 16
+_MOST_EVENTS = 5000
+_SKEW_SECONDS = 60.0  # by which a clock may have been set since
+_OLD_SECONDS = 600.0  # of a heartbeat: no two clocks are so far apart
+_WATCH_SECONDS = 5.0  # beats come every other second
+_KEEPER_SECONDS = 3.0  # for a keeper that is still writing what it knows
+_OF_A_RANK = re.compile(r"(?:(?:error|death|led|stacks|output)-)?(\d{5,9})\.(?:json|txt|log)")
+_TELLING = re.compile(
+    r"(?:error|death|led|exit|hang|stacks|output|trouble)(?:-\d+)?\.(?:json|txt|log)"
+)
+_MOST_RANKS = 100_000
+
+
+def gather_lives(folder: Path) -> list[Evidence]:
+    """The same of each of its attempts, oldest first; a long journal is read once."""
+    layout = RunLayout(folder)
+    numbers = layout.attempt_numbers()
+    journal_of = _events(layout, set(numbers))
+    return [gather_run(folder, number, journal_of[number]) for number in numbers]
+
+
+def gather_run(
+    folder: Path, attempt: int | None = None, events: list[Record] | None = None
+) -> Evidence:
+    """What a run folder knows of an attempt; the newest if none is named.
+
+    `events` are those of its journal, where they are known already.
+    """
+    layout = RunLayout(folder)  # as it was named: the paths of its records are shown
+    numbers: list[int] = []
+    with contextlib.suppress(OSError):
+        numbers = layout.attempt_numbers()
+    newest = numbers[-1] if numbers else 0
+    number = newest if attempt is None else attempt
+    found = Evidence(subject=str(folder), kind="run", attempt=number or None)
+    if number not in numbers:
+        found.notes.append("there is no attempt yet" if not numbers else f"no attempt {number}")
+        return found
+    found.newest = newest
+    _look_where(layout, number, found)
+    if number == newest:
+        found.is_live = _is_live(layout, number)
+        if not found.is_live:
+            _await_keeper(layout, number)
+    found.lease = read_json(layout.lease(number))
+    found.beat = read_json(layout.heartbeat(number))
+    found.exit = read_json(layout.exit(number))
+    found.requeue = read_json(layout.requeue(number))
+    found.led = read_json(layout.led(number)) or None
+    found.hang = read_json(layout.hang(number))
+    found.journal = _events(layout, {number})[number] if events is None else events
+    found.durable_step = _durable_step(layout, number)
+    beats = found.beat.get("ranks")
+    beats = beats if isinstance(beats, list) else []
+    for rank in _rank_numbers(layout, number, len(beats)):
+        found.ranks.append(_rank(layout, number, rank, beats))
+    if any(rank.led for rank in found.ranks):  # each rank has a leader of its own
+        found.ranks[0].led = found.led or {}
+    planned = [_text.whole(rank.error.get("ranks")) or 0 for rank in found.ranks]
+    found.ranks_planned = min(max([len(found.ranks), *planned]), _MOST_RANKS)
+    _read_texts(layout, number, found)
+    with contextlib.suppress(OSError):
+        files = layout.attempt(number).iterdir()
+        found.files = sorted(path for path in files if _TELLING.fullmatch(path.name))
+    if hidden := [path.name for path in found.files if not os.access(path, os.R_OK)]:
+        found.notes.append(f"you may not read {', '.join(hidden[:8])}: ask as who started it")
+    return found
+
+
+def gather_led(life_folder: Path) -> Evidence:
+    """What `holdfast run` saw of one life of a command, and the run that it opened, if any."""
+    led = read_json(life_folder / "led.json")
+    opened = read_json(life_folder / "run.json") or _text.record(led.get("run"))
+    folder, attempt = _text.text(opened.get("folder")), _text.whole(opened.get("attempt"))
+    found = Evidence(kind="led")
+    if folder and attempt and RunLayout(Path(folder)).attempt(attempt).is_dir():
+        found = gather_run(Path(folder), attempt)
+    if found.kind == "led":
+        found.subject = str(life_folder)
+    found.led = led or found.led
+    found.is_live = bool(led) and led.get("ended") is None and _is_leader_alive(led)
+    found.hang = found.hang or read_json(life_folder / "hang.json")
+    text = _tail(life_folder / "output.log", _OUTPUT_BYTES)
+    if text and not found.output:
+        found.output = text
+        found.signs += read_signs(text)
+    found.files = [
+        *(
+            path
+            for name in ("led.json", "output.log", "hang.json")
+            if (path := life_folder / name).exists()
+        ),
+        *found.files,
+    ]
+    return found
+
+
+def _look_where(layout: RunLayout, attempt: int, found: Evidence) -> None:
+    """Whether it ran on this machine, and whether that has been started again since."""
+    holder = lease_holder(layout, attempt)
+    if holder is None:
+        return
+    boot = of_process().boot
+    if not holder.boot or not boot:
+        return
+    found.is_here = holder.boot == boot  # in another container its processes are not seen
+    beat = _text.real(read_json(layout.heartbeat(attempt)).get("time"))
+    booted = _booted_at()
+    found.has_rebooted = (
+        holder.host == host_name()
+        and holder.boot != boot
+        # Else it was another machine of the same name.
+        and (beat is None or booted is None or beat < booted + _SKEW_SECONDS)
+    )
+
+
+def _is_live(layout: RunLayout, attempt: int) -> bool:
+    """Whether it still trains; of another machine, by a look at its heartbeat."""
+    holder = lease_holder(layout, attempt)
+    if holder is None or layout.exit(attempt).exists():
+        return False
+    if holder.is_here():
+        return holder.is_alive()
+    beat = read_json(layout.heartbeat(attempt))
+    moment = _text.real(beat.get("time"))
+    if moment is None or abs(time.time() - moment) > _OLD_SECONDS:
+        return False
+    return is_live(layout, attempt, _WATCH_SECONDS)
+
+
+def _await_keeper(layout: RunLayout, attempt: int) -> None:
+    """A keeper that lives is about to write what it knows, be it that it has not begun to beat."""
+    keeper = keeper_of(layout, attempt)
+    if keeper is None:
+        starting = keepers_of(os.path.realpath(layout.folder), attempt)
+        keeper = of_process(starting[0]) if starting else None
+    if keeper is None or not keeper.is_here():
+        return
+    deadline = FairDeadline(_KEEPER_SECONDS, lambda: [keeper.pid])
+    while not deadline.is_over() and keeper.is_alive():
+        if layout.exit(attempt).exists():
+            return
+        time.sleep(0.02)
+
+
+def _is_leader_alive(led: Record) -> bool:
+    pid = _text.whole(led.get("leader_pid"))
+    if pid is None or _text.text(led.get("host")) != host_name():
+        return False
+    started = of_process(pid).started
+    began, booted = _text.real(led.get("began")), _booted_at()
+    if not started.isdigit() or began is None or booted is None:
+        return bool(started)
+    # A number is given out again, and here is all that tells: who leads began before its record.
+    return booted + int(started) / os.sysconf("SC_CLK_TCK") < began + _SKEW_SECONDS
+
+
+def _booted_at() -> float | None:
+    """When this machine was started, by its clock of today."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return None
+
+
+def _events(layout: RunLayout, attempts: set[int]) -> dict[int, list[Record]]:
+    """What the journal has of these attempts: of each from its start to that of the next."""
+    found: dict[int, list[Record]] = {attempt: [] for attempt in attempts}
+    current: object = None
+    with contextlib.suppress(OSError):
+        for event in journal.read(layout.journal):
+            if event.get("event") == "start":
+                current = event.get("attempt")
+            of = event.get("attempt", current)
+            if isinstance(of, int) and of in found:
+                found[of].append(event)
+                del found[of][: -2 * _MOST_EVENTS]
+    return {attempt: events[-_MOST_EVENTS:] for attempt, events in found.items()}
+
+
+def _durable_step(layout: RunLayout, attempt: int) -> int | None:
+    """What a next life would go on from, by the folder alone."""
+    known: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError):
+        known = [(of, step) for step, of, _ in layout.checkpoint_folders() if of <= attempt]
+    steps = [step for of, step in known if of == attempt]
+    if steps:
+        return max(steps)
+    if layout.origin(attempt).exists():
+        return _text.whole(read_json(layout.origin(attempt)).get("step"))
+    return max(known)[1] if known else None  # it had not even found where to begin
+
+
+def _rank_numbers(layout: RunLayout, attempt: int, told: int) -> list[int]:
+    """Every rank of which there is a trace; of one process alone, 0."""
+    found = {0, *range(min(told, _MOST_RANKS))}
+    for folder in (layout.attempt(attempt), layout.ranks(attempt)):
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                match = _OF_A_RANK.fullmatch(path.name)
+                if match is not None and int(match[1]) < _MOST_RANKS:
+                    found.add(int(match[1]))
+    return sorted(found)
+
+
+def _rank(layout: RunLayout, attempt: int, rank: int, beats: list[object]) -> RankEvidence:
+    beat = _text.record(beats[rank]) if rank < len(beats) else {}
+    if not beats:
+        beat = read_json(layout.heartbeat(attempt))
+    process = read_json(layout.rank(attempt, rank))
+    holder = _text.record(process.get("process")) or _text.record(process.get("trainer"))
+    if rank == 0 and not holder:
+        holder = _text.record(read_json(layout.lease(attempt)).get("process"))
+    return RankEvidence(
+        rank=rank,
+        host=_text.text(beat.get("host")) or _text.text(holder.get("host")) or None,
+        pid=_text.whole(beat.get("pid")) or _text.whole(holder.get("pid")),
+        error=read_json(layout.error(attempt, rank)),
+        death=read_json(layout.death(attempt, rank)),
+        exit=read_json(layout.exit(attempt)) if rank == 0 else {},
+        process=process,
+        led=read_json(layout.led(attempt, rank)) if rank else {},
+        stacks=_tail(layout.stacks(attempt, rank), _STACKS_BYTES),
+        step=_text.whole(beat.get("step")),
+        durable_step=_text.whole(beat.get("durable_step")),
+    )
+
+
+def _read_texts(layout: RunLayout, attempt: int, found: Evidence) -> None:
+    """What was printed, and by whom: of several leaders each has printed for its own rank."""
+    is_one = not any(rank.led for rank in found.ranks)
+    for rank in found.ranks:
+        text = _tail(layout.output(attempt, rank.rank), _OUTPUT_BYTES)
+        if rank.rank == 0:
+            found.output = text
+        found.signs += _named(read_signs(text), None if is_one else rank.rank)
+        dumps = [sign for sign in read_signs(rank.stacks) if sign.kind == "faulthandler"]
+        found.signs += _named(dumps, rank.rank if len(found.ranks) > 1 else None)
+
+
+def _named(signs: Iterable[Sign], rank: int | None) -> Iterator[Sign]:
+    for sign in signs:
+        yield sign if sign.rank is not None else replace(sign, rank=rank)
+
+
+def _tail(path: Path, size_bytes: int) -> str:
+    """The end of a text file, from the beginning of a line."""
+    try:
+        with open_file(path) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - size_bytes))
+            data = file.read(size_bytes)
+    except OSError:
+        return ""
+    if size > size_bytes:
+        data = data.partition(b"\n")[2]
+    return data.decode("utf-8", errors="replace")

@@ -1,0 +1,1 @@
+"""From stacks and counters to the cause of a hang."""

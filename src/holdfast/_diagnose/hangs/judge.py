@@ -1,0 +1,333 @@
+"""Why it does not get on: from what every process was doing, one cause and one sentence.
+
+Of several ranks all but one mostly wait, and say nothing but that they wait. So they are
+compared: guilty is who is not where the others are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast import _text
+from holdfast._diagnose.evidence.case import Finding
+from holdfast._diagnose.hangs.process import Held, is_computing, what_holds
+from holdfast._diagnose.hangs.stacks import (
+    WAITS_FOR_RANKS,
+    Standing,
+    merge_looks,
+    name_ranks,
+    rank_of,
+)
+from holdfast._diagnose.verdict import Cause, Sure
+
+Record = dict[str, Any]
+
+_NO_HANG = (Cause.DEBUGGER, Cause.FROZEN, Cause.STOPPED)  # in the order in which they explain
+_WORK_AGREES = (
+    3  # of `_store/memory/control.py`, which stands above: at a boundary, for the other ranks
+)
+_MOST_LINES = 12
+
+
+@dataclass
+class HangFinding(Finding):
+    """What a rule says, with the rank that the others wait for."""
+
+    rank: int | None = None
+    others: list[str] = field(default_factory=list)  # where the others stand
+
+
+@dataclass
+class _Rank:
+    """One rank at the moment of the look."""
+
+    look: Record
+    held: Held
+    number: int | None
+    mark: int | None
+    waits: bool  # for other ranks
+
+    @property
+    def name(self) -> str:
+        host = _text.text(self.look.get("host"))
+        where = f" on {host}" if host else ""
+        return f"rank {self.number}{where}" if self.number is not None else "it"
+
+    @property
+    def standing(self) -> Standing:
+        return self.held.standing
+
+
+def explain(record: Record) -> HangFinding:
+    """What holds it, from hang.json, look.json or a single look. Never raises."""
+    try:
+        return explain_strictly(record)
+    except Exception as error:  # noqa: BLE001  a keeper must go on, whatever a record holds
+        return HangFinding(
+            Cause.UNKNOWN,
+            "It does not get on, and what was seen of it cannot be understood.",
+            Sure.UNKNOWN,
+            [f"{type(error).__name__}: {error}"],
+        )
+
+
+def explain_strictly(record: Record) -> HangFinding:
+    """The same, for tests: what goes wrong here is a bug."""
+    looks = _text.records(record.get("looks")) or ([record] if record.get("processes") else [])
+    if not looks:
+        return _unseen(record)
+    missing = _missing(record)
+    ranks = [_rank(look, is_alone=len(looks) + len(missing) == 1) for look in looks]
+    if len(ranks) == 1 and not missing:
+        found = _alone(ranks[0])
+    else:
+        found = _among(ranks, missing)
+        found.evidence = [*merge_looks(looks, missing)[:_MOST_LINES], *found.evidence]
+    since = _since(record, looks)
+    if since and found.cause not in _NO_HANG:
+        found.sentence = f"{since}: {found.sentence}"
+    else:
+        found.sentence = found.sentence[:1].upper() + found.sentence[1:]
+    found.evidence += _patience(record, looks)
+    return found
+
+
+def _rank(look: Record, *, is_alone: bool) -> _Rank:
+    held = what_holds(look)
+    standing = held.standing
+    waits = standing.kind in WAITS_FOR_RANKS or _text.whole(look.get("work")) == _WORK_AGREES
+    if not is_alone and not waits:
+        # A reducer waits in backward(), what `work.wait()` waits for is in C, and a GPU that waits
+        # in a collective makes its process spin.
+        is_in_c = standing.kind == "event" and not standing.call
+        waits = standing.kind == "device" or (
+            (standing.kind == "backward" or is_in_c) and not is_computing(look)
+        )
+    waits = waits and held.cause not in _NO_HANG and held.cause is not Cause.HANG_GIL
+    mark = _text.whole(look.get("mark"))
+    if mark is None:
+        step = _text.whole(look.get("step"))
+        mark = 2 * step if step is not None else None
+    return _Rank(look, held, rank_of(look), mark, waits)
+
+
+def _alone(rank: _Rank) -> HangFinding:
+    held = rank.held
+    who = rank.name if rank.number else "it"
+    return HangFinding(
+        held.cause,
+        _sentence(f"{who} {held.words}", held.hint),
+        held.sure,
+        list(held.evidence),
+        [f"{held.hint}."] if held.hint else [],
+        rank.number or None,
+    )
+
+
+def _among(ranks: list[_Rank], missing: list[int]) -> HangFinding:
+    """Who of several is to blame."""
+    for cause in _NO_HANG:
+        if held := [rank for rank in ranks if rank.held.cause is cause]:
+            return _one_to_blame(held[0], ranks, is_waited_for=True)
+    busy = [rank for rank in ranks if not rank.waits]
+    if missing and not busy:
+        return _absent(ranks, missing)
+    if not busy:
+        return _all_wait(ranks)
+    if len(busy) == len(ranks) and len({rank.held.cause for rank in busy}) == 1:
+        alike = {rank.standing.place for rank in busy}
+        if len(alike) == 1 and len(ranks) > 1:
+            return _all_alike(ranks)
+    return _one_to_blame(min(busy, key=_order), ranks, is_waited_for=len(busy) < len(ranks))
+
+
+def _order(rank: _Rank) -> tuple[float, bool, int]:
+    """The most backward first; of equals who is at work last: it may get on by itself."""
+    mark = rank.mark if rank.mark is not None else 1 << 62
+    return mark, rank.held.cause in (Cause.SLOW, Cause.HANG_COMPUTING), rank.number or 0
+
+
+def _one_to_blame(guilty: _Rank, ranks: list[_Rank], *, is_waited_for: bool) -> HangFinding:
+    held = guilty.held
+    others = [rank for rank in ranks if rank is not guilty]
+    waiting = [rank for rank in others if rank.waits]
+    said = f"{guilty.name} {held.words}"
+    if is_waited_for and waiting:
+        wait = "waits" if len(waiting) == 1 else "wait"
+        said = f"{said}, while {_named(waiting)} {wait} for it {waiting[0].standing.where()}"
+    cause = held.cause if held.cause in (*_NO_HANG, Cause.SLOW) else Cause.HANG_RANK
+    if not waiting and cause is Cause.HANG_RANK:
+        cause = held.cause  # nobody waits for it: what holds it is all that there is
+    evidence = [*_marks(ranks), *held.evidence]
+    if cause is Cause.HANG_RANK:
+        evidence.append(f"by itself that is: {held.cause.value}")
+    return HangFinding(
+        cause,
+        _sentence(said, held.hint),
+        held.sure,
+        evidence,
+        [f"{held.hint}."] if held.hint else [],
+        guilty.number,
+        [f"{rank.name} {rank.held.words}" for rank in others][:_MOST_LINES],
+    )
+
+
+def _absent(ranks: list[_Rank], missing: list[int]) -> HangFinding:
+    first = ranks[0]
+    said = (
+        f"{name_ranks(missing)} gave no answer, while {_named(ranks)} wait {first.standing.where()}"
+    )
+    hint = "See whether its machine is there, and what holds its keeper"
+    return HangFinding(
+        Cause.HANG_RANK,
+        _sentence(said, hint),
+        Sure.LIKELY,
+        _marks(ranks),
+        [f"{hint}: holdfast status RUN"],
+        missing[0],
+        [f"{rank.name} {rank.held.words}" for rank in ranks][:_MOST_LINES],
+    )
+
+
+def _all_alike(ranks: list[_Rank]) -> HangFinding:
+    """The same holds all of them."""
+    held = ranks[0].held
+    said = f"all {len(ranks)} ranks are held alike: {ranks[0].name} {held.words}"
+    advice = [f"{held.hint}."] if held.hint else []
+    evidence = [*_marks(ranks), *held.evidence]
+    return HangFinding(held.cause, _sentence(said, held.hint), held.sure, evidence, advice)
+
+
+def _all_wait(ranks: list[_Rank]) -> HangFinding:
+    """All wait for each other: in different collectives, or in the same."""
+    groups: dict[tuple[Any, ...], list[_Rank]] = {}
+    for rank in ranks:
+        key = (rank.standing.call, rank.standing.path, rank.mark)
+        groups.setdefault(key, []).append(rank)
+    if len(groups) == 1:
+        first = ranks[0]
+        said = f"all {len(ranks)} ranks wait {first.standing.where()}, and none of them is missing"
+        hint = (
+            "See the network between them (NCCL_DEBUG=INFO, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
+            " and the GPUs: holdfast doctor tries a real all_reduce"
+        )
+        return HangFinding(
+            Cause.HANG_CALL, _sentence(said, hint), Sure.LIKELY, _marks(ranks), [f"{hint}."]
+        )
+    parties = sorted(groups.values(), key=lambda each: (len(each), _order(each[0])))
+    odd, most = parties[0], parties[-1]
+    odd_at, most_at = _where_differ(odd[0].standing, most[0].standing)
+    steps = ""
+    if odd[0].mark != most[0].mark and odd[0].mark is not None and most[0].mark is not None:
+        steps = f" (after step {odd[0].mark // 2}, the others after step {most[0].mark // 2})"
+    said = (
+        f"the ranks have taken different ways: {_named(odd)} wait{'s' * (len(odd) == 1)} {odd_at}"
+        f"{steps}, {_named(most)} {most_at}"
+    )
+    hint = (
+        "Every rank must call the same collectives in the same order: look for a condition between "
+        "these lines that depends on the rank or its data"
+    )
+    return HangFinding(
+        Cause.HANG_BRANCHES,
+        _sentence(said, hint),
+        Sure.LIKELY,
+        _marks(ranks),
+        [
+            f"{hint}.",
+            "For parameters that not every batch uses: DistributedDataParallel(…, "
+            "find_unused_parameters=True); for uneven batches: with model.join(). "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective that does not match.",
+        ],
+        odd[0].number if len(odd) < len(most) or odd[0].mark != most[0].mark else None,
+        [f"{rank.name} {rank.held.words}" for rank in ranks if rank is not odd[0]][:_MOST_LINES],
+    )
+
+
+def _where_differ(one: Standing, other: Standing) -> tuple[str, str]:
+    """Where both stand; if on the same line, by which lines they came there."""
+    if one.path[:1] != other.path[:1] or one.call != other.call:
+        return one.where(), other.where()
+    for (file, line), (other_file, other_line) in zip(one.path, other.path, strict=False):
+        if (file, line) != (other_file, other_line):
+            mine = f"{file.rsplit('/', 1)[-1]}:{line}"
+            theirs = f"{other_file.rsplit('/', 1)[-1]}:{other_line}"
+            return f"{one.where()}, called from {mine}", f"called from {theirs}"
+    return one.where(), other.where()
+
+
+def _named(ranks: list[_Rank]) -> str:
+    return name_ranks(rank.number for rank in ranks)
+
+
+def _marks(ranks: list[_Rank]) -> list[str]:
+    """How far each had come, where they differ."""
+    steps: dict[int, list[int | None]] = {}
+    for rank in ranks:
+        if rank.mark is not None:
+            steps.setdefault(rank.mark // 2, []).append(rank.number)
+    if len(steps) < 2:
+        return []
+    told = (f"{name_ranks(who)} after step {step}" for step, who in sorted(steps.items()))
+    return ["; ".join(told)]
+
+
+def _sentence(said: str, hint: str) -> str:
+    return f"{said}. {hint}." if hint else f"{said}."
+
+
+def _since(record: Record, looks: list[Record]) -> str:
+    """For how long nothing has come of it, in words."""
+    quiet = _text.real(record.get("quiet_seconds"))
+    if quiet is not None:  # a command that has no steps that anybody could count
+        return f"No output and no work for {_text.duration(quiet)}"
+    began, found = _text.real(record.get("began")), _text.real(record.get("found"))
+    if began is not None and found is not None and found > began:
+        return f"No step for {_text.duration(found - began)}"
+    ages = [age for look in looks if (age := _text.real(look.get("boundary_age"))) is not None]
+    longest = max(ages, default=0.0)
+    return f"No step for {_text.duration(longest)}" if longest >= 1.0 else ""
+
+
+def tell_limit(record: Record) -> list[str]:
+    """By what it was called a hang."""
+    patience = _text.real(record.get("patience"))
+    if patience is None:
+        return []
+    how = "given" if record.get("how") == "given" else "learned from its own pace"
+    return [f"the limit was {_text.duration(patience)} ({how})"]
+
+
+def _patience(record: Record, looks: list[Record]) -> list[str]:
+    """The same, and what its steps take otherwise."""
+    told = tell_limit(record)
+    usual = _text.real(record.get("usual_step_seconds"))
+    if usual is None:
+        usual = _text.real(looks[0].get("usual_step_seconds"))
+    if usual:
+        told.append(f"a step of it usually takes {_text.duration(usual)}")
+    return told
+
+
+def _missing(record: Record) -> list[int]:
+    """The ranks that gave no answer."""
+    told = record.get("missing")
+    return (
+        [n for each in told if (n := _text.whole(each)) is not None]
+        if isinstance(told, list)
+        else []
+    )
+
+
+def _unseen(record: Record) -> HangFinding:
+    missing = _missing(record)
+    said = "it does not get on, and nobody could look at it"
+    if missing:
+        said = f"it does not get on, and {name_ranks(missing)} gave no answer"
+    return HangFinding(
+        Cause.UNKNOWN,
+        f"{said[:1].upper()}{said[1:]}.",
+        Sure.UNKNOWN,
+        rank=missing[0] if missing else None,
+    )

@@ -1,0 +1,398 @@
+"""What holds one process of a job, from a look at it and at all that it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast import _text as words
+from holdfast._diagnose.hangs.stacks import (
+    Standing,
+    main_thread,
+    read_thread,
+    standing_of,
+    trainer_of,
+)
+from holdfast._diagnose.hangs.workers import Crew, crew_of
+from holdfast._diagnose.verdict import Cause, Sure
+from holdfast._environment.processes.activity import (
+    CLIENT,
+    computes,
+    debugger_of,
+    held_thread,
+    tracer_of,
+    unread_of,
+)
+
+Record = dict[str, Any]
+
+PULSE_SECONDS = 5.0  # without a beat of its own thread: nothing of it that is Python runs
+_FAULTS_PER_SECOND = 100.0  # pages that come back from swap
+_MOST_THREADS = 6
+_SMALL_SHM_BYTES = 2 << 30  # a container has 64 MB of it, a machine half of its memory
+
+_CAUSES = {
+    **dict.fromkeys(("lock", "queue", "event", "join", "filelock", "asyncio"), Cause.HANG_LOCK),
+    **dict.fromkeys(("fuse", "nfs", "netfs", "disk", "file"), Cause.HANG_DISK),
+    **dict.fromkeys(("collective", "rendezvous"), Cause.HANG_RANK),
+    "loader": Cause.HANG_LOADER,
+    "pool": Cause.HANG_POOL,
+    "debugger": Cause.DEBUGGER,
+    "prompt": Cause.DEBUGGER,
+    "input": Cause.DEBUGGER,
+}
+_OF_A_FILE_SYSTEM = ("fuse", "nfs", "netfs", "disk", "file")
+
+
+@dataclass
+class Held:
+    """What holds it: `words` go on after its name, and `hint` is what to do about it."""
+
+    cause: Cause
+    words: str
+    sure: Sure
+    standing: Standing
+    evidence: list[str] = field(default_factory=list)
+    hint: str = ""
+
+
+def what_holds(look: Record) -> Held:
+    """Why this process does not get on; without its stack nothing of it is certain."""
+    found = _what_holds(look)
+    is_told = bool(look.get("paused")) or tracer_of(look) is not None
+    is_seen = is_told or found.cause in _BY_THE_KERNEL or has_stack(look)
+    if found.sure is Sure.CERTAIN and not is_seen:
+        found.sure = Sure.LIKELY
+    return found
+
+
+_BY_THE_KERNEL = (Cause.STOPPED, Cause.FROZEN)
+
+
+def has_stack(look: Record) -> bool:
+    """Whether a stack of Python was read: without one it is unknown what the program should do."""
+    processes = words.records(look.get("processes"))
+    threads = (each for process in processes for each in words.records(process.get("threads")))
+    return any(words.records(each.get("frames")) for each in threads)
+
+
+def _what_holds(look: Record) -> Held:
+    standing = standing_of(look)
+    for rule in (_in_debugger, _not_running, _swapping, _holding_gil):
+        found = rule(look, standing)
+        if found is not None:
+            return found
+    if unread_of(look):
+        at = f" at {standing.place}" if standing.place else ""
+        said = f"waits until somebody reads what it prints{at}"
+        hint = "Read on there: leave the pager, or press Ctrl-Q after Ctrl-S"
+        return Held(Cause.HANG_CALL, said, Sure.CERTAIN, standing, _state(look), hint)
+    crew = crew_of(look, standing.kind)
+    if standing.kind in ("loader", "pool"):
+        return _of_workers(look, standing, crew)
+    if _is_in_d(look) or standing.kind in _OF_A_FILE_SYSTEM:
+        return _on_disk(look, standing)
+    if is_computing(look) and _CAUSES.get(standing.kind) is not Cause.HANG_RANK:
+        return _computing(look, standing)
+    if standing.kind in ("lock", "queue", "event", "join"):
+        return _at_lock(look, standing)
+    if standing.kind == "child":
+        return _on_child(look, standing)
+    cause = _CAUSES.get(standing.kind, Cause.HANG_CALL)
+    sure = Sure.LIKELY if standing.kind else Sure.UNKNOWN
+    hint = _HINTS.get(standing.kind, "See what that line calls, and give it a timeout")
+    return Held(cause, standing.tell(), sure, standing, _state(look), hint)
+
+
+_HINTS = {
+    "sleep": "See why it sleeps there so long",
+    "network": "Give the call a timeout, and see whether the other end answers",
+    "pipe": "See what the other process does, and give the wait a timeout",
+    "device": "See whether the GPU works: nvidia-smi, and sudo dmesg | grep -i xid",
+    "rendezvous": "See whether all ranks have been started, and reach MASTER_ADDR:MASTER_PORT",
+    "collective": "See what the other ranks do",
+    "filelock": "See who holds that lock: cat /proc/locks, or lslocks",
+    "fifo": "Open its other end, or remove it",
+    "asyncio": "Give what is awaited there a timeout: asyncio.wait_for",
+    "compile": "See what it compiles: TORCH_LOGS=recompiles,dynamo",
+    "import": "See whether the folder of that package answers, and whether a thread imports too",
+    "prompt": "Answer it, and the training goes on",
+    "input": "Answer it, and the training goes on",
+    "debugger": "Let it go on there (c), and the training goes on",
+    "client": "Attach an editor to it, or take debugpy.wait_for_client() out",
+}
+_BY_PERSON = {"a prompt": "prompt", CLIENT: "client"}
+
+
+def _in_debugger(look: Record, standing: Standing) -> Held | None:
+    by = debugger_of(look)
+    if by is None and standing.kind == "input":
+        by = "a prompt"
+    if by is not None:
+        who, where = "", standing
+        found = held_thread(look)
+        if found is not None and found[1] is not trainer_of(look):
+            who, where = f"waits while {_pid(found[1])} ", read_thread(dict(found[2]))
+        said = f"{who}is held by {by}" + (f" at {where.place}" if where.place else "")
+        hint = _HINTS.get(_BY_PERSON.get(by, ""), _HINTS["debugger"])
+        return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
+    process = tracer_of(look)
+    if process is None:
+        return None
+    name = words.text(process.get("tracer_name")) or "a tracer"
+    said = f"is traced by {name} (pid {process.get('tracer')})"
+    if process is not trainer_of(look):
+        said = f"waits while {_pid(process)} {said}"
+    hint = f"Let it go on in {name}, or detach it: nothing is done to it until then"
+    return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
+
+
+def _not_running(look: Record, standing: Standing) -> Held | None:
+    """Frozen or stopped, itself or one that it waits for."""
+    processes = words.records(look.get("processes"))
+    trainer = trainer_of(look)
+    for process in processes:
+        if process.get("frozen") is not True:
+            continue
+        said = "is frozen with its cgroup"
+        if process is not trainer:
+            said = f"waits while {_pid(process)} {said}"
+        hint = "Thaw it: docker unpause, scontrol resume, or echo 0 > cgroup.freeze"
+        return Held(Cause.FROZEN, said, Sure.CERTAIN, standing, _state(look), hint)
+    for process in processes:
+        if words.text(process.get("state")) != "T":
+            continue
+        pid = words.whole(process.get("pid"))
+        said = "is stopped (SIGSTOP, or Ctrl-Z)"
+        if process is not trainer:
+            said = f"{standing.tell()}, and {_pid(process)} {said}"
+        hint = f"Let it go on: kill -CONT {pid}, or fg in its shell"
+        return Held(Cause.STOPPED, said, Sure.CERTAIN, standing, _state(look), hint)
+    return None
+
+
+def _swapping(look: Record, standing: Standing) -> Held | None:
+    seconds = words.real(look.get("seconds")) or 0.5
+    processes = words.records(look.get("processes"))
+    faults = sum(words.whole(p.get("major_faults")) or 0 for p in processes) / seconds
+    swap = sum(words.whole(p.get("swap")) or 0 for p in processes)
+    if faults < _FAULTS_PER_SECOND or not swap:
+        return None
+    rss = sum(words.whole(p.get("rss")) or 0 for p in processes)
+    said = f"is swapping: {words.size(swap)} of it are on disk, {faults:.0f} pages a second come"
+    evidence = [f"{words.size(rss)} of it are in memory, {words.size(swap)} in swap", *_state(look)]
+    hint = "Make it smaller (batch, workers), or give it a machine with more memory"
+    return Held(Cause.SLOW, f"{said} back", Sure.LIKELY, standing, evidence, hint)
+
+
+def _holding_gil(look: Record, standing: Standing) -> Held | None:
+    """A call of C that keeps the interpreter: no other thread of it can run."""
+    age = words.real(look.get("pulse_age"))
+    if age is None or age < PULSE_SECONDS:
+        return None
+    threads = words.records(trainer_of(look).get("threads"))
+    owner = next((t for t in threads if t.get("owns_gil") is True), None)
+    if owner is None and any(t.get("owns_gil") is False for t in threads):
+        return None  # all were asked, and none has it
+    if owner is not None and owner.get("moved") is True:
+        return None
+    where, who = standing, ""
+    if owner is not None and owner is not main_thread(trainer_of(look)):
+        where = read_thread(owner)
+        who = f"its thread {_name(owner)} "
+    at = f" at {where.place}" if where.place else ""
+    said = f"{who}is in a call that holds the interpreter{at}: no other thread of it can run"
+    evidence = [f"its own thread has not beaten for {words.duration(age)}", *_state(look)]
+    if owner is not None:
+        evidence.append(f"thread {_name(owner)} holds the GIL")
+    sure = Sure.CERTAIN if owner is not None else Sure.LIKELY
+    hint = "Only SIGKILL ends such a call: holdfast run --hang-timeout does it"
+    return Held(Cause.HANG_GIL, said, sure, where, evidence, hint)
+
+
+def _of_workers(look: Record, standing: Standing, crew: Crew) -> Held:
+    """In the data loader or a pool: the line of the worker is what counts."""
+    cause = _CAUSES[standing.kind]
+    evidence = [*crew.lines(), *_state(look)]
+    said = standing.tell()
+    if crew.on_disk is not None:
+        who, theirs = crew.on_disk
+        said = f"{said}: {who} {theirs.tell()}"
+        return Held(Cause.HANG_DISK, said, Sure.LIKELY, standing, evidence, _DISK_HINT)
+    if crew.at_work:
+        who, theirs = crew.at_work[0]
+        more = f", and {len(crew.at_work) - 1} more likewise" if len(crew.at_work) > 1 else ""
+        said = f"{said}: {who} {theirs.tell()}{more}"
+        hint = "See that line in the worker"
+        if theirs.kind == standing.kind == "pool":
+            hint = "A task that waits for a pool of which it takes a place itself never ends"
+        if theirs.kind == "lock":
+            hint = (
+                "A lock that is taken twice, or was held when the worker was forked, never comes "
+                "free: try the context 'spawn', or num_workers=0"
+            )
+        if crew.moves:
+            hint = "More workers, or less work for each sample, make it faster"
+            return Held(Cause.SLOW, said, Sure.LIKELY, standing, evidence, hint)
+        return Held(cause, said, Sure.CERTAIN, standing, evidence, hint)
+    if crew.count:
+        said = f"{said}, and none of its {words.count(crew.count, 'worker')} is at work"
+        hint = "A worker that died takes its task along"
+        if standing.kind == "pool":
+            hint += ", and multiprocessing.Pool waits for ever: concurrent.futures says so instead"
+        else:
+            evidence += _tell_shm(look)
+            hint = (
+                "A batch is lost: its worker died, or could not send it and has printed why (a "
+                f"full /dev/shm{_size_of_shm(look)}, something that cannot be pickled)"
+            )
+        sure = Sure.LIKELY
+    else:
+        said = f"{said}, and no worker of it is seen"
+        hint, sure = "See what became of its workers: a dead one takes its task along", Sure.LIKELY
+    return Held(cause, said, sure, standing, evidence, hint)
+
+
+def _size_of_shm(look: Record) -> str:
+    """Where it is small, as in a container: then it is the likely reason."""
+    total = words.whole(words.record(look.get("shm")).get("total"))
+    return f", which has only {words.size(total)}" if total and total < _SMALL_SHM_BYTES else ""
+
+
+def _tell_shm(look: Record) -> list[str]:
+    room = words.record(look.get("shm"))
+    free, total = words.whole(room.get("free")), words.whole(room.get("total"))
+    if free is None or not total:
+        return []
+    return [f"/dev/shm has {words.size_of(free, total)} free; it was full if a batch did not fit"]
+
+
+_DISK_HINT = (
+    "See whether that file system answers: timeout 5 stat -f FOLDER, and df from another shell; a "
+    "process in it may survive even SIGKILL until the server comes back"
+)
+
+
+def _on_disk(look: Record, standing: Standing) -> Held:
+    said = standing.words if standing.kind in _OF_A_FILE_SYSTEM else "waits for a file system"
+    at = f" at {standing.place}" if standing.place else ""
+    is_in_d = _is_in_d(look)
+    evidence = _state(look)
+    if is_in_d:
+        evidence.append("its state is D: not even SIGKILL ends such a wait")
+    sure = Sure.CERTAIN if is_in_d and standing.kind in ("fuse", "nfs", "netfs") else Sure.LIKELY
+    return Held(Cause.HANG_DISK, f"{said}{at}", sure, standing, evidence, _DISK_HINT)
+
+
+def _computing(look: Record, standing: Standing) -> Held:
+    cores = words.real(trainer_of(look).get("cpu")) or 0.0
+    at = f" at {standing.place}" if standing.place else ""
+    inside = f" in {standing.call}" if standing.call else ""
+    if main_thread(trainer_of(look)).get("moved") is True:
+        said = f"is at work{inside}{at} ({cores:.1f} cores)"
+        hint = f"See where it spends its time: py-spy top --pid {trainer_of(look).get('pid')}"
+        return Held(Cause.SLOW, said, Sure.LIKELY, standing, _state(look), hint)
+    if standing.kind == "device":
+        said = f"waits for the GPU{at} ({cores:.1f} cores spin)"
+        hint = _HINTS["device"]
+        return Held(Cause.HANG_CALL, said, Sure.LIKELY, standing, _state(look), hint)
+    said = f"computes{inside}{at} with {cores:.1f} cores and does not leave that line"
+    hint = "See whether that call can end: a loop without an end, a size that exploded"
+    return Held(Cause.HANG_COMPUTING, said, Sure.LIKELY, standing, _state(look), hint)
+
+
+def _at_lock(look: Record, standing: Standing) -> Held:
+    """A lock, an event or a queue: which other threads there are, and where they stand."""
+    others = other_threads(look)
+    said, evidence = standing.tell(), _state(look)
+    sure = Sure.LIKELY if standing.words.endswith("another thread") else Sure.CERTAIN
+    if not others:
+        others = children_at_work(look)
+    evidence += [f"{name} {theirs.tell()}" for name, theirs in others[:_MOST_THREADS]]
+    locked = [each for each in others if each[1].kind == "lock"]
+    hint = "See who is to end that wait, and give it a timeout"
+    if standing.kind == "lock" and locked:
+        name, theirs = locked[0]
+        said = f"{said}, while {name} {theirs.tell()}"
+        hint = "They may wait for each other: take locks in the same order everywhere"
+    elif others:
+        name, theirs = others[0]
+        said = f"{said}, while {name} {theirs.tell()}"
+    elif standing.kind == "lock":
+        said = f"{said}, and no other thread of it is at work"
+        hint = "It was taken twice, or by one that ended without releasing it: use `with lock:`"
+    else:
+        said = f"{said}, and no other thread of it is at work"
+        hint = "Who was to end that wait has ended or never began: give it a timeout"
+    return Held(Cause.HANG_LOCK, said, sure, standing, evidence, hint)
+
+
+def _on_child(look: Record, standing: Standing) -> Held:
+    said, evidence = standing.tell(), _state(look)
+    for process in words.records(look.get("processes"))[1:]:
+        theirs = read_thread(main_thread(process))
+        name = words.one_line(words.text(process.get("command")), 60)
+        doing = theirs.tell() if theirs.place else f"is in state {process.get('state')}"
+        said = f"{said}: {_pid(process)} ({name}) {doing}"
+        break
+    hint = "See why that process does not end, and give the wait a timeout"
+    return Held(Cause.HANG_CALL, said, Sure.LIKELY, standing, evidence, hint)
+
+
+def other_threads(look: Record) -> list[tuple[str, Standing]]:
+    """The other threads of the trainer that are on a line of the user's own."""
+    trainer = trainer_of(look)
+    main = main_thread(trainer)
+    found = []
+    for thread in words.records(trainer.get("threads")):
+        theirs = read_thread(thread)
+        if thread is not main and theirs.place is not None:
+            found.append((f"thread {_name(thread)}", theirs))
+    return found
+
+
+def children_at_work(look: Record) -> list[tuple[str, Standing]]:
+    """The processes that it has started, those on a line of the user's own."""
+    found = []
+    for process in words.records(look.get("processes"))[1:]:
+        theirs = read_thread(main_thread(process))
+        if theirs.place is not None:
+            found.append((_pid(process), theirs))
+    return found
+
+
+def is_computing(look: Record) -> bool:
+    """Whether the trainer itself uses a processor."""
+    return computes(trainer_of(look))
+
+
+def _is_in_d(look: Record) -> bool:
+    trainer = trainer_of(look)
+    thread = main_thread(trainer)
+    return (words.text(thread.get("state")) or words.text(trainer.get("state"))) == "D"
+
+
+def _state(look: Record) -> list[str]:
+    """How the trainer's process looked from outside."""
+    trainer = trainer_of(look)
+    if not trainer:
+        return []
+    wchan = words.text(main_thread(trainer).get("wchan")) or words.text(trainer.get("wchan"))
+    told = f"pid {trainer.get('pid')}: state {trainer.get('state')}"
+    told += f", in {wchan}" if wchan and wchan != "0" else ""
+    cores = words.real(trainer.get("cpu"))
+    told += f", {cores * 100:.0f}% of a core" if cores is not None else ""
+    found = [told]
+    if error := words.text(look.get("stacks_error")):
+        found.append(f"its stacks could not be read: {words.one_line(error, 160)}")
+    return found
+
+
+def _name(thread: Record) -> str:
+    name = words.text(thread.get("name")) or str(thread.get("tid"))
+    return words.one_line(name, 60)
+
+
+def _pid(process: Mapping[str, Any]) -> str:
+    return f"its process (pid {words.whole(process.get('pid')) or '?'})"

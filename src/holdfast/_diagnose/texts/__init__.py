@@ -1,0 +1,1 @@
+"""What logs and messages say."""

@@ -1,0 +1,307 @@
+"""What an exception means: of hundreds of messages, the few kinds of trouble behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from holdfast import _text
+from holdfast._diagnose.evidence.evidence import Record
+from holdfast._diagnose.texts.sign import Sign
+from holdfast._diagnose.texts.signs import read_signs
+
+# The first of these that an exception's words tell is what it is about: a worker that was killed
+# says more than the file that was not found then.
+KINDS = {
+    "shm_full": "shm_full",
+    "worker_killed": "worker",
+    "worker_exited": "worker",
+    "worker_conn_reset": "worker",
+    "worker_file_not_found": "worker",
+    "cuda_oom": "cuda_oom",
+    "host_oom": "host_oom",
+    "memory_refused": "cpu_oom",
+    "quota": "disk_full",
+    "disk_full": "disk_full",
+    "torch_save_short": "disk_full",
+    "environment": "environment",
+    "address_in_use": "rendezvous",
+    "rendezvous": "rendezvous",
+    "collective_mismatch": "mismatch",
+    "nccl_timeout": "timeout",
+    "gloo_timeout": "timeout",
+    "peer_lost": "peer_lost",
+    "cuda_error": "cuda_error",
+    "cuda_assert": "cuda_error",
+    "files_limit": "files_limit",
+    "nan": "nan",
+    "nan_loss": "nan",
+}
+_ORDER = list(KINDS)
+# What a program raises at once, every time, if it was not written or called right.
+_NEVER_RIGHT = re.compile(
+    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Name|Type|Key|Attribute|FileNotFound"
+    r"|NotADirectory|IsADirectory|Permission|Value|Index|Assertion|NotImplemented|UnboundLocal"
+    r"|Argument|ArgumentType|JSONDecode|UnicodeDecode|YAML|Scanner|Parser|TOMLDecode|Config"
+    r"|Configuration|Validation|Usage|Recursion|ZeroDivision"
+    r"|Settings|Folder|State|Checkpoint|Ranks|Proof)Error"
+    r"|NotARun|RunIsLive|UnstorableState|StateMismatch|RestoreDiffers"
+    r"|(?:Damaged|Unreadable|NoGood)Checkpoint|BadParameter|NoSuchOption"
+)
+# Errors of holdfast say by their type what they are about, whatever words they have.
+_OWN = re.compile(
+    r"(?:Settings|Folder|State|Checkpoint|Proof)Error|NotARun|RunIsLive|UnstorableState"
+    r"|StateMismatch|RestoreDiffers|(?:Damaged|Unreadable|NoGood)Checkpoint"
+)
+_DISGUISES = (
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "FileNotFoundError",
+    "EOFError",
+    "BrokenPipeError",
+)
+_NAN = re.compile(r"(?i)(?:loss|grad\w*)\b.{0,40}\b(?:nan|inf)\b|\bnan\b.{0,40}(?:loss|grad)")
+_NO_MEMORY = re.compile(r"(?i)\bout of memory\b|cannot allocate memory|failed to allocate memory")
+_GPU = re.compile(r"(?i)\b(?:gpu|cuda|hip|rocm|xpu|npu|hbm|vram|device memory)")
+_LIBRARY = re.compile(r"\.so\b|\.dll|symbol|GLIBC|numpy.core|driver", re.IGNORECASE)
+_LOADER = ("torch/utils/data", "torch/multiprocessing", "multiprocessing/connection.py")
+# What only a wrong start or a wrong setting raises, whenever it does.
+_NOT_EVEN_LOADED = re.compile(
+    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|Misconfiguration|Config\w*|MissingConfig"
+    r"|UnsupportedInterpolationType|InterpolationKey|HFValidation)(?:Error|Exception)"
+    r"|MissingMandatoryValue"
+)
+_OF_SETTINGS = re.compile(
+    r"(?:world|batch)\w*[ _]?size\b.{0,60}(?:divisible|multiple)|Check batch related parameters"
+)
+_OF_VICTIMS = ("timeout", "peer_lost")
+_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessRaisedException")
+_OF_A_SIGNAL = ("SignalException", "SIGTERMException")  # a line of its own says which
+_NO_REASON = ("DeadKernelError", "ActorDiedError", "RayActorError")  # of another process's end
+_CHILD_LEFT = re.compile(
+    "returned non-zero exit status|exited unexpectedly with exit code|no longer alive"
+)
+# What torch has brought from another process: the original stands at the end of all its text, and
+# behind it only what a run has noted of where it was.
+_RELAYED = re.compile(
+    r"Caught [\w.]+ in ([^\n]{1,60}?)\.\nOriginal Traceback .*\n"
+    r"(?!holdfast: )([A-Za-z_][\w.]*: \S.*)",
+    re.DOTALL,
+)
+_FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,9}), in ([^\n]{1,200})')
+_NAME = re.compile(r"(Error|Exception|Exit|Interrupt|Warning|Failed)$")
+_TYPE = re.compile(r"([A-Za-z_][\w.]*)(?::\s*(.*))?", re.DOTALL)
+_STATUS_WORD = re.compile(r"(?:\(\d+\)\s+)?[A-Z][A-Z_]{3,}:\s")  # of TensorFlow and JAX
+_NO_NEWS = re.compile(r"\d+ root error|Detected at node|Node:|File \"|Traceback")
+
+
+def gist(message: str) -> str:
+    """The line of a message that says most: many a first line only announces another.
+
+    >>> gist("Graph execution error:\\n1 root error(s) found.\\n(0) INVALID_ARGUMENT: It is empty")
+    'Graph execution error: (0) INVALID_ARGUMENT: It is empty'
+    """
+    first, *more = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    if "Last error:" in more[:-1]:  # NCCL: its own words, and what they came of
+        return f"{more[more.index('Last error:') + 1]} ({first})"
+    if not first.endswith(":"):
+        return first
+    telling = [line for line in more if not _NO_NEWS.match(line)]
+    best = next(filter(_STATUS_WORD.match, telling), next(iter(telling), ""))
+    return f"{first} {best}".rstrip()
+
+
+def kind_of_sign(sign: Sign) -> str:
+    """What a line is about that is one of these."""
+    is_unset = sign.kind == "rendezvous" and sign.details.get("what") == "unset"
+    return "environment" if is_unset else KINDS[sign.kind]
+
+
+@dataclass
+class Fault:
+    """An exception that ended a process."""
+
+    type: str
+    message: str = ""
+    qualified: str = ""
+    chain: list[str] = field(default_factory=list)
+    place: str = ""
+    record: Record = field(default_factory=dict)  # all that the trainer noted of it
+    is_before_first_step: bool | None = None  # None: nobody knows
+    exit_code: str | None = None  # what sys.exit was given
+    tail: str = ""  # lines that may belong to its message
+
+    def sentence(self, most: int = 200) -> str:
+        """As Python prints it, in one line."""
+        if (relayed := _RELAYED.search(self.message)) is not None:
+            return f"{_text.one_line(relayed[2], most)} (in {relayed[1]})"
+        said = _text.one_line(gist(self.message), most)
+        return f"{self.type}: {said}" if said else self.type
+
+    @property
+    def is_exit(self) -> bool:
+        return self.type == "SystemExit"
+
+    @cached_property
+    def kind(self) -> str:
+        """What it is about; `plain` where it means just what it says."""
+        if self.is_exit:
+            return "exit"
+        if self.type == "KeyboardInterrupt":
+            return "interrupt"
+        if self.type.endswith("MemoryError") and self.type != "OutOfMemoryError":
+            return "cpu_oom"
+        if self.type == "OutOfMemoryError" and "ray" not in self.qualified.split("."):
+            return "cuda_oom"
+        if self.is_own:
+            return "plain"
+        if self.type == "RanksError" and self._is_of_holdfast:
+            return "rendezvous"
+        if self.type in ("ModuleNotFoundError", "ImportError") and not _LIBRARY.search(
+            self.message
+        ):
+            return "plain"  # of Python's own: nothing is wrong with the machine
+        # What was raised says more than what it came of, as long as it says anything.
+        whole = f"{self.qualified or self.type}: {self.message}"
+        for said in (whole, *self.chain, f"{whole}\n{self.tail}" if self.tail else ""):
+            found = [sign for sign in read_signs(said[:8000]) if sign.kind in KINDS]
+            if found:
+                return kind_of_sign(min(found, key=lambda sign: _ORDER.index(sign.kind)))
+        if self._is_lost_in_the_loader():
+            return "worker"
+        if _NO_MEMORY.search(f"{whole}\n{self.tail}"):
+            return "cuda_oom" if _GPU.search(f"{whole}\n{self.tail}") else "cpu_oom"
+        return "nan" if _NAN.search(self.message) else "plain"
+
+    def _is_lost_in_the_loader(self) -> bool:
+        """A worker's death shows as a lost connection or file, too: then a frame tells."""
+        frames = self.record.get("frames")
+        places = frames if isinstance(frames, list) else []
+        files = " ".join(str(f[0]) for f in places if isinstance(f, list | tuple) and f)
+        told = files + _text.text(self.record.get("traceback"))
+        return self.type in _DISGUISES and any(part in told for part in _LOADER)
+
+    @property
+    def _is_of_holdfast(self) -> bool:
+        return "." not in self.qualified or self.qualified.startswith("holdfast.")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of holdfast's, which are raised while a run is opened."""
+        return bool(_OWN.fullmatch(self.type)) and self._is_of_holdfast
+
+    @property
+    def is_configuration(self) -> bool:
+        """Whether it would happen again at every start."""
+        if self.is_own and self.is_before_first_step is None:
+            return True
+        is_of_settings = _NOT_EVEN_LOADED.fullmatch(self.type) or _OF_SETTINGS.search(self.message)
+        if is_of_settings and self.is_before_first_step is not False:
+            return True
+        return bool(self.is_before_first_step) and bool(_NEVER_RIGHT.fullmatch(self.type))
+
+
+def fault_of_error(error: Record) -> Fault | None:
+    """From the trainer's own record."""
+    name = _text.text(error.get("type"))
+    if not name:
+        return None
+    chain = error.get("chain")
+    code = error.get("exit_code")
+    early = error.get("is_configuration")
+    return Fault(
+        type=name,
+        message=_text.text(error.get("message")),
+        qualified=_text.text(error.get("qualified")),
+        chain=[t for t in chain if isinstance(t, str)][:20] if isinstance(chain, list) else [],
+        place=_place(_given_on(_text.text(error.get("message")))) or _place(error.get("frames")),
+        record=error,
+        is_before_first_step=early if isinstance(early, bool) else None,
+        exit_code=None if code is None else str(code)[:300],
+    )
+
+
+def _given_on(message: str) -> list[list[Any]]:
+    """The frames of an exception that torch has brought from another process, in its message."""
+    _, mark, told = message.partition("\nOriginal Traceback ")
+    return [[file, int(line), name] for file, line, name in _FRAME.findall(told)] if mark else []
+
+
+def fault_of_signs(signs: Iterable[Sign]) -> Fault | None:
+    """The last exception that was printed, if it is nobody's report of another's."""
+    found = [sign for sign in signs if sign.kind == "python_exception"]
+    # One of another thread or process ends this one only if the script says so.
+    found.sort(key=lambda sign: not (sign.details.get("thread") or sign.details.get("process")))
+    last: Fault | None = None
+    for sign in reversed(found):
+        fault = _fault_of_sign(sign)
+        if fault is None:
+            continue
+        # A child that left by itself has printed why.
+        is_report = fault.type in _LAUNCHERS or _CHILD_LEFT.search(fault.message) is not None
+        is_of_a_worker = fault.type in _DISGUISES and fault.kind == "worker"
+        if fault.kind not in _OF_VICTIMS and not is_report and not is_of_a_worker:
+            return fault
+        last = last or fault  # of ranks that print into one log, another may say why
+    return last
+
+
+def _fault_of_sign(sign: Sign) -> Fault | None:
+    name = _text.text(sign.details.get("type")).rpartition(".")[2]
+    message = _text.text(sign.details.get("message"))
+    if not name or name in (*_OF_A_SIGNAL, *_NO_REASON):
+        return None
+    if name in _LAUNCHERS and not _CHILD_LEFT.search(message):
+        return None
+    tail, chain = sign.details.get("frames_tail"), sign.details.get("chain")
+    return Fault(
+        type=name,
+        message=message,
+        qualified=_text.text(sign.details.get("type")),
+        chain=[t for t in chain if isinstance(t, str)] if isinstance(chain, list) else [],
+        place=_place(tail),
+        record={"frames": tail},
+        tail=_text.text(sign.details.get("tail")),
+    )
+
+
+def fault_of_line(line: str) -> Fault | None:
+    """From the one line that a launcher's summary has of an exception."""
+    match = _TYPE.fullmatch(_text.one_line(line, 2000))
+    if match is None or not _NAME.search(match[1]):
+        return None
+    return Fault(match[1].rpartition(".")[2], (match[2] or "").strip(), qualified=match[1])
+
+
+def fault_of_how(exit_record: Record) -> Fault | None:
+    """From `exit.json`, whose words are the exception where there was one."""
+    how, status = _text.text(exit_record.get("how")), _text.whole(exit_record.get("status"))
+    early = how.startswith("could not start: ")
+    match = _TYPE.fullmatch(how.removeprefix("could not start: "))
+    if match is None or (status != 1 and not early and match[1] != "SystemExit"):
+        return None
+    name = match[1].rpartition(".")[2]
+    if not _NAME.search(name) and not early:
+        return None
+    code = (match[2] or "").strip() if name == "SystemExit" else None
+    return Fault(
+        type=name,
+        message=match[2] or "",
+        is_before_first_step=True if early else None,
+        exit_code=code or None,
+    )
+
+
+def _place(frames: object) -> str:
+    """The innermost frame that is neither Python's nor a library's."""
+    found = []
+    for frame in frames if isinstance(frames, list) else []:
+        if isinstance(frame, list | tuple) and len(frame) >= 2 and isinstance(frame[0], str):
+            function = f" in {frame[2]}" if len(frame) > 2 and isinstance(frame[2], str) else ""
+            found.append((frame[0], f"{frame[0]}:{frame[1]}{function}"))
+    inner = ("site-packages", "dist-packages", "/lib/python", "<frozen", "holdfast/_")
+    own = [said for file, said in found if not any(part in file for part in inner)]
+    return (own or [said for _, said in found] or [""])[-1]

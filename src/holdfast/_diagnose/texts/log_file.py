@@ -1,0 +1,147 @@
+"""What a log file tells, of whatever length, encoding and terminal it was written for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast._diagnose.evidence.evidence import Evidence
+from holdfast._diagnose.texts.lines import Text
+from holdfast._diagnose.texts.signs import Sign, read_signs
+
+HEAD_BYTES = 64 << 10
+TAIL_BYTES = 4 << 20
+OUTPUT_CHARACTERS = 64 << 10
+_COUNTED_BYTES = 256 << 20  # of what lies between head and tail; beyond it lines are estimated
+_PIPED_BYTES = 1 << 30  # a device may have no end
+_NEAR_THE_END = 60  # lines; torchrun's summary is that long with a few ranks
+
+
+def gather_log(path: Path) -> Evidence:
+    """What a file that a training wrote to says of its end."""
+    evidence = Evidence(subject=str(path), kind="log", files=[path])
+    try:
+        signs, tail = read_log(path)
+    except OSError as error:
+        evidence.notes.append(f"{path} cannot be read: {error.strerror or error}.")
+        return evidence
+    evidence.signs, evidence.output = signs, tail
+    if not tail.strip():
+        evidence.notes.append(f"{path} is empty: nothing was written to it.")
+    is_told = any(
+        sign.details.get("from_end", 0) < _NEAR_THE_END and not sign.details.get("is_past")
+        for sign in signs
+        if sign.kind != "holdfast_start"
+    )
+    writers = _writers(path)
+    for pid, comm in writers[:4]:
+        evidence.notes.append(f"Process {pid} ({comm}) still has this file open for writing.")
+    # A shell or `tee` may outlive what it has started: where the log tells of an end, it ended.
+    evidence.is_live = bool(writers) and not is_told
+    return evidence
+
+
+def read_log(path: Path) -> tuple[list[Sign], str]:
+    """The signs in a file, and its end as plain text; of a long one its beginning and its end."""
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        size = found.st_size
+        head = file.read(HEAD_BYTES + TAIL_BYTES)
+        if not stat.S_ISREG(found.st_mode):  # a pipe, as of `holdfast why <(kubectl logs …)`
+            head = _last_of(file, head)
+        if size <= len(head):
+            text = decode(head)
+            return read_signs(text), _end_of(text)
+        encoding = _encoding(head)
+        file.seek((size - TAIL_BYTES) & ~1)
+        tail = file.read(TAIL_BYTES + 2)
+        skipped = _lines_between(file, HEAD_BYTES, size - len(tail))
+    first, whole = head[:HEAD_BYTES].decode(encoding, "replace"), tail.decode(encoding, "replace")
+    start = whole.find("\n") + 1
+    first_line = first.count("\n") + skipped + 1 + (start > 0)
+    last = read_signs(whole[start:], first_line)
+    total = first_line + whole.count("\n", start) - whole.endswith("\n")
+    early = [
+        replace(sign, details={**sign.details, "from_end": total - sign.line, "is_past": True})
+        for sign in read_signs(first)
+    ]
+    return [*early, *last], _end_of(whole)
+
+
+def _last_of(file: BinaryIO, data: bytes) -> bytes:
+    """What comes last out of a pipe, which cannot be gone back in."""
+    read = len(data)
+    while read < _PIPED_BYTES and (more := file.read(1 << 20)):
+        read += len(more)
+        data = (data + more)[-TAIL_BYTES:]
+    return data
+
+
+def decode(data: bytes) -> str:
+    """Bytes of a log as text, whoever wrote them; what is no text becomes replacement marks."""
+    return data.decode(_encoding(data[:HEAD_BYTES]), "replace").removeprefix("\ufeff")
+
+
+def _encoding(start: bytes) -> str:
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16-le" if start[0] == 0xFF else "utf-16-be"
+    sample = start[:4096]
+    # What Windows' shells redirect has a zero after nearly every letter. All zeros is a hole, as
+    # a log has that was truncated while it was written to.
+    letters = len(sample) // 2 - sample[::2].count(0)
+    if letters > 32 and sample[1::2].count(0) > len(sample) // 3:
+        return "utf-16-le"
+    return "utf-8"
+
+
+def _end_of(text: str) -> str:
+    """The last of a text, without colours, and without what a progress bar has overwritten."""
+    plain = Text(text[-4 * OUTPUT_CHARACTERS :]).whole.replace("\r\n", "\n")
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in plain.split("\n")]
+    return "\n".join(lines)[-OUTPUT_CHARACTERS:]
+
+
+def _lines_between(file: BinaryIO, start: int, end: int) -> int:
+    """How many lines the middle of a file has; of a very long one about how many."""
+    file.seek(start)
+    lines, left = 0, end - start
+    while left > 0 and end - start - left < _COUNTED_BYTES:
+        data = file.read(min(1 << 20, left))
+        if not data:
+            break
+        lines += data.count(b"\n")
+        left -= len(data)
+    looked_at = end - start - left
+    return lines if left <= 0 or not looked_at else lines * (end - start) // looked_at
+
+
+def _writers(path: Path) -> list[tuple[int, str]]:
+    """The processes that have a file open for writing, as far as one may see."""
+    found: list[tuple[int, str]] = []
+    if sys.platform != "linux":
+        return found
+    try:
+        wanted = path.stat()
+        # Quicker than Paths: there may be thousands.
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return found
+    for name in processes:
+        if int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            for number in os.listdir(f"/proc/{name}/fd"):  # noqa: PTH208  quicker than a Path
+                opened = os.stat(f"/proc/{name}/fd/{number}")  # noqa: PTH116
+                if (opened.st_dev, opened.st_ino) != (wanted.st_dev, wanted.st_ino):
+                    continue
+                flags = Path(f"/proc/{name}/fdinfo/{number}").read_text().partition("flags:")[2]
+                if int(flags.split()[0], 8) & (os.O_WRONLY | os.O_RDWR):
+                    comm = Path(f"/proc/{name}/comm").read_text(errors="replace").strip()
+                    found.append((int(name), comm))
+                    break
+    return found

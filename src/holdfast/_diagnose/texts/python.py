@@ -1,0 +1,361 @@
+"""What Python itself prints as it dies: tracebacks, and the dumps of faulthandler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast._diagnose.texts.lines import Line, Text
+from holdfast._diagnose.texts.sign import Sign, make_sign
+
+Frame = tuple[str, int, str]
+
+_HEADER = "Traceback (most recent call last)"
+_FRAME = re.compile(r'\s+File "([^"]*)", line (\d+)(?:, in (.*))?')
+_FRAME_OF_DUMP = re.compile(r'\s+File "([^"]*)", line (\d+) in (.*)')
+_ERROR = re.compile(r"((?:[A-Za-z_]\w*\.|<locals>\.)*([A-Za-z_]\w*))(?:: ?(.*))?\s*$", re.DOTALL)
+_BAR = re.compile(r"\s*[|+](?:-\+-*| )?")
+_FIELD_OF_SUMMARY = re.compile(r"\btraceback\s*:$")
+# rich draws a box, and the exception stands below it.
+_BOXED_FRAME = re.compile(r"(?:^|\s)(\S+\.\w+):(\d{1,9}) in (\S+)")
+_BOX = "\u2502\u2503|"
+# IPython: the type and the header in one line, and frames of its own.
+_CELL = re.compile(r"([A-Za-z_][\w.]*) {2,}$")
+_CELL_FRAME = re.compile(
+    r"(?:Cell (?:In ?)?\[\d+\]|File ([^:\n]{1,400}))[:,] ?(?:line )?(\d{1,9})(?:, in ([\w<>.]+))?"
+)
+_LEVELS = ("INFO", "DEBUG", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Error", "Epoch")
+# Lines of a message that begin at the margin, as libraries print them.
+_GOES_ON = re.compile(
+    r"nccl\w+Error|Last error|CUDA kernel errors|For debugging|Compile with|Node:|Detected at"
+    r"|Hint|Collectives differ|\(\d+\) |Exception raised from|Parameter (?:at|indices|which)"
+    r"|making sure all|Please |In addition|If you|BufferAssignment|\[\[|Device-side assert"
+)
+# Lines that belong to nothing above them.
+_NEW = re.compile(
+    r"\[?[IWEF]\d{4} |holdfast: |srun: |slurmstepd: |Exception (?:in thread|ignored)|Process \S+:$"
+    r"|=====|wandb: |-- Process |Fatal Python error|terminate called"
+)
+_LINKS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_CAUGHT = re.compile(r"Caught (\S+) in (DataLoader worker process|\w+ rank|replica) (\d+)")
+_LOADER_FILES = (
+    *("torch/utils/data/", "torch/multiprocessing/", "multiprocessing/resource_sharer"),
+    "multiprocessing/connection.py",  # the other end of a pipe between processes
+)
+_DISGUISES = {
+    "ConnectionResetError": "worker_conn_reset",
+    "ConnectionRefusedError": "worker_conn_reset",
+    "BrokenPipeError": "worker_conn_reset",
+    "EOFError": "worker_conn_reset",
+    "FileNotFoundError": "worker_file_not_found",
+}
+_SIGNALS = {
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+}
+_BARE = re.compile(
+    r"(?:[\w.\[\]-]{0,40}\b(?:ERROR|Error|error|CRITICAL|ErrorMessage)\b[\]:| \"-]{1,6})?"
+    r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*?)\"?"
+)
+_LAST_LINES = 8
+_WITHOUT_HEADER = ("SyntaxError", "IndentationError", "TabError")
+_MOST_LINES = 600
+_MOST_OF_MESSAGE = 40
+_FRAMES_KEPT = 12
+
+
+@dataclass
+class Traceback:
+    """One exception as it was printed."""
+
+    type: str
+    message: str
+    frames: list[Frame]
+    head: Line
+    last: Line  # the line of the exception itself
+    end: Line  # the last line that belongs to it
+    tail: str = ""  # what follows, which may be more of its message
+    chain: list[str] = field(default_factory=list)  # what it came of, the nearest first
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+def read_python(text: Text) -> Iterator[Sign]:
+    """The exceptions that were printed, and faulthandler's dumps."""
+    for found in tracebacks(text):
+        yield from _signs_of(found)
+    for name in _WITHOUT_HEADER:
+        for line in text.hits(f"{name}: "):
+            if line.text.startswith(f"{name}: ") and (frame := _frame_above(text, line)):
+                said = line.text.partition(": ")[2].strip()
+                yield _sign_alone(line, name, said, [[*frame]])
+    for line in text.hits("Fatal Python error: "):
+        if line.text.lstrip().startswith("Fatal Python error: "):
+            yield _dump(text, line)
+
+
+def _sign_alone(line: Line, name: str, said: str, frames: list[Any], **more: Any) -> Sign:
+    """An exception that was printed without its traceback."""
+    details = {"type": name, "message": said, "frames_tail": frames, "outermost": "", **more}
+    return make_sign("python_exception", line, details)
+
+
+def read_last_lines(text: Text) -> Iterator[Sign]:
+    """The last lines name an exception, as where a launcher or a logger gives on no more."""
+    end = text.line_at(len(text.whole))
+    for line in (end, *text.before(end, _LAST_LINES)):
+        if error := _BARE.fullmatch(line.text.strip()):
+            yield _sign_alone(line, error[1], error[2], [], is_bare=True)
+            return
+
+
+def _frame_above(text: Text, line: Line) -> Frame | None:
+    """Where the script itself cannot be read: Python prints its place, and no traceback."""
+    for above in text.before(line, 4):
+        if frame := _FRAME.match(above.text):
+            return None if frame[3] else (frame[1], int(frame[2]), "<module>")
+    return None
+
+
+def tracebacks(text: Text) -> list[Traceback]:
+    """All tracebacks; of a chain the last, of a group the whole, each once."""
+    found: list[Traceback] = []
+    for line in text.hits(_HEADER):
+        groups = [each for each in found[-8:] if "parts" in each.details]
+        if any(each.head.start < line.start <= each.end.start for each in groups):
+            continue  # it stands in the group
+        one = _read(text, line)
+        if one is None or one.details.pop("is_ignored", False):
+            continue
+        before = next((b for b in reversed(found[-8:]) if b.last.rank == one.last.rank), None)
+        if before is not None and _is_what_was_given_on(before, one):
+            one.details["given_on_as"] = before.type
+            one.chain = before.chain
+            found.remove(before)
+        elif before is not None and _is_linked(text, before, one):
+            one.chain = [before.sentence, *before.chain][:10]
+            found.remove(before)
+        if before is not None and before not in found:
+            for key, value in before.details.items():
+                one.details.setdefault(key, value)
+        found.append(one)
+    return found
+
+
+def _read(text: Text, head: Line) -> Traceback | None:
+    lead = head.text[: head.text.find(_HEADER)]
+    if _FIELD_OF_SUMMARY.search(lead.strip()):
+        return None  # in torchrun's summary, which is read as such
+    if "\u256d" in lead:
+        return _read_box(text, head)
+    cell = _CELL.search(lead)
+    in_group = lead.strip() in {"+ Exception Group", "|", "+"}
+    bare = _without_lead(lead, in_group)
+    frames: list[Frame] = []
+    foreign, most = 0, 60 if cell else 6
+    for line in text.from_same(head, _MOST_LINES):
+        body = bare(line.text)
+        if frame := _FRAME.match(body):
+            frames.append((frame[1], int(frame[2]), (frame[3] or "").strip()))
+            continue
+        if cell and (frame := _CELL_FRAME.match(body)):
+            frames.append((frame[1] or "cell", int(frame[2]), frame[3] or "<module>"))
+            continue
+        if body.startswith((" ", "\t")) or not body.strip():
+            if not body.strip() and frames:
+                foreign += not cell
+            continue
+        error = _ERROR.match(body)
+        if error is not None and _is_a_name(error[2]) and (not cell or error[2] in cell[1]):
+            found = _finish(text, head, line, error, frames, 0 if in_group else _MOST_OF_MESSAGE)
+            if lead.strip() == "+ Exception Group":
+                _add_parts(text, found)
+            _add_context(text, found, lead)
+            return found
+        foreign += 1
+        if foreign > most or _HEADER in body:
+            return None
+    return None
+
+
+def _without_lead(lead: str, in_group: bool) -> Callable[[str], str]:
+    """Takes from each line what stands before it, as its first line shows it."""
+    if in_group:
+        return lambda line: _BAR.sub("", line, count=1)
+    if not lead or lead.isspace():
+        return lambda line: line[len(lead) :] if line[: len(lead)].isspace() else line
+    # A logger's own prefix: the same in each line but for its numbers; or only in the first.
+    shape = re.compile(re.sub(r"(?:\\?\d)+", r"\\d+", re.escape(lead[-120:])))
+    return lambda line: line[found.end() :] if (found := shape.search(line)) else line
+
+
+def _read_box(text: Text, head: Line) -> Traceback | None:
+    """As rich prints it."""
+    frames: list[Frame] = []
+    is_open = True
+    for line in text.from_same(head, _MOST_LINES):
+        body = line.text.strip()
+        if is_open and body.startswith(("\u2570", "+--")):
+            is_open = False
+        elif is_open:
+            inner = body.strip(_BOX).strip()
+            if (frame := _BOXED_FRAME.search(inner)) and not inner.startswith("\u2771"):
+                frames.append((frame[1], int(frame[2]), frame[3]))
+        elif body:
+            error = _ERROR.match(body)
+            if error is None or not _is_a_name(error[2]):
+                return None
+            found = _finish(text, head, line, error, frames, _MOST_OF_MESSAGE)
+            _add_context(text, found, "")
+            return found
+    return None
+
+
+def _finish(
+    text: Text, head: Line, line: Line, error: re.Match[str], frames: list[Frame], most: int
+) -> Traceback:
+    """With all lines of its message; what may be one is kept beside it."""
+    said, end, loose = [(error[3] or "").strip()], line, []
+    is_over, blanks = False, 0
+    for more in text.from_same(line, most):
+        body = more.text
+        if _NEW.match(body) or _HEADER in body or body.strip() in _LINKS:
+            break
+        if not body.strip():
+            blanks += 1
+            continue
+        is_inside = body.startswith((" ", "\t"))
+        # A blank line ends a message, but for one whose line before announces more.
+        is_over = is_over or bool(blanks and not is_inside and not said[-1].endswith(":"))
+        if not is_over and not is_inside:
+            is_over = not (said[-1].endswith(":") or _GOES_ON.match(body))
+        if is_inside and _FRAME.match(body) and "most recent call last" not in "".join(said):
+            is_over = True
+        blanks = 0
+        if is_over:
+            loose.append(body.strip())
+        else:
+            said.append(body.strip())
+            end = more
+    message = "\n".join(said).strip()[:4000]
+    return Traceback(error[1], message, frames, head, line, end, "\n".join(loose)[:4000])
+
+
+def _add_parts(text: Text, found: Traceback) -> None:
+    """The exceptions of a group, which follow it."""
+    parts: list[str] = []
+    for line in text.from_same(found.last, _MOST_LINES):
+        body = line.text.lstrip()
+        if not body.startswith(("|", "+")):
+            break
+        found.end = line
+        error = _ERROR.match(_BAR.sub("", body, count=1))
+        if error is not None and _is_a_name(error[2]):
+            parts.append(f"{error[1]}: {(error[3] or '').strip()}".rstrip(": "))
+    found.details["parts"] = parts[:20]
+    if parts:
+        found.message = f"{found.message}: {'; '.join(parts)}"[:4000]
+
+
+def _add_context(text: Text, found: Traceback, lead: str) -> None:
+    """What is said around it: whose exception it was."""
+    caught = _CAUGHT.match(found.message)
+    if caught is not None:
+        found.details["caught_in"] = f"{caught[2]} {caught[3]}"
+    if lead.strip() == "Original":
+        found.details["is_original"] = True
+    for line in text.before(found.head, 2):
+        said = line.text.strip()
+        if said.startswith("Exception ignored in"):
+            found.details["is_ignored"] = True  # Python goes on after it
+        elif said.startswith("Exception in thread "):
+            found.details["thread"] = said.removeprefix("Exception in thread ").rstrip(":")
+        elif match := re.fullmatch(r"Process (\S+):", said):
+            found.details["process"] = match[1]
+        elif match := re.fullmatch(r"-- Process (\d+) terminated with the following error:", said):
+            found.details["rank"] = int(match[1])
+        else:
+            continue
+        break
+
+
+def _is_what_was_given_on(before: Traceback, one: Traceback) -> bool:
+    """Whether it stands in the message of the exception before it, which only gives it on."""
+    if one.details.get("is_original"):
+        return "caught_in" in before.details
+    return "rank" in one.details and before.type.endswith("ProcessRaisedException")
+
+
+def _is_linked(text: Text, before: Traceback, one: Traceback) -> bool:
+    for line in text.before(one.head, 6):
+        if line.start <= before.last.start:
+            return False
+        said = _BAR.sub("", line.text, count=1).strip()
+        if said in _LINKS or line.text.strip() in _LINKS:
+            return True
+    return False
+
+
+def _signs_of(found: Traceback) -> Iterator[Sign]:
+    details = {
+        "type": found.type,
+        "message": found.message,
+        "frames_tail": [list(frame) for frame in found.frames[-_FRAMES_KEPT:]],
+        "chain": found.chain,
+        "tail": found.tail,
+        "outermost": found.frames[0][2] if found.frames else "",
+        **found.details,
+    }
+    rank = details.pop("rank", None)
+    rank = rank if isinstance(rank, int) else found.last.rank
+    last = found.last._replace(from_end=found.end.from_end)  # its message ends there
+    yield make_sign("python_exception", last, details, rank)
+    name = found.type.rpartition(".")[2]
+    files = " ".join(frame[0] for frame in found.frames)
+    if name in _DISGUISES and any(part in files for part in _LOADER_FILES):
+        yield make_sign(_DISGUISES[name], found.last, {"type": found.type}, rank)
+
+
+def _dump(text: Text, line: Line) -> Sign:
+    """What faulthandler wrote, with the frames of the thread that died, the innermost first."""
+    what = line.text.partition("Fatal Python error: ")[2].strip()
+    name = re.split(r"[:\n]", what)[0].strip()
+    stacks: list[list[Frame]] = [[]]
+    is_current = False
+    for other in text.from_same(line, 300):
+        body = other.text
+        if frame := _FRAME_OF_DUMP.match(body):
+            stacks[-1].append((frame[1], int(frame[2]), frame[3].strip()))
+        elif body.startswith(("Current thread", "Thread ")):
+            if is_current:
+                break
+            is_current = body.startswith("Current thread")
+            stacks.append([])
+        elif body.strip() and not body.startswith((" ", "Python runtime")) and stacks[-1]:
+            break
+    # Without a current one, as in a thread that Python does not know, the last is the main one.
+    frames = stacks[-1]
+    details = {
+        "what": what,
+        "signal": _SIGNALS.get(name),
+        "stack": [list(frame) for frame in frames[:40]],
+        "is_current": is_current,
+    }
+    return make_sign("faulthandler", line, details)
+
+
+def _is_a_name(word: str) -> bool:
+    """Whether an exception could be called so: prose and metrics begin lines as well."""
+    is_named = word.lstrip("_")[:1].isupper() and word not in _LEVELS
+    return is_named or word.endswith(("error", "timeout", "exception"))

@@ -1,0 +1,228 @@
+"""One thing that a text tells, and the tables that say which texts tell what."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from holdfast._diagnose.texts.lines import Line, Text, split_prefix
+
+_OF_THE_LIFE_BEFORE = "holdfast: the attempt before ended"
+TEXT_MOST = 600  # characters of a line that are kept: some libraries print pages in one
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something that a text tells of an end.
+
+    `details` always has `from_end`: how many lines came after it. What stands in the last
+    lines is likely why it ended; what was printed thousands of lines before hardly is.
+    """
+
+    kind: str
+    text: str  # the line that tells
+    rank: int | None = None
+    line: int = 1
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Pattern(NamedTuple):
+    """A kind of line: `needle` finds candidates at the speed of memory, `shape` decides.
+
+    Named groups become details, numbers as numbers, but for those that begin with `_` and are
+    for `more` alone; `rank` is the sign's own.
+    """
+
+    kind: str
+    needle: str
+    shape: str
+    details: dict[str, Any] = {}  # noqa: RUF012  (a tuple's default, and never changed)
+    more: Callable[[re.Match[str]], dict[str, Any] | None] | None = None
+
+
+def pattern(
+    kind: str,
+    needle: str,
+    shape: str = "",
+    *,
+    more: Callable[[re.Match[str]], dict[str, Any] | None] | None = None,
+    **details: Any,
+) -> Pattern:
+    """A row of a table; without a shape the needle is enough."""
+    return Pattern(kind, needle, shape or re.escape(needle), details, more)
+
+
+def sign_of(row: Pattern, line: Line) -> Sign | None:
+    """The sign that a line is, by a row of a table; None if it only looks like it."""
+    match = _compiled(row.shape).search(line.text)
+    if match is None or is_source_code(line.text, match.start()):
+        return None
+    if line.text.startswith(_OF_THE_LIFE_BEFORE):
+        return None
+    details = dict(row.details)
+    for name, value in match.groupdict().items():
+        if value is not None and not name.startswith("_"):
+            details[name] = _as_number(value)
+    if row.more is not None:
+        found = row.more(match)
+        if found is None:
+            return None
+        details.update(found)
+    rank = details.pop("rank", None)
+    return make_sign(row.kind, line, details, rank if isinstance(rank, int) else line.rank)
+
+
+def make_sign(
+    kind: str, line: Line, details: dict[str, Any] | None = None, rank: int | None = None
+) -> Sign:
+    """A sign at a line, which says how far from the end it stands."""
+    return Sign(
+        kind,
+        line.text.strip()[:TEXT_MOST],
+        rank if rank is not None else line.rank,
+        line.number,
+        {**(details or {}), "from_end": line.from_end},
+    )
+
+
+def is_source_code(text: str, at: int) -> bool:
+    """Whether it is a line of a program, as a traceback shows it: what it could say, not says."""
+    if not text.startswith("    "):
+        return False
+    before = text[:at].lstrip()
+    return before.startswith(("raise ", "assert ", "return ", "#")) or before.endswith(
+        ('("', "('", '(f"', "(f'", '= "', '"""')
+    )
+
+
+@cache
+def _compiled(shape: str) -> re.Pattern[str]:
+    # On demand: of all the rows few are ever met, and whoever leads a training imports them all.
+    return re.compile(shape)
+
+
+def _as_number(value: str) -> Any:
+    try:
+        return int(value) if len(value) < 19 else value
+    except ValueError:
+        return value
+
+
+# -- The lines of a log by which a training tells that it gets on: steps, epochs, bars, losses.
+# They decide what an error in the middle of a log was. A training that counts on after it has
+# caught it.
+
+
+_READ_CHARACTERS = 1 << 18  # of the end of a text; what stands further up is past by its distance
+_LONGEST = 800
+_WORD = re.compile(
+    r"(?<!--)\b(?:[Gg]lobal[_ ]?)?(?:[Ss]teps?|STEP|[Ii]ter(?:ation)?s?|[Uu]pdates?|[Ee]pochs?"
+    r"|EPOCH|[Bb]atch|\w*[Ll]oss|LOSS|it/s|s/it)\b"
+)
+_STEP = re.compile(
+    r"(?<!--)\b(?:global[_ ]?step|steps?|iter(?:ation)?s?|updates?|batch)"
+    r"['\"]?\]?\W{1,4}(\d{1,12})\b",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(r"(?<!--)\bepochs?['\"]?\]?\W{1,4}(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
+_OF_MANY = re.compile(r"\b(\d{1,12})/\d{1,12}\b")
+_LOSS = re.compile(r"loss\w*['\"]?\s*[:=(]?\s*(?:tensor\()?(-?[\d.]+|[+-]?nan|[+-]?inf)\b", re.I)
+# A loss of 0 beside gradients that are no number: the loss was none either.
+_NO_LOSS = re.compile(
+    r"\bloss['\"]?\W{1,4}0(?:\.0*)?\b.*\bgrad_?norm['\"]?\W{1,4}(?:nan|inf)\b", re.I
+)
+_ERRORS = re.compile(r"Error|Exception|Traceback|File \"|[Oo]ut of memory")
+_MOST_BAD = 2  # so many losses that are no number, and none after them that is
+
+Count = tuple[float, float, float]
+
+
+class Mark(NamedTuple):
+    """A line that tells of progress."""
+
+    from_end: int  # lines after it, as a sign counts them
+    rank: int | None
+    counted: Count | None  # epoch, step, n of m
+    loss: str  # as it was printed; empty if there is none
+    start: int
+
+
+class Marks:
+    """All of them, in order."""
+
+    def __init__(self, text: Text) -> None:
+        found = list(_read(text))
+        self.losses = [mark for mark in found if mark.loss]
+        self._of: dict[int | None, list[Mark]] = {}
+        for mark in found:
+            if mark.counted is not None:
+                self._of.setdefault(mark.rank, []).append(mark)
+        # The highest count from each mark on to the end.
+        self._highest = {
+            rank: [*accumulate(reversed([m.counted or (0, 0, 0) for m in marks]), max)][::-1]
+            for rank, marks in self._of.items()
+        }
+
+    def goes_on(self, rank: int | None, from_end: int, *, was_caught: bool) -> bool:
+        """Whether the same rank counts on after a line, from where it was before it.
+
+        A stream that is buffered shows lines of before an error after it. Those go on in the middle
+        of a line, or there is nothing before: then only the error itself can tell that it was
+        caught.
+        """
+        marks = self._of.get(rank, [])
+        at = bisect_left(marks, -from_end, key=lambda mark: -mark.from_end)
+        after = next((i for i in range(at, len(marks)) if marks[i].from_end < from_end), None)
+        if after is None:
+            return False
+        before = [mark for mark in marks[:at] if mark.from_end > from_end]
+        if not before or before[-1].counted is None:
+            return was_caught
+        return self._highest[rank][after] > before[-1].counted
+
+    def bad_losses(self) -> list[Mark]:
+        """The losses up to the end that are no number; none if the last ones are numbers."""
+        found: list[Mark] = []
+        for mark in reversed(self.losses):
+            if not re.fullmatch(r"(?i)[+-]?(?:nan|inf)", mark.loss):
+                break
+            found.append(mark)
+        return found[::-1] if len(found) >= _MOST_BAD else []
+
+
+def _read(text: Text) -> Iterator[Mark]:
+    whole = text.whole
+    start = max(0, len(whole) - _READ_CHARACTERS)
+    breaks = whole.count("\n", start) + whole.count("\r", start) - whole.count("\r\n", start)
+    after = breaks - whole.endswith("\n")
+    place, found = start, _WORD.search(whole, start)
+    while found is not None:
+        lowest = max(place, found.start() - _LONGEST)
+        begin = max(
+            whole.rfind("\n", lowest, found.start()), whole.rfind("\r", lowest, found.start())
+        )
+        begin = max(begin + 1, lowest)
+        line = re.split(r"[\r\n]", whole[begin : found.start() + _LONGEST], maxsplit=1)[0]
+        passed = whole[place:begin]
+        after -= passed.count("\n") + passed.count("\r") - passed.count("\r\n")
+        place = begin
+        if not _ERRORS.search(line):
+            rank, said = split_prefix(line)
+            loss = _LOSS.search(said)
+            value = "nan" if _NO_LOSS.search(said) else loss[1] if loss else ""
+            yield Mark(max(0, after), rank, _count(said), value, begin)
+        found = _WORD.search(whole, max(begin + len(line), found.end()))
+
+
+def _count(line: str) -> Count | None:
+    epoch, step, part = _EPOCH.search(line), _STEP.search(line), _OF_MANY.search(line)
+    if epoch is None and step is None and part is None:
+        return None
+    known = (float(each[1]) if each else 0.0 for each in (epoch, step, part))
+    first, second, third = known
+    return first, second, third

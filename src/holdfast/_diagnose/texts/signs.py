@@ -1,0 +1,245 @@
+"""What a text tells: the lines of a log that say why something ended.
+
+Kinds, and what their `details` hold besides `from_end` (lines that came after it) and, where the
+training has gone on after it, `is_past`:
+
+* python_exception: type, message, frames_tail ([file, line, function], the innermost last),
+  chain (what it came of, the nearest first), and where it applies: thread, process,
+  caught_in ("DataLoader worker process 0"), is_original, parts (of an exception group); tail
+  (lines that may belong to its message), outermost (the function of its first frame)
+* faulthandler: what, signal, stack (the innermost first), is_current
+* cxx_exception: type, what; heap_damage
+* torchrun_summary: exitcodes {rank: code} of those that torchrun did not end itself, root (as
+  torchrun says), culprit (as it is worked out), failures [{rank, local_rank, host, exitcode,
+  pid, time, error, ended_by_torchrun}] of all (exitcode None where torchrun ended it, by
+  `signal`), launcher ("torchrun" or "spawn")
+* launcher_exit: exitcode (of DeepSpeed, mpirun, subprocess, kubectl)
+* killed_line, segfault_line, bus_error, abort_line, illegal_instruction_line,
+  floating_point_line, terminated_line: signal, pid, command; from srun: node, tasks
+* slurm_oom, slurm_time_limit, slurm_cancelled, slurm_preempted, slurm_node_fail,
+  slurm_requeued, slurm_step_cancelled (mostly a consequence): what, id, node, at; the first
+  ones of PBS, LSF and Kubernetes, too; slurm_refused; timed_out_line: signal_name;
+  srun_exit: exitcode, node, tasks
+* kernel_oom: pid, comm, rss_bytes, of_cgroup; kernel_segfault, kernel_trap: pid, comm
+* worker_killed: pid, signal_name; worker_exited: pid, exitcode; worker_conn_reset,
+  worker_file_not_found, worker_timeout; files_limit
+* shm_full, disk_full, quota, torch_save_short, read_only, io_error, stale_handle
+* cuda_oom: tried, total, free, in_use, allocated, reserved_unallocated, reserved (bytes),
+  device, shape, framework; memory_refused: tried; host_oom
+* cuda_error: what, is_hardware, xid; cuda_assert: file, at, assertion
+* nccl_timeout: sequence, operation, elements, timeout_ms, ran_ms;
+  nccl_progress: at, enqueued, completed
+* ranks: ranks (all that are named or counted, where a collective timed out)
+* gloo_timeout: operation, timeout_ms, missing (ranks that did not come to a barrier)
+* collective_mismatch; peer_lost: peer, port
+* rendezvous: what (unset, too_few, store_timeout, no_server, closed, not_initialized),
+  variable, joined, wanted, host, port, keys; address_in_use: port
+* environment: what, name
+* holdfast_start: attempt; holdfast_stop: status, reason; holdfast_finished: step; nan;
+  nan_loss: since_line, lasted (the losses up to the end that are no number)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from holdfast._diagnose.texts.frameworks import TORCH
+from holdfast._diagnose.texts.launchers import read_launchers
+from holdfast._diagnose.texts.lines import Text
+from holdfast._diagnose.texts.python import Traceback, read_last_lines, read_python, tracebacks
+from holdfast._diagnose.texts.sign import Marks, Sign, make_sign, sign_of
+from holdfast._diagnose.texts.system import SYSTEM, read_system
+
+__all__ = ["Sign", "culprits_of", "last_traceback", "read_signs"]
+
+_MOST_RANKS = 65536
+_RANKS = re.compile(r"\[rank(\d{1,5})\]:|\[default(\d{1,5})\]:|\bRank (\d{1,5})\]")
+_WORLD = re.compile(
+    r"\b(?i:world)[_ ](?i:size)\W{1,3}(\d{1,5})\b"
+    r"|--nproc[-_]per[-_]node[= ](\d{1,3})\b(?!.*--nnodes)"
+    r"|\bMEMBER: \d{1,5}/(\d{1,5})\b|Starting with (\d{1,5}) processes"
+)
+_ESCAPED = r"Traceback (most recent call last):\n"
+_JSON_LINE = re.compile(r"^\{.*Traceback \(most recent call last\):\\n.*\}\s*$", re.MULTILINE)
+_OF_LAUNCHERS = ("torchrun_summary", "srun_exit", "launcher_exit")
+# No training goes on after these, whatever is printed later.
+_LAST_WORDS = (
+    *(*_OF_LAUNCHERS, "timed_out_line", "slurm_time_limit", "slurm_preempted", "slurm_node_fail"),
+    *("slurm_cancelled", "slurm_requeued", "holdfast_start", "holdfast_stop", "holdfast_finished"),
+    *("nan_loss", "faulthandler", "cxx_exception", "ranks"),
+)
+# The outermost frame of an uncaught exception; "" where no frame is told.
+_OUTER = ("<module>", "", "_run_module_as_main", "_bootstrap_inner", "_bootstrap", "_run_code")
+_REPORTS = ("ChildFailedError", "ProcessExitedException")
+# So many lines without a sign are no part of an end any more: several ranks together print less,
+# but for the stacks of all threads.
+_PAST_LINES, _PAST_STACKS = 200, 2000
+
+
+def read_signs(text: str, first_line: int = 1) -> list[Sign]:
+    """Everything that a text tells of an end, in the order of its lines."""
+    if _ESCAPED in text:
+        text = _JSON_LINE.sub(_unescaped, text)
+    whole = Text(text, first_line)
+    found = list(read_python(whole))
+    found += read_launchers(whole, [each for each in found if each.kind == "python_exception"])
+    found += read_system(whole)
+    for row in (*TORCH, *SYSTEM):
+        for line in whole.hits(row.needle):
+            sign = sign_of(row, line)
+            if sign is not None:
+                found.append(sign)
+    if any(sign.kind in ("nccl_timeout", "gloo_timeout") for sign in found):
+        found.append(_ranks_there(whole))
+    marks = Marks(whole)
+    if bad := marks.bad_losses():
+        line = whole.line_at(bad[-1].start)
+        details = {"since_line": whole.line_at(bad[0].start).number, "lasted": len(bad)}
+        found.append(make_sign("nan_loss", line, details))
+    return _with_past(_with_summaries(_once(found or list(read_last_lines(whole)))), marks)
+
+
+def _unescaped(line: re.Match[str]) -> str:
+    """A line of a log in JSON, with its traceback as Python printed it."""
+    parts = re.sub(r'(?<!\\)"', '\n"', line[0])
+    return parts.replace("\\n", "\n").replace('\\"', '"')
+
+
+def _ranks_there(text: Text) -> Sign:
+    """The ranks of which anything was printed, or which are counted: one may have said nothing."""
+    named = {int(next(filter(None, each))) for each in _RANKS.findall(text.whole)}
+    sizes = [int(next(filter(None, each))) for each in _WORLD.findall(text.whole)]
+    named |= set(range(max((size for size in sizes if size < _MOST_RANKS), default=0)))
+    return make_sign("ranks", text.line_at(len(text.whole)), {"ranks": sorted(named)})
+
+
+def last_traceback(text: str) -> str | None:
+    """The last traceback as it was printed, without the prefixes of launchers."""
+    whole = Text(text)
+    found = tracebacks(whole)
+    if not found:
+        return None
+    last: Traceback = found[-1]
+    lines = [last.head.text]
+    for line in whole.from_same(last.head, 700):
+        if line.start > last.end.start:
+            break
+        lines.append(line.text)
+    return "\n".join(lines).rstrip()
+
+
+def culprits_of(signs: list[Sign]) -> list[int]:
+    """The ranks that the others waited for in vain, as far as their words tell.
+
+    Whoever raises a timeout first is a victim: it had come, and waited.
+    """
+    missing = {rank for sign in signs for rank in sign.details.get("missing", ())}
+    if missing:
+        return sorted(missing)
+    timed_out = {s.rank for s in signs if s.kind in ("nccl_timeout", "gloo_timeout")} - {None}
+    if not timed_out:
+        return []
+    # A rank that is in an earlier collective than the others, or that has come to none.
+    sequence: dict[int, int] = {}
+    for sign in signs:
+        number = sign.details.get("sequence", sign.details.get("at"))
+        if sign.rank is not None and sign.kind.startswith("nccl") and isinstance(number, int):
+            sequence[sign.rank] = min(number, sequence.get(sign.rank, number))
+    spoken = {sign.rank for sign in signs if sign.rank is not None}
+    spoken |= {rank for sign in signs for rank in sign.details.get("ranks", ())}
+    spoken |= {
+        rank for sign in signs if sign.kind == "torchrun_summary" for rank in _ranks_of(sign)
+    }
+    lost = {sign.rank for sign in signs if sign.kind == "peer_lost"}  # when the others left
+    if silent := sorted(spoken - timed_out - lost):
+        return silent
+    if len(set(sequence.values())) > 1:
+        first = min(sequence.values())
+        return sorted(rank for rank, number in sequence.items() if number == first)
+    # One that has printed nothing at all is a gap in the numbers of the others.
+    highest = max(rank for rank in timed_out if rank is not None)
+    gaps = sorted(set(range(min(highest, _MOST_RANKS))) - timed_out)
+    return gaps if len(gaps) < len(timed_out) else []
+
+
+def _ranks_of(summary: Sign) -> set[int]:
+    failures = summary.details.get("failures", ())
+    return {*summary.details.get("exitcodes", ()), *(each["rank"] for each in failures)}
+
+
+def _with_summaries(signs: list[Sign]) -> list[Sign]:
+    """Without what a launcher's summary repeats; and what names no rank has the rank from it."""
+    summaries = [sign for sign in signs if sign.kind == "torchrun_summary"]
+    if not summaries:
+        return signs
+    parts = [sign.details.get("lines", [sign.line, sign.line]) for sign in summaries]
+    codes = summaries[-1].details["exitcodes"]
+    kept = []
+    for sign in signs:
+        if sign not in summaries:
+            is_repeated = any(first <= sign.line <= last for first, last in parts)
+            if is_repeated or str(sign.details.get("type")).endswith(_REPORTS):
+                continue
+        if sign.rank is None and sign.kind in ("faulthandler", "cxx_exception"):
+            number = sign.details.get("signal") or (6 if sign.kind == "cxx_exception" else None)
+            ranks = [rank for rank, code in codes.items() if number and code == -number]
+            if len(ranks) == 1:
+                sign = replace(sign, rank=ranks[0])
+        kept.append(sign)
+    return kept
+
+
+def _with_past(signs: list[Sign], marks: Marks) -> list[Sign]:
+    """What was got over is marked: of an end, the signs stand close together, up to the last line.
+
+    An exception that a script catches is printed just as one that ends it; and of several lives
+    that have written to one log, only the last one's end is looked for.
+    """
+    found: list[Sign] = []
+    after, is_past = 0, False
+    for sign in reversed(signs):
+        from_end = sign.details["from_end"]
+        most = _PAST_STACKS if sign.kind == "faulthandler" else _PAST_LINES
+        is_past = is_past or from_end - after > most
+        after = from_end
+        went_on = sign.kind not in _LAST_WORDS and marks.goes_on(
+            sign.rank, from_end, was_caught=sign.details.get("outermost", "<module>") not in _OUTER
+        )
+        details = {**sign.details, "is_past": True} if is_past or went_on else sign.details
+        found.append(replace(sign, details=details))
+        is_past = is_past or sign.kind == "holdfast_start"  # what is above it was another life
+    return _unless_it_failed(found[::-1])
+
+
+def _unless_it_failed(signs: list[Sign]) -> list[Sign]:
+    """Of ranks without a label one may count on while another fails: its launcher says so."""
+    now = [sign for sign in signs if not sign.details.get("is_past")]
+    has_failed = any(1 in _statuses(sign) for sign in now if sign.kind in _OF_LAUNCHERS)
+    if not has_failed or any(sign.kind == "python_exception" for sign in now):
+        return signs
+    past = [sign for sign in signs if sign.kind == "python_exception"]
+    last = past[-1] if past else None
+    return [
+        replace(sign, details={k: v for k, v in sign.details.items() if k != "is_past"})
+        if sign is last and sign.details["from_end"] < _PAST_LINES
+        else sign
+        for sign in signs
+    ]
+
+
+def _statuses(sign: Sign) -> list[int]:
+    """The statuses that a launcher tells."""
+    codes = sign.details.get("exitcodes", {})
+    return [*codes.values(), sign.details.get("exitcode", 0)]
+
+
+def _once(signs: list[Sign]) -> list[Sign]:
+    """In the order of lines, and of several rows that found the same in a line the first."""
+    seen: dict[tuple[int, str, int | None], Sign] = {}
+    for sign in signs:
+        key = (sign.line, sign.kind, sign.rank)
+        known = seen.get(key)
+        if known is None or len(sign.details) > len(known.details):
+            seen[key] = sign
+    return sorted(seen.values(), key=lambda sign: sign.line)

@@ -1,0 +1,1 @@
+"""What surrounds a run: variables, SLURM, clouds, processes."""

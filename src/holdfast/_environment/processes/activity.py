@@ -1,0 +1,351 @@
+"""What a look shows its processes to do: a person holds them, they work, or nothing happens.
+
+Pure functions on the record of a look; see `inspect.py`. A missing key tells nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast._environment.processes.calls import is_terminal
+from holdfast._environment.processes.cgroup import find_folder
+from holdfast._environment.processes.proc import field, read_bytes
+from holdfast._environment.processes.pyspy import PythonThread
+from holdfast._environment.processes.threads import ProcessSample, ThreadSample
+
+_COMPUTES_CORES = 0.2
+_WORKS_CORES = 0.02  # of a thread beside the main one whose stack moves
+_POLLS_PER_SECOND = 3.0  # one that waits for good does not wake up at all
+_ASKING_SECONDS = 0.001
+_WAKES_PER_SECOND = 50.0  # of the main thread: data comes in, or it asks again and again
+_BYTES_PER_SECOND = 256 * 1024
+_FAULTS_PER_SECOND = 20.0  # pages that come back from a disk
+_WAITS_SHARE = 0.5  # of a window, ready to run: a clock of a library that wakes up waits for less
+_OUR_THREADS = "holdfast-"
+_TRANSFERS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg")
+
+
+class Activity(enum.Enum):
+    """From what must not be judged by time, over work, to what must."""
+
+    PAUSED = "paused"  # in a debugger or at a prompt
+    TRACED = "traced"  # by gdb, strace and the like
+    STOPPED = "stopped"  # by SIGSTOP or Ctrl-Z
+    FROZEN = "frozen"  # with its cgroup
+    UNREAD = "unread"  # nobody reads what it prints: a pager, Ctrl-S, a full pipe
+    MOVING = "moving"  # works on
+    BUSY = "busy"  # computes or waits for a processor, but stands at one line
+    POLLS = "polls"  # hardly computes, and wakes up again and again
+    DISK = "disk"  # waits in the kernel for a file system
+    IDLE = "idle"  # nothing happens
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a person or the system keeps it from going on: no hang, however long."""
+        return self in _HELD
+
+
+_HELD = (
+    *(Activity.PAUSED, Activity.TRACED, Activity.STOPPED, Activity.FROZEN),
+    Activity.UNREAD,
+)
+
+
+def activity_of(look: Mapping[str, Any]) -> Activity:
+    """Of the whole tree, as the one word that tells most."""
+    processes = _list(look, "processes")
+    first, others = processes[:1], processes[1:]
+    if look.get("paused") or debugger_of(look) is not None:
+        return Activity.PAUSED
+    if tracer_of(look) is not None:
+        return Activity.TRACED
+    held = _held(first)
+    if held is not None:
+        return held
+    working = _working(look, processes)
+    if working is not Activity.MOVING and unread_of(look):
+        return Activity.UNREAD
+    if working in (Activity.MOVING, Activity.BUSY):
+        return working
+    # One that is held makes the trainer wait only where nothing else goes on.
+    held = _held(others)
+    if held is not None:
+        return held
+    if any(_text(each, "state") == "D" for each in processes):
+        return Activity.DISK
+    return working or Activity.IDLE
+
+
+def debugger_of(look: Mapping[str, Any]) -> str | None:
+    """What holds a thread for a person, in a word: "pdb", "debugpy", "a prompt"."""
+    if look.get("paused"):
+        return str(look["paused"])
+    found = held_thread(look)
+    return None if found is None else found[0]
+
+
+def held_thread(look: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
+    """The same by the stacks alone, with the process and its thread."""
+    for process in _list(look, "processes"):
+        for thread in _list(process, "threads"):
+            found = _debugger_in(_list(thread, "frames"))
+            if found is not None:
+                return found, process, thread
+            # A shell that waits for its next command stops no training.
+            if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
+                return "a prompt", process, thread
+    return None
+
+
+def unread_of(look: Mapping[str, Any]) -> list[int]:
+    """If it waits until somebody reads what it prints: the descriptors, 1 or 2 or both."""
+    for process in _list(look, "processes"):
+        for thread in _list(process, "threads"):
+            if thread.get("unread"):
+                return list(thread["unread"])
+    return []
+
+
+def tracer_of(look: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The process that somebody from outside traces: {"pid", "tracer", "tracer_name"}."""
+    processes = _list(look, "processes")
+    ours = [each.get("pid") for each in processes]
+    for each in processes:
+        # A program that traces a child of its own does its work; a gdb from below does not.
+        if each.get("tracer") and (each["tracer"] not in ours or each is processes[0]):
+            return each
+    return None
+
+
+def innermost(frames: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The innermost frame of the user's own code; None if there is none."""
+    return next((each for each in frames if is_users(_text(each, "file"))), None)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is neither of Python, nor of an installed package, nor ours."""
+    path = file.replace("\\", "/")
+    if path.startswith("<") and not path.startswith(("<stdin", "<string", "<console", "<ipython")):
+        return False
+    return not any(part in path for part in _NOT_USERS) and not _is_of_python(path)
+
+
+_NOT_USERS = ("/site-packages/", "/dist-packages/", "/holdfast/_", "/holdfast/torch/", "/debugpy/")
+
+
+def _is_of_python(path: str) -> bool:
+    # Where the trainer's Python is installed is not known here: by its usual names.
+    folders = path.split("/")[:-1]
+    for at, name in enumerate(folders):
+        if name.startswith(("python3", "pypy3")) and at and folders[at - 1] in ("lib", "lib64"):
+            return True
+    return False
+
+
+CLIENT = "debugpy, which waits for a client"  # as in `_store/memory/control.py`
+# What waits for a person: a function, a part of its file's path, and what that is called in
+# `_store/memory/control.py`.
+_WAITS = (
+    ("do_wait_suspend", "pydevd", "debugpy"),
+    ("_do_wait_suspend", "pydevd", "debugpy"),
+    ("_wait_for_attach", "pydevd", CLIENT),
+    ("wait_for_client", "debugpy/", CLIENT),
+    ("interaction", "/pdb.py", "pdb"),
+    ("breakpoint", "torch/distributed/", "pdb"),  # the other ranks wait there for the one
+    ("interaction", "IPython/", "pdb"),
+    ("interaction", "pudb/", "a debugger"),
+    ("__init__", "remote_pdb", "a debugger"),  # for somebody to connect
+    ("__init__", "rpdb/", "a debugger"),
+    ("cmdloop", "/cmd.py", "a prompt"),
+    ("interact", "/code.py", "a prompt"),
+    ("interact", "_pyrepl/", "a prompt"),
+    ("multiline_input", "_pyrepl/", "a prompt"),
+    ("mainloop", "IPython/terminal/", "a prompt"),
+    ("prompt_for_code", "IPython/", "a prompt"),
+    ("prompt", "prompt_toolkit/", "a prompt"),
+    ("_input_request", "ipykernel/", "a prompt"),
+    ("unix_getpass", "/getpass.py", "a prompt"),
+)
+_PYDEVD = "pydevd"  # where PyCharm has it, it looks like the user's own code
+_STRONGEST_FIRST = (CLIENT, "debugpy", "pdb", "a debugger", "a prompt")
+
+
+def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
+    """Only above the user's own code: what lies around that has let it run."""
+    found = set()
+    for frame in frames:
+        file = _text(frame, "file").replace("\\", "/")
+        if is_users(file) and _PYDEVD not in file:
+            break
+        name = _text(frame, "name").rpartition(".")[2]
+        for function, part, word in _WAITS:
+            if name == function and part in file:
+                # PyCharm and others have pydevd without debugpy.
+                is_other = word in (CLIENT, "debugpy") and "debugpy" not in file
+                found.add("a debugger" if is_other else word)
+    return next((word for word in _STRONGEST_FIRST if word in found), None)
+
+
+_SHELLS = ("bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh")
+
+
+def _is_shell(process: Mapping[str, Any]) -> bool:
+    program = next(iter(_text(process, "command").split()), "").rpartition("/")[2]
+    return _text(process, "name") in _SHELLS or program.lstrip("-") in _SHELLS
+
+
+def _reads_from_person(thread: Mapping[str, Any]) -> bool:
+    is_reading = thread.get("call") in ("read", "select", "pselect6")
+    return is_reading and is_terminal(thread.get("call_path"))
+
+
+def _held(processes: Sequence[Mapping[str, Any]]) -> Activity | None:
+    if any(each.get("frozen") for each in processes):
+        return Activity.FROZEN
+    if any(_text(each, "state") == "T" for each in processes):
+        return Activity.STOPPED
+    return None
+
+
+def _working(look: Mapping[str, Any], processes: Sequence[Mapping[str, Any]]) -> Activity | None:
+    seconds = _number(look, "seconds") or 1.0
+    if any(_moves(each, seconds) for each in processes):
+        return Activity.MOVING
+    if any(map(computes, processes)):
+        return Activity.BUSY
+    awake = [thread for each in processes for thread in _awake(each)]
+    if any(_transfers(each) or _works_between(each) for each in awake):
+        return Activity.MOVING
+    main = [each for process in processes[:1] for each in _awake(process) if each.get("is_main")]
+    if any(_number(each, "wakes") > _WAKES_PER_SECOND for each in main):
+        return Activity.BUSY
+    return Activity.POLLS if awake else None
+
+
+def _moves(process: Mapping[str, Any], seconds: float) -> bool:
+    if _number(process, "io") > _BYTES_PER_SECOND * seconds:
+        return True
+    if _number(process, "major_faults") > _FAULTS_PER_SECOND * seconds:
+        return True
+    for thread in _list(process, "threads"):
+        if not thread.get("moved") or _text(thread, "name").startswith(_OUR_THREADS):
+            continue
+        if thread.get("is_main") or _number(thread, "cpu") > _WORKS_CORES:
+            return True
+    return False
+
+
+def computes(process: Mapping[str, Any]) -> bool:
+    """Whether it uses a processor, or would if others did not."""
+    cores = _number(process, "cpu")
+    if cores > _COMPUTES_CORES or waiting_share(process) > _WAITS_SHARE:
+        return True
+    threads = _list(process, "threads")
+    return cores > _WORKS_CORES and any(_text(each, "state") == "R" for each in threads)
+
+
+def waiting_share(process: Mapping[str, Any]) -> float:
+    """Of the window, for the thread that was ready to run for longest and did not."""
+    threads = _list(process, "threads")
+    own = [each for each in threads if not _text(each, "name").startswith(_OUR_THREADS)]
+    return max((_number(each, "waits") for each in own), default=0.0)
+
+
+def _awake(process: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The threads that get what comes in, or ask again and again whether they may go on."""
+    threads = _list(process, "threads")
+    owners = [each for each in threads if each.get("owns_gil")]
+    return [
+        each
+        for each in owners or threads  # then others ask for the interpreter, and get nothing
+        if _number(each, "wakes") > _POLLS_PER_SECOND
+        # Threads of libraries have clocks of their own.
+        and (each.get("is_main") or _list(each, "frames"))
+        and not _text(each, "name").startswith(_OUR_THREADS)
+    ]
+
+
+def _transfers(thread: Mapping[str, Any]) -> bool:
+    """Whether one that wakes up often does so since bytes come and go, slowly as they may."""
+    frames = _list(thread, "frames")
+    in_socket = bool(frames) and _text(frames[0], "file").endswith(("/socket.py", "/ssl.py"))
+    return in_socket or thread.get("call") in _TRANSFERS
+
+
+def _works_between(thread: Mapping[str, Any]) -> bool:
+    """Whether it does more between two waits than to ask whether it may go on."""
+    return _number(thread, "cpu") > _ASKING_SECONDS * _number(thread, "wakes")
+
+
+def _list(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = record.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    found = record.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def _number(record: Mapping[str, Any], name: str) -> float:
+    found = record.get(name)
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+# -- What a process or a thread did between two samples of it --------------------------------------
+
+
+def state_between(before: str, after: str) -> str:
+    """Over the window: a process that waits for the disk now and then is at work."""
+    if before == after or after in "TtZX":
+        return after
+    if "R" in (before, after):
+        return "R"
+    return before if after == "D" else after
+
+
+def waits_between(before: ThreadSample, after: ThreadSample, window: float) -> float:
+    """The share of the window for which it was ready to run, and others had the processors."""
+    counted = (after.waited_seconds or 0.0) - (before.waited_seconds or 0.0)
+    if before is not after and before.state == after.state == "R" and before.wakes == after.wakes:
+        # A wait is counted when it is over, and it may have lasted for all of the window.
+        counted = max(counted, window - (after.cpu_seconds - before.cpu_seconds))
+    return min(1.0, rate(counted, window))
+
+
+def rate(count: float, window: float) -> float:
+    return round(max(0.0, count) / window, 3) if window > 0 else 0.0
+
+
+def wakes_between(before: ProcessSample, after: ProcessSample, window: float) -> float | None:
+    if before.wakes is None or after.wakes is None:
+        return None
+    return rate(after.wakes - before.wakes, window)
+
+
+def moved_between(thread: PythonThread, later: dict[int, PythonThread]) -> bool | None:
+    """Whether a thread stood elsewhere later; None where that is not known."""
+    if not later:
+        return None
+    again = later.get(thread.ident)
+    return again is None or again.frames != thread.frames
+
+
+# -- Whether somebody has frozen the cgroup of a process: it is not stuck, it is not let run -------
+
+
+def is_frozen(pid: int, root: str = "/") -> bool:
+    """By the freezer of version 1 or by version 2, its own cgroup or one above."""
+    root = root.rstrip("/")
+    for version, controller in ((1, "freezer"), (2, "")):
+        folder = find_folder(pid, version, controller, root)
+        if folder is None:
+            continue
+        # Both files tell of what holds for this cgroup, even if one above was frozen.
+        if version == 1 and (read_bytes(f"{folder}/freezer.state") or b"THAWED")[:6] != b"THAWED":
+            return True
+        if version == 2 and field(read_bytes(f"{folder}/cgroup.events") or b"", b"frozen ") == 1:
+            return True
+    return False

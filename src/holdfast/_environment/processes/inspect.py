@@ -1,0 +1,406 @@
+"""A look at a process and all below it: what the kernel tells of them, and where their code stands.
+
+The stacks are taken twice, so that one can see whether they move. It never raises and never waits
+without bound: what reads from a process in a dead file system can stand there for ever, so it runs
+in a thread of its own. While that thread gets on it is waited for, however crowded the machine is;
+when it shows no sign of life for some seconds, what is known by then is what is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast._environment.processes.activity import (
+    is_frozen,
+    moved_between,
+    rate,
+    state_between,
+    waits_between,
+    wakes_between,
+)
+from holdfast._environment.processes.calls import find_call, unread_outputs
+from holdfast._environment.processes.cgroup import cpu_quota
+from holdfast._environment.processes.fault_stacks import FaultStacks
+from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.memory_sample import shm_room
+from holdfast._environment.processes.pyspy import Dump, PythonThread, dump_stacks, find_pyspy
+from holdfast._environment.processes.threads import (
+    FREEZERS,
+    ProcessSample,
+    ThreadSample,
+    command_of,
+    name_of,
+    program_of,
+    sample_process,
+)
+from holdfast._environment.processes.tree import Tree
+
+MOST_PROCESSES = 64
+_SILENT_SECONDS = 6.0  # without a sign of life of a look: it waits for the system
+_JOIN_SECONDS = 0.1
+_APART_SECONDS = 0.3  # less is too short to see whether a stack moves
+_DUMP_SECONDS = 1.8
+_FAULT_SECONDS = 0.7
+_MOVES_SECONDS = 1.2
+_MOVES_PAUSE_SECONDS = 0.07
+_MOST_AWAKE = 4
+_AWAKE_CORES = 0.02
+_AWAKE_WAKES = 3.0  # per second
+_MOST_SILENT_THREADS = 32  # those of libraries, which have no Python stack
+_MOST_FRAMES = 5000  # of all threads together
+_FEW_FRAMES = 8
+_PYTHONS = ("python", "pypy")
+_TELLING = {"T": 0, "t": 0, "D": 1, "R": 2, "S": 3, "Z": 4}
+
+
+class Looker:
+    """Looks at one process and at those below it, again and again."""
+
+    def __init__(self, pid: int, tree: Tree | None = None, fault_file: int | None = None) -> None:
+        self._pid = pid
+        self._tree = Tree(pid) if tree is None else tree
+        self._faults = None if fault_file is None else FaultStacks(fault_file)
+        self._stuck: threading.Thread | None = None
+        self.alive_at = 0.0  # when the look under way last got on
+
+    def look(self, seconds: float = 0.5) -> dict[str, Any]:
+        """The record of a look, which takes about that long; some seconds where it must wait.
+
+        {"time", "host", "pid", "seconds" of the window, "by": "py-spy", "faulthandler" or "none",
+        "stacks_error": why the process could not be read from outside, "cores", "load",
+        "processes": the process itself, then those below it, each with what it did in the window
+        and its "threads"}. The frames of a thread are {"file", "line", "name"}, the innermost
+        first; py-spy gives names as Class.method, faulthandler the last part alone, and no "tid"
+        but the main thread's. What could not be known is None.
+        """
+        look = _Look(self._pid, self._tree, self._faults, seconds, self._get_on)
+        self._get_on()
+        if self._stuck is not None and self._stuck.is_alive():
+            return look.of_little("an earlier look still waits for the system")
+        thread = threading.Thread(target=look.take, name="holdfast-look", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return look.of_little("no thread could be started")
+        while thread.is_alive() and time.monotonic() - self.alive_at < _SILENT_SECONDS + seconds:
+            thread.join(_JOIN_SECONDS)
+        if thread.is_alive():
+            self._stuck = thread
+            with contextlib.suppress(Exception):  # as far as it has come
+                look.sample_again()
+        return look.record()
+
+    def _get_on(self) -> None:
+        self.alive_at = time.monotonic()
+
+
+class _Look:
+    """One look, as far as it has come."""
+
+    def __init__(
+        self,
+        pid: int,
+        tree: Tree,
+        faults: FaultStacks | None,
+        seconds: float,
+        get_on: Callable[[], None],
+    ) -> None:
+        self._pid, self._tree, self._faults = pid, tree, faults
+        self._get_on = get_on  # a sign of life
+        self._seconds = max(seconds, _APART_SECONDS)
+        self._before: dict[int, ProcessSample] = {}
+        self._after: dict[int, ProcessSample] = {}
+        self._dumps: tuple[dict[int, Dump], dict[int, Dump]] = ({}, {})
+        self._pids = [pid]
+        self._by = "none"
+        self._error: str | None = "the look did not come to an end"
+        self._calls: dict[int, tuple[str | None, str | None]] = {}
+        self._frozen: set[int] = set()
+        self._commands: dict[int, str | None] = {}
+
+    def take(self) -> None:
+        """Go through all of it, the surest first."""
+        try:
+            self._take()
+        except Exception as error:  # noqa: BLE001  a look is worth less than whoever looks
+            self._error = f"the look failed: {error!r}"
+
+    def of_little(self, why: str) -> dict[str, Any]:
+        """Two samples and no stacks."""
+        self._error = why
+        with contextlib.suppress(Exception):  # then the reason alone is told
+            self._sample(self._before)
+            time.sleep(self._seconds)
+            self.sample_again()
+        return self.record()
+
+    def sample_again(self) -> None:
+        """Without a second sample a process that computes would look idle."""
+        if not self._after:
+            self._sample(self._after)
+
+    def _take(self) -> None:
+        began = time.monotonic()
+        self._sample(self._before)
+        self._calls = {pid: find_call(pid, pid) for pid in self._before}
+        self._frozen = {pid for pid in self._before if is_frozen(pid)}
+        program = find_pyspy()
+        readable = self._readable()
+        first, second = self._dumps
+        first.update(dump_stacks(readable, _DUMP_SECONDS, program, self._get_on))
+        self._note_how()
+        time.sleep(max(_APART_SECONDS, self._seconds - (time.monotonic() - began)))
+        if program is not None:
+            # Not what has not answered: it would not answer now.
+            again = [pid for pid in readable if not first[pid].is_late]
+            second.update(dump_stacks(again, _DUMP_SECONDS, program, self._get_on))
+        self._sample(self._after)
+        self._get_on()
+        self._look_for_moves(program)
+        for pid in [pid for pid in second if first[pid].error]:
+            first[pid] = second.pop(pid)  # without stopping it, one reading in many goes wrong
+        self._note_how()
+        self._ask_for_stacks()
+        for pid in self._pids:
+            self._commands[pid] = command_of(pid)
+
+    def _look_for_moves(self, program: str | None) -> None:
+        """Of those that are awake and were seen at one place twice: they may have been there twice.
+
+        An evaluation whose batches all wait at the same line is elsewhere for a moment only.
+        """
+        second = self._dumps[1]
+        awake = [pid for pid in second if self._is_awake(pid) and not self._has_moved(pid)]
+        until = time.monotonic() + _MOVES_SECONDS
+        while awake and program is not None and time.monotonic() < until:
+            time.sleep(_MOVES_PAUSE_SECONDS)
+            left = until - time.monotonic()
+            again = dump_stacks(awake[:_MOST_AWAKE], left, program, self._get_on)
+            second.update({pid: each for pid, each in again.items() if not each.error})
+            awake = [pid for pid in awake if not self._has_moved(pid)]
+
+    def _is_awake(self, pid: int) -> bool:
+        before, after = self._before.get(pid), self._after.get(pid)
+        if before is None or after is None or before.main is None or after.main is None:
+            return False
+        window = max(after.at - before.at, 0.001)
+        wakes = (after.main.wakes or 0) - (before.main.wakes or 0)
+        cpu = after.main.cpu_seconds - before.main.cpu_seconds
+        return cpu / window > _AWAKE_CORES or wakes / window > _AWAKE_WAKES
+
+    def _has_moved(self, pid: int) -> bool:
+        """Whether its main thread has; unknown counts as moved."""
+        first, second = (each[pid].threads for each in self._dumps)
+        later = {each.ident: each for each in second}
+        return all(moved_between(each, later) is not False for each in first if each.tid == pid)
+
+    def _note_how(self) -> None:
+        self._error = self._dumps[0].get(self._pid, Dump(error="there is nothing to read")).error
+        self._by = "none" if self._error else "py-spy"
+
+    def _sample(self, into: dict[int, ProcessSample]) -> None:
+        if not self._before:
+            self._pids = [self._pid, *self._tree.look()]
+        for pid in self._pids:
+            found = sample_process(pid)
+            if found is not None:
+                into[pid] = found
+        if into is self._before and len(into) > MOST_PROCESSES:
+            self._keep_telling()
+
+    def _keep_telling(self) -> None:
+        """The trainer, and of the others those that can tell the most."""
+        order = sorted(
+            self._before,
+            key=lambda pid: (pid != self._pid, _TELLING.get(self._before[pid].state, 3)),
+        )
+        kept = set(order[:MOST_PROCESSES])
+        self._before = {pid: each for pid, each in self._before.items() if pid in kept}
+        self._pids = [pid for pid in self._pids if pid in kept]
+
+    def _readable(self) -> list[int]:
+        """Those that run Python, as far as one can know without reading their memory."""
+        program = program_of(self._pid)
+        found = []
+        for pid, sample in self._before.items():
+            if _is_over(sample):
+                continue
+            theirs = program_of(pid)
+            # Quicker than a Path.
+            name = os.path.basename(theirs or sample.name).lower()  # noqa: PTH119
+            if pid == self._pid or theirs == program is not None or name.startswith(_PYTHONS):
+                found.append(pid)
+        return found
+
+    def _ask_for_stacks(self) -> None:
+        """Of those that could not be read: by the signal, which can end what they wait in."""
+        self._get_on()
+        first, second = self._dumps
+        if self._faults is None:
+            return
+        silent = [
+            (pid, each.state)
+            for pid, each in self._before.items()
+            if pid not in self._frozen and (pid not in first or first[pid].error)
+        ]
+        found = self._faults.dump(silent, _FAULT_SECONDS, self._get_on)
+        told = {pid: each for pid, each in found.items() if not each.error}
+        if not told:
+            return
+        first.update(told)
+        if self._pid in told:
+            self._by = "faulthandler"
+        time.sleep(_APART_SECONDS)
+        states = [(pid, self._before[pid].state) for pid in told]
+        second.update(self._faults.dump(states, _FAULT_SECONDS, self._get_on))
+
+    # -- the record ---------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """What is known by now."""
+        processes = [self._process(pid) for pid in list(self._before)]
+        _shorten(processes)
+        before, after = self._before.get(self._pid), self._after.get(self._pid)
+        return {
+            "time": time.time(),
+            "host": host_name(),
+            "pid": self._pid,
+            "seconds": round(after.at - before.at, 3) if before and after else 0.0,
+            "by": self._by,
+            "stacks_error": "the process has ended" if _is_over(before) else self._error,
+            "cores": usable_cores(self._pid),
+            "load": _load(),
+            "cpu_quota": cpu_quota(self._pid),
+            "shm": shm_room(),
+            "processes": processes,
+        }
+
+    def _process(self, pid: int) -> dict[str, Any]:
+        before = self._before[pid]
+        after = self._after.get(pid, before)
+        if after.started != before.started:
+            after = before
+        window = after.at - before.at
+        main = after.main
+        dump = self._dumps[0].get(pid, Dump())
+        return {
+            "pid": pid,
+            "parent": after.parent,
+            "name": after.name,
+            "command": self._commands.get(pid),
+            "state": state_between(before.state, after.state),
+            "frozen": pid in self._frozen or (main is not None and main.wchan in FREEZERS),
+            "tracer": after.tracer,
+            "tracer_name": name_of(after.tracer) if after.tracer else None,
+            "wchan": None if main is None else main.wchan,
+            "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
+            "io": None if after.io is None else max(0, after.io - (before.io or 0)),
+            "wakes": wakes_between(before, after, window),
+            "rss": after.rss,
+            "swap": after.swap,
+            "major_faults": after.major_faults - before.major_faults,
+            "threads_count": len(after.threads),
+            "stacks_error": dump.error,
+            "threads": self._threads(before, after, window),
+        }
+
+    def _threads(
+        self, before: ProcessSample, after: ProcessSample, window: float
+    ) -> list[dict[str, Any]]:
+        pid = after.pid
+        first = self._dumps[0].get(pid, Dump()).threads
+        later = {each.ident: each for each in self._dumps[1].get(pid, Dump()).threads}
+        python = {each.tid: each for each in first if each.tid is not None}
+        found, silent = list[dict[str, Any]](), list[dict[str, Any]]()
+        for tid, sample in after.threads.items():
+            known = python.pop(tid, None)
+            record = self._thread(pid, before.threads.get(tid, sample), sample, window, known)
+            record["moved"] = None
+            if known is not None:
+                again = later.get(known.ident)
+                record["moved"] = moved_between(known, later)
+                # Both times: whoever works in Python has it now and then, and gives it back.
+                record["owns_gil"] = known.owns_gil and (again is None or again.owns_gil)
+            (found if known is not None or tid == pid else silent).append(record)
+        silent.sort(key=lambda each: (each["state"] == "S", -each["cpu"]))
+        # Of these the system's number is not known: faulthandler does not tell it.
+        nameless = [each for each in first if each.tid is None]
+        return [
+            *found,
+            *({**_python_part(each), "moved": moved_between(each, later)} for each in nameless),
+            *silent[:_MOST_SILENT_THREADS],
+        ]
+
+    def _thread(
+        self,
+        pid: int,
+        before: ThreadSample,
+        after: ThreadSample,
+        window: float,
+        known: PythonThread | None,
+    ) -> dict[str, Any]:
+        is_main = after.tid == pid
+        record: dict[str, Any] = {
+            "tid": after.tid,
+            "name": after.name,
+            "is_main": is_main,
+            "state": state_between(before.state, after.state),
+            "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
+            "wakes": None
+            if after.wakes is None or before.wakes is None
+            else rate(after.wakes - before.wakes, window),
+            "wchan": after.wchan,
+            "waits": waits_between(before, after, window),
+        }
+        if is_main:
+            call, path = self._calls.get(pid, (None, None))
+            record["call"], record["call_path"] = call, path
+            # Who prints into a pipe of its parent waits for its parent, and not for a person.
+            record["unread"] = unread_outputs(self._pid, call, path)
+        part = _python_part(known) if known is not None else {"owns_gil": None, "frames": []}
+        return record | {
+            name: value
+            for name, value in part.items()
+            if name in ("owns_gil", "frames") or (name == "name" and value)
+        }
+
+
+def usable_cores(pid: int) -> int:
+    """How many a process may use."""
+    with contextlib.suppress(OSError, AttributeError):
+        return len(os.sched_getaffinity(pid))
+    return os.cpu_count() or 1
+
+
+def _load() -> float | None:
+    with contextlib.suppress(OSError):
+        return round(os.getloadavg()[0], 2)
+    return None
+
+
+def _is_over(sample: ProcessSample | None) -> bool:
+    return sample is None or sample.state in "ZX"
+
+
+def _python_part(thread: PythonThread) -> dict[str, Any]:
+    return {
+        "tid": thread.tid,
+        "name": thread.name,
+        "is_main": False,
+        "owns_gil": thread.owns_gil,
+        "frames": thread.frames,
+    }
+
+
+def _shorten(processes: list[dict[str, Any]]) -> None:
+    """A look must fit into a message: of too many stacks the main threads' stay whole."""
+    threads = [thread for process in processes for thread in process["threads"]]
+    if sum(len(thread["frames"]) for thread in threads) > _MOST_FRAMES:
+        for thread in threads:
+            if not thread["is_main"]:
+                thread["frames"] = thread["frames"][:_FEW_FRAMES]

@@ -1,0 +1,257 @@
+"""Whether memory grows so that it will hit its limit, and when.
+
+The rule: if what came in the last seconds came once more, the limit would be hit. So the future
+is trusted no further than the past was seen, and what has taken less than half of the room that
+there was is not taken for a leak. It must have grown all through those seconds: a model that was
+loaded is a jump, and nothing behind it.
+
+Memory that rises and falls again and again has shown how high it goes: below that height nothing
+is said. A slow leak under it shows in the heights, over longer times.
+
+Three limits are watched: that of the cgroup, of the machine and of /dev/shm. Page cache counts in
+none of them: `MemoryCgroup` leaves it out, and so does the kernel's MemAvailable.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+# Seconds to look back on; the shortest first, since it says most about the present.
+_SPANS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_PARTS = 5  # of a span, that are compared
+_STRETCH = 1.5  # by which two looks may lie further apart than the span
+_EVEN = 0.4  # of the mean growth, that must be there from each part to the next
+_FOR_NOISE = 0.25  # of the growth
+_FALL = 0.3  # of what it had risen by: that much down is a fall
+_PEAKS = 16
+_SAME_SECONDS = 1.0
+# All points are kept for some seconds, then the highest of each second, then of each six.
+_WHOLE_SECONDS = 10.0
+_SECONDS_SECONDS = 60.0
+_KEPT_SECONDS = 600.0
+_THIN_AFTER = 64  # points that have come
+_CLOSE = 0.25  # of the limit, that is left
+_FAST_SECONDS = 60.0  # until the limit
+_FAST_SPAN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """When a limit will be hit."""
+
+    seconds: float
+    bytes_per_second: float
+    used: int
+    limit: int
+    what: str  # "cgroup", "machine" or "shm"
+
+
+class Growth:
+    """Of all memory around one process."""
+
+    def __init__(self) -> None:
+        self._all = {what: _Course() for what in ("cgroup", "machine", "shm")}
+
+    def add(self, sample: dict[str, Any]) -> None:
+        """The samples come in the order of their times."""
+        at = sample.get("t")
+        if at is None:
+            return
+        for what, (used, limit) in _levels(sample).items():
+            if used is not None and limit:
+                self._all[what].add(float(at), used, limit)
+
+    def forecast(self) -> Forecast | None:
+        """The nearest limit that steady growth will hit; None as long as there is none."""
+        found: list[Forecast] = []
+        for what, course in self._all.items():
+            told = course.until_full()
+            if told is not None:
+                found.append(Forecast(*told, course.used, course.limit, what))
+        return min(found, key=lambda each: each.seconds, default=None)
+
+    def is_close(self) -> bool:
+        """Whether to look more often: little is left of something, or it goes fast."""
+        return any(course.is_close() for course in self._all.values())
+
+
+def _levels(sample: dict[str, Any]) -> dict[str, tuple[int | None, int | None]]:
+    total, available = sample.get("total"), sample.get("available")
+    shm, free = sample.get("shm"), sample.get("shm_free")
+    return {
+        "cgroup": (sample.get("cgroup"), sample.get("limit")),
+        "machine": (None if total is None or available is None else total - available, total),
+        "shm": (shm, None if shm is None or free is None else shm + free),
+    }
+
+
+class _Course:
+    """One level over time."""
+
+    def __init__(self) -> None:
+        self.used = self.limit = 0
+        self._times: list[float] = []
+        self._values: list[int] = []
+        self._unthinned = 0
+        # Heights that it has fallen from, and when.
+        self._peaks: list[tuple[float, int]] = []
+        self._high = self._low = 0
+
+    def add(self, at: float, used: int, limit: int) -> None:
+        if self._times and at <= self._times[-1]:
+            if self._times[-1] - at < _SAME_SECONDS:
+                return
+            # The clock was set back: nothing from before fits.
+            self._times, self._values, self._peaks = [], [], []
+        self.used, self.limit = used, limit
+        self._note_fall(at)
+        self._times.append(at)
+        self._values.append(used)
+        self._unthinned += 1
+        if self._unthinned > _THIN_AFTER:
+            self._thin(at)
+
+    def until_full(self) -> tuple[float, float] | None:
+        """Seconds, and bytes per second."""
+        if not self._values:
+            return None
+        highest = max(self._values)
+        if highest - min(self._values) < self.limit - highest:
+            return None  # so it is nearly always, and this costs next to nothing
+        for span in _SPANS:
+            rate, height = self._steady(span)
+            if rate > 0:
+                return max(0, self.limit - height) / rate, rate
+        return None
+
+    def is_close(self) -> bool:
+        if not self._values:
+            return False
+        room = self.limit - self.used
+        if room < _CLOSE * self.limit:
+            return True
+        now = self._times[-1]
+        before = bisect.bisect_left(self._times, now - _FAST_SPAN_SECONDS)
+        seconds, grown = now - self._times[before], self.used - self._values[before]
+        return seconds > 0 and grown * _FAST_SECONDS > room * seconds
+
+    def _steady(self, span: float) -> tuple[float, int]:
+        """Bytes per second and the height, if the last `span` seconds show a leak; else 0."""
+        times = self._times
+        first = bisect.bisect_right(times, times[-1] - span) - 1
+        length = times[-1] - times[first]
+        if first < 0 or len(times) - first < _PARTS or length > _STRETCH * span:
+            return 0.0, 0  # it was not looked at for so long, or not often enough
+        edges = [
+            first,
+            *(
+                bisect.bisect_right(times, times[first] + part * length / _PARTS)
+                for part in range(1, _PARTS)
+            ),
+            len(times),
+        ]
+        began, low = self._highest(edges[0], edges[1])
+        ended, high = self._highest(edges[-2], edges[-1])
+        if high <= low or ended <= began:
+            return 0.0, 0
+        rate = (high - low) / (ended - began)
+        if rate * span < self.limit - high or self._is_known(
+            low + _FOR_NOISE * (high - low), began
+        ):
+            return 0.0, 0
+        heights = [self._highest(*each) for each in itertools.pairwise(edges)]
+        for (t0, v0), (t1, v1) in itertools.pairwise(heights):
+            if t1 <= t0 or v1 - v0 < _EVEN * rate * (t1 - t0):
+                return 0.0, 0
+        return rate, high
+
+    def _highest(self, begin: int, end: int) -> tuple[float, int]:
+        """Of a part of the points: it is a height that hits a limit."""
+        if begin >= end:
+            return 0.0, 0
+        height = max(self._values[begin:end])
+        return self._times[self._values.index(height, begin, end)], height
+
+    def _is_known(self, height: float, until: float) -> bool:
+        """Whether it had been higher, and fallen from there, before.
+
+        Once does not count: that may have been a load at the start.
+        """
+        return sum(at <= until and peak > height for at, peak in self._peaks) > 1
+
+    def _note_fall(self, at: float) -> None:
+        if not self._values:
+            self._high = self._low = self.used
+        self._high = max(self._high, self.used)
+        if self._high - self.used > _FALL * (self._high - self._low):
+            if self._high > self._low:
+                self._peaks.append((at, self._high))
+                if len(self._peaks) > _PEAKS:
+                    self._peaks.remove(min(self._peaks, key=lambda each: each[1]))
+            self._high = self._low = self.used
+
+    def _thin(self, now: float) -> None:
+        self._unthinned = 0
+        kept: dict[tuple[int, float], tuple[float, int]] = {}
+        for at, value in zip(self._times, self._values, strict=True):
+            age = now - at
+            if age > _KEPT_SECONDS:
+                continue
+            step = 0.0 if age < _WHOLE_SECONDS else 1.0 if age < _SECONDS_SECONDS else 6.0
+            key = (int(step), at // step if step else at)
+            if key not in kept or value >= kept[key][1]:
+                kept[key] = at, value
+        self._times = [at for at, _ in kept.values()]
+        self._values = [value for _, value in kept.values()]
+        self._peaks = [each for each in self._peaks if now - each[0] < _KEPT_SECONDS]
+
+
+# -- The samples of the last minutes: all of the newest, and of the older ones the highest ---------
+
+
+_HISTORY_SECONDS = 300.0
+_RECENT_SECONDS = 10.0
+_MOST_WHOLE = 100
+_OLDER = 48  # together with these and what lies on the edges: 150
+_SPAN_SECONDS = (_HISTORY_SECONDS - _RECENT_SECONDS) / _OLDER
+
+
+class History:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._new: list[dict[str, Any]] = []
+        self._old: list[dict[str, Any]] = []
+
+    def add(self, sample: dict[str, Any]) -> None:
+        """The samples come in the order of their times."""
+        self._new.append(sample)
+        oldest = sample["t"] - _RECENT_SECONDS
+        while self._new[0]["t"] < oldest or len(self._new) > _MOST_WHOLE:
+            self._keep(self._new.pop(0))
+        while self._old and self._old[0]["t"] < sample["t"] - _HISTORY_SECONDS:
+            self._old.pop(0)
+
+    def recent(self) -> list[dict[str, Any]]:
+        """Of the last five minutes, the oldest first; all of them only of the last ten seconds."""
+        return self._old + self._new
+
+    def _keep(self, sample: dict[str, Any]) -> None:
+        before = self._old[-1] if self._old else None
+        if before is not None and _span(before) == _span(sample):
+            # The highest says more than any other: it is what nearly went wrong.
+            if _height(sample) >= _height(before):
+                self._old[-1] = sample
+            return
+        self._old.append(sample)
+
+
+def _span(sample: dict[str, Any]) -> int:
+    return int(sample["t"] // _SPAN_SECONDS)
+
+
+def _height(sample: dict[str, Any]) -> int:
+    return int(sample.get("cgroup") or 0) or int(sample.get("rss") or 0)

@@ -1,0 +1,135 @@
+"""Small files of the kernel, read whole and without ado."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+
+_ENOUGH = 1 << 16
+_EXITING = 4  # among the flags of a process, as the kernel has them
+
+
+def read_bytes(path: str) -> bytes | None:
+    """None where there is no such file, or not for us.
+
+    Several times cheaper than an open file of Python's, and read ten times a second.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.read(descriptor, _ENOUGH)
+        while found and (more := os.read(descriptor, _ENOUGH)):
+            found += more
+        return found
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def read_number(path: str) -> int | None:
+    """A file that holds one number and nothing else."""
+    try:
+        return int(read_bytes(path) or b"")
+    except ValueError:
+        return None
+
+
+def field(text: bytes, name: bytes) -> int | None:
+    """The number behind a name at the beginning of a line."""
+    at = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
+    if at == 0 and not text.startswith(name):
+        return None
+    words = text[at + len(name) : at + len(name) + 40].split(None, 1)
+    try:
+        return int(words[0])
+    except (IndexError, ValueError):
+        return None
+
+
+def is_leaving(stat: bytes) -> bool:
+    """Whether a process is about to end, or has, by its file `stat`.
+
+    A process leaves its cgroup and closes its files a moment before its parent is told.
+    """
+    # The name before may hold anything, even a bracket.
+    words = stat.rpartition(b")")[2].split()
+    if words[:1] in ([b"Z"], [b"X"]):
+        return True
+    return len(words) > 6 and words[6].isdigit() and bool(int(words[6]) & _EXITING)
+
+
+# -- Time for which processes waited for a processor that others had -------------------------------
+# On a crowded machine a process can be ready to run and still stand. That time says nothing about
+# the process: it is neither a hang nor a missed deadline. The kernel counts it for each thread, in
+# the second field of its schedstat.
+
+
+# A deadline moves by the longest wait of one thread, and of many threads one may always wait.
+_MOST_TIMES = 12.0
+
+
+def read_schedstat(folder: str) -> tuple[float, float] | None:
+    """The seconds that a thread has computed and waited; None where the kernel does not tell."""
+    words = (read_bytes(f"{folder}/schedstat") or b"").split(None, 2)
+    with contextlib.suppress(ValueError, IndexError):
+        return int(words[0]) / 1e9, int(words[1]) / 1e9
+    return None
+
+
+def waited_seconds(pid: int, tid: int) -> float | None:
+    """How long a thread has waited for a processor in all its life; None: not known."""
+    found = read_schedstat(f"/proc/{pid}/task/{tid}")
+    return None if found is None else found[1]
+
+
+def waits_of(pids: Iterable[int]) -> dict[int, float]:
+    """The same of every thread of these processes."""
+    found: dict[int, float] = {}
+    for pid in pids:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  quicker than a Path
+        for tid in map(int, names):
+            waited = waited_seconds(pid, tid)
+            if waited is not None:
+                found[tid] = waited
+    return found
+
+
+class FairDeadline:
+    """A deadline for processes: what one of them waits for a processor meanwhile is added to it.
+
+    `pids` may name other processes at each call. It is never later than twelve times as long.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        pids: Callable[[], Iterable[int]],
+        clock: Callable[[], float] = time.monotonic,
+        waits: Callable[[Iterable[int]], dict[int, float]] = waits_of,
+    ) -> None:
+        self._seconds = seconds
+        self._pids = pids
+        self._clock = clock
+        self._waits = waits
+        self._began = clock()
+        self._before = waits(pids()) if seconds > 0 else {}
+        self._waited = 0.0  # by the thread that waited longest; it may have ended since
+        self.at = self._began + seconds  # when to ask again
+
+    def is_over(self) -> bool:
+        """Whether the time is over, less what they have waited."""
+        now = self._clock()
+        if now < self.at or self._seconds <= 0:
+            return now >= self.at
+        for tid, waited in self._waits(self._pids()).items():
+            self._waited = max(self._waited, waited - self._before.get(tid, 0.0))
+        more = min(self._waited, (_MOST_TIMES - 1) * self._seconds)
+        self.at = max(self.at, self._began + self._seconds + more)
+        return now >= self.at

@@ -1,0 +1,1 @@
+"""The keeper's watch over the progress of its trainer."""

@@ -1,0 +1,473 @@
+"""What it means that a trainer stands still: one judge, for all ranks.
+
+A rank whose patience is over says so. Then all ranks are looked at: as long as one of them moves
+or computes, or is held by a person, the others wait for it, and that is no hang.
+
+    stuck → looks of all → idle      → again after a moment → hang
+                         → computes  → after four times the patience → hang
+                                       (longer by what it waits for a processor)
+                         → moves     → slow: look again later
+                         → is held   → wait until it is let go; then everybody counts anew
+
+Nothing here does anything to a process: the `Hands` do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
+from holdfast._keeper.hangs.record import NO_HANG
+
+# -- What one look tells the judge: what a trainer does, who holds it, and what it waits for -------
+
+
+_MOST_CROWDED = 60.0
+_WAIT_SECONDS = 5.0  # for a save
+_LONGEST_WAIT_SECONDS = 60.0  # for a phase that may take longer
+AT_WORK = ("BUSY", "POLLS")  # perhaps: these get more time
+_WAITS = ("wait4", "waitid")
+_HELD_BY = {
+    "STOPPED": "SIGSTOP",
+    "FROZEN": "its cgroup",
+    "UNREAD": "its own output, which nobody reads",
+}
+
+
+def activity(look: dict[str, Any]) -> str:
+    """What a trainer and all below it do, in the words of `_environment/processes/activity.py`."""
+    from holdfast._environment.processes.activity import activity_of  # only in trouble
+
+    if look.get("paused"):
+        return "PAUSED"
+    if not look.get("processes"):
+        return "MOVING"  # nothing was seen: the benefit of the doubt
+    return activity_of(look).name
+
+
+def held_by(act: str, look: dict[str, Any]) -> str:
+    """In words: what holds it."""
+    if look.get("paused"):
+        return str(look["paused"])
+    processes = look.get("processes") or [{}]
+    if act == "TRACED":
+        return str(next((p["tracer_name"] for p in processes if p.get("tracer_name")), "a tracer"))
+    return _HELD_BY.get(act) or _debugger(look)
+
+
+def _debugger(look: dict[str, Any]) -> str:
+    from holdfast._environment.processes.activity import held_thread  # only in trouble
+
+    found = held_thread(look)
+    if found is None:
+        return "a debugger"
+    by, process, _ = found
+    is_trainer = process is (look.get("processes") or [{}])[0]
+    return by if is_trainer else f"{by} in its process {process.get('pid')}"
+
+
+def is_deaf(act: str, look: dict[str, Any]) -> bool:
+    """Whether it could say that it is held only when that is over; strace lets it speak."""
+    processes = look.get("processes") or [{}]
+    if act == "UNREAD":
+        from holdfast._environment.processes.activity import unread_of  # only in trouble
+
+        return 2 in unread_of(look)  # what is said would wait there as well
+    return act in ("STOPPED", "FROZEN") or processes[0].get("state") == "t"
+
+
+def wait_for(bound: dict[int, dict[str, Any]]) -> float | None:
+    """For how long others must wait for a rank that may take its time; None if none may."""
+    waits = []
+    for look in bound.values():
+        if look.get("stretch") in (PHASE, FIRST, OUTSIDE, WORK) and look.get("patience"):
+            left = look["patience"] - (look.get("stood") or 0.0)
+            most = _WAIT_SECONDS if look["stretch"] == WORK else _LONGEST_WAIT_SECONDS
+            if left > 0:
+                waits.append(min(max(left, 1.0), most))
+    return min(waits, default=None)
+
+
+def crowding(look: dict[str, Any]) -> float:
+    """How many times longer the work of one takes, since others have the processors.
+
+    Not for the main thread of the trainer: its patience leaves out what that waits.
+    """
+    from holdfast._environment.processes.activity import waiting_share  # only in trouble
+
+    shares = [0.0]
+    for number, process in enumerate(look.get("processes") or []):
+        threads = [
+            each for each in process.get("threads") or [] if number > 0 or not each.get("is_main")
+        ]
+        shares.append(waiting_share({"threads": threads}))
+    return min(_MOST_CROWDED, 1.0 / max(1.0 - max(shares), 1e-3))
+
+
+def computes_on(look: dict[str, Any]) -> bool:
+    """Whether a process that computes does so at another place from one moment to the next."""
+    for number, process in enumerate(look.get("processes") or []):
+        stack, has_moved = main_stack(process)
+        # Where a program below it stands that is not Python is not known: the benefit of the doubt.
+        is_unknown = number > 0 and not stack
+        if _computes(process) and (has_moved or is_unknown):
+            return True
+    return False
+
+
+def _computes(process: dict[str, Any]) -> bool:
+    from holdfast._environment.processes.activity import computes  # only in trouble
+
+    return computes(process)
+
+
+def main_stack(process: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
+    """Where the main thread of a process stands, and whether it was seen to move."""
+    for thread in process.get("threads") or []:
+        if thread.get("is_main"):
+            frames = thread.get("frames") or []
+            stack = tuple((f.get("file"), f.get("line"), f.get("name")) for f in frames)
+            return stack, bool(thread.get("moved"))
+    return (), False
+
+
+def by_cpu(look: dict[str, Any]) -> dict[int, Any]:
+    """The stacks of the processes that compute, by pid."""
+    found = {}
+    for process in look.get("processes") or []:
+        if _computes(process):
+            found[process.get("pid", 0)] = main_stack(process)[0]
+    return found
+
+
+def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
+    """If it waits for a program that it has started: all that runs below it."""
+    processes = look.get("processes") or []
+    threads = [each for process in processes[:1] for each in process.get("threads") or []]
+    for main in (each for each in threads if each.get("is_main")):
+        files = [str(each.get("file")) for each in main.get("frames") or []]
+        if main.get("call") in _WAITS or any(each.endswith("/subprocess.py") for each in files):
+            return frozenset(each.get("pid", 0) for each in processes[1:])
+    return frozenset()
+
+
+ANSWER_SECONDS = 10.0  # without a word from a keeper that looks; one that gets on says so
+_AGAIN_SECONDS = 3.0  # between two looks at one that is idle
+_HELD_SECONDS = 15.0  # between two looks at one that is held in a way which cannot be told cheaply
+_NOBODY_SECONDS = 60.0  # until all are asked again, if no keeper has answered
+_BUSY_TIMES = {"learned": 4.0, "given": 2.0}
+# Before it is ended for it: some calls compute for long, and only many looks see what moves.
+_LEAST_BUSY_SECONDS = {"learned": 300.0, "given": 15.0}
+_SLOWER = 1.5  # each look at one that moves lets it go on for longer
+_FREE_SHARE = 0.5  # of the time that another stands: whoever made a step since does not wait
+
+_HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN", "UNREAD")
+_SEEN_CHEAPLY = ("TRACED", "STOPPED")
+
+
+class Hands(Protocol):
+    """What the judge has done."""
+
+    def ranks(self) -> list[int]: ...
+    def order(self, rank: int, kind: str, **fields: Any) -> None: ...
+    def say(self, kind: str, **fields: Any) -> None: ...
+    def note(self, event: str, **fields: Any) -> None: ...
+    def file(self, record: dict[str, Any]) -> None: ...
+    def file_again(self, record: dict[str, Any]) -> None: ...
+    def restart(self, rank: int | None) -> None: ...
+    def save(self) -> None: ...
+    def facts(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class _Round:
+    """One look at all ranks, on its way."""
+
+    heard_at: float  # when it began, or a keeper said last that it still looks
+    asked: set[int]
+    then: Callable[[dict[int, dict[str, Any]], list[int]], None]
+    looks: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class _Stuck:
+    """A rank whose patience is over."""
+
+    since: float  # when it stood already
+    patience: float
+    how: str
+    paused: str
+
+
+class HangJudge:
+    """One episode at a time: from the first rank that is stuck until all go on."""
+
+    def __init__(self, hands: Hands, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hands = hands
+        self._clock = clock
+        self._rounds: dict[int, _Round] = {}
+        self._count = int(clock() * 1000)  # a judge before this one had smaller numbers
+        self._stuck: dict[int, _Stuck] = {}
+        self._is_asking = False
+        self._next_at: float | None = None
+        self._idle_since: float | None = None
+        self._slack = 1.0
+        self._crowding = 1.0  # how many times longer work takes now, since others work here too
+        self._busy_before: dict[int, Any] = {}  # the stacks of the last look
+        self._awaited_before: dict[int, frozenset[int]] = {}
+        self._is_slow = False
+        self.record: dict[str, Any] | None = None  # of a hang
+        self.held: dict[str, Any] | None = None  # by whom, which rank, since when
+
+    # -- what is heard ----------------------------------------------------------------
+
+    def hear(self, rank: int, message: dict[str, Any]) -> bool:
+        """Take in what a rank's watch says; False if it was for somebody else."""
+        kind = message["kind"]
+        if kind == "stuck":
+            self._on_stuck(rank, message)
+        elif kind == "going":
+            self._on_going(rank, moved=bool(message.get("moved")))
+        elif kind in ("looked", "looking"):
+            found = self._rounds.get(message["round"])
+            if found is not None and kind == "looking":
+                found.heard_at = self._clock()
+            elif found is not None:
+                found.looks[rank] = message["look"]
+                self._conclude_if_all(message["round"])
+        else:
+            return False
+        return True
+
+    def forget(self, rank: int) -> None:
+        """Another keeper speaks for this rank now, or nobody does any more."""
+        self._on_going(rank, moved=False)
+
+    def _on_stuck(self, rank: int, message: dict[str, Any]) -> None:
+        now = self._clock()
+        is_new = not self._stuck
+        limit = float(message.get("patience") or 0.0)
+        stood = float(message.get("stood") or 0.0)
+        paused = str(message.get("paused") or "")
+        self._stuck[rank] = _Stuck(now - stood, limit, str(message.get("how")), paused)
+        if is_new:
+            self._begin()
+        if paused and self.record is None:
+            self._hold(rank, "PAUSED", paused)
+
+    def _on_going(self, rank: int, *, moved: bool) -> None:
+        was_stuck = self._stuck.pop(rank, None) is not None
+        if self.held is not None and (self.held["rank"] == rank or not self._stuck):
+            self._let_go()
+        elif was_stuck and not self._stuck:
+            self._end(moved=moved)
+
+    def _begin(self) -> None:
+        self._next_at, self._idle_since = 0.0, None
+        self._slack = self._crowding = 1.0
+        self._busy_before, self._awaited_before, self._is_slow = {}, {}, False
+
+    def _end(self, *, moved: bool) -> None:
+        record, self.record = self.record, None
+        self._next_at = None
+        if record is not None and moved:
+            record["ended"] = time.time()
+            self._hands.file_again(record)
+            self._hands.note("hang-over", seconds=round(record["ended"] - record["began"], 1))
+            self._hands.say("hang-over")
+
+    # -- by the clock ---------------------------------------------------------------------
+
+    def tick(self) -> None:
+        now = self._clock()
+        for number, each in list(self._rounds.items()):
+            if now - each.heard_at > ANSWER_SECONDS:
+                self._conclude(number)
+        is_due = self._next_at is not None and now >= self._next_at
+        if is_due and not self._is_asking and self._stuck and self.record is None:
+            self._is_asking, self._next_at = True, None
+            self.ask(self._weigh)
+
+    def ask(self, then: Callable[[dict[int, dict[str, Any]], list[int]], None]) -> None:
+        """Have all ranks looked at; `then` gets the looks, and the ranks that did not answer."""
+        self._count += 1
+        ranks = self._hands.ranks()
+        self._rounds[self._count] = _Round(self._clock(), set(ranks), then)
+        for rank in ranks:
+            self._hands.order(rank, "look", round=self._count)
+        self._conclude_if_all(self._count)
+
+    def _conclude_if_all(self, number: int) -> None:
+        found = self._rounds.get(number)
+        if found is not None and found.asked <= set(found.looks):
+            self._conclude(number)
+
+    def _conclude(self, number: int) -> None:
+        found = self._rounds.pop(number)
+        found.then(found.looks, sorted(found.asked - set(found.looks)))
+
+    # -- what the looks say ------------------------------------------------------------------
+
+    def _weigh(self, looks: dict[int, dict[str, Any]], missing: list[int]) -> None:
+        self._is_asking = False
+        if not self._stuck or self.record is not None:
+            return
+        now = self._clock()
+        if not looks:  # nobody has answered
+            self._next_at = now + _NOBODY_SECONDS
+            return
+        acts = {rank: activity(look) for rank, look in looks.items()}
+        held = next((r for r, act in sorted(acts.items()) if act in _HELD), None)
+        if held is not None:
+            deaf = held == 0 and is_deaf(acts[held], looks[held])
+            self._hold(held, acts[held], held_by(acts[held], looks[held]), deaf=deaf)
+            return
+        if self.held is not None:
+            self._let_go()
+            return
+        for rank, stuck in self._stuck.items():
+            # Of its own patience, which leaves out what it has waited for a processor.
+            stood = looks.get(rank, {}).get("stood")
+            stuck.since = stuck.since if stood is None else now - stood
+        bound = {rank: look for rank, look in looks.items() if not self._is_free(look)}
+        self._crowding = max([self._crowding, *map(crowding, bound.values())])
+        if (wait := wait_for(bound)) is not None:
+            self._next_at, self._idle_since = now + wait, None
+            return
+        self._act_on(self._most_active(bound, acts), now, looks, missing)
+
+    def _act_on(
+        self, act: str, now: float, looks: dict[int, dict[str, Any]], missing: list[int]
+    ) -> None:
+        stuck = max(self._stuck.values(), key=lambda each: now - each.since)
+        if act == "MOVING":
+            self._idle_since = None
+            self._next_at = now + max(1.0, self._slack * stuck.patience)
+            self._slack *= _SLOWER
+            if not self._is_slow:
+                self._is_slow = True
+                self._hands.note("slow", stood=round(now - stuck.since, 1))
+        elif act in AT_WORK:
+            self._idle_since = None
+            until = stuck.since + self._busy_seconds(stuck)
+            if now >= until:
+                self._find(act, stuck, looks, missing)
+            else:
+                self._next_at = min(until, now + max(_AGAIN_SECONDS, stuck.patience / 4))
+        elif self._idle_since is None:
+            self._idle_since = now
+            self._next_at = now + _AGAIN_SECONDS
+        elif now - self._idle_since >= _AGAIN_SECONDS:
+            self._find(act, stuck, looks, missing)
+        else:
+            self._next_at = self._idle_since + _AGAIN_SECONDS
+
+    def _busy_seconds(self, stuck: _Stuck) -> float:
+        how = stuck.how if stuck.how in _BUSY_TIMES else "learned"
+        found = _BUSY_TIMES[how] * stuck.patience * self._crowding
+        is_ended = self._hands.facts()["policy"] == "restart"
+        return max(found, _LEAST_BUSY_SECONDS[how]) if is_ended else found
+
+    def _most_active(self, bound: dict[int, dict[str, Any]], acts: dict[int, str]) -> str:
+        """What the most active rank does: the others may wait for it."""
+        found = {acts[rank] for rank in bound}
+        stacks = {rank: by_cpu(look) for rank, look in bound.items()}
+        before, self._busy_before = self._busy_before, stacks
+        awaited = {rank: awaited_processes(look) for rank, look in bound.items()}
+        former, self._awaited_before = self._awaited_before, awaited
+        others_come = any(former.get(r) and awaited[r] and former[r] != awaited[r] for r in bound)
+        if "MOVING" in found or others_come:
+            return "MOVING"
+        if "BUSY" not in found:
+            return next((act for act in ("POLLS", "DISK") if act in found), "IDLE")
+        busy = [rank for rank in bound if acts[rank] == "BUSY"]
+        moves = any(r in before and before[r] and before[r] != stacks[r] for r in busy)
+        return "MOVING" if moves or any(computes_on(bound[r]) for r in busy) else "BUSY"
+
+    def _is_free(self, look: dict[str, Any]) -> bool:
+        """Whether a rank goes on without the one that is stuck."""
+        if look.get("rank") in self._stuck or look.get("boundary_age") is None:
+            return False
+        if look.get("stretch") not in (STEP, FRESH):
+            return False
+        now = self._clock()
+        longest = max(now - each.since for each in self._stuck.values())
+        return bool(look["boundary_age"] < _FREE_SHARE * longest)
+
+    # -- somebody holds it -----------------------------------------------------------------------
+
+    def _hold(self, rank: int, act: str, by: str, *, deaf: bool = False) -> None:
+        """A person has it: nothing is judged until it is let go."""
+        self._idle_since = None
+        if self.held is None:
+            self.held = {"by": by, "rank": rank, "since": round(time.time(), 1)}
+            self._hands.note("paused", rank=rank, by=by)
+            of = len(self._hands.ranks())
+            self._hands.say("paused", by=by, rank=rank, of=of, is_deaf=deaf)
+        for each in self._hands.ranks():
+            is_seen = each == rank and act in _SEEN_CHEAPLY
+            self._hands.order(each, "guard", by=by, is_seen=is_seen)
+        # What is seen at once, its own keeper will tell.
+        is_told = act in _SEEN_CHEAPLY or (rank in self._stuck and self._stuck[rank].paused)
+        self._next_at = self._clock() + (4 if is_told else 1) * _HELD_SECONDS
+
+    def _let_go(self) -> None:
+        held, self.held = self.held, None
+        assert held is not None
+        self._hands.note("resumed", **held)
+        self._stuck.clear()
+        self._next_at = None
+        for rank in self._hands.ranks():
+            self._hands.order(rank, "anew")
+
+    # -- a hang ------------------------------------------------------------------------------------
+
+    def _find(
+        self, act: str, stuck: _Stuck, looks: dict[int, dict[str, Any]], missing: list[int]
+    ) -> None:
+        ordered = [looks[rank] for rank in sorted(looks)]
+        last = min(ordered, key=lambda look: (look.get("mark") or 0, -(look.get("stood") or 0.0)))
+        age = last.get("boundary_age")
+        stood = age if age is not None else self._clock() - stuck.since
+        now = time.time()
+        self.record = {
+            "began": now - stood,
+            "found": now,
+            "ended": None,
+            "patience": round(stuck.patience, 2),
+            "how": stuck.how,
+            "usual_step_seconds": last.get("usual_step_seconds"),
+            "activity": act.lower(),
+            "looks": ordered,
+            "missing": missing,
+            **self._hands.facts(),
+        }
+        self._hands.file(self.record)
+
+    def explained(self, record: dict[str, Any], rank: int | None) -> None:
+        """The record of a hang has got its cause and its sentence."""
+        if record is not self.record:
+            return  # it went on meanwhile
+        if record["cause"] in NO_HANG:
+            self.record = None
+            self._act_on("MOVING", self._clock(), {}, [])
+            return
+        told = {"cause": record["cause"], "sentence": record["sentence"]}
+        stood = round(record["found"] - record["began"], 1)
+        self._hands.note("hang", rank=rank, stood=stood, policy=record["policy"], **told)
+        self._hands.say("hang", policy=record["policy"], stood=stood, **told)
+        if record["policy"] == "restart":
+            self._hands.restart(rank)
+        else:
+            self._hands.save()
+
+    def beat(self) -> dict[str, Any]:
+        """For the heartbeat."""
+        found, hang = self.record, None
+        if found is not None and "sentence" in found:
+            since = round(found["began"], 1)
+            hang = {"since": since, "cause": found["cause"], "sentence": found["sentence"]}
+        return {"hang": hang, "held": self.held}

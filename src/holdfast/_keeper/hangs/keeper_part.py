@@ -1,0 +1,196 @@
+"""A keeper's part in the watch over hangs: its own trainer's watch, and for all ranks the judge.
+
+A keeper that is alone has both; of several, that of rank 0 has the judge, and the others send
+what their watch says to it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import traceback
+from typing import Any
+
+from holdfast._environment import variables
+from holdfast._keeper.hangs.judge import HangJudge
+from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, slim, told_of
+from holdfast._keeper.hangs.watch import HangWatch, Looks
+from holdfast._store.folder import journal
+from holdfast._store.folder.opened import tell_leader_of_hang
+from holdfast._store.memory import control
+
+_MOST_SAID = 4000
+_BLIND_SECONDS = 60.0  # after something that nobody has thought of
+_NEW_KEEPER = ("hello", "died", "farewell")  # after which nothing that a rank had said counts
+
+
+class _Fitting:
+    """Looks that fit into a message; made to in the thread that looks."""
+
+    def __init__(self, looker: Looks, ranks: int) -> None:
+        self._looker = looker
+        self._ranks = ranks
+
+    def look(self) -> dict[str, Any]:
+        return slim(self._looker.look(), self._ranks)
+
+    @property
+    def alive_at(self) -> float:
+        return self._looker.alive_at
+
+
+class Hangs:
+    """The watch, wired into one keeper. Whatever happens here, the keeper goes on."""
+
+    def __init__(self, keeper: Any) -> None:
+        self._keeper = keeper
+        self._policy = policy = keeper._policy
+        self._words = keeper._ends.control.words
+        self._watch = HangWatch(
+            self._words,
+            keeper._ends.trainer_pid,
+            policy.rank,
+            policy.hang_seconds,
+            self._post,
+            self._make_looker,
+        )
+        self._judge = HangJudge(self) if policy.rank == 0 else None
+        self._blind_until = 0.0
+        self._explained: queue.SimpleQueue[tuple[dict[str, Any], int | None]] = queue.SimpleQueue()
+
+    # -- in the keeper's loop ------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """See where the trainer is; a few words, if all is well."""
+        if now < self._blind_until:
+            return
+        try:
+            self._look(now)
+        except Exception:  # noqa: BLE001  the keeper must live
+            traceback.print_exc()
+            self._blind_until = now + _BLIND_SECONDS
+
+    def _look(self, now: float) -> None:
+        keeper = self._keeper
+        is_over = keeper._is_leaving or keeper._leave_status is not None or keeper._is_gone()
+        self._watch.see(now, keeper._phase, is_over=is_over)
+        if self._judge is not None:
+            while not self._explained.empty():
+                self._judge.explained(*self._explained.get_nowait())
+            self._judge.tick()
+
+    def hear(self, rank: int, message: dict[str, Any]) -> bool:
+        """At the hub: take in what the watch of a rank says; False if it was for the hub."""
+        assert self._judge is not None
+        try:
+            if message["kind"] in _NEW_KEEPER:
+                self._judge.forget(rank)
+            return self._judge.hear(rank, message)
+        except Exception:  # noqa: BLE001  as above
+            traceback.print_exc()
+            return False  # the hub passes over what it does not know
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Do what the judge has asked of this rank."""
+        kind = message["kind"]
+        if kind == "look":
+            self._watch.look(int(message["round"]))
+        elif kind == "anew":
+            self._watch.anew()
+        elif kind == "guard":
+            self._watch.hold(str(message["by"]), is_seen=bool(message.get("is_seen", True)))
+
+    def ask_stacks(self, details: dict[str, Any]) -> None:
+        """Somebody wants to see what all ranks do now."""
+        assert self._judge is not None
+        layout, attempt, token = self._policy.layout, self._policy.attempt, details.get("token")
+        self._judge.ask(lambda looks, missing: file_look(layout, attempt, token, looks, missing))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a debugger holds this trainer."""
+        return self._watch.is_paused
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a hang was found, and is not over."""
+        return self._judge is not None and self._judge.beat()["hang"] is not None
+
+    def beat(self) -> dict[str, Any]:
+        """For the heartbeat."""
+        found = self._watch.beat()
+        if self._judge is None:
+            return {**found, "hang": None}
+        judged = self._judge.beat()
+        return {**found, "hang": judged["hang"], "paused": judged["held"] or found["paused"]}
+
+    def _post(self, kind: str, **fields: Any) -> None:
+        if self._policy.size > 1:
+            self._keeper._to_hub(kind, **fields)
+        elif self._judge is not None:
+            self._judge.hear(0, {"kind": kind, **fields})
+
+    def _make_looker(self) -> Looks:
+        from holdfast._environment.processes.inspect import Looker  # only in trouble
+
+        ends = self._keeper._ends
+        return _Fitting(Looker(ends.trainer_pid, fault_file=ends.stacks), self._policy.size)
+
+    # -- the judge's hands -----------------------------------------------------------------
+
+    def ranks(self) -> list[int]:
+        return [0] if self._policy.size == 1 else list(self._keeper._hub._those_who_train())
+
+    def order(self, rank: int, kind: str, **fields: Any) -> None:
+        if self._policy.size == 1:
+            self.take({"kind": kind, **fields})
+        else:
+            self._keeper._from_hub(rank, kind, **fields)
+
+    def say(self, kind: str, **fields: Any) -> None:
+        if "sentence" in fields:
+            fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
+        fields["folder"] = str(self._policy.layout.folder)
+        if kind == "hang" and self._watch.is_deaf and variables.led_folder() is None:
+            # It would say so when that is over; a leader says it by itself.
+            say_in_place_of(self._keeper._ends.trainer_pid, told_of(fields))
+            return
+        self._keeper._tell(kind, **fields)
+        # One that is stopped says it when that is over.
+        if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
+            tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
+
+    def note(self, event: str, **fields: Any) -> None:
+        step = int(self._words[control.STEP])
+        fields = {"step": step, "attempt": self._policy.attempt, **fields}
+        journal.append(self._policy.layout.journal, event, **fields)
+
+    def tell_of_survivor(self, pid: int, state: str) -> None:
+        """The trainer was killed and is still there: only its disk can let it go."""
+        self.note("survives-kill", pid=pid, state=state)
+        found = {} if self._judge is None else self._judge.record or {}
+        if (place := variables.led_folder()) is not None:
+            tell_leader_of_hang(place, {**found, "unkillable": [pid]})
+
+    def facts(self) -> dict[str, Any]:
+        """What else stands in the record of a hang."""
+        restarts = self._policy.hang_restarts and not self._words[control.STAYS]
+        return {
+            "attempt": self._policy.attempt,
+            "policy": "restart" if restarts else "report",
+            "durable_step": self._keeper._durable_step,
+        }
+
+    def file(self, record: dict[str, Any]) -> None:
+        file_hang(self._policy.layout, record, lambda rank: self._explained.put((record, rank)))
+
+    def file_again(self, record: dict[str, Any]) -> None:
+        file_hang(self._policy.layout, record, None)
+
+    def save(self) -> None:
+        """Make the newest snapshot durable: the next step may never come."""
+        self._keeper._save_hung()
+
+    def restart(self, rank: int | None) -> None:
+        """Save what is in memory and have the trainer leave; who leads it starts it again."""
+        self._keeper._leave_hung(rank)

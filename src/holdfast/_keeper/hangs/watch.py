@@ -1,0 +1,295 @@
+"""The keeper's watch over its trainer's progress: is a step due, and who stands where?
+
+In the calm it reads a few shared words and nothing else. Only when the patience is over are the
+processes looked at, in a thread, since reading stacks takes a while and a machine in trouble may
+take longer. What the looks mean is judged in one place for all ranks: see `hang_judge.py`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast._environment.processes.identity import host_name
+from holdfast._environment.processes.patience import Patience, Sight
+from holdfast._environment.processes.proc import waited_seconds
+from holdfast._keeper.heartbeat import is_looked_at, state_of
+from holdfast._store.memory import control
+
+_TELL_AGAIN_SECONDS = 10.0  # to a judge who may be another one by now
+_LOOK_SECONDS = 8.0  # without a sign of life, after which a look is not waited for any more
+_LOOKING_SECONDS = 3.0  # after which the judge is told that a look gets on
+_MOST_ABANDONED = 3  # of looks that never came back: each holds a thread
+_HELD_LOOK_SECONDS = 1.0
+_DEAF_SECONDS = 5.0  # without a pulse, at a hang: nothing of it that is Python runs
+_STALE_SECONDS = 10.0  # without a pulse: then what the thread has told of a debugger is old
+
+
+class Looks(Protocol):
+    """What can look at a tree of processes; may take seconds, and never raises."""
+
+    def look(self) -> dict[str, Any]: ...
+    @property
+    def alive_at(self) -> float: ...  # when a look that is under way got on
+
+
+class HangWatch:
+    """The watch over one trainer; `post` tells the judge."""
+
+    def __init__(
+        self,
+        words: Any,
+        pid: int,
+        rank: int,
+        given_seconds: float | None,
+        post: Callable[..., None],
+        make_looker: Callable[[], Looks],
+    ) -> None:
+        self._words = words
+        self._pid = pid
+        self._rank = rank
+        self._post = post
+        self._make_looker = make_looker
+        self._looker: Looks | None = None
+        self._patience = Patience(given_seconds)
+        self._phase: str | None = None
+        self._boundary = 0
+        self._boottime = _asleep_seconds()
+        self._told_at: float | None = None  # that the patience is over
+        self._told_boundary = 0
+        self._paused_at: float | None = None  # by the calendar
+        self._hold_by = ""  # what was found to hold it, and can be seen from outside
+        self._hold_look_at = 0.0
+        self._is_held = False
+        self._asked: list[int] = []  # the rounds that wait for the look that is on its way
+        self._look_began = self._looking_at = 0.0
+        self._look_number = 0
+        self._abandoned = 0
+        self._found: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+
+    # -- in the keeper's loop -------------------------------------------------------
+
+    def see(self, now: float, phase: str | None, *, is_over: bool) -> None:
+        """Read the words; `is_over` if the trainer is gone, or leaves."""
+        words, self._phase = self._words, phase
+        in_loop, paused = bool(words[control.IN_LOOP]), self._debugger()
+        # A kernel between two cells waits for a person.
+        is_idle = words[control.DONE] or (words[control.STAYS] and not in_loop)
+        asleep = _asleep_seconds()
+        if asleep - self._boottime > 1.0:
+            self._patience.restart(now)
+        self._boottime = asleep
+        if paused and self._paused_at is None:
+            self._paused_at = time.time()
+        elif not paused:
+            self._paused_at = None
+        if self._hold_by and now >= self._hold_look_at:
+            self._hold_look_at = now + _HELD_LOOK_SECONDS
+            self._is_held = is_looked_at(self._pid)
+            self._hold_by = self._hold_by if self._is_held else ""
+        self._patience.see(
+            Sight(
+                now=now,
+                step=int(words[control.STEP]),
+                boundary=words[control.BOUNDARY_NS] / 1e9,
+                in_loop=in_loop,
+                loop_began=words[control.LOOP_NS] / 1e9,
+                loop_step=int(words[control.LOOP_STEP]),
+                rests=bool(words[control.REST]),
+                phase=phase,
+                epoch=int(words[control.EPOCH]),
+                is_judged=not (is_over or is_idle),
+                is_ours=bool(words[control.WORK]),
+                is_held=bool(paused) or self._is_held,
+                is_slowed=bool(words[control.DISTURBED] & control.SLOWING),
+                waited=self._waited_for_processor(),
+            )
+        )
+        self._tell(now)
+        self._take_looks(now)
+
+    def _waited_for_processor(self) -> float | None:
+        """Of the trainer's main thread. It is not read while steps are made."""
+        boundary = int(self._words[control.BOUNDARY_NS])
+        before, self._boundary = self._boundary, boundary
+        return waited_seconds(self._pid, self._pid) if boundary == before else None
+
+    def _tell(self, now: float) -> None:
+        if not self._patience.is_over(now):
+            if self._told_at is not None:
+                self._told_at = None
+                moved = int(self._words[control.BOUNDARY_NS]) != self._told_boundary
+                self._post("going", moved=moved)
+            return
+        if self._told_at is None or now - self._told_at > _TELL_AGAIN_SECONDS:
+            if self._told_at is None:
+                self._told_boundary = int(self._words[control.BOUNDARY_NS])
+            self._told_at = now
+            self._post("stuck", **self._standing(now))
+
+    def _standing(self, now: float) -> dict[str, Any]:
+        """How its patience stands."""
+        patience = self._patience
+        return {
+            "stretch": patience.kind,
+            "stood": round(patience.stood(now), 2),
+            "patience": patience.limit(),
+            "how": "learned" if patience.given_seconds is None else "given",
+            "paused": control.DEBUGGERS[self._debugger()],
+        }
+
+    def anew(self) -> None:
+        """Count from now on: another rank was held by a person, or this one was."""
+        self._patience.restart(time.monotonic())
+
+    def hold(self, by: str, *, is_seen: bool) -> None:
+        """A person has it, or the one it waits for; if that can be seen: see when it is over."""
+        self._patience.taint()
+        if is_seen:
+            self._hold_by, self._hold_look_at, self._is_held = by, 0.0, True
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a person has it, as far as it tells itself."""
+        return bool(self._debugger())
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether no thread of it can run, as if a call holds the interpreter."""
+        return (_age(int(self._words[control.PULSE_NS])) or 0.0) > _DEAF_SECONDS
+
+    def beat(self) -> dict[str, Any]:
+        """For the heartbeat."""
+        by, pulse = self._debugger(), int(self._words[control.PULSE_NS])
+        paused = None
+        if by and self._paused_at is not None:
+            name, since = control.DEBUGGERS[by], round(self._paused_at, 1)
+            paused = {"by": name, "rank": self._rank, "since": since}
+        return {
+            "paused": paused,
+            "pulse_age": _age(pulse),
+            "pace": {
+                "usual": _rounded(self._patience.usual),
+                "best": _rounded(self._patience.best),
+                "now": _rounded(self._patience.newest),
+                "disturbed": self._disturbed(),
+            },
+        }
+
+    # -- looks ------------------------------------------------------------------------
+
+    def look(self, number: int) -> None:
+        """Look at all its processes; the answer to round `number` comes by `post`."""
+        self._asked.append(number)
+        if len(self._asked) > 1:
+            return  # one is on its way
+        if self._abandoned >= _MOST_ABANDONED:
+            self._answer(_nothing(self._pid, "the looks before did not come to an end"))
+            return
+        self._look_began = self._looking_at = time.monotonic()
+        self._look_number += 1
+        act = (self._look_number,)
+        threading.Thread(target=self._look, args=act, name="look", daemon=True).start()
+
+    def _look(self, number: int) -> None:
+        try:
+            if self._looker is None:
+                self._looker = self._make_looker()
+            found = self._looker.look()
+        except Exception as error:  # noqa: BLE001  the keeper must live
+            traceback.print_exc()
+            found = _nothing(self._pid, f"the look failed: {error!r}")
+        self._found.put((number, found))
+
+    def _take_looks(self, now: float) -> None:
+        while not self._found.empty():
+            number, look = self._found.get_nowait()
+            if number == self._look_number and self._asked:
+                self._answer(look)
+            else:
+                self._abandoned -= 1
+        if not self._asked:
+            return
+        looker = self._looker
+        alive_at = max(self._look_began, 0.0 if looker is None else looker.alive_at)
+        if now - alive_at < _LOOK_SECONDS:
+            if now - self._looking_at > _LOOKING_SECONDS:
+                self._looking_at = now
+                for number in self._asked:
+                    self._post("looking", round=number)
+        else:
+            self._abandoned += 1
+            self._look_number += 1
+            self._looker = None
+            self._answer(_nothing(self._pid, "the look did not come to an end"))
+
+    def _answer(self, look: dict[str, Any]) -> None:
+        asked, self._asked = self._asked, []
+        whole = {**look, **self._words_now()}
+        for number in asked:
+            self._post("looked", round=number, look=whole)
+
+    def _words_now(self) -> dict[str, Any]:
+        words, now = self._words, time.monotonic()
+        standing = self._standing(now)
+        return {
+            "rank": self._rank,
+            "step": int(words[control.STEP]),
+            "mark": int(words[control.MARK]),
+            # In the first step no boundary was passed yet: then since the loop began.
+            "boundary_age": _age(int(words[control.BOUNDARY_NS] or words[control.LOOP_NS])),
+            "pulse_age": _age(int(words[control.PULSE_NS])),
+            "phase": self._phase,
+            "in_loop": bool(words[control.IN_LOOP]),
+            "rests": bool(words[control.REST]),
+            "work": int(words[control.WORK]),
+            "disturbed": self._disturbed(),
+            "compiles": int(words[control.COMPILES]),
+            "usual_step_seconds": _rounded(self._patience.usual),
+            **standing,
+        }
+
+    def _debugger(self) -> int:
+        """What holds it for a person, as an index; at a prompt the pulse goes on."""
+        found = int(self._words[control.PAUSED])
+        if not found or (_age(int(self._words[control.PULSE_NS])) or 0.0) > _STALE_SECONDS:
+            return 0
+        return found if found < len(control.DEBUGGERS) else len(control.DEBUGGERS) - 1
+
+    def _disturbed(self) -> list[str]:
+        bits = int(self._words[control.DISTURBED])
+        return [name for bit, name in enumerate(control.DISTURBANCES) if bits >> bit & 1]
+
+
+def _nothing(pid: int, why: str) -> dict[str, Any]:
+    """A look that saw nothing, or only what the kernel tells in any case."""
+    state = state_of(pid)
+    # Most of what /proc has of a process waits for the disk that the process waits for.
+    processes = [{"pid": pid, "state": state, "threads": []}] if state in ("D", "T") else []
+    return {
+        "time": time.time(),
+        "host": host_name(),
+        "pid": pid,
+        "by": "none",
+        "stacks_error": why,
+        "processes": processes,
+    }
+
+
+def _asleep_seconds() -> float:
+    """For how long the machine has slept in all: the monotonic clock leaves it out."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
+
+def _age(monotonic_ns: int) -> float | None:
+    return None if not monotonic_ns else round((time.monotonic_ns() - monotonic_ns) / 1e9, 2)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -1,0 +1,106 @@
+"""What a heartbeat tells of the trainer and of what is in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._store.memory import control
+from holdfast._store.memory.arena import SlotRecord
+
+_LATELY_SECONDS = 60.0
+_BEATS = 64  # in that time, and some more
+_FORGETS_PER_LOOK = 0.9995  # four looks a second: half of it in six minutes
+
+
+class Pace:
+    """How long a step takes, on the safe side: the longest of late."""
+
+    def __init__(self) -> None:
+        self.step_seconds: float | None = None
+        self._seen: tuple[float, int] | None = None
+
+    def rest(self) -> None:
+        """No step is being made."""
+        self._seen = None
+
+    def see(self, now: float, step: int, boundary_ns: int) -> None:
+        """Note where the trainer is, in its loop."""
+        before, self._seen = self._seen, (now, step)
+        if before is None or boundary_ns == 0:
+            return
+        if step > before[1]:
+            # The one that a look has caught may have taken longer than those in between.
+            seconds = (now - before[0]) / (step - before[1])
+        else:
+            seconds = now - max(before[0], boundary_ns / 1e9)
+            self._seen = before
+        self.step_seconds = max(seconds, _FORGETS_PER_LOOK * (self.step_seconds or 0.0))
+
+
+class Change:
+    """What has changed since: the memory of its undisturbed time, and what it compiles of late."""
+
+    def __init__(self) -> None:
+        self._usual_bytes: int | None = None
+        self._compiles: deque[tuple[float, int]] = deque(maxlen=_BEATS)
+
+    def see(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
+        """Note how it is at this heartbeat; returns what is to be told of it."""
+        used = sample or {}
+        parts = [used.get(name) for name in ("rss", "workers")]
+        size = sum(part for part in parts if isinstance(part, int)) or None
+        if size is not None and not words[control.DISTURBED] & control.SLOWING:
+            self._usual_bytes = size
+        made = int(words[control.COMPILES])
+        self._compiles.append((now, made))
+        while now - self._compiles[0][0] > _LATELY_SECONDS:
+            self._compiles.popleft()
+        return {
+            "memory": {"usual": self._usual_bytes, "now": size},
+            "compiles_lately": made - self._compiles[0][1],
+        }
+
+
+def standing_of(words: Any) -> dict[str, Any]:
+    """Where the trainer is, by the words it shares."""
+    return {
+        "step": int(words[control.STEP]),
+        "boundary_age_seconds": _age(int(words[control.BOUNDARY_NS])),
+        "epoch": int(words[control.EPOCH]) or None,
+        "epochs": int(words[control.EPOCHS]) or None,
+    }
+
+
+def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
+    """What is in memory."""
+    return {
+        "memory_step": None if newest is None else newest[1].step,
+        "memory_time": None if newest is None else newest[1].captured_at,
+        "slots": None if newest is None else newest[0].arena.slots,
+        "in_shm": newest is not None and newest[0].path is not None,
+    }
+
+
+def is_looked_at(pid: int) -> bool:
+    """Whether a process is stopped, or a debugger has it."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        return fields.get("TracerPid", "0") != "0" or fields.get("State", "R")[0] in "Tt"
+    return False
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel gives for what a process does; empty if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
+    return ""
+
+
+def _age(boundary_ns: int) -> float | None:
+    return None if boundary_ns == 0 else round((time.monotonic_ns() - boundary_ns) / 1e9, 2)

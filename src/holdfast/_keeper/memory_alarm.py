@@ -1,0 +1,191 @@
+"""The keeper's watch over its trainer's memory: what is used, by whom, and when it will be full.
+
+It reads /proc, /sys and /dev/shm and nothing else: a file system that hangs must not hold the
+keeper's loop. How often it looks depends on how little is left, and on what a look costs.
+
+An alarm begins an episode. While that lasts there is another one each time that half of the time
+is gone: what is lost in the end is no more than what a checkpoint takes, and a false alarm has
+cost a few of them and not dozens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._environment.processes.cgroup import (
+    Counted,
+    MemoryCgroup,
+    first_counters,
+    read_counters,
+)
+from holdfast._environment.processes.ended import Descendants
+from holdfast._environment.processes.memory_growth import Forecast, Growth, History
+from holdfast._environment.processes.memory_sample import Sampler
+
+_CALM_SECONDS = 1.0  # between two looks
+_PRESSED_SECONDS = 0.1
+_ENDED_SECONDS = 60.0  # what ended before has not much to do with a death
+_BUDGET = 0.003  # of one core
+_BLIND_SECONDS = 60.0  # after a look that failed in a way which nobody has thought of
+_LEAST_LEAD_SECONDS = 30.0  # before the limit, that an alarm is given
+_LEAVING_SECONDS = 10.0
+_OVER_SECONDS = 10.0  # without danger, until an episode is over
+_LEAST_PAUSE_SECONDS = 1.0  # between two alarms of one episode
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The limit is near: what is in memory must be durable by then."""
+
+    forecast: Forecast
+    is_first: bool  # of its episode
+
+    def figures(self) -> dict[str, Any]:
+        """For the journal and for the trainer."""
+        found = self.forecast
+        return {
+            "what": found.what,
+            "seconds": round(found.seconds, 1),
+            "bytes_per_second": int(found.bytes_per_second),
+            "used": int(found.used),
+            "limit": int(found.limit),
+        }
+
+
+class Episodes:
+    """When to raise an alarm, and when not again."""
+
+    def __init__(self) -> None:
+        self._told_seconds: float | None = None  # that were left at the last alarm; None: no danger
+        self._told_at = 0.0
+        self._seen_at = 0.0  # when there was danger last
+
+    def alarm(
+        self, now: float, forecast: Forecast | None, needed_seconds: float, *, is_busy: bool
+    ) -> Alarm | None:
+        """Whether something must be done now; what takes `needed_seconds` must fit before it."""
+        lead = max(_LEAST_LEAD_SECONDS, 3 * needed_seconds + _LEAVING_SECONDS)
+        told = self._told_seconds
+        if told is None and forecast is not None and forecast.bytes_per_second <= 0:
+            forecast = None  # full, and has been so before: that is no news
+        # Harder to leave than to enter: a forecast trembles.
+        if forecast is None or forecast.seconds > (lead if told is None else 2 * lead):
+            if told is not None and now - self._seen_at > _OVER_SECONDS:
+                self._told_seconds = None
+            return None
+        self._seen_at = now
+        if told is not None:
+            is_soon = is_busy or now - self._told_at < _LEAST_PAUSE_SECONDS
+            if is_soon or forecast.seconds > told / 2:
+                return None
+        self._told_seconds, self._told_at = forecast.seconds, now
+        return Alarm(forecast, is_first=told is None)
+
+
+class MemoryWatch:
+    """The watch over one trainer. Whatever a kernel shows, nothing is raised: saving goes on."""
+
+    def __init__(self, pid: int, counters: dict[str, Any] | None = None) -> None:
+        self._pid = pid
+        self._counters = counters  # as they were before it could do any harm
+        self._sight: _Sight | None = None  # from the first look on
+        self._episodes = Episodes()
+        self.next_at: float | None = 0.0
+
+    @property
+    def newest(self) -> dict[str, Any] | None:
+        """The newest sample."""
+        return None if self._sight is None else self._sight.newest
+
+    @property
+    def before(self) -> dict[str, Any] | None:
+        """What the kernel had counted before whatever has happened in the last seconds."""
+        return None if self._sight is None else self._sight.counted.before
+
+    def look(self, now: float) -> None:
+        """Take a sample, and set when the next one is due."""
+        began = time.thread_time()
+        try:
+            if self._sight is None:
+                self._sight = _Sight(self._pid, self._counters)
+            period = self._sight.look(now)
+        except Exception:  # noqa: BLE001  the keeper must live
+            traceback.print_exc()
+            period = _BLIND_SECONDS
+        self.next_at = now + max(period, (time.thread_time() - began) / _BUDGET)
+
+    def alarm(self, now: float, needed_seconds: float, *, is_busy: bool) -> Alarm | None:
+        """An alarm, if the limit will be reached soon and nothing was done about it yet."""
+        forecast = None if self._sight is None else self._sight.forecast
+        return self._episodes.alarm(now, forecast, needed_seconds, is_busy=is_busy)
+
+    def stop(self) -> None:
+        """The trainer is gone: there is nothing to look at any more."""
+        self.next_at = None
+
+    def at_death(self) -> dict[str, Any]:
+        """What is to be kept of it when the trainer has died."""
+        found: dict[str, Any] = {"counters": {}, "memory": []}
+        try:
+            if self._sight is not None:
+                found = {"counters": self._sight.counters(), "memory": self._sight.recent()}
+        except Exception:  # noqa: BLE001  what it left in memory is not saved yet
+            traceback.print_exc()
+        return {**found, "children": self.ended()}
+
+    def ended(self) -> list[dict[str, Any]]:
+        """The descendants that have ended of late."""
+        try:
+            return [] if self._sight is None else self._sight.ended()
+        except Exception:  # noqa: BLE001  as above
+            traceback.print_exc()
+            return []
+
+
+class _Sight:
+    """What is seen of one trainer and of its children."""
+
+    def __init__(self, pid: int, counters: dict[str, Any] | None) -> None:
+        self._sampler = Sampler(pid)
+        # Of a trainer that is dead before the first look nothing is told: a keeper begins in its
+        # cgroup.
+        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
+        self._family = Descendants(pid, self._sampler.tree)
+        self._history = History()
+        self._growth = Growth()
+        self._full_at = 0.0
+        self.counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))
+        self.newest: dict[str, Any] | None = None
+        self.forecast: Forecast | None = None
+
+    def look(self, now: float) -> float:
+        """Take a sample; returns the seconds until the next one is worth its cost."""
+        is_full = now >= self._full_at
+        sample = self._sampler.take(full=is_full)
+        if is_full:
+            self._full_at = now + _CALM_SECONDS
+            self._family.look(self._sampler.pids)
+            self.counted.add(read_counters(self._sampler.cgroup), now)
+        if not sample.get("rss"):
+            return _CALM_SECONDS  # it is dying: what is seen now is no part of its life
+        self.newest = sample
+        self._history.add(sample)
+        self._growth.add(sample)
+        self.forecast = self._growth.forecast()
+        return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
+
+    def counters(self) -> dict[str, Any]:
+        """What the kernel has counted at the start, before the death and at it."""
+        death = read_counters(self._sampler.cgroup)
+        return {"start": self.counted.start, "before": self.counted.before, "death": death}
+
+    def recent(self) -> list[dict[str, Any]]:
+        return self._history.recent()
+
+    def ended(self) -> list[dict[str, Any]]:
+        since = time.time() - _ENDED_SECONDS
+        return [each for each in self._family.ended() if each["ended"] >= since]

@@ -1,0 +1,1 @@
+"""How keepers of several ranks reach each other."""

@@ -1,0 +1,290 @@
+"""What both ends of the keepers' post have in common: messages out and in, timers, mail.
+
+A message is kept until the other end has acknowledged it, and said again on each new connection
+and, while there is none, by mail; `Ledger` sees to it that each is heard once, and in order.
+Whoever uses a post is called back from `tick` and from the selector, never from `send`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import selectors
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._keeper.network.connection import (
+    MOST_BYTES,
+    Channel,
+    Complaints,
+    Refused,
+    say_goodbye,
+)
+from holdfast._keeper.network.delivery import LIFE, Ledger, new_life
+from holdfast._keeper.network.file_mailbox import Mail
+
+Hear = Callable[[int, dict[str, Any]], None]  # (rank of the sender, message)
+
+_MOST_MESSAGE_BYTES = MOST_BYTES - 64
+_AHEAD_BYTES = 1 << 18  # signed and waiting for one connection
+_SWEEP_SECONDS = 0.25
+_ACKNOWLEDGE_SECONDS = 0.05
+_GOODBYE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long things may take."""
+
+    beat_seconds: float = 1.0
+    silence_seconds: float = 5.0  # a cut cable sends no word of it
+    greet_seconds: float = 5.0
+    mail_after_seconds: float = 1.0
+    look_seconds: float = 0.5
+    look_on_seconds: float = 5.0  # after a connection was made: letters may show late
+
+    def sweep_seconds(self) -> float:
+        return min(_SWEEP_SECONDS, self.beat_seconds / 4)
+
+
+# The beats of 512 members cost rank 0's keeper 1 % of a core (measured); of more, half as many.
+LARGE_WORLD = 512
+SLOW_PACE = Pace(beat_seconds=2.0, silence_seconds=8.0)
+
+
+class Peer:
+    """The keeper of one other rank, as this end knows it."""
+
+    def __init__(self, rank: int, life: str) -> None:
+        self.rank = rank
+        self.ledger = Ledger(life)
+        self.channel: Channel | None = None
+        self.since = time.monotonic()  # connected or not, since when
+        self.sent = 0  # the last number that was put on this connection
+
+    def status(self) -> dict[str, Any]:
+        """Which life we are, and what we have had of the other's: the start of a connection."""
+        life = self.ledger.peer_life
+        return {"life": self.ledger.life, "of": life, "had": self.ledger.had(life)}
+
+
+class Post:
+    """One end: queues, says, hears, and keeps the time."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        key: bytes,
+        rank: int,
+        peers: Iterable[int],
+        mail: Path,
+        hear: Hear,
+        lost: Callable[[int], None],
+        found: Callable[[int], None],
+        pace: Pace,
+    ) -> None:
+        assert key, "without a key anybody could sign"
+        self._selector = selector
+        self._key = key
+        self._life = new_life()
+        self._peers = {peer: Peer(peer, self._life) for peer in peers}
+        self._complaints = Complaints()
+        self._mail = Mail(mail, key, rank, self._life, self._complaints)
+        self._hear = hear
+        self._lost = lost
+        self._found = found
+        self._pace = pace
+        self._sweep_at = 0.0
+        self._look_at = 0.0
+        self._acknowledge_at = math.inf
+        self._owing: set[Peer] = set()  # to whom we owe an acknowledgement
+        self._is_closed = False
+
+    # -- for the keeper ----------------------------------------------------------
+
+    def send(self, rank: int, kind: str, /, **fields: Any) -> None:
+        """Queue a message for the keeper of `rank`; it arrives once, in order."""
+        message = json.dumps({**fields, "kind": kind}, separators=(",", ":")).encode()
+        if len(message) > _MOST_MESSAGE_BYTES:
+            raise ValueError(
+                f"A message {kind!r} of {len(message)} bytes; {_MOST_MESSAGE_BYTES} are the most."
+            )
+        peer = self._peers[rank]
+        peer.ledger.post(message)
+        self._pump(peer)
+
+    def connected(self) -> set[int]:
+        """The ranks with whose keeper there is a connection."""
+        return {peer.rank for peer in self._peers.values() if peer.channel is not None}
+
+    def unacknowledged(self) -> set[int]:
+        """The ranks whose keeper may not have had all that was sent to it."""
+        peers = self._peers.values()
+        return {peer.rank for peer in peers if peer.ledger.first < peer.ledger.next}
+
+    def tick(self, now: float) -> None:
+        if now >= self._acknowledge_at:
+            self._acknowledge_at = math.inf
+            for peer in list(self._owing):
+                self._beat(peer)
+            self._owing.clear()
+        if now >= self._sweep_at and not self._is_closed:
+            self._sweep_at = now + self._pace.sweep_seconds()
+            self._sweep(now)
+        if now >= self._look_at and not self._is_closed:
+            self._look(now)
+
+    def next_at(self) -> float:
+        if self._is_closed:
+            return math.inf
+        return min(self._sweep_at, self._look_at, self._acknowledge_at)
+
+    def close(self) -> None:
+        """Send what is queued on connections, and go, after half a second at most."""
+        self._is_closed = True
+        channels = []
+        for peer in list(self._owing):
+            self._beat(peer)  # else the other end waits for us to have had its last words
+        for peer in self._peers.values():
+            self._pump(peer, math.inf)
+            if peer.channel is not None:
+                channels.append(peer.channel)
+                peer.channel = None
+        say_goodbye(channels, _GOODBYE_SECONDS)
+        self._mail.close()
+
+    # -- timers ------------------------------------------------------------------
+
+    def _sweep(self, now: float) -> None:
+        pace = self._pace
+        for peer in self._peers.values():
+            channel = peer.channel
+            if self._is_closed:
+                return
+            if channel is None:
+                if now - peer.since > pace.mail_after_seconds:
+                    self._mail.post(peer.rank, peer.ledger)
+            elif now - channel.heard_at > pace.silence_seconds:
+                self._end_if_silent(channel)
+            elif now - channel.sent_at >= pace.beat_seconds and not channel.waiting_bytes:
+                self._beat(peer)
+
+    def _end_if_silent(self, channel: Channel) -> None:
+        channel.read()  # it may be we who did not listen
+        if time.monotonic() - channel.heard_at > self._pace.silence_seconds:
+            channel.end()
+
+    def _beat(self, peer: Peer) -> None:
+        if peer.channel is not None:
+            peer.channel.put(b'{"a":%d}' % peer.ledger.had(peer.channel.life))
+            peer.channel.flush()
+
+    def _look(self, now: float) -> None:
+        """Look for mail of those who are not connected, or only just."""
+        self._look_at = now + self._pace.look_seconds
+        ledgers, connected = {}, set()
+        for peer in self._peers.values():
+            if peer.channel is None or now - peer.since < self._pace.look_on_seconds:
+                ledgers[peer.rank] = peer.ledger
+                if peer.channel is not None:
+                    connected.add(peer.rank)
+            else:
+                self._mail.withdraw_note(peer.rank)
+        if ledgers:
+            for rank, message in self._mail.look(ledgers, connected):
+                self._hear(rank, message)
+                if self._is_closed:
+                    return
+            if self._mail.is_behind:
+                self._look_at = now
+
+    # -- connections -------------------------------------------------------------
+
+    def _join(self, peer: Peer, channel: Channel, said: dict[str, Any]) -> None:
+        """Begin to use a connection whose other end has said who it is, in `said`."""
+        if said.get("of") == self._life and type(said.get("had")) is int:
+            self._acknowledged(peer, said["had"])
+        peer.channel = channel
+        peer.since = time.monotonic()
+        peer.sent = peer.ledger.first - 1
+        self._found(peer.rank)
+        self._pump(peer)
+
+    def _part(self, peer: Peer) -> None:
+        """A connection has ended; nothing is to be done about what was on it."""
+        if peer.channel is not None:
+            # In silence it was useless since the last word.
+            silent = time.monotonic() - peer.channel.heard_at > self._pace.silence_seconds
+            peer.since = peer.channel.heard_at if silent else time.monotonic()
+            peer.channel = None
+            self._owing.discard(peer)
+            self._lost(peer.rank)
+
+    def _pump(self, peer: Peer, ahead_bytes: float = _AHEAD_BYTES) -> None:
+        """Put on the connection what waits for it, a bounded amount ahead."""
+        channel, ledger = peer.channel, peer.ledger
+        if channel is None:
+            return
+        while not channel.is_broken:
+            number = max(peer.sent + 1, ledger.first)
+            if number >= ledger.next:
+                break
+            frame = (ledger.had(channel.life), number, ledger.kept(number))
+            channel.put(b'{"a":%d,"n":%d,"m":%b}' % frame)
+            peer.sent = number
+            self._owing.discard(peer)
+            if channel.waiting_bytes > ahead_bytes:
+                channel.flush()
+                if channel.waiting_bytes > ahead_bytes:
+                    return
+        channel.flush()
+
+    def _take(self, peer: Peer, channel: Channel, said: dict[str, Any]) -> None:
+        """One frame of a peer: an acknowledgement, and perhaps a message."""
+        acknowledged, number, message = said.get("a"), said.get("n"), said.get("m")
+        if type(acknowledged) is not int:
+            raise Refused("it does not say what it has had")
+        self._acknowledged(peer, acknowledged)
+        if number is None:
+            return
+        if type(number) is not int or not isinstance(message, dict):
+            raise Refused("it says something that is no message")
+        self._owe(peer)
+        if peer.ledger.take(channel.life, number):
+            self._hear(peer.rank, message)
+
+    def _acknowledged(self, peer: Peer, number: int) -> None:
+        if number >= peer.ledger.first:
+            peer.ledger.acknowledged(number)
+            self._mail.clear(peer.rank, peer.ledger)
+
+    def _owe(self, peer: Peer) -> None:
+        self._owing.add(peer)
+        self._acknowledge_at = min(self._acknowledge_at, time.monotonic() + _ACKNOWLEDGE_SECONDS)
+
+    # -- from the channels -------------------------------------------------------
+
+    def channel_drained(self, channel: Channel) -> None:
+        peer = None if channel.rank is None else self._peers[channel.rank]
+        if peer is not None and peer.channel is channel:
+            self._pump(peer)
+
+    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None:
+        if channel.rank is None:
+            self._greeted(channel, said)
+        else:
+            self._take(self._peers[channel.rank], channel, said)
+
+    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def life_of(said: dict[str, Any]) -> str:
+    """The life that the first frame of a connection names."""
+    life = said.get("life")
+    if not isinstance(life, str) or not LIFE.fullmatch(life):
+        raise Refused("it does not say which life it is")
+    return life

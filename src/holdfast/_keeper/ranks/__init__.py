@@ -1,0 +1,1 @@
+"""Keepers of several ranks: one of them, the hub, decides for all."""

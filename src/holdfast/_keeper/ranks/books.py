@@ -1,0 +1,104 @@
+"""What the hub does to the run folder: begin a checkpoint, close it, note what happened."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from holdfast._errors import SaveFailed
+from holdfast._keeper.job import JobWatch, in_background
+from holdfast._keeper.ranks.table import Wish
+from holdfast._keeper.writer import Closing
+from holdfast._store.commit.checkpoint import Policy, State
+from holdfast._store.commit.write import begin_checkpoint, explain, refuse_if_replaced
+from holdfast._store.commit.write_queue import Key
+from holdfast._store.folder import journal
+from holdfast._store.folder.invalid import set_aside_void
+from holdfast._store.format.manifest import DataFile
+
+
+class HubBooks:
+    """The hub's hands."""
+
+    def __init__(self, policy: Policy, keeper: Any, job: JobWatch | None = None) -> None:
+        self._policy = policy
+        self._keeper = keeper
+        self._job = job
+        self._began: dict[Key, float] = {}
+
+    def begin(self, key: Key) -> str | None:
+        """The folder that the ranks write into; None if the checkpoint is there already."""
+        attempt, mark = key
+        layout = self._policy.layout
+        final = layout.checkpoint(mark // 2, attempt, bool(mark % 2))
+        refuse_if_replaced(layout, self._policy.run_id)
+        if final.exists():
+            return None
+        self._began[key] = time.monotonic()
+        try:
+            return begin_checkpoint(layout, final).name
+        except OSError as error:
+            raise SaveFailed(explain(layout, error, 0)) from error
+
+    def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None:
+        """All parts are durable: have the manifest written."""
+        attempt, mark = key
+        layout = self._policy.layout
+        state = State(attempt, mark // 2, reason, files[0]["metrics"], bool(mark % 2))
+        final = layout.checkpoint(mark // 2, attempt, bool(mark % 2))
+        parts = [DataFile.from_json(file) for _, file in sorted(files.items())]
+        partial = layout.partial(final, os.getpid())
+        closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
+        self._keeper._writer.submit(closing)
+
+    def note(self, event: str, **fields: Any) -> None:
+        fields.setdefault("attempt", self._policy.attempt)
+        journal.append(self._policy.layout.journal, event, **fields)
+
+    def set_aside_void(self) -> None:
+        """What a rule has called bad is out of the way before anybody leaves for it."""
+        for before, _ in set_aside_void(self._policy.layout):
+            self.note("set-aside", name=before.name, why="called bad")
+
+    def write_seconds(self) -> float:
+        return float(self._keeper._write_seconds())
+
+    def grace_of(self, number: int) -> float | None:
+        """The seconds that a signal leaves."""
+        found = self._keeper._grace_of(number)
+        return None if found is None else float(found)
+
+    def preemption_seconds(self) -> float | None:
+        """What is left of the grace of a preemption, if it is one."""
+        return None if self._job is None else self._job.preemption_seconds()
+
+    @property
+    def has_job(self) -> bool:
+        """Whether there is a scheduler to ask why the run ends, and to start it again."""
+        return self._job is not None
+
+    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
+        """Find out why a stop is wished for, and go on with what is known then."""
+        job = self._job
+        assert job is not None
+
+        def ask() -> None:
+            found = job.settle(wish.reason, wish.status, wish.signal)
+            settled = replace(wish, reason=found.reason, status=found.status)
+            self._keeper.later(0.0, lambda: then(settled))
+
+        in_background(ask)
+
+    def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
+        """Have the job start again, and go on with what became of that."""
+        job = self._job
+        assert job is not None
+
+        def ask() -> None:
+            found = job.requeue(step)
+            self._keeper.later(0.0, lambda: then(found.said, found.status))
+
+        in_background(ask)

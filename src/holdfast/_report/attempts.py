@@ -1,0 +1,401 @@
+"""One attempt, as the journal, its series and its own files tell of it.
+
+Any of these may be missing: an older version wrote no series, a machine that was lost no exit,
+and somebody may have removed a folder. What is known is kept, and nothing is made up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from holdfast import _errors
+from holdfast._report.json_lines import Record, real, text, whole
+from holdfast._report.view import Outcome
+
+_MOST_POINTS = 4096
+_MOST_STRETCHES = 1000
+_MOST_NAMES = 20  # of phases, in one row
+_KEPT_EVENTS = 400  # for a verdict, which looks at the last of them
+_LONG_SAVE_SECONDS, _LONG_SAVE_SHARE = 2.0, 0.2  # of a row, to be drawn by itself
+
+
+class Point(NamedTuple):
+    """How far it was at a moment, and how long it had been held up by then, in seconds."""
+
+    t: float
+    step: int
+    save: float = 0.0
+    agree: float = 0.0
+    rest: float = 0.0
+
+
+class Stretch(NamedTuple):
+    start: float
+    end: float
+    what: str = ""
+
+
+@dataclass
+class Life:
+    """One attempt."""
+
+    number: int
+    began: float | None = None  # took the folder
+    started: float | None = None  # had opened, with its state loaded
+    looped: float | None = None  # came to its first loop
+    first_step: int | None = None
+    source: str = ""
+    pid: int | None = None
+    host: str | None = None
+    job: str | None = None
+    job_started: float | None = None
+    ranks: int = 1
+    left_loop: float | None = None  # finished, or stops
+    died_at: float | None = None  # as its keeper saw it
+    is_finished: bool = False
+    is_requeued: bool = False
+    lost_ranks: list[str] = field(default_factory=list)  # how each of them died
+    bad_step: int | None = None  # from which on a rule has called it bad
+    ended: float | None = None
+    has_exit: bool = False
+    status: int | None = None
+    how: str = ""
+    durable_step: int | None = None
+    last_step: int | None = None
+    last_seen: float | None = None
+    points: list[Point] = field(default_factory=list)  # by its series
+    noted: list[Point] = field(default_factory=list)  # by the journal, which was read before
+    saved: list[Point] = field(default_factory=list)  # by its checkpoints, where nothing else tells
+    phases: list[Stretch] = field(default_factory=list)
+    saves: list[Stretch] = field(default_factory=list)
+    undrawn_phase_seconds: float = 0.0
+    stuck: list[Stretch] = field(default_factory=list)  # the end of one that is not over: inf
+    paused: list[Stretch] = field(default_factory=list)
+    waits: dict[int, float] = field(default_factory=dict)  # by rank, in one step, of late
+    events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
+
+    # -- the journal ---------------------------------------------------------------------
+
+    def take(self, kind: str, t: float, event: Record) -> None:
+        """An event of its own."""
+        self.events.append(event)
+        self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
+        if kind == "start":
+            self._start(t, event)
+        elif kind == "adopted":
+            self.began = self.began or t
+            self.first_step = whole(event.get("step"))
+        elif kind == "loop":  # a script may have several, one after the other
+            self.left_loop, self.is_finished = None, False
+            self.looped = self.looped or t
+        elif kind in ("finished", "stop"):
+            self.left_loop = self.left_loop or t
+            self.is_finished = self.is_finished or kind == "finished"
+        elif kind in ("exit", "death"):
+            self.end(event, t)
+        elif kind == "rank-died":
+            self.lost_ranks.append(text(event.get("how"), 300))
+            del self.lost_ranks[8:]
+        elif kind == "requeue":
+            self.is_requeued = whole(event.get("status")) in (None, _errors.REQUEUE)
+        elif kind == "rule" and (bad := whole(event.get("void_from"))) is not None:
+            self.bad_step = bad if self.bad_step is None else min(bad, self.bad_step)
+        else:
+            self._hold(kind, t, event)
+
+    def _start(self, t: float, event: Record) -> None:
+        self.started = t
+        self.first_step = whole(event.get("step"))
+        self.source = text(event.get("source"), 40)
+        self.pid = whole(event.get("pid")) or self.pid
+        self.host = text(event.get("host"), 200) or self.host
+        self.job = _name(event.get("job")) or self.job
+        self.job_started = real(event.get("job_started"))
+        self.ranks = max(1, whole(event.get("ranks")) or 1)
+        self.see(t, self.first_step)
+
+    def _hold(self, kind: str, t: float, event: Record) -> None:
+        if kind == "hang":
+            stood = max(0.0, real(event.get("stood")) or 0.0)
+            _open(self.stuck, t - stood, text(event.get("sentence"), 400))
+        elif kind == "hang-over":
+            _close(self.stuck, t)
+        elif kind == "paused":
+            _open(self.paused, t, text(event.get("by"), 200))
+        elif kind == "resumed":
+            _close(self.paused, t)
+
+    # -- its files -----------------------------------------------------------------------
+
+    def take_lease(self, lease: Record) -> None:
+        process = lease.get("process")
+        if isinstance(process, dict):
+            self.pid = whole(process.get("pid")) or self.pid
+            self.host = text(process.get("host"), 200) or self.host
+        job = lease.get("job")
+        if isinstance(job, dict):
+            self.job = self.job or _name(job.get("number"))
+        since = real(lease.get("since"))
+        if since is not None:
+            self.began = since
+            self.see(since, None)
+
+    def end(self, record: Record, t: float | None) -> None:
+        """By the record of its exit, or by the journal's word for it."""
+        self.has_exit = True
+        self.status = whole(record.get("status"))
+        self.how = text(record.get("how"), 1000)
+        self.durable_step = whole(record.get("durable_step"))
+        if t is not None:
+            self.ended = t
+            step = whole(record.get("step"))
+            self.see(t, None if self.how.startswith("could not start") else step)
+
+    def see(self, t: float, step: int | None) -> None:
+        """It was there at this moment."""
+        self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
+        if step is None:
+            return
+        self.last_step = step if self.last_step is None else max(step, self.last_step)
+        last = self.noted[-1] if self.noted else Point(t, step)
+        if t >= last.t and step >= last.step:
+            self.noted.append(Point(t, step))
+            _thin(self.noted)
+
+    # -- its series ----------------------------------------------------------------------
+
+    def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
+        """How far it got, and what held it up."""
+        began = t if self.started is None else min(t, self.started)
+        last = self.points[-1] if self.points else Point(began, self.first_step or 0)
+        t = max(t, last.t)  # a clock may have been set back
+        span = t - last.t
+        save, agree = _within(row.get("save"), span), _within(row.get("agree"), span)
+        rest = _within(row.get("rest"), span)
+        if rest:
+            self._take_phases(last.t, t, rest, row)
+        if save >= _LONG_SAVE_SECONDS and save >= _LONG_SAVE_SHARE * span:
+            _extend(self.saves, Stretch(t - save, t))
+            save = 0.0
+        self.points.append(Point(t, step, last.save + save, last.agree + agree, last.rest + rest))
+        _thin(self.points)
+        self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
+        self.last_step = step if self.last_step is None else max(step, self.last_step)
+        found = row.get("waits")
+        if isinstance(found, dict):
+            told = ((str(rank), real(seconds)) for rank, seconds in found.items())
+            self.waits = {int(r): s for r, s in told if r.isdecimal() and s is not None}
+
+    def _take_phases(self, start: float, end: float, rest: float, row: Mapping[str, Any]) -> None:
+        """Where in a row a phase was is not known; at its end if it goes on, else at its top."""
+        now, told = text(row.get("phase"), 100), row.get("phases")
+        seconds = {text(name, 100): real(each) or 0.0 for name, each in _items(told)} or {now: rest}
+        left = min(rest, end - start)
+        for name in sorted(seconds, key=lambda name: name == now):
+            took = min(left, max(0.0, seconds[name]))
+            left -= took
+            if took <= 0:
+                continue
+            if name == now:
+                _extend(self.phases, Stretch(end - took, end, name))
+            else:
+                _extend(self.phases, Stretch(start, start + took, name))
+                start += took
+        self._thin_phases()
+
+    def _thin_phases(self) -> None:
+        if len(self.phases) > _MOST_STRETCHES:
+            # The short ones are counted and not drawn: nobody would see them.
+            bar = sorted(each.end - each.start for each in self.phases)[len(self.phases) // 2]
+            kept = [each for each in self.phases if each.end - each.start > bar]
+            short = [each for each in self.phases if each.end - each.start <= bar]
+            self.phases = kept
+            self.undrawn_phase_seconds += sum(each.end - each.start for each in short)
+
+    # -- what follows --------------------------------------------------------------------
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether it made a step."""
+        return (self.last_step or 0) > (self.first_step or 0)
+
+    def course(self) -> list[Point]:
+        """How far it was when; the journal helps where there is no series, and at both ends."""
+        if not self.points:
+            return list(_rising(sorted([*self.noted, *self.saved])))
+        first, last = self.points[0], self.points[-1]
+        before = [each for each in self.noted[:1] if each.t < first.t and each.step <= first.step]
+        after = [
+            last._replace(t=each.t, step=each.step)
+            for each in self.noted[-2:]
+            if each.t > last.t and each.step >= last.step
+        ]
+        return [*before, *self.points, *after]
+
+
+def at_step(course: list[Point], step: int) -> Point:
+    """When this step was complete, between what is known."""
+    low, high = 0, len(course)
+    while low < high:  # the first point beyond it
+        middle = (low + high) // 2
+        if course[middle].step > step:
+            high = middle
+        else:
+            low = middle + 1
+    if low == 0:
+        return course[0]
+    before = course[low - 1]
+    if low == len(course) or before.step == step:
+        return before
+    after = course[low]
+    share = (step - before.step) / (after.step - before.step)
+    t, _, save, agree, rest = (
+        one + share * (other - one) for one, other in zip(before, after, strict=True)
+    )
+    return Point(t, step, save, agree, rest)
+
+
+def _rising(points: Iterable[Point]) -> Iterator[Point]:
+    last = -1
+    for point in points:
+        if point.step >= last:
+            last = point.step
+            yield point
+
+
+def _within(value: object, most: float) -> float:
+    if value is None:
+        return 0.0
+    return min(most, max(0.0, real(value) or 0.0))
+
+
+def _items(value: object) -> list[tuple[str, object]]:
+    return list(value.items())[:_MOST_NAMES] if isinstance(value, dict) else []
+
+
+def _thin(points: list[Point]) -> None:
+    if len(points) > _MOST_POINTS:
+        del points[1:-1:2]
+
+
+_AT_STEP = ("loop", "finished", "stop", "hang", "hang-over", "paused", "resumed", "slow", "rule")
+
+
+def _open(found: list[Stretch], t: float, what: str) -> None:
+    if not found or found[-1].end != float("inf"):
+        found.append(Stretch(t, float("inf"), what))
+        del found[:-_MOST_STRETCHES]
+
+
+def _close(found: list[Stretch], t: float) -> None:
+    if found and found[-1].end == float("inf"):
+        found[-1] = found[-1]._replace(end=t)
+
+
+def _extend(found: list[Stretch], more: Stretch) -> None:
+    """Two that touch are one."""
+    if found and more.start <= found[-1].end + 1e-3 and more.what == found[-1].what:
+        more = Stretch(found[-1].start, max(found[-1].end, more.end), found[-1].what)
+        found.pop()
+    found.append(more)
+
+
+def _name(value: object) -> str | None:
+    return str(value) if isinstance(value, str | int) and value != "" else None
+
+
+# -- How an attempt ended, as one word and as a sentence -------------------------------------------
+
+
+QUIET: tuple[Outcome, ...] = ("running", "finished", "closed", "stopped", "interrupted")
+_BY_STATUS: dict[int, Outcome] = {
+    _errors.FINISHED: "closed",
+    _errors.BAD: "bad",
+    _errors.NOT_DURABLE: "failed",
+    _errors.REQUEUE: "interrupted",
+    _errors.IDLE: "failed",
+    _errors.HUNG: "hung",
+    _errors.PERSON: "stopped",
+    _errors.TERMINATED: "stopped",
+    _errors.HUNG_UP: "stopped",
+}
+_BY_CAUSE: dict[str, Outcome] = {
+    **dict.fromkeys(("oom-cgroup", "oom-machine", "oom-worker", "cuda-oom"), "out-of-memory"),
+    **dict.fromkeys(
+        ("segfault", "abort", "cxx-exception", "bus-error", "illegal-instruction"), "crashed"
+    ),
+    **dict.fromkeys(("preempted", "time-limit"), "interrupted"),
+    **dict.fromkeys(("asked", "terminated"), "stopped"),
+    **dict.fromkeys(("machine-lost", "unknown"), "lost"),
+    "killed": "killed",
+    "finished": "finished",
+    "bad-training": "bad",
+}
+_NOW = {
+    "starting": "It starts.",
+    "stuck": "It stands still.",
+    "paused": "It is held.",
+    "stopping": "It was asked to stop, and is about to.",
+}
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+
+
+def by_record(life: Life, *, is_live: bool) -> Outcome:
+    """By what its own records say, without a verdict."""
+    if is_live:
+        return "running"
+    if life.is_finished and life.status in (0, None):
+        return "finished"
+    if life.lost_ranks and life.status in (None, _errors.REQUEUE):
+        return _of_death(life.lost_ranks[0])
+    if life.status is not None:
+        found = _BY_STATUS.get(life.status, "failed")
+        # What ends a job is the scheduler, and it comes back.
+        is_job = life.status == _errors.TERMINATED and life.job is not None
+        return "interrupted" if is_job else found
+    return _of_death(life.how)
+
+
+def _of_death(how: str) -> Outcome:
+    if "SIGKILL" in how:
+        return "killed"
+    return "crashed" if any(name in how for name in _CRASHES) else "lost"
+
+
+def by_verdict(cause: str, otherwise: Outcome) -> Outcome:
+    """What `holdfast why` found, where the records alone say little."""
+    if cause.startswith("hang-"):
+        return "hung"
+    if cause == "unknown":
+        return otherwise
+    return _BY_CAUSE.get(cause, "failed" if otherwise in ("lost", "closed") else otherwise)
+
+
+def sentence(life: Life, outcome: Outcome, state: str = "training") -> str:
+    """How it ended, where there is no verdict."""
+    how = life.how.partition("\n")[0]
+    why = "" if how in ("", "closed", "died", "left") else f": {how}"
+    if outcome == "running":
+        return _NOW.get(state, "It trains.")
+    if outcome == "finished":
+        return "It trained to its end."
+    if outcome == "closed":
+        return "It left by itself, before its end."
+    if outcome == "stopped":
+        return f"It was asked to stop{_stop(why)}"
+    if outcome == "interrupted":
+        return f"It was interrupted, to be started again{_stop(why)}"
+    if outcome == "bad":
+        return f"A rule called the training bad{_stop(why)}"
+    if life.status is not None:
+        return f"It left with status {life.status}{_stop(why)}"
+    if why:
+        return f"It {_stop(how)}" if how.startswith("was ") else f"It died{_stop(why)}"
+    return "It ended without a word: nothing has been recorded of its end."
+
+
+def _stop(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -1,0 +1,224 @@
+"""Who may come in: every request passes here before anything else sees it.
+
+Everybody on this machine can reach the port, and so can every page in the browser. So a request
+must name this server as its host (else a foreign name may have been made to point here), must not
+come from a page of another origin, and must know a secret: the token once, then a cookie. Cookies
+do not know of ports; hence the cookie is for a path that nobody else can guess, and a browser does
+not hand it to whoever listens at another port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+HEADERS = {
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+NO_CONTENT_POLICY = (
+    "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+MOST_BODY_BYTES = 4096
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The secrets of one server, made anew each time."""
+
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # in the printed address
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # in the cookie
+    place: str = field(default_factory=lambda: secrets.token_urlsafe(12))  # in every path
+    posting: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # in pages, for POST
+
+    def __repr__(self) -> str:  # of what is logged or shown in a traceback
+        return "Keys(…)"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not let in."""
+
+    status: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a request decides whether it may come in."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+
+    def header(self, name: str) -> str | None:
+        """A header that comes once; None if it is missing, "" if it comes twice."""
+        found = [value for key, value in self.headers if key == name.encode()]
+        if not found:
+            return None
+        return found[0].decode("latin-1") if len(found) == 1 else ""
+
+    def token(self) -> str:
+        """The token in the address."""
+        try:
+            found = parse_qs(self.query.decode("ascii"), max_num_fields=8).get("token", [])
+        except ValueError:
+            return ""
+        return found[0] if len(found) == 1 else ""
+
+    def bearer(self) -> str:
+        """The token in the header that programs send."""
+        scheme, _, token = (self.header("authorization") or "").partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else ""
+
+
+class Gate:
+    """Decides about requests to one port."""
+
+    def __init__(self, keys: Keys, port: int) -> None:
+        self.keys = keys
+        self.cookie = f"holdfast-{port}"
+        names = (f"[{each}]" if ":" in each else each for each in LOOPBACK)
+        self._hosts = {f"{name}:{port}" for name in names}
+        if port == 80:
+            self._hosts |= {host.removesuffix(":80") for host in self._hosts}
+
+    def refuse(self, asked: Asked) -> Refusal | None:
+        """Why not, whoever asks; None if the request may go on to where secrets are asked for."""
+        host = (asked.header("host") or "").lower()
+        if host not in self._hosts:
+            return Refusal(421, "This server answers only to 127.0.0.1 and localhost.")
+        origin = asked.header("origin")
+        if origin is not None and origin.lower() != f"http://{host}":
+            return Refusal(403, "Requests from other origins are refused.")
+        site = asked.header("sec-fetch-site")
+        is_visit = asked.method == "GET" and asked.header("sec-fetch-mode") == "navigate"
+        if site not in (None, "none", "same-origin") and not is_visit:
+            return Refusal(403, "Requests from other sites are refused.")
+        length = asked.header("content-length")
+        if length is not None and not _is_small(length):
+            return Refusal(413, "That is more than this server takes.")
+        if asked.method not in ("GET", "HEAD", "POST"):
+            return Refusal(405, "There is no such request here.")
+        return None
+
+    def has_token(self, asked: Asked) -> bool:
+        """Whether the address has the printed token, or a program has sent it."""
+        return _is_same(asked.token(), self.keys.token) or _is_same(asked.bearer(), self.keys.token)
+
+    def has_session(self, asked: Asked) -> bool:
+        """Whether the browser has been here with the token, and asks in the place for that."""
+        # Whoever listens at another port of this machine may have set some of the same name.
+        pairs = (each.strip().partition("=") for each in (asked.header("cookie") or "").split(";"))
+        values = [value for name, _, value in pairs if name == self.cookie]
+        return self.is_in_place(asked) and any(_is_same(v, self.keys.session) for v in values)
+
+    def is_in_place(self, asked: Asked) -> bool:
+        """Whether the path begins with what only visitors know."""
+        return _is_same(asked.path.split("/")[1] if "/" in asked.path else "", self.keys.place)
+
+    def may_post(self, asked: Asked) -> bool:
+        """Whether a page of ours has sent it: no form and no foreign script can set a header."""
+        return _is_same(asked.header("x-holdfast-token") or "", self.keys.posting)
+
+    def comes_from_outside(self, asked: Asked) -> bool:
+        """Whether a link elsewhere was followed: a strict cookie stays behind then."""
+        return (
+            asked.method == "GET"
+            and asked.header("sec-fetch-mode") == "navigate"
+            and asked.header("sec-fetch-site") in ("cross-site", "same-site")
+        )
+
+    def cookie_header(self) -> str:
+        """What the first visit leaves in the browser; it is gone when that ends."""
+        where = f"Path=/{self.keys.place}/; HttpOnly; SameSite=Strict"
+        return f"{self.cookie}={self.keys.session}; {where}"
+
+
+def _is_small(length: str) -> bool:
+    is_number = length.isascii() and length.isdigit() and len(length) < 9
+    return is_number and int(length) <= MOST_BODY_BYTES
+
+
+def _is_same(given: str, secret: str) -> bool:
+    # compare_digest takes the same time whatever differs, but no text beyond ASCII.
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
+
+
+# -- Connections that cannot be held open for nothing ----------------------------------------------
+# uvicorn bounds the time between two requests, but not the time that one takes to come in or its
+# answer to be fetched. Everybody on the machine can connect, so both are bounded here, and so is
+# the number of connections: the one that has been silent the longest makes place for a new one.
+
+
+MOST_CONNECTIONS = 64
+HEAD_SECONDS = 10.0  # from the connection, or the last answer, to a whole request
+ANSWER_SECONDS = 90.0  # stacks of a run that hangs take half a minute
+HEAD_BYTES = 16 << 10
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 for people and pages that are on the same machine."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._since = self.loop.time()
+        self._was_busy = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._check_time)
+        if len(self.connections) > MOST_CONNECTIONS:
+            others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+            oldest = min(others, key=lambda each: (each.is_busy, each is self, each._since))
+            oldest.transport.abort()
+            # Its end is told later; until then the next one that comes must not choose it again.
+            self.connections.discard(oldest)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._note()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _note(self) -> None:
+        if self.is_busy != self._was_busy:
+            self._since, self._was_busy = self.loop.time(), self.is_busy
+
+    def _check_time(self) -> None:
+        left = self._since + (ANSWER_SECONDS if self.is_busy else HEAD_SECONDS) - self.loop.time()
+        if left <= 0:
+            # Not close(): that waits until everything is fetched, which may be never.
+            self.transport.abort()
+            return
+        self._timer = self.loop.call_later(min(left, HEAD_SECONDS), self._check_time)

@@ -1,0 +1,256 @@
+"""The addresses of the server, and what each answers.
+
+A run is named by a key, which is looked up in the list and nowhere else: no part of a request
+ever becomes part of a path on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from holdfast import __version__, _text
+from holdfast._errors import HoldfastError
+from holdfast._report import html as report_page
+from holdfast._report import openmetrics
+from holdfast._report.server import pages
+from holdfast._report.server.access import HEADERS, MOST_BODY_BYTES, NO_CONTENT_POLICY, Asked, Gate
+from holdfast._report.server.actions import ACTIONS, act
+from holdfast._report.server.find import Odd
+from holdfast._report.server.index import RunIndex, Watched
+from holdfast._report.server.live import LiveViews
+from holdfast._report.server.threads import Aside, TooBusy
+from holdfast._report.view import View
+
+_MOST_ROWS = 1000  # of one answer
+_FIRST_ROWS = 100  # in the page itself
+_BODY_SECONDS = 5.0
+_PAGE_SECONDS = 0.3  # that a page waits for what it shows
+_PACKED_BYTES = 8192  # below that it is not worth it
+_NEED_TOKEN = "Open the address that holdfast ui printed: it has the key to this page."
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Application:
+    """What uvicorn calls."""
+
+    def __init__(self, index: RunIndex, gate: Gate, *, is_read_only: bool) -> None:
+        self._index = index
+        self._gate = gate
+        self._is_read_only = is_read_only
+        self._views = LiveViews()
+        index.gives_way = self._views.is_busy
+        # Views and requests do not wait for each other's threads.
+        self._reading, self._acting = Aside(16), Aside(16)
+        self._routes = [
+            Route("/{place}/", self._list, methods=["GET"]),
+            Route("/{place}/runs", self._changes, methods=["GET"]),
+            Route("/{place}/run/{key}", self._run, methods=["GET"]),
+            Route("/{place}/run/{key}/view", self._view, methods=["GET"]),
+        ]
+        if not is_read_only:
+            self._routes += [
+                Route(f"/{{place}}/run/{{key}}/{kind}", self._action(kind), methods=["POST"])
+                for kind in ACTIONS
+            ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        response = await self._answer(scope, receive)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        response.headers.setdefault("content-security-policy", NO_CONTENT_POLICY)
+        if response.status_code in (400, 401, 403, 405, 413, 421):
+            # Whoever is not let in does not keep one of the few connections either.
+            response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+        asked = Asked(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+        refusal = self._gate.refuse(asked)
+        if refusal is not None:
+            return _words(refusal.status, refusal.sentence, asked)
+        request = Request(scope, receive)
+        try:
+            return await self._answer_known(request, asked)
+        except TooBusy:
+            return _words(503, "Too many requests at once; try again.", asked)
+        except HTTPException as error:
+            return _words(error.status_code, error.detail, asked)
+        except (ClientDisconnect, asyncio.CancelledError):
+            raise
+        except (Odd, HoldfastError) as error:
+            return _words(409, str(error).partition("\n")[0], asked)
+        except Exception as error:  # noqa: BLE001 - the server goes on, and says what it was
+            what = _text.name(f"{type(error).__name__}: {error}")
+            # Neither place nor query: both are secrets.
+            path = "/".join(request.url.path.split("/")[2:])
+            print(f"holdfast ui: {asked.method} {_text.name(path)}: {what}", file=sys.stderr)
+            said = "This could not be answered; the terminal of holdfast ui says why."
+            return _words(500, said, asked)
+
+    async def _answer_known(self, request: Request, asked: Asked) -> Response:
+        gate = self._gate
+        if asked.path == "/" and asked.method == "GET" and gate.has_token(asked):
+            headers = {"location": f"/{gate.keys.place}/", "set-cookie": gate.cookie_header()}
+            return Response(status_code=303, headers=headers)
+        if asked.path == "/metrics" and asked.method in ("GET", "HEAD") and gate.has_token(asked):
+            return await self._metrics()
+        if not gate.has_session(asked):
+            if gate.is_in_place(asked) and gate.comes_from_outside(asked):
+                return HTMLResponse(pages.bounce_page())
+            return _words(401, _NEED_TOKEN, asked)
+        if asked.method == "POST":
+            if not gate.may_post(asked):
+                said = "This request did not come from a page of this server."
+                return _words(403, said, asked)
+            await _drain(request)
+        return await self._route(request)
+
+    async def _route(self, request: Request) -> Response:
+        is_known = False
+        for route in self._routes:
+            match, found = route.matches(request.scope)
+            if match is Match.FULL:
+                request.scope.update(found)
+                endpoint: Endpoint = route.endpoint
+                return await endpoint(request)
+            is_known = is_known or match is Match.PARTIAL
+        if is_known:
+            raise HTTPException(405, "There is no such request here.")
+        raise HTTPException(404, "There is nothing at this address.")
+
+    # -- the list --------------------------------------------------------------------
+
+    async def _list(self, _: Request) -> Response:
+        index = self._index
+        here = f"/{self._gate.keys.place}"
+        attributes = {
+            "runs": f"{here}/runs",
+            "run": f"{here}/run/",
+            "folder": _text.name(index.root),
+            "version": __version__,
+        }
+        title = _text.name(index.root.name or index.root)
+        page, policy = pages.list_page(title, index.table.first(_FIRST_ROWS), attributes)
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    async def _changes(self, request: Request) -> Response:
+        given = request.query_params.get("since", "0")
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
+            raise HTTPException(400, "`since` is a number that this server gave.")
+        index = self._index
+        rows, revision, has_more, anew = index.table.since(int(given), _MOST_ROWS)
+        found, read = index.counts()
+        rest = {
+            "revision": revision,
+            "more": has_more,
+            "anew": anew,
+            "found": found,
+            "read": read,
+            "done": index.has_found and read >= found,
+            "notes": index.notes,
+            "now": time.time(),
+        }
+        # The rows are JSON already.
+        body = f'{{"rows":{rows},{json.dumps(rest)[1:]}'.encode()
+        return _json(request, body)
+
+    # -- one run ---------------------------------------------------------------------
+
+    def _find(self, request: Request) -> Watched:
+        watched = self._index.get(request.path_params["key"])
+        if watched is None:
+            raise HTTPException(404, "This run is gone.")
+        return watched
+
+    async def _run(self, request: Request) -> Response:
+        watched = self._find(request)
+        here = f"/{self._gate.keys.place}"
+        address = f"{here}/run/{watched.key}"
+        attributes = {"data-live": f"{address}/view", "data-index": f"{here}/"}
+        if not self._is_read_only:
+            attributes |= {f"data-{kind}": f"{address}/{kind}" for kind in ACTIONS}
+            attributes["data-token"] = self._gate.keys.posting
+        view = await self._view_within(watched, _PAGE_SECONDS)
+        page = await self._reading.run(report_page.page, watched.name, attributes, view)
+        policy = f"{report_page.policy(live=True)}; frame-ancestors 'none'"
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    async def _view_within(self, watched: Watched, seconds: float) -> View | None:
+        """The view, if it is soon to be had; else the page comes first and asks for it."""
+        task = asyncio.ensure_future(self._reading.run(self._views.newest, watched))
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return None
+        return task.result().view
+
+    async def _view(self, request: Request) -> Response:
+        watched = self._find(request)
+        sent = await self._reading.run(self._views.newest, watched)
+        headers = {"etag": sent.tag}
+        if request.headers.get("if-none-match") == sent.tag:
+            return Response(status_code=304, headers=headers)
+        if _takes_packed(request):
+            headers["content-encoding"] = "gzip"
+            return Response(sent.packed, media_type="application/json", headers=headers)
+        return Response(sent.body, media_type="application/json", headers=headers)
+
+    def _action(self, kind: str) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            watched = self._find(request)
+            said = await self._acting.run(act, kind, watched)
+            self._index.look_soon(watched)
+            return JSONResponse(said, status_code=200 if said["ok"] else 409)
+
+        return answer
+
+    # -- for other programs ----------------------------------------------------------
+
+    async def _metrics(self) -> Response:
+        text = await self._reading.run(openmetrics.render, self._index.summaries())
+        return Response(text, headers={"content-type": openmetrics.CONTENT_TYPE})
+
+
+async def _drain(request: Request) -> None:
+    """Read what came with a request and is not needed; bounded in size and time."""
+    size = 0
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > MOST_BODY_BYTES:
+                    raise HTTPException(413, "That is more than this server takes.")
+    except TimeoutError:
+        raise HTTPException(408, "The request did not come to its end.") from None
+
+
+def _words(status: int, sentence: str, asked: Asked) -> Response:
+    """A sentence: a page for people, JSON for the scripts of a page."""
+    if "text/html" in (asked.header("accept") or ""):
+        return HTMLResponse(pages.word_page(sentence), status)
+    return JSONResponse({"ok": False, "sentence": sentence}, status)
+
+
+def _json(request: Request, body: bytes) -> Response:
+    headers = {}
+    if len(body) > _PACKED_BYTES and _takes_packed(request):
+        body, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _takes_packed(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")

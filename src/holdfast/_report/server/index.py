@@ -1,0 +1,285 @@
+"""All runs below a folder, looked at by a few threads: live ones often, others when they change.
+
+Work is bounded by the periods: they grow with what a look costs, so that the file server and this
+machine have most of their time for others. A look that does not come back (a mount that died) is
+left where it is, its run is shown as unreadable, and another thread takes the place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import _text
+from holdfast._errors import HoldfastError
+from holdfast._report.server.find import Finder, Odd
+from holdfast._report.server.follow import Follower
+from holdfast._report.server.rows import Row, RunTable, odd_row, row_of
+from holdfast._report.status.gather import RunSummary
+
+_THREADS = 4
+_MOST_LEFT = 16  # threads that hang in a look
+_HUNG_SECONDS = 20.0
+_LIVE_SECONDS = 1.0
+_REST_SECONDS = 2.0
+_FIND_SECONDS = 2.0
+_LONGEST_SECONDS = 30.0  # whatever it costs, somebody waits for it
+_ANYWAY_SECONDS = 120.0  # what a run left in memory goes without a trace on disk
+_LIVE_SHARE, _REST_SHARE, _FIND_SHARE = 4.0, 8.0, 8.0  # times as long as a whole round costs
+_RECENT_SECONDS = 86400.0
+_GIVE_WAY_SECONDS = 0.5
+_WAITING = 0.25  # what a second of waiting counts
+_SMOOTH = 0.05
+
+
+@dataclass
+class Watched:
+    """One run of the list."""
+
+    key: str
+    name: str
+    follower: Follower
+    run: RunSummary | None = None
+    kind: str = "new"  # which period it has: live, recent, old
+    looked_at: float = 0.0
+    turn: int = 0  # its place in the queue; an older one does not count any more
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass
+class _Worker:
+    thread: threading.Thread | None = None
+    at: Watched | None = None
+    since: float = 0.0
+    is_left: bool = False
+
+
+def key_of(root: Path, folder: Path) -> str:
+    """The name that requests use for a run: nothing can be made of it but this lookup."""
+    relative = os.fsencode(folder.relative_to(root))
+    return hashlib.blake2b(relative, digest_size=8).hexdigest()
+
+
+class RunIndex:
+    """The list of runs, kept up to date by threads of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.table = RunTable()
+        self.notes: list[str] = []
+        self.gives_way: Callable[[], bool] = lambda: False
+        self.has_found = False  # one whole pass over the folder is done
+        self._runs: dict[str, Watched] = {}
+        self._due: list[tuple[float, float, int, Watched]] = []
+        self._count = itertools.count()
+        self._wake = threading.Condition()
+        self._is_over = threading.Event()
+        self._workers: list[_Worker] = []
+        self._left = 0
+        self._kinds = {"live": 0, "recent": 0, "old": 0, "new": 0}
+        self._costs = {"live": 0.002, "recent": 0.0001, "old": 0.0001}  # seconds of a look
+        self._finder = Finder(root, self._rest)
+        self._walked_since = 0.0
+
+    def start(self) -> None:
+        """Begin to look."""
+        for _ in range(_THREADS):
+            self._hire()
+        for target in (self._keep_finding, self._keep_watch):
+            threading.Thread(target=target, name="holdfast-ui-index", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more; nobody is waited for."""
+        self._is_over.set()
+        with self._wake:
+            self._wake.notify_all()
+
+    def get(self, key: str) -> Watched | None:
+        """The run of this key."""
+        return self._runs.get(key)
+
+    def counts(self) -> tuple[int, int]:
+        """(runs found, runs looked at so far)."""
+        return len(self._runs), len(self.table)
+
+    def summaries(self) -> list[RunSummary]:
+        """The newest summary of every run that could be read."""
+        return [each.run for each in list(self._runs.values()) if each.run is not None]
+
+    def look_soon(self, watched: Watched) -> None:
+        """Somebody has asked something of this run."""
+        self._schedule(watched, 0.0)
+
+    # -- finding ---------------------------------------------------------------------
+
+    def _keep_finding(self) -> None:
+        is_first = True
+        while not self._is_over.is_set():
+            began = self._walked_since = time.monotonic()
+            try:
+                self._find()
+            except Exception as error:  # noqa: BLE001 - what is known is still shown, and this told
+                self.notes = [f"The folder could not be searched: {type(error).__name__}: {error}."]
+            # The first pass has all the looks beside it, and says nothing about the later ones.
+            took = 0.0 if is_first else time.monotonic() - began
+            is_first = False
+            self._is_over.wait(min(max(_FIND_SECONDS, took * _FIND_SHARE), _LONGEST_SECONDS))
+
+    def _find(self) -> None:
+        found = self._finder.find(self._add)
+        here = set(found.runs)
+        for watched in list(self._runs.values()):
+            if watched.follower.folder not in here:
+                self._drop(watched)
+        self.notes, self.has_found = found.notes(), True
+
+    def _rest(self) -> None:
+        """Between two folders; the first pass is in a hurry, the later ones are not."""
+        if self.has_found and time.monotonic() - self._walked_since > 0.02:
+            self._is_over.wait(0.02)
+            self._walked_since = time.monotonic()
+
+    def _add(self, folder: Path) -> None:
+        key = key_of(self.root, folder)
+        relative = folder.relative_to(self.root)
+        name = _text.name(relative if relative.parts else self.root.name)
+        watched = Watched(key, name, Follower(folder, self.root))
+        watched.follower.has_changed()  # which finds out how new it is
+        with self._wake:
+            if key in self._runs:
+                return
+            self._runs[key] = watched
+            self._kinds["new"] += 1
+        self._schedule(watched, 0.0)
+
+    def _drop(self, watched: Watched) -> None:
+        with self._wake:
+            if self._runs.pop(watched.key, None) is not None:
+                self._kinds[watched.kind] -= 1
+        self.table.remove(watched.key)
+
+    # -- looking ---------------------------------------------------------------------
+
+    def _schedule(self, watched: Watched, delay: float) -> None:
+        with self._wake:
+            watched.turn = next(self._count)
+            # While all are due, the newest come first.
+            newest = -watched.follower.changed_at
+            heapq.heappush(self._due, (time.monotonic() + delay, newest, watched.turn, watched))
+            self._wake.notify()
+
+    def _hire(self) -> None:
+        worker = _Worker()
+        worker.thread = threading.Thread(
+            target=self._work, args=(worker,), name="holdfast-ui-look", daemon=True
+        )
+        self._workers.append(worker)
+        worker.thread.start()
+
+    def _work(self, worker: _Worker) -> None:
+        while not worker.is_left:
+            watched = self._next()
+            if watched is None:
+                return
+            worker.since, worker.at = time.monotonic(), watched
+            try:
+                self._look(watched)
+            finally:
+                worker.at = None
+        self._left -= 1
+
+    def _next(self) -> Watched | None:
+        with self._wake:
+            while not self._is_over.is_set():
+                now = time.monotonic()
+                if self._due and self._due[0][0] <= now:
+                    _, _, turn, watched = heapq.heappop(self._due)
+                    if turn == watched.turn:
+                        return watched
+                    continue
+                self._wake.wait(self._due[0][0] - now if self._due else None)
+        return None
+
+    def _look(self, watched: Watched) -> None:
+        if self._runs.get(watched.key) is not watched:
+            return  # gone, and with that out of the round
+        if not watched.busy.acquire(blocking=False):
+            return  # another thread has it, and will put it into the round again
+        try:
+            delay = self._look_closely(watched)
+        finally:
+            watched.busy.release()
+        self._schedule(watched, delay)
+
+    def _look_closely(self, watched: Watched) -> float:
+        follower, began, began_cpu = watched.follower, time.monotonic(), time.thread_time()
+        is_at_rest = watched.kind in ("recent", "old") and not follower.is_unsure
+        is_fresh = began - watched.looked_at < _ANYWAY_SECONDS
+        if is_at_rest and is_fresh and not follower.has_changed():
+            self._note_cost(watched.kind, began, began_cpu)
+            return self._period(watched.kind)
+        watched.looked_at = began
+        try:
+            watched.run = follower.look()
+            row = row_of(
+                watched.name, watched.run, follower.changed_at, is_watched=follower.is_watched
+            )
+        except (Odd, HoldfastError) as error:
+            row = odd_row(watched.name, str(error).partition("\n")[0])
+        except Exception as error:  # noqa: BLE001 - one strange run must not end the list
+            row = odd_row(watched.name, f"it could not be read: {type(error).__name__}: {error}")
+        self._put(watched, row)
+        if follower.is_behind:
+            # A long journal takes the interpreter from a view that somebody waits for.
+            return _GIVE_WAY_SECONDS if self.gives_way() else 0.0
+        if row["live"]:
+            self._note_cost("live", began, began_cpu)
+        return _LIVE_SECONDS if follower.is_watched else self._period(watched.kind)
+
+    def _put(self, watched: Watched, row: Row) -> None:
+        is_recent = time.time() - row["at"] < _RECENT_SECONDS
+        kind = "live" if row["live"] else "recent" if is_recent else "old"
+        with self._wake:
+            if self._runs.get(watched.key) is not watched:
+                return
+            self._kinds[watched.kind] -= 1
+            self._kinds[kind] += 1
+            watched.kind = kind
+            self.table.put(watched.key, row)
+
+    def _period(self, kind: str) -> float:
+        least, share = _REST_SECONDS, _REST_SHARE
+        if kind == "live":
+            least, share = _LIVE_SECONDS, _LIVE_SHARE
+        whole_round = self._kinds[kind] * self._costs[kind]
+        return min(max(least, share * whole_round), _LONGEST_SECONDS)
+
+    def _note_cost(self, kind: str, began: float, began_cpu: float) -> None:
+        if self._kinds["new"]:
+            return  # all threads are at work, and each look takes as long as theirs together
+        # Waiting for a file server is cheap for this machine; waiting for a core is no cost at all.
+        wall, cpu = time.monotonic() - began, time.thread_time() - began_cpu
+        seconds = max(cpu, _WAITING * wall)
+        self._costs[kind] += _SMOOTH * (seconds - self._costs[kind])
+
+    # -- looks that hang -------------------------------------------------------------
+
+    def _keep_watch(self) -> None:
+        while not self._is_over.wait(1.0):
+            for worker in list(self._workers):
+                watched = worker.at
+                if watched is None or time.monotonic() - worker.since < _HUNG_SECONDS:
+                    continue
+                worker.is_left = True
+                self._workers.remove(worker)
+                self._put(watched, odd_row(watched.name, "its files do not answer."))
+                self._left += 1
+                if self._left <= _MOST_LEFT:
+                    self._hire()

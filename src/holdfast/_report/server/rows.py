@@ -1,0 +1,183 @@
+"""A run as one row of the list: moments in place of ages, so that a row at rest stays the same."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast import _text
+from holdfast._report.assemble import warnings_of
+from holdfast._report.status.gather import RunSummary
+from holdfast._report.status.job import JobSummary
+
+Row = dict[str, Any]
+
+_TROUBLED = ("stuck", "died", "failed", "could not start", "unreadable")
+_MOST_WARNINGS = 4
+_MOST_TEXT = 400
+_MOST_NAME = 80
+_MOST_NUMBER = 1 << 53  # that a page can count to
+_OLD_SECONDS = 3 * 86400.0
+
+
+def row_of(name: str, run: RunSummary, changed_at: float, *, is_watched: bool) -> Row:
+    """What the list shows of a run that could be read."""
+    warnings = [_short(text) for text in warnings_of(run)]
+    state = "watching" if is_watched else run.state
+    ended = run.last_exit
+    row: Row = {
+        "name": name,
+        "state": state,
+        "live": run.is_live,
+        "troubled": state in _TROUBLED or (run.is_live and bool(warnings)),
+        "at": round(changed_at),
+        "step": _whole(run.step),
+        "total": _whole(run.total),
+        "epoch": _whole(run.epoch),
+        "epochs": _whole(run.epochs),
+        "phase": run.phase and _short(run.phase, _MOST_NAME),
+        "attempt": _whole(run.attempt),
+        "memory_step": _whole(run.memory_step),
+        "disk_step": _whole(run.disk_step),
+        "disk_at": _moment(run.disk_age_seconds),
+        "host": run.host and _short(run.host, _MOST_NAME),
+        "ranks": len(run.ranks) or None,
+        "job": _job(run.job),
+        "how": None if run.is_live or ended is None else _short(ended.how.partition("\n")[0]),
+        "warnings": warnings[:_MOST_WARNINGS],
+    }
+    return {key: value for key, value in row.items() if value not in (None, [])}
+
+
+def odd_row(name: str, sentence: str) -> Row:
+    """What the list shows of a folder that is not read, and why."""
+    return {
+        "name": name,
+        "state": "unreadable",
+        "live": False,
+        "troubled": True,
+        "at": 0,
+        "warnings": [_short(sentence)],
+    }
+
+
+def attention(row: Row) -> tuple[int, float, str]:
+    """The order of the list: what lives and what is in trouble first, then the newest."""
+    rank = (0 if row["troubled"] else 1) if row["live"] else (2 if row["troubled"] else 3)
+    if rank == 2 and row["at"] and time.time() - row["at"] > _OLD_SECONDS:
+        rank = 3  # nobody has cared for days
+    # Live ones by name: all of them have just changed, and rows must not dance.
+    return rank, 0.0 if row["live"] else -row["at"], row["name"]
+
+
+def _job(job: JobSummary | None) -> Row | None:
+    if job is None:
+        return None
+    end = None if job.seconds_left is None else round(time.time() + job.seconds_left)
+    return {"id": _short(job.id, _MOST_NAME), "end": end}
+
+
+def _whole(value: object) -> int | None:
+    # Some of it stands in the journal as it was written, which may be by anybody.
+    return value if isinstance(value, int) and abs(value) < _MOST_NUMBER else None
+
+
+def _moment(age_seconds: float | None) -> int | None:
+    return None if age_seconds is None else round(time.time() - age_seconds)
+
+
+def _short(text: str, most: int = _MOST_TEXT) -> str:
+    """One line of printable characters, of a bounded length, whatever the run has written."""
+    shown = _text.name(text[:most])
+    return shown if len(text) <= most else shown + "…"
+
+
+# -- The rows as the page asks for them: what changed since a revision, in bounded pieces ----------
+# Each change of a row gives it the next revision, and rows stand in the order of theirs. So an
+# answer costs as much as has changed, and not as much as there is.
+
+
+_MOST_GONE = 5_000
+
+
+@dataclass(slots=True)
+class _Entry:
+    revision: int
+    row: Row | None  # None: it is gone
+    text: str  # as JSON, made once
+
+
+class RunTable:
+    """Rows by key. Written by the threads that look, read by those that answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._revision = 0
+        self._gone = 0
+        self._forgotten = 0  # the newest revision of a removal that is no longer told
+
+    def put(self, key: str, row: Row) -> bool:
+        """Set a row; False if it says nothing new."""
+        with self._lock:
+            known = self._entries.get(key)
+            if known is not None and known.row == row:
+                return False
+            self._gone -= known is not None and known.row is None
+            text = json.dumps({"key": key, **row}, separators=(",", ":"))
+            self._set(key, row, text)
+            return True
+
+    def remove(self, key: str) -> None:
+        """Say that a run is no longer there."""
+        with self._lock:
+            known = self._entries.get(key)
+            if known is None or known.row is None:
+                return
+            self._gone += 1
+            self._set(key, None, json.dumps({"key": key, "gone": True}))
+            if self._gone > _MOST_GONE:
+                self._forget()
+
+    def _set(self, key: str, row: Row | None, text: str) -> None:
+        self._revision += 1
+        self._entries[key] = _Entry(self._revision, row, text)
+        self._entries.move_to_end(key)
+
+    def _forget(self) -> None:
+        oldest = next(key for key, each in self._entries.items() if each.row is None)
+        self._forgotten = self._entries.pop(oldest).revision
+        self._gone -= 1
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._gone
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def since(self, revision: int, limit: int) -> tuple[str, int, bool, bool]:
+        """(a JSON list of rows, revision reached, whether there is more, whether to start anew)."""
+        with self._lock:
+            anew = revision > self._revision or 0 < revision < self._forgotten
+            revision = 0 if anew else revision
+            newer: list[_Entry] = []
+            for entry in reversed(self._entries.values()):
+                if entry.revision <= revision:
+                    break
+                newer.append(entry)
+            piece = newer[::-1][:limit]
+            reached = piece[-1].revision if piece else self._revision
+        return f"[{','.join(each.text for each in piece)}]", reached, len(newer) > limit, anew
+
+    def first(self, count: int) -> str:
+        """The rows that matter most, as a JSON list in the order of the page."""
+        with self._lock:
+            entries = [each for each in self._entries.values() if each.row is not None]
+        best = heapq.nsmallest(count, entries, key=lambda each: attention(each.row or {}))
+        return f"[{','.join(each.text for each in best)}]"

@@ -1,0 +1,215 @@
+"""Asking a run to stop or to save, and waiting until it has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._environment.processes.identity import ProcessIdentity
+from holdfast._environment.processes.inspect import Looker
+from holdfast._environment.processes.proc import FairDeadline, read_bytes
+from holdfast._errors import FolderError
+from holdfast._report.status.gather import RunSummary, summarize
+from holdfast._report.status.ranks import keepers_of
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import find_run, is_live, keeper_of, lease_holder, read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.requests import ask
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was left for a run."""
+
+    layout: RunLayout
+    attempt: int
+    pid: int
+    host: str
+    events: int  # how long the journal was before
+    beat: dict[str, Any]  # the last of its keeper
+
+
+def ask_run(folder: Path, kind: str, **details: object) -> Asked:
+    """Leave a request; FolderError if no process trains there now."""
+    layout, _ = find_run(folder)
+    events = sum(1 for _ in journal.read(layout.journal))
+    attempt = ask(folder, kind, **details)
+    holder = lease_holder(layout, attempt)
+    assert holder is not None  # else it would not have counted as live
+    beat = read_json(layout.heartbeat(attempt))
+    return Asked(layout, attempt, holder.pid, holder.host, events, beat)
+
+
+def wait_until_gone(folder: Path, asked: Asked) -> RunSummary:
+    """Wait, for as long as it takes, until that attempt has ended and all is on disk."""
+    while is_live(asked.layout, asked.attempt):
+        time.sleep(_LOOK_SECONDS)
+    # It has said goodbye; now it leaves the interpreter, and after it the keepers of all ranks.
+    holder = lease_holder(asked.layout, asked.attempt)
+    for process in filter(None, [holder, *keepers_of(asked.layout, asked.attempt)]):
+        while process.is_here() and process.is_alive():
+            time.sleep(_LOOK_SECONDS)
+    return summarize(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOutcome:
+    """What became of a checkpoint that was asked for."""
+
+    step: int | None = None
+    error: str | None = None
+
+
+def wait_until_saved(asked: Asked) -> SaveOutcome:
+    """Wait until the checkpoint is durable, has failed, or the run has ended."""
+    live = True
+    while True:
+        outcome = _look(asked)
+        if outcome is not None:
+            return outcome
+        if not live:
+            return SaveOutcome(error="the run ended before its next boundary")
+        live = is_live(asked.layout, asked.attempt)  # and look once more after its end
+        time.sleep(_LOOK_SECONDS)
+
+
+def _look(asked: Asked) -> SaveOutcome | None:
+    for index, event in enumerate(journal.read(asked.layout.journal)):
+        if index < asked.events:
+            continue
+        if event.get("event") == "save-failed":
+            return SaveOutcome(error=str(event.get("error")))
+        if event.get("event") == "checkpoint" and "holdfast save" in str(event.get("reason")):
+            return SaveOutcome(step=event.get("step"))
+    return None
+
+
+# -- Asking the keepers of a run for the stacks of all its processes, now --------------------------
+# A keeper answers though its trainer hangs: it is another process. Where there is none, or it does
+# not answer, the processes that are on this machine are looked at from here.
+
+
+Look = dict[str, Any]
+
+LOOK_SECONDS = 20.0  # the keepers of all ranks look, and that of rank 0 collects
+_POLL_SECONDS = 0.05
+_OWN_SECONDS = 8.0  # without a sign of life of a look, which is bounded itself
+
+
+def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
+    """`looks` of the ranks and `missing`, those without; None if there is nothing to be had.
+
+    FolderError if no process trains there now. `by` is "keeper" if the run has answered, and
+    "here" if its processes were only looked at from this one.
+    """
+    layout, _ = find_run(folder)
+    attempt = max(layout.attempt_numbers(), default=0)
+    token = os.urandom(8).hex()
+    is_asked = False
+    if attempt and is_live(layout, attempt):
+        # Whoever may only read the folder can still look at processes of his own.
+        with contextlib.suppress(FolderError):
+            attempt = ask(folder, "stacks", token=token)
+            is_asked = True
+    else:
+        raise FolderError(f"{folder}: no process trains here now.\nSee: holdfast status {folder}")
+    answer = _await_answer(layout, attempt, token, seconds) if is_asked else None
+    if answer is not None:
+        return {**answer, "by": "keeper", "attempt": attempt}
+    if is_asked:
+        with contextlib.suppress(OSError):
+            layout.request("stacks", attempt).unlink()  # nobody waits for it any more
+    looks, missing = _look_from_here(layout, attempt)
+    if not looks:
+        return None
+    return {"looks": looks, "missing": missing, "by": "here", "attempt": attempt}
+
+
+def look_at_process(pid: int) -> Look | None:
+    """One process and its descendants, from here; None if it could not be looked at in time."""
+    return _bounded([pid])[0]
+
+
+def _await_answer(layout: RunLayout, attempt: int, token: str, seconds: float) -> Look | None:
+    deadline = FairDeadline(seconds, lambda: _at_work(keeper_of(layout, attempt)))
+    while True:
+        answer = read_json(layout.look(attempt))
+        if answer.get("token") == token and isinstance(answer.get("looks"), list):
+            return answer
+        if deadline.is_over() or _is_gone(keeper_of(layout, attempt)):
+            return None
+        time.sleep(_POLL_SECONDS)
+
+
+def _at_work(keeper: ProcessIdentity | None) -> list[int]:
+    """A keeper of this machine and the readers that it has started."""
+    if keeper is None or not keeper.is_here():
+        return []
+    started = (read_bytes(f"/proc/{keeper.pid}/task/{keeper.pid}/children") or b"").split()
+    return [keeper.pid, *map(int, started)]
+
+
+def _is_gone(process: ProcessIdentity | None) -> bool:
+    return process is not None and process.is_here() and not process.is_alive()
+
+
+def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[int]]:
+    """The ranks that are on this machine, and the numbers of the others."""
+    trainers = _trainers(layout, attempt)
+    here = {rank: pid for rank, pid in trainers.items() if pid is not None}
+    beat = read_json(layout.heartbeat(attempt))
+    looks = []
+    for (rank, pid), look in zip(here.items(), _bounded(list(here.values())), strict=True):
+        if look is not None:
+            looks.append({**_standing(beat, rank), "pid": pid, **look})
+    seen = {look["rank"] for look in looks}
+    return looks, [rank for rank in trainers if rank not in seen]
+
+
+def _trainers(layout: RunLayout, attempt: int) -> dict[int, int | None]:
+    """Each rank's process, None if it is elsewhere; of one process alone, that of rank 0."""
+    found: dict[int, int | None] = {}
+    folder = layout.ranks(attempt)
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            record = read_json(path)
+            is_here = ProcessIdentity(**record["keeper"]).is_here()  # which is where its trainer is
+            found[int(path.stem)] = int(record["trainer_pid"]) if is_here else None
+    holder = lease_holder(layout, attempt)
+    if holder is not None:
+        found[0] = holder.pid if holder.is_here() else None
+    return dict(sorted(found.items()))
+
+
+def _standing(beat: Look, rank: int) -> Look:
+    ranks = beat.get("ranks")
+    each = ranks[rank] if isinstance(ranks, list) and rank < len(ranks) else beat
+    return {"rank": rank, "step": each.get("step"), "phase": each.get("phase")}
+
+
+def _bounded(pids: list[int]) -> list[Look | None]:
+    """All at once, in threads that nobody waits for: what is stuck in the kernel may hold them."""
+    found: list[Look | None] = [None] * len(pids)
+
+    lookers = [Looker(pid) for pid in pids]
+
+    def look(at: int) -> None:
+        seen = lookers[at].look()
+        found[at] = seen if seen.get("processes") else None
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=look, args=(at,), daemon=True) for at in range(len(pids))]
+    for thread in threads:
+        thread.start()
+    for thread, looker in zip(threads, lookers, strict=True):
+        # On a crowded machine it takes longer, and says that it gets on.
+        while thread.is_alive() and time.monotonic() < max(began, looker.alive_at) + _OWN_SECONDS:
+            thread.join(_POLL_SECONDS)
+    return list(found)

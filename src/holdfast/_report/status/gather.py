@@ -1,0 +1,491 @@
+"""What is known about a run, read from its folder; nothing there is changed."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.format.image import decode_scalars
+from holdfast._store.read.find import open_leftovers
+
+if TYPE_CHECKING:
+    from holdfast._store.memory.arena import Arena, SlotRecord
+
+
+import functools
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
+from pathlib import Path
+
+from holdfast import _errors
+from holdfast._errors import CheckpointError, HoldfastError, NotARun
+from holdfast._report.status import told
+from holdfast._report.status.hangs import (
+    Disturbed,
+    Paused,
+    Stuck,
+    read_disturbed,
+    read_paused,
+    read_stuck,
+)
+from holdfast._report.status.job import JobSummary, MirrorSummary, read_job, read_mirror
+from holdfast._report.status.ranks import (
+    RankDeath,
+    RankSummary,
+    Straggler,
+    read_death,
+    read_ranks,
+    read_straggler,
+)
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import (
+    find_run,
+    identity_in,
+    is_live,
+    is_live_here,
+    known_origins,
+    lease_holder,
+    read_json,
+)
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import trace_line
+from holdfast._store.format import manifest
+from holdfast._store.read.find import attempts_in_memory, runs_in_memory
+
+# -- What a dead run has left in shared memory, as far as a start could go on from it --------------
+# Of a run of several ranks every rank has left a part, and a state counts only where all the
+# parts are there: one alone is no state.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InMemory:
+    """A state that every rank has left its part of."""
+
+    attempt: int
+    mark: int
+    captured_at: float
+
+    @property
+    def step(self) -> int:
+        return self.mark // 2
+
+
+def states_in_memory(
+    run_id: str, line: dict[int, int | None], *, are_checked: bool = True
+) -> list[InMemory]:
+    """The states on the run's own line, the newest last.
+
+    While a run trains, its newest snapshots are without checksums so far.
+    """
+    parts: dict[tuple[int, int, int], dict[int, float]] = {}
+    for leftover in open_leftovers(run_id):
+        arena = leftover.arena
+        for record in on_this_line(arena, line):
+            if are_checked and not record.is_hashed:
+                continue
+            key = (arena.attempt, record.mark, world_of(arena, record))
+            parts.setdefault(key, {})[leftover.rank] = record.captured_at
+        arena.close()
+    return sorted(
+        InMemory(attempt, mark, max(ranks.values()))
+        for (attempt, mark, size), ranks in parts.items()
+        if set(ranks) == set(range(size))
+    )
+
+
+def on_this_line(arena: Arena, line: dict[int, int | None]) -> list[SlotRecord]:
+    """The whole snapshots of an arena that belong to the run's own line."""
+    return [r for r in arena.whole() if is_on_line(line, arena.attempt, r.step)]
+
+
+def world_of(arena: Arena, record: SlotRecord) -> int:
+    """How many ranks a snapshot is of."""
+    size = head_of(arena, record).get("world", 1)
+    return size if isinstance(size, int) else 1
+
+
+def head_of(arena: Arena, record: SlotRecord) -> dict[str, Any]:
+    """What stands beside the tensors of a snapshot; nothing if it cannot be read."""
+    with contextlib.suppress(ValueError):
+        place = arena.plan(record.slot).scalars
+        image = arena.image(record.slot)
+        return decode_scalars(image[place.offset : place.offset + place.size_bytes])
+    return {}
+
+
+_DEPTH = 3
+_THREADS = 256  # which mostly sleep
+_NAMED = 8
+_ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
+HISTORY_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
+_TOLD = re.compile(rb'"event":\s*"(' + "|".join(HISTORY_KINDS).encode() + rb')"')
+_STOPPED = (*_errors.ASKED, _errors.NOT_DURABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt ended."""
+
+    attempt: int
+    status: int | None  # None: the system ended it, and only the system knows
+    how: str
+    step: int | None
+    durable_step: int | None
+    age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run at one moment."""
+
+    folder: str
+    run_id: str
+    state: str  # new, starting, training, stuck, paused, stopping, finished, stopped, failed, …
+    is_live: bool
+    step: int | None
+    total: int | None
+    epoch: int | None  # of a live run with epochs, counted from 1
+    epochs: int | None
+    phase: str | None
+    attempt: int | None
+    memory_step: int | None
+    memory_age_seconds: float | None
+    disk_step: int | None
+    disk_age_seconds: float | None
+    disk_size_bytes: int | None
+    slots: int | None
+    in_shm: bool | None  # None: no snapshots yet
+    boundary_age_seconds: float | None
+    pid: int | None
+    host: str | None
+    keeper_pid: int | None  # of a keeper that lives on this machine
+    last_exit: Exit | None
+    ranks: list[RankSummary]  # of one process alone: none
+    deaths: list[RankDeath]  # of ranks, in the newest attempt
+    straggler: Straggler | None
+    stuck: Stuck | None  # of a live run, as the next two
+    paused: Paused | None
+    disturbed: Disturbed | None
+    job: JobSummary | None  # of SLURM
+    mirror: MirrorSummary | None
+
+
+@dataclass(slots=True)
+class History:
+    """What the journal says about the newest attempt that began."""
+
+    attempt: int | None = None
+    start_step: int | None = None
+    total: int | None = None
+    keep_last: int | None = None
+    keep_best: str | None = None
+    finished_step: int | None = None  # of the newest `finished`, in whatever attempt
+    asked_to_stop: bool = False
+    deaths: list[RankDeath] = field(default_factory=list)
+
+    def take_lines(self, data: bytes) -> None:
+        """The next whole lines of the journal, most of which tell nothing here."""
+        past = 0
+        for match in _TOLD.finditer(data):
+            if match.start() < past:
+                continue
+            start = data.rfind(b"\n", 0, match.start()) + 1
+            past = data.find(b"\n", match.end()) + 1 or len(data)
+            line = data[start:past]
+            # A run that is asked to save all the time has as many requests as checkpoints.
+            if match[1] == b"request" and b'"stop"' not in line:
+                continue
+            if (event := journal.parse(line)) is not None:
+                self.take(event)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """The next event of the journal."""
+        kind = event.get("event")
+        if kind == "start":
+            self.attempt = told.whole(event.get("attempt"))
+            self.start_step = told.whole(event.get("step"))
+            self.keep_last = told.whole(event.get("keep_last"))
+            self.keep_best = told.text(event.get("keep_best"))
+            self.asked_to_stop, self.deaths = False, []
+        elif kind == "loop":
+            self.total = told.whole(event.get("total"))
+        elif kind == "finished":
+            self.finished_step = told.whole(event.get("step"))
+            self.total = told.whole(event.get("total"))
+        elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
+            self.asked_to_stop = True
+        elif kind == "rank-died":
+            self.deaths.append(read_death(event))
+
+
+def read_history(layout: RunLayout) -> History:
+    """Read the journal once."""
+    found = History()
+    for piece in journal.read_pieces(layout.journal):
+        found.take_lines(piece)
+    return found
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run folder at `path`, or those in the folders below it."""
+    if _is_run(path):
+        return [path]
+    found = sorted(runs_below(path))
+    if not found:
+        raise NotARun(
+            f"{path}: there is no run here, nor in the folders below.\n"
+            "A run folder is what holdfast.Run was given. To see how it works: holdfast demo"
+        )
+    return found
+
+
+def only_run(path: Path) -> Path:
+    """The run folder at `path`, or the only one below it."""
+    found = find_runs(path)
+    if len(found) > 1:
+        names = "\n  ".join(str(each) for each in found[:_NAMED])
+        more = f"\n  and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise NotARun(
+            f"{path}: there are {len(found)} runs below. Name one of them.\n  {names}{more}"
+        )
+    return found[0]
+
+
+def _is_run(path: Path) -> bool:
+    return bool(read_json(RunLayout(path).identity).get("run_id"))
+
+
+def runs_below(
+    path: Path, depth: int = _DEPTH, deadline_seconds: float = math.inf
+) -> Iterator[Path]:
+    """The run folders below this one, as far as they are found until the (monotonic) deadline."""
+    if time.monotonic() > deadline_seconds:
+        return
+    try:
+        with os.scandir(path) as entries:
+            names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    except OSError:  # not a folder, or not ours to read
+        return
+    for name in names:
+        if _is_run(path / name):
+            yield path / name
+        elif depth > 1:
+            yield from runs_below(path / name, depth - 1, deadline_seconds)
+
+
+class _OfAnotherMachine(Exception):
+    """Only its heartbeat tells whether it lives."""
+
+
+def summarize_all(folders: list[Path]) -> list[RunSummary]:
+    """One after the other, but for those of other machines: these are watched all at once."""
+    found: dict[Path, RunSummary] = {}
+    distant, with_arenas = [], runs_in_memory()
+    for folder in folders:
+        try:
+            found[folder] = summarize(folder, look=_look_here, with_arenas=with_arenas)
+        except _OfAnotherMachine:
+            distant.append(folder)
+        except HoldfastError:
+            if len(folders) == 1:
+                raise
+            found[folder] = _unreadable(folder)  # one of many must not hide the others
+    if distant:
+        with ThreadPoolExecutor(min(len(distant), _THREADS)) as pool:
+            found.update(zip(distant, pool.map(summarize, distant), strict=True))
+    return [found[folder] for folder in folders]
+
+
+def _unreadable(folder: Path) -> RunSummary:
+    found: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
+    found |= {"folder": str(folder), "run_id": "", "state": "unreadable", "is_live": False}
+    return RunSummary(**found | {"ranks": [], "deaths": []})
+
+
+def _look_here(layout: RunLayout, attempt: int) -> bool:
+    if (known := is_live_here(layout, attempt)) is None:
+        raise _OfAnotherMachine
+    return known
+
+
+def summarize(
+    folder: Path,
+    *,
+    look: Callable[[RunLayout, int], bool] = is_live,
+    history: History | None = None,
+    with_arenas: Collection[str] | None = None,
+) -> RunSummary:
+    """Everything that `holdfast status` tells about a run.
+
+    A follower has its own `look` at whether it lives, and has read its `history`. Of many runs,
+    those `with_arenas` are found once.
+    """
+    layout, run_id = find_run(folder)
+    numbers = layout.attempt_numbers()
+    attempt = numbers[-1] if numbers else 0
+    live = bool(attempt) and look(layout, attempt)
+    history = read_history(layout) if history is None else history
+    beat = read_json(layout.heartbeat(attempt)) if attempt else {}
+    ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
+    if attempt and not live and (ended is None or ended.attempt < attempt):
+        ended = Exit(attempt, None, "died", told.whole(beat.get("step")), None, None)
+    has_arenas = with_arenas is None or run_id in with_arenas
+    in_memory = {attempt} if live else attempts_in_memory(run_id) if has_arenas else set()
+    line = trace_line(known_origins(layout, in_memory), attempt)
+    disk_step, disk_age, disk_size = _newest_on_disk(layout, line)
+    in_shm = _newest_in_memory(live, run_id, line, beat) if live or in_memory else (None, None)
+    safe_step = max((s for s in (disk_step, in_shm[0]) if s is not None), default=None)
+    step = _newest_step(live, attempt, beat, ended, history, safe_step)
+    holder = lease_holder(layout, attempt) if attempt else None
+    keeper = identity_in(beat.get("keeper"))
+    keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
+    slots = told.whole(beat.get("slots")) if live else None
+    return RunSummary(
+        folder=str(folder),
+        run_id=run_id,
+        state=_state(layout, attempt, live, step, ended, history, beat),
+        is_live=live,
+        step=step,
+        total=history.total,
+        epoch=told.whole(beat.get("epoch")) if live else None,
+        epochs=told.whole(beat.get("epochs")) if live else None,
+        phase=told.text(beat.get("phase")) if live else None,
+        attempt=attempt or None,
+        memory_step=in_shm[0],
+        memory_age_seconds=_age(in_shm[1]),
+        disk_step=disk_step,
+        disk_age_seconds=disk_age,
+        disk_size_bytes=disk_size,
+        slots=slots,
+        in_shm=None if slots is None else bool(beat.get("in_shm")),
+        boundary_age_seconds=_boundary_age(beat) if live else None,
+        pid=told.whole(holder.pid) if holder else None,
+        host=told.text(holder.host) if holder else None,
+        keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
+        last_exit=ended,
+        ranks=read_ranks(beat),
+        deaths=history.deaths if history.attempt == attempt else [],
+        straggler=read_straggler(beat) if live else None,
+        stuck=read_stuck(beat) if live else None,
+        paused=read_paused(beat) if live else None,
+        disturbed=read_disturbed(beat) if live else None,
+        job=read_job(layout, attempt, beat, live),
+        mirror=read_mirror(layout),
+    )
+
+
+def _state(
+    layout: RunLayout,
+    attempt: int,
+    live: bool,
+    step: int | None,
+    ended: Exit | None,
+    history: History,
+    beat: dict[str, Any],
+) -> str:
+    if not attempt:
+        return "new"
+    if live and history.attempt != attempt:
+        return "starting"
+    if not live and ended is not None and ended.how.startswith("could not start"):
+        return "could not start"
+    if history.finished_step is not None and history.finished_step == step:
+        return "finished"
+    if live:
+        if history.asked_to_stop or layout.request("stop", attempt).exists():
+            return "stopping"
+        held = "stuck" if read_stuck(beat) else "paused" if read_paused(beat) else ""
+        return held or "training"
+    assert ended is not None
+    if ended.status is None or (history.deaths and history.attempt == attempt):
+        return "died"
+    if ended.status == _errors.FINISHED:
+        return "closed"
+    return "stopped" if ended.status in _STOPPED else "failed"
+
+
+def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
+    path = layout.exit(attempt)
+    record = read_json(path)
+    if not record:
+        return None
+    ended_at = told.real(record.get("time"))
+    if not ended_at:
+        with contextlib.suppress(OSError):
+            ended_at = path.stat().st_mtime
+    return Exit(
+        attempt=attempt,
+        status=told.whole(record.get("status")),
+        how=str(record.get("how", "")),
+        step=told.whole(record.get("step")),
+        durable_step=told.whole(record.get("durable_step")),
+        age_seconds=_age(ended_at),
+    )
+
+
+def _newest_step(
+    live: bool,
+    attempt: int,
+    beat: dict[str, Any],
+    ended: Exit | None,
+    history: History,
+    safe_step: int | None,
+) -> int | None:
+    if not attempt:
+        return None
+    if not live and ended is not None and ended.attempt == attempt:
+        if ended.how.startswith("could not start"):
+            # It got nowhere: what it says of itself is not the run's.
+            return history.start_step if safe_step is None else safe_step
+        if ended.step is not None:
+            return ended.step
+    # The keeper's first beat can come before the trainer has told it where it begins.
+    start = history.start_step if history.attempt == attempt else None
+    known = [step for step in (told.whole(beat.get("step")), start) if step is not None]
+    return max(known, default=None)
+
+
+def _newest_on_disk(
+    layout: RunLayout, line: dict[int, int | None]
+) -> tuple[int | None, float | None, int | None]:
+    for step, attempt, path in reversed(layout.checkpoint_folders()):
+        if is_on_line(line, attempt, step):
+            try:
+                saved_at, size_bytes = _committed(path, path.stat().st_mtime_ns)
+            except (CheckpointError, OSError):
+                continue
+            return step, _age(saved_at), size_bytes
+    return None, None, None
+
+
+@functools.lru_cache(4096)
+def _committed(path: Path, _: int) -> tuple[float, int]:
+    """When it was saved, and its size: read once, since a committed one never changes."""
+    return manifest.read_size(path)
+
+
+def _newest_in_memory(
+    live: bool, run_id: str, line: dict[int, int | None], beat: dict[str, Any]
+) -> tuple[int | None, Any]:
+    """As the keeper says; of a dead run, what trainer and keeper have left behind."""
+    if live:
+        return told.whole(beat.get("memory_step")), beat.get("memory_time")
+    found = states_in_memory(run_id, line)
+    return (found[-1].step, found[-1].captured_at) if found else (None, None)
+
+
+def _boundary_age(beat: dict[str, Any]) -> float | None:
+    then, at = told.real(beat.get("boundary_age_seconds")), _age(beat.get("time"))
+    return None if then is None or at is None else then + at
+
+
+def _age(moment: object) -> float | None:
+    found = told.real(moment)
+    return None if found is None else max(0.0, time.time() - found)

@@ -1,0 +1,1 @@
+"""Inside the training process: loops, boundary, signals, saving, data, ranks and exit."""

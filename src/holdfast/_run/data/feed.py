@@ -1,0 +1,463 @@
+"""Where batches come from, and how a pass over them goes on in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from holdfast._adapters.registry import adapters
+from holdfast._errors import HoldfastError
+from holdfast._run.data.course import Lap, Position, Tally, one_number
+from holdfast._run.data.generators import (
+    Bases,
+    Seeds,
+    apart,
+    generator_states,
+    held_generators,
+    mix_all,
+    put_globals,
+    reseed,
+    restore_held,
+    seeds_of,
+    take_globals,
+)
+from holdfast._run.data.generators import mix as mix_seeds
+from holdfast._state.capture import capture_generators, is_stateful, restore_generators
+from holdfast._text import say
+
+# -- A pass over a source: away from what the training draws, and behind what was used -------------
+
+
+_SAY_AFTER_SECONDS = 5.0
+
+
+class Stream:
+    """A stream of random numbers beside the global one; called, it is entered."""
+
+    def __init__(self, seeds: Seeds) -> None:
+        self._states: Any = None
+        self._seeds = seeds
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return self._enter()
+
+    @contextlib.contextmanager
+    def _enter(self) -> Iterator[None]:
+        with apart(self._seeds if self._states is None else None):
+            if self._states is not None:
+                put_globals(self._states)
+            yield
+            self._states = take_globals()
+
+
+def next_pass(source: Any) -> Iterator[Any]:
+    """The pass after the one whose last state the source was given.
+
+    Some sources begin anew when they are at the end; others go on from there first, and so
+    have nothing left, once.
+    """
+    before = take_globals()
+    batches = iter(source)
+    for first in batches:
+        return itertools.chain([first], batches)
+    put_globals(before)  # beginning once more, it draws what it drew in the life before
+    return iter(source)
+
+
+def each_apart(source: Any, seeds: Seeds) -> Iterator[Any]:
+    """Each batch made from its own seed, away from what the training draws in between."""
+    with apart(mix_all(seeds, -1)):
+        batches = iter(source)
+    number = 0
+    while True:
+        with apart(mix_all(seeds, number)):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+        yield batch
+        number += 1
+
+
+def replay(batches: Iterator[Any], count: int, source: Any) -> None:
+    """Make the first batches again and throw them away, saying how long that takes."""
+    if not count:
+        return
+    name = type(getattr(source, "dataset", source)).__name__
+    began = said = time.monotonic()
+    for number in range(count):
+        if next(batches, batches) is batches:
+            say(f"{name} ended after {number} batches; {count} had been used before.")
+            return
+        now = time.monotonic()
+        if now - said > _SAY_AFTER_SECONDS:
+            said = now
+            left = (now - began) / (number + 1) * (count - number - 1)
+            say(f"replaying {name}: {number + 1} of {count} batches, about {left:.0f} s left.")
+    say(
+        f"replayed {count} batches of {name} in {time.monotonic() - began:.2f} s, to go on where "
+        "the run was."
+    )
+
+
+class Kit:
+    """What all feeds of one life share."""
+
+    def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
+        self.state = state
+        self.rank = rank
+        self.world = world
+        # The generators among it, which travel with it:
+        self.owned = [v for v in state if any(a.is_generator(v) for a in adapters())]
+        self.bases = Bases()
+        self._said: set[str] = set()
+
+    def warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
+
+    def warn_once_for_all(self, text: str) -> None:
+        """What is true for all ranks alike, one of them says."""
+        if self.rank == 0:
+            self.warn_once(text)
+
+
+class Feed:
+    """A source of batches; this one replays it from its beginning."""
+
+    length: int | None = None  # of the lap that is open
+    usual_length: int | None = None  # of one that is not begun in the middle by other ranks
+
+    def __init__(self, source: Any, kit: Kit) -> None:
+        self._source = source
+        with contextlib.suppress(TypeError):
+            self.length = self.usual_length = len(source)
+        self._hold(kit, [source], [])
+
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
+        """The batches of this lap that are left; all that is drawn to get there is drawn now."""
+        self._set_length(lap)
+        self._reseed_held(lap)
+        # Drawn apart, a pass leaves the generators alone; still, passes must differ.
+        batches = each_apart(self._source, mix_all(seeds, lap.epoch, lap.number))
+        replay(batches, lap.behind, self._source)
+        return batches
+
+    def expect(self, accumulate: int) -> None:
+        """So many batches are to be one step; whoever counts too may refuse another number."""
+
+    def state(self) -> Any:
+        """The source's own state, if it is what a position is found by."""
+        return None
+
+    def fits(self, goal: Position) -> bool:
+        """Whether the ranks of today go on with the batches of those that made the position."""
+        return goal.world == self.kit.world
+
+    def carry_over(self, goal: Position) -> Position:
+        """The position for the ranks of today, with its batches counted from 0 again."""
+        self._warn_of_unknown(goal, self._why_unknown(goal))
+        return self._behind_batches(goal, scale_batches(goal, self.kit.world))
+
+    @property
+    def bases(self) -> Any:
+        """Seeds from the generators that the source holds, as they were given."""
+        return [self.kit.bases.of(generator) for generator in self._held]
+
+    @bases.setter
+    def bases(self, bases: Any) -> None:
+        # A generator that the script did not seed is another in each life.
+        for generator, base in zip(self._held, bases, strict=False):
+            self.kit.bases.know(generator, base)
+
+    @property
+    def _name(self) -> str:
+        return f"a {type(self._source).__name__}"
+
+    def _hold(self, kit: Kit, holders: list[Any], without: list[Any]) -> None:
+        """Find the generators that decide on the order, and remember how they were given."""
+        self.kit = kit
+        self._held = held_generators(holders, [*without, *kit.owned])
+        _ = self.bases
+
+    def _reseed_held(self, lap: Lap, *more: int) -> None:
+        # A generator of the source's own is the same in every life when the script has made
+        # it, and never again: so each pass seeds it anew.
+        for number, (generator, base) in enumerate(zip(self._held, self.bases, strict=True)):
+            reseed([generator], mix_seeds(base, number, lap.epoch, lap.number, *more))
+
+    def _set_length(self, lap: Lap) -> None:
+        passed = lap.behind - lap.skip
+        usual = self.usual_length
+        self.length = None if usual is None else max(0, usual - passed)
+
+    def _behind_batches(self, goal: Position, passed: int) -> Position:
+        if is_at_the_end(goal) and self.usual_length is not None:
+            passed = self.usual_length
+        return replace(
+            goal,
+            batches=0,
+            length=None,
+            state=None,  # of the samples of one rank among others than today's
+            world=self.kit.world,
+            before=0,
+            samples=None,
+            passed=passed,
+            order=None,
+        )
+
+    def _why_unknown(self, goal: Position) -> str:  # noqa: ARG002  a loader looks at it
+        return f"which samples each has used cannot be known of {self._name}"
+
+    def _warn_of_unknown(self, goal: Position, why: str) -> None:
+        self.kit.warn_once_for_all(
+            f"this epoch was begun by {processes(goal.world)} and goes on with "
+            f"{processes(self.kit.world)}: {why}. It goes on behind as many as were used, but "
+            "some samples of it will be trained twice and some not at all.\n"
+            "The next epoch has every sample once again. To be exact in such an epoch too, give "
+            "run.batches a DataLoader with a DistributedSampler, with one process too."
+        )
+
+
+def scale_batches(goal: Position, world: int) -> int:
+    """As many batches for each of today's ranks, if all had batches of one size."""
+    return (one_number(goal.passed) + goal.batches) * goal.world // world
+
+
+def is_at_the_end(goal: Position) -> bool:
+    """Whether all batches of the lap had been used, though it was not left yet."""
+    return goal.length is not None and goal.batches >= goal.length
+
+
+def processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes"
+
+
+class SequenceFeed(Feed):
+    """Batches that can be had by index."""
+
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  nothing is drawn
+        self._set_length(lap)
+        return self._each(lap)
+
+    def _each(self, lap: Lap) -> Iterator[Any]:
+        for number in range(lap.behind, len(self._source)):
+            self._reseed_held(lap, number)
+            yield self._source[number]
+
+
+class StatefulFeed(Feed):
+    """A source that gives and takes its own position."""
+
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  it has its own
+        self._set_length(lap)
+        if lap.goal is not None and lap.goal.state is not None:
+            self._source.load_state_dict(lap.goal.state)
+            return iter(self._source)
+        if lap.state is not None:
+            self._source.load_state_dict(lap.state)
+        batches = iter(self._source) if lap.state is None else next_pass(self._source)
+        replay(batches, lap.behind, self._source)
+        return batches
+
+    def state(self) -> Any:
+        return self._source.state_dict()
+
+
+class SideBySide(Feed):
+    """Several sources, gone through as `zip` does: it ends with the shortest."""
+
+    def __init__(self, feeds: list[Feed], kit: Kit) -> None:
+        self.kit = kit
+        self._feeds = feeds
+        self.length = self.usual_length = _shortest([feed.usual_length for feed in feeds])
+
+    @property
+    def bases(self) -> Any:
+        return [feed.bases for feed in self._feeds]
+
+    @bases.setter
+    def bases(self, bases: Any) -> None:
+        for feed, of_feed in zip(self._feeds, bases, strict=False):
+            feed.bases = of_feed
+
+    def fits(self, goal: Position) -> bool:
+        return all(feed.fits(part) for feed, part in self._parts(goal))
+
+    def carry_over(self, goal: Position) -> Position:
+        parts = [feed.carry_over(part) for feed, part in self._parts(goal)]
+        return replace(
+            parts[0],
+            before=[part.before for part in parts],
+            passed=[part.passed for part in parts],
+        )
+
+    def _parts(self, goal: Position) -> list[tuple[Feed, Position]]:
+        return [(feed, _part_of(goal, number)) for number, feed in enumerate(self._feeds)]
+
+    def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
+        opened, tallies = [], []
+        for number, feed in enumerate(self._feeds):
+            goal = None if lap.goal is None else _part_of(lap.goal, number)
+            part = replace(lap, goal=goal, state=_nth(lap.state, number), tally=None)
+            opened.append(feed.open(part, mix_all(seeds, number)))
+            tallies.append(part.tally)
+        self.length = _shortest([feed.length for feed in self._feeds])
+        lap.tally = _Tallies(tallies)
+        return zip(*opened, strict=False)
+
+    def state(self) -> Any:
+        states = [feed.state() for feed in self._feeds]
+        return states if any(state is not None for state in states) else None
+
+
+class _Tallies:
+    """The samples of several loaders side by side."""
+
+    def __init__(self, tallies: list[Tally | None]) -> None:
+        self._tallies = tallies
+        self.order = [None if tally is None else tally.order for tally in tallies]
+
+    def after(self, batches: int) -> list[int | None]:
+        return [None if tally is None else tally.after(batches) for tally in self._tallies]
+
+
+def _part_of(goal: Position, number: int) -> Position:
+    """What a position says of one of the sources that are gone through side by side."""
+    return replace(
+        goal,
+        state=_nth(goal.state, number),
+        before=_nth(goal.before, number) or 0,
+        samples=_nth(goal.samples, number),
+        passed=_nth(goal.passed, number) or 0,
+        order=_nth(goal.order, number),
+    )
+
+
+def _nth(values: Any, number: int) -> Any:
+    return values[number] if isinstance(values, list) and number < len(values) else None
+
+
+def _shortest(lengths: list[int | None]) -> int | None:
+    known = [length for length in lengths if length is not None]
+    return min(known) if len(known) == len(lengths) else None
+
+
+def feed_of(source: Any, kit: Kit) -> Feed:
+    """The feed for anything that can be looped over and is no DataLoader."""
+    if is_stateful(source) and hasattr(source, "__iter__"):
+        return StatefulFeed(source, kit)
+    if _is_sequence(source):
+        return SequenceFeed(source, kit)
+    if hasattr(source, "__next__") or isinstance(source, set | frozenset):
+        what = "an iterator, which" if hasattr(source, "__next__") else "a set, whose order"
+        kit.warn_once(
+            f"run.batches was given {what} may be another after a restart: the run will go on "
+            "behind as many batches as it had used, counted from its beginning.\n"
+            "To be exact, give it a DataLoader, a list, an object whose __iter__ begins anew, "
+            "or one with state_dict and load_state_dict."
+        )
+    elif not hasattr(source, "__iter__"):
+        raise HoldfastError(
+            f"run.batches({type(source).__name__}): this cannot be looped over.\n"
+            "Give it a DataLoader, a list of batches, or anything else that `for` takes."
+        )
+    return Feed(source, kit)
+
+
+def _is_sequence(source: Any) -> bool:
+    """Whether its batches are what its indices give: a home-made loader may mean samples."""
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        return False
+    is_array = hasattr(source, "__array__")
+    return isinstance(source, Sequence) or is_array or not hasattr(source, "__iter__")
+
+
+# -- A feed around another one, for what belongs to a trainer: the position is the inner one's.
+
+
+class FeedAround(Feed):
+    """Whoever derives from it says how a lap is opened."""
+
+    def __init__(self, inner: Feed) -> None:
+        self.kit = inner.kit
+        self._inner = inner
+        self._state: Any = None  # of the inner one, before it looked ahead
+        self.length = self.usual_length = inner.usual_length
+
+    @property
+    def bases(self) -> Any:
+        return self._inner.bases
+
+    @bases.setter
+    def bases(self, bases: Any) -> None:
+        self._inner.bases = bases
+
+    def fits(self, goal: Position) -> bool:
+        return self._inner.fits(goal)
+
+    def carry_over(self, goal: Position) -> Position:
+        return self._inner.carry_over(goal)
+
+    def state(self) -> Any:
+        return self._inner.state() if self._state is None else self._state
+
+
+# -- The beginning of a lap: fresh, or where the life before had been ------------------------------
+# To draw the same order again, the generators are put back to where they were when the lap
+# began, the source draws, and the generators go to where they were at the boundary.
+
+
+def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
+    """A lap from its first batch; also returns what it takes to begin it again."""
+    states = capture_generators(devices=False)
+    start = {
+        "global": states,
+        "owned": generator_states(feed.kit.owned),
+        "seeds": seeds_of(states),
+        "bases": feed.bases,
+    }
+    lap.usual_length = feed.usual_length
+    return start, feed.open(lap, start["seeds"])
+
+
+def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
+    """The rest of a lap that was interrupted; the generators end as they were at the boundary."""
+    assert lap.goal is not None
+    start = lap.goal.start
+    if lap.is_over:
+        return start, iter(())
+    if not feed.fits(lap.goal):
+        lap.goal = feed.carry_over(lap.goal)
+    lap.usual_length = feed.usual_length
+    feed.bases = start["bases"]
+    before = capture_generators(devices=False), generator_states(feed.kit.owned)
+    restore_generators(start["global"])
+    restore_held(feed.kit.owned, start["owned"])
+    try:
+        batches = feed.open(lap, start["seeds"])
+    finally:
+        restore_generators(before[0])
+        restore_held(feed.kit.owned, before[1])
+    # A lap that other ranks have begun has its length since it is open.
+    if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
+        say(
+            f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
+            f"behind the first {lap.skip}, but these are not the ones it had used."
+        )
+    return start, batches
+
+
+def say_reached(made: int, total: int, unit: str = "") -> str:
+    """How far it is; an earlier life may have been asked for more.
+
+    >>> say_reached(3, 3, " epochs"), say_reached(3, 2, " epochs")
+    ('3 of 3 epochs', '3 epochs (2 were asked for)')
+    """
+    return f"{made} of {total}{unit}" if made == total else f"{made}{unit} ({total} were asked for)"

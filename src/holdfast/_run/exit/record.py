@@ -1,0 +1,94 @@
+"""How an attempt ended, in words and as a status."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast import _errors
+from holdfast._errors import Stopped
+from holdfast._store.folder import journal
+from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.attempts import release, write_json
+from holdfast._store.folder.layout import RunLayout
+
+_MESSAGE_LENGTH = 4000
+_MOST_PARTS = 8  # of a group of exceptions
+
+
+def status_of(error: BaseException | None) -> int:
+    """The exit status that Python will give for this exception."""
+    if error is None:
+        return _errors.FINISHED
+    if isinstance(error, Stopped):
+        return error.status
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return _errors.PERSON if isinstance(error, KeyboardInterrupt) else 1
+
+
+def reason_of(error: BaseException | None) -> str:
+    """In words."""
+    if error is None:
+        return "closed"
+    if isinstance(error, Stopped):
+        return error.reason
+    return sentence_of(error)
+
+
+def sentence_of(error: BaseException) -> str:
+    """An exception as Python prints it, if it can be printed; and not megabytes of it."""
+    return f"{type(error).__name__}: {text_of(error)}".strip(": ")
+
+
+def text_of(error: BaseException) -> str:
+    """What it says; of a group also what each of its exceptions says."""
+    try:
+        said = str(error)[:_MESSAGE_LENGTH]
+    except BaseException as broken:  # noqa: BLE001  a class of the user's own may do anything
+        return f"(its text could not be had: {type(broken).__name__})"
+    if isinstance(error, BaseExceptionGroup):  # which of itself only says how many they are
+        parts = [sentence_of(each) for each in error.exceptions[:_MOST_PARTS]]
+        said = f"{said}: {'; '.join(parts)}"[:_MESSAGE_LENGTH]
+    return said
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """Where the end of an attempt is noted; of several ranks the first notes it for all."""
+
+    layout: RunLayout
+    attempt: int
+    rank: int = 0
+    launcher: Launcher | None = None
+
+    def write(self, record: dict[str, Any], *, asked: bool) -> None:
+        """Note the end, so that nobody waits for it or watches its heartbeat."""
+        release(self.layout, self.attempt)  # first: a full disk may not take the rest
+        if self.rank:
+            return
+        journal.append(self.layout.journal, "exit", attempt=self.attempt, **record)
+        told: dict[str, Any] = {**record, "time": time.time()}
+        if asked and self.launcher is not None:
+            # Whoever starts again what leaves with a status is not to undo a stop.
+            told = {**told, "asked": True, "launcher": self.launcher.process}
+        with contextlib.suppress(OSError):
+            write_json(self.layout.exit(self.attempt), told)
+
+    def write_trouble(self, error: BaseException) -> None:
+        """Keep a traceback that the user is not shown."""
+        import traceback
+
+        with contextlib.suppress(OSError):
+            text = "".join(traceback.format_exception(error))
+            path = self.layout.trouble(self.attempt, self.rank)
+            write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)
+
+
+class Launcher(Protocol):
+    """The process that started this one."""
+
+    @property
+    def process(self) -> dict[str, Any]: ...

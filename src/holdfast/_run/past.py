@@ -1,0 +1,134 @@
+"""How a run has fared so far: how often it died, and how long it lived.
+
+Read once, when a run is opened. A life that was asked to leave, or left by an exception, has made
+its state durable and is no death; one that was killed, or whose host is gone, is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
+
+# -- The interval between checkpoints in closed form -----------------------------------------------
+# Young, "A first order approximation to the optimum checkpoint interval" (CACM 17, 1974), and
+# Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (FGCS 22,
+# 2006). In both, `cost_seconds` is what one checkpoint takes from training, and `mtbf_seconds` the
+# mean time between interruptions that throw it back to the last one. Interruptions come at random,
+# as often at one moment as at any other. The interval is the training between two checkpoints.
+
+
+def young_interval(cost_seconds: float, mtbf_seconds: float) -> float:
+    """The interval at which checkpoints take as much time as is lost with interruptions.
+
+    >>> round(young_interval(2.0, 10_000.0))
+    200
+    """
+    return math.sqrt(2.0 * cost_seconds * mtbf_seconds)
+
+
+def daly_interval(cost_seconds: float, mtbf_seconds: float) -> float:
+    """The same to a higher order: a checkpoint may itself be interrupted.
+
+    >>> round(daly_interval(2.0, 10_000.0), 1)
+    198.7
+    """
+    if math.isinf(mtbf_seconds):
+        return math.inf
+    if cost_seconds >= 2.0 * mtbf_seconds:
+        return mtbf_seconds
+    ratio = cost_seconds / (2.0 * mtbf_seconds)
+    series = 1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0
+    return young_interval(cost_seconds, mtbf_seconds) * series - cost_seconds
+
+
+def exact_goodput(
+    interval_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float
+) -> float:
+    """The share of the time that makes progress, by Daly's sum for the whole run.
+
+    A restart may be interrupted too. What is left out: waiting, warnings, and all that is in
+    memory.
+
+    >>> round(exact_goodput(200.0, 2.0, 60.0, 10_000.0), 4)
+    0.9741
+    """
+    if math.isinf(mtbf_seconds):
+        return interval_seconds / (interval_seconds + cost_seconds)
+    exponent = (interval_seconds + cost_seconds) / mtbf_seconds
+    if exponent + restart_seconds / mtbf_seconds > 700:  # e to that is beyond any float
+        return 0.0
+    spent = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(exponent)
+    return interval_seconds / spent
+
+
+# -- How often a run is to be expected to die, and the interval that follows while it trains -------
+# Before anything is known, one death a day is assumed, and that is worth half a death: half of
+# one in half a day. Half is the shape of Jeffreys' prior for a rate, so the run's own deaths soon
+# count for more: two of them are four fifths of what is known, and a week without one makes
+# the expectation fifteen times longer. One a day because then a checkpoint that costs half a
+# second comes every five minutes, which is the default for those who choose nothing.
+
+
+SHORTEST_SECONDS = 30.0
+LONGEST_SECONDS = 3600.0
+FIRST_SECONDS = 60.0  # until the first checkpoint has shown what it costs
+_PRIOR_DEATHS = 0.5
+_PRIOR_SECONDS = 43_200.0
+_LEAST_COST_SECONDS = 0.001  # what is measured below it is noise
+_WRITING_SHARE = 0.5  # of the time, at most, a checkpoint is being written
+
+
+@dataclass(frozen=True)
+class Lives:
+    """What is known of the lives before this one: how often they died, and how long they were."""
+
+    deaths: int = 0
+    seconds: float = 0.0
+
+
+def expected_mtbf(deaths: int, seconds: float) -> float:
+    """The mean time to the next death, as far as this run's own past tells.
+
+    >>> expected_mtbf(0, 0.0) / 3600, expected_mtbf(2, 3600.0) / 3600
+    (24.0, 5.2)
+    """
+    return (_PRIOR_SECONDS + seconds) / (_PRIOR_DEATHS + deaths)
+
+
+def live_interval(cost_seconds: float, write_seconds: float, mtbf_seconds: float) -> float:
+    """The training between two checkpoints, within what is sensible at all.
+
+    >>> round(live_interval(0.5, 2.0, 86_400.0)), live_interval(0.0, 0.0, 600.0)
+    (294, 30.0)
+    """
+    best = daly_interval(max(cost_seconds, _LEAST_COST_SECONDS), mtbf_seconds)
+    # The next one begins when the one before is on disk, and the disk has other work too.
+    slowest = write_seconds / _WRITING_SHARE
+    return max(slowest, min(LONGEST_SECONDS, max(SHORTEST_SECONDS, best)))
+
+
+_REMEMBERED = 200  # lives: those of last year say little of the machines of today
+_HUNG = 77  # as _errors.py has it: ended from outside, in the middle of a step
+
+
+def read_lives(layout: RunLayout, before: int) -> Lives:
+    """What the lives before this attempt have shown."""
+    deaths, seconds = 0, 0.0
+    for number in [each for each in layout.attempt_numbers() if each < before][-_REMEMBERED:]:
+        ended = read_json(layout.exit(number))
+        deaths += ended.get("status") in (None, _HUNG)
+        seconds += _lived_seconds(layout, number, ended.get("time"))
+    return Lives(deaths, seconds)
+
+
+def _lived_seconds(layout: RunLayout, number: int, ended: object) -> float:
+    began = read_json(layout.lease(number)).get("since")
+    ends = [
+        ended,
+        *(read_json(p).get("time") for p in (layout.heartbeat(number), layout.death(number))),
+    ]
+    last = max((each for each in ends if isinstance(each, int | float)), default=0.0)
+    return max(0.0, last - began) if isinstance(began, int | float) else 0.0

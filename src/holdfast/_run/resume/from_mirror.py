@@ -1,0 +1,269 @@
+"""The trainer's side of a mirror: what to fetch before a run begins, what to wait for at its end.
+
+An empty folder is where a run begins, or where it goes on on another machine; only the mirror
+knows. So it is asked then, and only then. If it does not answer, nothing is begun: to train from
+the beginning must be somebody's wish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast._environment import variables
+from holdfast._errors import MirrorError, NoGoodCheckpoint, SettingsError, UnreadableCheckpoint
+from holdfast._settings import Settings
+from holdfast._store.folder import journal
+from holdfast._store.folder.atomic import create_atomic
+from holdfast._store.folder.attempts import cannot_write, lives_elsewhere, read_json, write_json
+from holdfast._store.folder.errand import current as current_errand
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.mirror.store import folder_of
+from holdfast._text import say
+from holdfast._text import size as in_words
+
+_TURN_SECONDS = 5.0
+_IDENTITY_SECONDS = 300.0
+_LOOK_SECONDS = 0.05
+_STILL_SECONDS = 60.0  # an upload that does not move is not waited for
+_MARGIN_SECONDS = 1.0  # of a grace time, for leaving
+
+
+class Party(Protocol):
+    """The ranks that start together."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def exchange(self, topic: str, value: Any) -> list[Any]: ...
+
+
+class Beginning(Protocol):
+    """What is known of a run before its state is looked for."""
+
+    layout: RunLayout
+    run_id: str
+    leftovers: list[Any]
+
+
+def refuse_inside(folder: Path, address: str) -> None:
+    """SettingsError if a mirror would be lost together with the run folder, or be taken for it."""
+    place = folder_of(address)
+    if place is None:
+        return
+    here, there = folder.resolve(), place.resolve()
+    if there.is_relative_to(here) or here.is_relative_to(there):
+        raise SettingsError(
+            f"mirror={address!r} and the run folder {folder} are one inside the other.\n"
+            "A mirror is another place: another disk, another machine, a bucket."
+        )
+
+
+class MirrorSide:
+    """What a run that is opened has to do with its mirror; nothing if it has none."""
+
+    def __init__(self, folder: Path, settings: Settings, rank: int) -> None:
+        # What a proof interrupts is a copy of the run, and none of its mirror's business.
+        self._address = None if current_errand() is not None else settings.mirror_address
+        self._settings = settings
+        self._folder = folder
+        self._rank = rank
+        self._is_empty = False
+        self._leave_by: float | None = None
+        if self._address is not None:
+            self._recall(self._address)
+
+    def policy(self) -> dict[str, Any]:
+        """What the keeper is told of it."""
+        if self._address is not None and sys.platform != "linux":
+            say(
+                f"without a keeper, which needs Linux, nothing is copied to {self._address}.\n"
+                f"Copy it by hand: holdfast mirror {self._folder} --push --at {self._address}"
+            )
+        return {"mirror": self._address, "mirror_keep_last": self._settings.mirror_keep_last}
+
+    # -- the beginning ----------------------------------------------------------------
+
+    def _recall(self, address: str) -> None:
+        """Give a new folder the id that its run has in the mirror."""
+        layout = RunLayout(self._folder.absolute())
+        refuse_inside(layout.folder, address)
+        if read_json(layout.identity).get("run_id"):
+            return
+        if self._rank:
+            self._wait_for_identity(layout)
+            return
+        from holdfast._store.mirror.protocol import ask  # only where there is something to ask
+
+        held: dict[str, Any] = {"kind": "empty"}
+        for told in ask({"task": "look", "address": address}):
+            held = told
+        if held["kind"] == "empty":
+            self._is_empty = True
+            return
+        identity = {
+            "run_id": held["run_id"],
+            "created": time.time(),
+            "attempts_elsewhere": held["attempts"],
+        }
+        try:
+            layout.folder.mkdir(parents=True, exist_ok=True)
+            create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode())
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error
+        if held["newest"] is not None:
+            # For whoever looks before the first copy: a start that is cut begins not at nothing.
+            known = {"address": address, "checkpoints": [{"step": held["newest"]}]}
+            write_json(layout.mirror, {**known, "time": time.time()}, durable=False)
+        say(f"{self._folder}: is empty; {address} has this run. It goes on under the same id.")
+
+    def _wait_for_identity(self, layout: RunLayout) -> None:
+        """Rank 0 asks, for all."""
+        deadline = time.monotonic() + _IDENTITY_SECONDS
+        while not read_json(layout.identity).get("run_id"):
+            if time.monotonic() > deadline:
+                raise MirrorError(
+                    f"{self._folder}: rank 0 has not opened this run within "
+                    f"{_IDENTITY_SECONDS:.0f} s.\nSee what rank 0 says of the mirror."
+                )
+            time.sleep(_LOOK_SECONDS)  # between two looks, until the deadline above
+
+    def bring(self, start: Beginning, party: Party | None) -> None:
+        """Have the newest checkpoint of the mirror here, where the folder has none of its own."""
+        if self._address is None:
+            return
+        turns = None
+        if party is None or party.rank == 0:
+            turns = self._fetch(start, self._address)
+        try:
+            while True:
+                state = "over" if turns is None else next(turns, "over")
+                if party is not None:
+                    # In turns: no rank waits longer for another than it usually would.
+                    state = str(party.exchange("mirror", state)[0])
+                if state == "over":
+                    return
+        finally:
+            if turns is not None:
+                turns.close()
+
+    def _fetch(self, start: Beginning, address: str) -> Generator[str]:
+        layout = start.layout
+        has_state = bool(layout.checkpoint_folders()) or bool(start.leftovers)
+        if self._is_empty or has_state or not self._may_have_begun(layout):
+            return
+        from holdfast._store.mirror.protocol import Answers
+
+        config = {
+            "task": "fetch",
+            "address": address,
+            "folder": str(layout.folder),
+            "run_id": start.run_id,
+        }
+        answers = Answers(config, None)
+        try:
+            while not answers.is_over:
+                for told in answers.hear(_TURN_SECONDS):
+                    self._take(layout, address, told)
+                yield "under way"
+        finally:
+            answers.close()
+
+    def _may_have_begun(self, layout: RunLayout) -> bool:
+        """A folder that has been here from the beginning, and has lost nothing, need not ask."""
+        numbers = layout.attempt_numbers()
+        return bool(lives_elsewhere(layout)) or len(numbers) > 1 or layout.set_aside.exists()
+
+    def _take(self, layout: RunLayout, address: str, told: dict[str, Any]) -> None:
+        kind = told["kind"]
+        if kind == "held" and told["newest"] is not None:
+            say(f"{self._folder}: fetching step {told['newest']} from {address}.")
+        elif kind == "damaged":
+            say(f"{told['text']} It is not used; looking for the one before.")
+            journal.append(layout.journal, "mirror-damaged", name=told["name"], why=told["text"])
+        elif kind == "fetched":
+            seconds, size = told["seconds"], in_words(told["size_bytes"])
+            say(
+                f"{self._folder}: step {told['step']} (attempt {told['attempt']}) came from "
+                f"{address}: {size} in {seconds:.2f} s, every byte checked."
+            )
+            figures = {name: value for name, value in told.items() if name != "kind"}
+            journal.append(layout.journal, "restored", address=address, **figures)
+        elif kind == "nothing" and told["strange"]:
+            raise UnreadableCheckpoint(
+                f"{address}: its checkpoints were copied by another version of holdfast.\n"
+                "Use that version; nothing was changed."
+            )
+        elif kind == "nothing" and told["damaged"]:
+            raise NoGoodCheckpoint(
+                f"{address}: none of the {told['damaged']} checkpoints in this mirror is whole.\n"
+                "To begin anew, use another address."
+            )
+
+    # -- the end ----------------------------------------------------------------------
+
+    def heed(self, message: dict[str, Any]) -> None:
+        """How long a stop leaves, as the keeper tells it."""
+        grace = message.get("grace")
+        if message["kind"] == "ending":
+            grace = message.get("seconds")
+        if self._address is not None and isinstance(grace, int | float) and not self._leave_by:
+            self._leave_by = time.monotonic() + float(grace)
+
+    def part(
+        self, layout: RunLayout, durable_step: int | None, is_pressed: Callable[[], bool]
+    ) -> None:
+        """The run leaves: wait for the mirror if that is wished, and say what it has."""
+        if self._address is None or durable_step is None or self._has(layout, durable_step):
+            return
+        waits = self._settings.mirror_wait
+        if waits and self._wait(layout, durable_step, is_pressed):
+            return
+        trouble = str(read_json(layout.mirror).get("trouble") or "").partition("\n")[0]
+        if trouble:
+            why = trouble.removeprefix(f"{self._address}: ").rstrip(".")
+            say(f"step {durable_step} is durable here and not in {self._address}: {why}.")
+            return
+        then = "by itself, in the background."
+        if waits or self._leave_by:
+            then = "by itself, as far as this machine lets it."
+        elif os.getpid() == 1 or "SLURM_JOB_ID" in variables.of_job():
+            place = "container" if os.getpid() == 1 else "job"
+            then = f"until this {place} ends.\nTo wait for it: Settings(mirror_wait=True)."
+        say(
+            f"step {durable_step} is durable here and not yet in {self._address}: the copy goes on "
+            f"{then}"
+        )
+
+    def _wait(self, layout: RunLayout, durable_step: int, is_pressed: Callable[[], bool]) -> bool:
+        within = ""
+        if self._leave_by is not None:
+            left = max(0.0, self._leave_by - _MARGIN_SECONDS - time.monotonic())
+            within = f", for at most {left:.0f} s"
+        say(f"waiting until {self._address} has step {durable_step}{within}.")
+        moved_at, seen = time.monotonic(), None
+        while not self._has(layout, durable_step):
+            now = time.monotonic()
+            record = read_json(layout.mirror)
+            if (noted_at := record.get("time")) != seen:
+                seen, moved_at = noted_at, now
+            is_late = self._leave_by is not None and now > self._leave_by - _MARGIN_SECONDS
+            if is_late or is_pressed() or now - moved_at > _STILL_SECONDS:
+                return False
+            if record.get("trouble") and self._leave_by is None and now - moved_at > _TURN_SECONDS:
+                return False  # the store does not answer: nobody knows when it will
+            time.sleep(_LOOK_SECONDS)  # between two looks at what the uploader notes
+        return True
+
+    def _has(self, layout: RunLayout, durable_step: int) -> bool:
+        record = read_json(layout.mirror)
+        held = record.get("checkpoints")
+        if not isinstance(held, list) or not held:
+            return False
+        is_of_today = record.get("attempt") == layout.attempt_numbers()[-1]
+        return is_of_today and int(held[-1]["step"]) >= durable_step

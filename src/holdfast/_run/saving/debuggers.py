@@ -1,0 +1,197 @@
+"""Whether a person holds the thread that trains: in a debugger, or at a prompt.
+
+A debugger that is loaded holds nothing, and neither does one whose frames lie around the whole
+script (`python -m pdb train.py`). What counts is the function in which it waits for the person,
+above the frames in which the last boundary was passed.
+
+faulthandler only reads the frames of other threads. Walking along them as objects, by
+`sys._current_frames`, ended CPython 3.11.7 with a segmentation fault within half a minute, at a
+look every 0.3 ms beside a training with torch; why is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import platform
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from types import FrameType
+
+from holdfast._environment.processes.proc import read_bytes
+from holdfast._store.memory.control import CLIENT, DEBUGGERS
+
+_PDB = DEBUGGERS.index("pdb")
+_DEBUGPY = DEBUGGERS.index("debugpy")
+_CLIENT = DEBUGGERS.index(CLIENT)
+_PROMPT = DEBUGGERS.index("a prompt")
+_OTHER = DEBUGGERS.index("a debugger")
+_STRONGEST_FIRST = (_CLIENT, _DEBUGPY, _PDB, _OTHER, _PROMPT)
+
+# By function: the files in which it waits for a person, and who that is.
+_PYTHON = os.__file__.rpartition("/")[0]
+_WAITS: dict[str, tuple[tuple[str, int], ...]] = {
+    "interaction": ((f"{_PYTHON}/pdb.py", _PDB), ("/pudb/", _OTHER)),
+    "do_wait_suspend": (("/pydevd.py", _DEBUGPY),),
+    "wait_for_client": (("/debugpy/", _CLIENT),),
+    "_wait_for_attach": (("/pydevd.py", _CLIENT),),
+    # The other ranks wait there for the one.
+    "breakpoint": (("/torch/distributed/__init__.py", _PDB),),
+    "__init__": (("/remote_pdb.py", _OTHER), ("/rpdb/", _OTHER)),  # for somebody to connect
+    "interact": ((f"{_PYTHON}/code.py", _PROMPT),),
+    "cmdloop": ((f"{_PYTHON}/cmd.py", _PROMPT),),
+    "mainloop": (("/IPython/terminal/embed.py", _PROMPT),),
+    "prompt_for_code": (("/IPython/", _PROMPT),),
+    "prompt": (("/prompt_toolkit/", _PROMPT),),
+    "_input_request": (("/ipykernel/", _PROMPT),),
+    "multiline_input": (("/_pyrepl/", _PROMPT),),
+}
+# Called by bdb when it has stopped, in any debugger that is made of it.
+_STOPPED = frozenset(("user_line", "user_call", "user_return", "user_exception"))
+_BDB = f"{_PYTHON}/bdb.py"
+_KERNEL = "/ipykernel/"
+_CELL = frozenset(("run_cell", "run_code", "run_cell_async", "run_ast_nodes"))
+_STANDING_LOOKS = 2
+_MOST_BYTES = 1 << 22
+_MOST_SHARE = 0.001  # of one core: with hundreds of threads a look takes milliseconds
+
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
+_CUT = "  ..."
+
+# The system calls in which input() waits, with and without readline: read(descriptor, …), and
+# select(1, …), which looks at descriptor 0 alone.
+_READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(platform.machine(), ())
+_SELECTS = {"x86_64": (b"23", b"270"), "aarch64": (b"72",)}.get(platform.machine(), ())
+
+Stack = list[tuple[str, str]]  # file and function, the innermost first
+
+
+class Holds:
+    """Looks, from another thread, whether a person holds the one that it was made in."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._native = 0
+        self._around = 0  # waits that lie around the training itself
+        self._stood = 0  # for how many looks it has passed no boundary
+        self._found = 0
+        self._next_look = 0.0
+        self._file = -1
+        with contextlib.suppress(OSError):
+            self._file = os.memfd_create("holdfast-frames", os.MFD_CLOEXEC)
+        self.note()
+
+    def note(self) -> None:
+        """In the thread that trains, which nobody holds just now."""
+        self._thread = threading.get_ident()
+        self._native = threading.get_native_id()
+        self._around = len(_waits(_own_frames(sys._getframe())))
+
+    def look(self, *, stands: bool) -> int:
+        """Who holds it, as an index into DEBUGGERS; `stands` if it has passed no boundary."""
+        self._stood = self._stood + 1 if stands else 0
+        if not stands or self._file < 0:
+            self._found = 0
+        elif (now := time.monotonic()) >= self._next_look:
+            before = time.thread_time()
+            self._found = self._look_at_stacks()
+            if not self._found and self._waits_for_terminal():
+                self._found = _PROMPT
+            self._next_look = now + (time.thread_time() - before) / _MOST_SHARE
+        return self._found
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _look_at_stacks(self) -> int:
+        stacks = self._read_stacks()
+        if self._thread not in stacks:
+            return 0  # faulthandler shows a hundred threads, the newest first
+        stack, is_whole = stacks.pop(self._thread)
+        if not stack:
+            return _PROMPT if hasattr(sys, "ps1") else 0  # at Python's own prompt
+        found = _strongest(_waits(stack), self._around if is_whole else 0)
+        if not found and _is_idle_kernel(stack):
+            return _PROMPT
+        if not found and self._stood >= _STANDING_LOOKS:
+            # Another thread in a debugger need not hold this one; but this one may wait for it.
+            for other, _ in stacks.values():
+                found = found or _strongest(_waits(other), 0)
+            return found if found != _PROMPT else 0
+        return found
+
+    def _read_stacks(self) -> dict[int, tuple[Stack, bool]]:
+        """The stack of each thread, and whether it is whole."""
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        return parse_stacks(os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace"))
+
+    def _waits_for_terminal(self) -> bool:
+        """Whether it reads from a terminal: input(), which has no frame of its own."""
+        call = (read_bytes(f"/proc/self/task/{self._native}/syscall") or b"").split()
+        if len(call) < 2:
+            return False  # it runs
+        if call[0] in _READS:
+            return os.isatty(int(call[1], 16))
+        return call[0] in _SELECTS and int(call[1], 16) == 1 and os.isatty(0)
+
+
+def parse_stacks(text: str) -> dict[int, tuple[Stack, bool]]:
+    """What faulthandler has written, by thread: the frames, and whether they are all."""
+    found: dict[int, tuple[Stack, bool]] = {}
+    thread = 0
+    for line in text.splitlines():
+        if (frame := _FRAME.match(line)) is not None:
+            found[thread][0].append((frame[1], frame[2]))
+        elif line == _CUT and thread in found:
+            found[thread] = (found[thread][0], False)
+        elif (head := _THREAD.match(line)) is not None:
+            thread = int(head[1], 16)
+            found[thread] = ([], True)
+    return found
+
+
+def _own_frames(frame: FrameType | None) -> Iterator[tuple[str, str]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _waits(stack: Iterable[tuple[str, str]]) -> list[int]:
+    """Who waits for a person in this stack, the innermost first."""
+    found: list[int] = []
+    is_stopped = False
+    for file, function in stack:
+        if is_stopped and file == _BDB:
+            found.append(_OTHER)
+        is_stopped = function in _STOPPED
+        for where, kind in _WAITS.get(function, ()):
+            if where in file:
+                found.append(_named(kind))
+    return found
+
+
+def _strongest(found: list[int], around: int) -> int:
+    inside = found[: max(0, len(found) - around)]
+    return next((kind for kind in _STRONGEST_FIRST if kind in inside), 0)
+
+
+def _named(kind: int) -> int:
+    """PyCharm and others have pydevd without debugpy."""
+    is_other = kind in (_CLIENT, _DEBUGPY) and "debugpy" not in sys.modules
+    return _OTHER if is_other else kind
+
+
+def _is_idle_kernel(stack: Stack) -> bool:
+    """Whether this is a notebook's kernel between two cells."""
+    if not hasattr(sys, "ps1") or any(function in _CELL for _, function in stack):
+        return False
+    return any(_KERNEL in file for file, _ in stack)

@@ -1,0 +1,416 @@
+"""The trainer's side of keeping: orders to the keeper, and a new keeper if it dies.
+
+`Handle` is what a checkpoint on its way is known by. Where there is no keeper (no
+Linux, or it cannot be started) `has_keeper` is False, and the trainer writes its
+checkpoints itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast._adapters.metrics import ready
+from holdfast._environment import variables
+from holdfast._environment.processes.identity import of_process
+from holdfast._environment.slurm.job import find_job
+from holdfast._errors import HoldfastError, SaveFailed
+from holdfast._keeper.metric_batches import Logged
+from holdfast._run.saving.pulse import Pulse, Sacrifice
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
+from holdfast._store.folder.requests import stop_from_file, take_requests
+from holdfast._store.memory.control import OPENS, SAVES, WORK, at_work, private_words
+from holdfast._text import say
+
+if TYPE_CHECKING:
+    from holdfast._run.saving.launch import KeeperLink
+    from holdfast._run.saving.snapshots import Snapshots, Taken
+    from holdfast._store.memory.arena import Arena
+    from holdfast._store.memory.backing import Backing
+
+_LOOK_SECONDS = 0.1
+_GIVE_UP_AFTER = 3
+_SOON_SECONDS = 5.0
+
+
+class Handle:
+    """A checkpoint that was asked for.
+
+    >>> handle = run.save()  # at the next boundary
+    >>> handle.wait()  # doctest: +SKIP
+    """
+
+    def __init__(self, reason: str, *, is_last: bool = False) -> None:
+        self.reason = reason
+        self.is_last = is_last  # the run ends with it: what is older need not be written
+        self.step: int | None = None  # set at the boundary that takes it
+        self.error: str | None = None
+        self.attend: Callable[[], None] | None = None  # what the trainer must do while it waits
+        self._done = threading.Event()
+        self.trainer: threading.Thread | None = None  # the one that passes the boundaries
+        self.words: Any = None  # in which it shows that it waits
+
+    @property
+    def done(self) -> bool:
+        """Whether it is durable, or has failed."""
+        return self._done.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        """Wait until the checkpoint is durable and return its step."""
+        is_trainer = threading.current_thread() is self.trainer
+        if self.step is None and is_trainer and not self.done:
+            raise HoldfastError(
+                "wait() would wait for ever: the checkpoint is taken at the next boundary, "
+                "and this thread is the one that gets there.\n"
+                "Call it after the boundary, or from another thread."
+            )
+        if is_trainer and self.words is not None and not self.done:
+            with at_work(self.words, SAVES):
+                self._wait(timeout_seconds, self.attend)
+        else:
+            self._wait(timeout_seconds, None)
+        if self.error is not None:
+            raise SaveFailed(f"the checkpoint was not made: {self.error}")
+        assert self.step is not None
+        return self.step
+
+    def _wait(self, timeout_seconds: float | None, attend: Callable[[], None] | None) -> None:
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not self._done.wait(_LOOK_SECONDS if deadline is None else 0.02):
+            if attend is not None:
+                attend()  # a keeper that dies is replaced by this very thread
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
+
+    def settle(self, error: str | None = None) -> None:
+        """Mark as durable, or as failed."""
+        self.error = error
+        self._done.set()
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A slot on its way to disk, and all who wait for it."""
+
+    taken: Taken
+    handles: list[Handle]
+
+    def settle(self, error: str | None) -> None:
+        for handle in self.handles:
+            handle.settle(error)
+
+
+class Custody:
+    """Keeps the state of one attempt: through a keeper where there can be one."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        grace_seconds: float | None,
+        numbers: tuple[int, ...],
+        hear: Callable[[dict[str, Any]], None],
+        crew: dict[str, Any] | None = None,
+    ) -> None:
+        self.policy = policy
+        self._is_one_of_many = crew is not None
+        self._hear_run = hear
+        self._snapshots: Snapshots | None = None
+        self._link: KeeperLink | None = None
+        self._orders: dict[int, _Order] = {}
+        self._count = 0
+        self._salvaging: tuple[str, int] | None = None
+        self._lock = threading.Lock()
+        self._started: list[float] = []
+        self._quit = threading.Event()
+        self._leaving: KeeperLink | None = None
+        self._sacrifice = Sacrifice()
+        self.durable_sequence = 0
+        self.durable_step: int | None = None
+        self.words: Any = private_words()
+        self._pulse: Pulse | None = None
+        self.logged: Logged | None = None  # what `run.log` gets, where a keeper takes it
+        self.wakeup = -1
+        self._plan: Any = None
+        if sys.platform == "linux":
+            from holdfast._run.saving.launch import KeeperPlan
+
+            self._plan = KeeperPlan(
+                policy, grace_seconds, numbers, crew, find_job(variables.of_job())
+            )
+            self.words = self._plan.control.words
+            self.words[WORK] = OPENS
+            self.wakeup = self._plan.signals_write
+            self._start()
+            if policy.rank == 0:
+                self.logged = Logged(ready)
+            self._pulse = Pulse(self.words, self._send_logged)
+        else:
+            say(
+                "the keeper and snapshots in memory need Linux: here the trainer writes "
+                "checkpoints itself, and a kill costs the work since the last one."
+            )
+            threading.Thread(target=self._stand_in, name="holdfast-beat", daemon=True).start()
+
+    @property
+    def has_keeper(self) -> bool:
+        return self._link is not None
+
+    @property
+    def keeper_pid(self) -> int | None:
+        return self._link.pid if self._link else None
+
+    @property
+    def first_counters(self) -> dict[str, Any] | None:
+        """What the kernel had counted of OOM kills when the run was opened."""
+        return None if self._plan is None else self._plan.counters
+
+    def keeper_pids(self) -> list[int]:
+        """The same for a deadline, which moves while the keeper waits for a processor."""
+        return [self._link.pid] if self._link else []
+
+    def serve(self, snapshots: Snapshots) -> None:
+        """Say whose slots are to be kept."""
+        self._snapshots = snapshots
+
+    # -- orders ---------------------------------------------------------------
+
+    def announce(self, arena: Arena, backing: Backing) -> None:
+        """Give the keeper a new arena."""
+        if self._link is not None:
+            path = None if backing.path is None else str(backing.path)
+            self._link.send("arena", [arena.descriptor], path=path)
+
+    def snapshot_taken(self, taken: Taken) -> None:
+        if self._link is not None:
+            may_drop = not self._is_one_of_many  # others go by what this rank holds
+            self._link.send(
+                "snapshot", may_drop=may_drop, generation=taken.generation, sequence=taken.sequence
+            )
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Tell the keeper something."""
+        if self._link is not None:
+            self._link.send(kind, **fields)
+
+    def order(self, taken: Taken, handles: list[Handle]) -> None:
+        """Have the keeper make a slot durable; the handles are settled when it is."""
+        order = _Order(taken, handles)
+        with self._lock:
+            self._count += 1
+            number = self._count
+            self._orders[number] = order
+        self._send_order(number, order)
+
+    def make_way(self) -> None:
+        """The last state is about to be taken: what waits for the disk gives its slot up."""
+        self.send("last")
+        if self._is_one_of_many and self._snapshots is not None:
+            self._snapshots.settle_all()  # the other ranks' keepers hold none while it waits
+
+    def void_from(self, step: int, reason: str) -> None:
+        """Tell the keeper that a rule has called everything from this step on bad."""
+        if self.durable_step is not None and self.durable_step >= step:
+            self.durable_step = None
+        self.durable_sequence = 0  # what is held from before that step may be older
+        self.send("void", step=step, reason=reason)
+
+    def tell_phase(self, name: str | None) -> None:
+        """Let the keeper know what the run does just now, for those who look."""
+        if self._link is not None:
+            self._link.send("phase", may_drop=True, name=name)
+
+    def _send_logged(self) -> None:
+        """Send what was logged; from the pulse's thread, and once more at the end."""
+        if self.logged is not None:
+            self.logged.send(self._post_metrics)
+
+    def _post_metrics(self, metrics: dict[str, Any]) -> bool:
+        link, is_last = self._link, self._quit.is_set()  # then there is no next time
+        return link is not None and link.send("metrics", may_drop=not is_last, m=metrics)
+
+    def salvage(self, arena: Arena, path: str, sequence: int) -> None:
+        """Have the keeper make durable what an earlier attempt left in memory."""
+        self._salvaging = (path, sequence)
+        if self._link is not None:
+            self._link.send("salvage", [arena.descriptor], path=path, sequence=sequence)
+
+    def _salvage_again(self) -> None:
+        """For a new keeper: the file goes when it is durable, so while it is there it is not."""
+        if self._salvaging is None or self._link is None:
+            return
+        path, sequence = self._salvaging
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._link.send("salvage", [descriptor], path=path, sequence=sequence)
+            os.close(descriptor)
+
+    def wait(self, handle: Handle, timeout_seconds: float | None = None) -> None:
+        """Wait for an order, replacing a keeper that dies meanwhile; SaveFailed if it fails."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with at_work(self.words, SAVES):
+            while not handle.done:
+                with contextlib.suppress(TimeoutError):
+                    handle.wait(_LOOK_SECONDS)
+                self.look_after_keeper()
+                if not self.has_keeper and not handle.done:
+                    handle.settle("the keeper died and could not be replaced")
+                if deadline is not None and time.monotonic() > deadline and not handle.done:
+                    handle.settle(f"it took longer than {timeout_seconds:.0f} s")
+        handle.wait()
+
+    def look_after_keeper(self) -> None:
+        """Replace a keeper that died, and give the new one all that it must know."""
+        if self._pulse is not None:
+            self._pulse.note()
+        link = self._link
+        if link is None:
+            return
+        if link.is_alive():
+            link.flush()
+            return
+        how = f"the keeper (pid {link.pid}) {link.how_it_died()}"
+        link.close()
+        self._link = None
+        recent = [at for at in self._started if time.monotonic() - at < _SOON_SECONDS]
+        if len(recent) >= _GIVE_UP_AFTER and self._is_one_of_many:
+            raise HoldfastError(
+                f"{how}, and so were the ones before it: without keepers the ranks cannot agree.\n"
+                f"See {self.policy.layout.keeper_log(self.policy.attempt, self.policy.rank)}"
+            )
+        if len(recent) >= _GIVE_UP_AFTER:
+            self._go_on_alone(f"{how}, and so were the ones before it")
+            return
+        try:
+            self._start()
+        except OSError as error:
+            self._go_on_alone(f"{how}, and another cannot be started ({error.strerror})")
+            return
+        say(f"{how}; started another (pid {self.keeper_pid}). Nothing is lost.")
+        arena = self._snapshots.arena if self._snapshots else None
+        if arena is not None:
+            self.announce(*arena)
+        self._salvage_again()
+        for number, order in list(self._orders.items()):
+            self._send_order(number, order)
+
+    def _go_on_alone(self, why: str) -> None:
+        log = self.policy.layout.keeper_log(self.policy.attempt)
+        say(f"{why}: going on without. The trainer writes its checkpoints itself. See {log}")
+        for order in self._orders.values():
+            order.settle("the keeper died")
+        self._orders.clear()
+        threading.Thread(target=self._stand_in, name="holdfast-beat", daemon=True).start()
+
+    def close(self, *, leaving: tuple[int, float] | None = None) -> None:
+        """Let the keeper finish and go; with `leaving` it stays until this process is gone."""
+        self._quit.set()
+        self._send_logged()
+        link, self._link = self._link, None
+        if link is not None:
+            if leaving is None and self._is_one_of_many:
+                link.part()  # it goes when the others need it no more
+            elif leaving is None:
+                link.say_goodbye()
+            else:
+                link.send("leaving", status=leaving[0], seconds=leaving[1])
+                self._leaving = link
+        elif self._snapshots is not None and self._snapshots.arena is not None:
+            self._snapshots.arena[1].remove()
+        if self._pulse is not None:
+            self._pulse.stop()
+        self._sacrifice.take_back()
+        if leaving is None and self._plan is not None:
+            self._plan.dump.remove()  # a run that could not be opened is not released
+
+    def release(self) -> None:
+        """Give back what the signal handlers no longer use."""
+        if self._plan is not None:
+            self._plan.close()
+
+    def stay(self) -> None:
+        """Not leaving after all: the keeper need not wait for this process's end."""
+        if self._leaving is not None:
+            self._leaving.say_goodbye()
+
+    # -- inside -----------------------------------------------------------------
+
+    def _start(self) -> None:
+        from holdfast._run.saving.launch import KeeperLink
+
+        self._started.append(time.monotonic())
+        self._sacrifice.take_back()  # a keeper has the score that its trainer had at first
+        self._link = KeeperLink(self._plan, self._hear)
+        self._sacrifice.offer()
+
+    def _send_order(self, number: int, order: _Order) -> None:
+        if self._link is not None:
+            self._link.send(
+                "persist",
+                order=number,
+                generation=order.taken.generation,
+                sequence=order.taken.sequence,
+                reason=order.handles[0].reason,
+                last=any(handle.is_last for handle in order.handles),
+            )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """In the link's thread: settle orders, pass on the rest."""
+        number = message.get("order")
+        if message["kind"] == "waits":
+            order = self._orders.get(message["order"])
+            if order is not None and self._snapshots is not None:
+                self._snapshots.settle(order.taken.sequence)  # the newest slot is taken in its turn
+            return
+        if number is not None:
+            with self._lock:
+                order = self._orders.pop(number, None)
+            if order is not None:
+                self._settle(order, message)
+        if not self._quit.is_set():
+            self._hear_run(message)
+
+    def _settle(self, order: _Order, message: dict[str, Any]) -> None:
+        sequence = order.taken.sequence
+        if self._snapshots is not None:
+            self._snapshots.settle(sequence)
+        # What has waited is written as it was when its turn came.
+        written = message.get("sequence", sequence)
+        if message["kind"] == "durable" and written > self.durable_sequence:
+            self.durable_sequence, self.durable_step = written, message["step"]
+        order.settle(message.get("error"))
+
+    def _stand_in(self) -> None:
+        """Where there is no keeper: beat and look for requests in a thread."""
+        layout, attempt = self.policy.layout, self.policy.attempt
+        beat = 0
+        while not self._quit.wait(_LOOK_SECONDS):
+            beat += 1
+            if beat % int(BEAT_SECONDS / _LOOK_SECONDS) == 1:
+                record = {
+                    "beat": beat,
+                    "keeper": asdict(of_process()),
+                    "time": time.time(),
+                    "step": int(self.words[0]),
+                    "durable_step": self.durable_step,
+                }
+                with contextlib.suppress(OSError):
+                    write_json(layout.heartbeat(attempt), record, durable=False)
+            self._hear_run({"kind": "tick"})
+            for kind, details in take_requests(layout, attempt):
+                told = {"kind": kind, **details}
+                journal.append(layout.journal, "request", attempt=attempt, **told)
+                if kind == "stacks":
+                    continue  # whoever asks looks by himself where there is no keeper
+                message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}
+                if kind == "stop" and details.get("now"):
+                    reason = stop_from_file(details).reason
+                    message = {"kind": "leave", "status": 130, "reason": reason}
+                self._hear_run({**message, "step": self.durable_step})

@@ -1,0 +1,178 @@
+"""The trainer's side of the keeper: start it, talk to it, replace it if it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from holdfast._environment import variables
+from holdfast._environment.processes.cgroup import MemoryCgroup, read_counters
+from holdfast._environment.processes.identity import command
+from holdfast._environment.processes.proc import FairDeadline
+from holdfast._environment.slurm.job import Job
+from holdfast._keeper import messages
+from holdfast._run.saving.unheld import never_held, without_debugger
+from holdfast._run.signals.stack_dump import StackDump
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.folder.attempts import note_keeper
+from holdfast._store.folder.plain_file import open_log
+from holdfast._store.memory.control import ControlPage
+from holdfast._text import say
+
+_GOODBYE_SECONDS = 600.0
+_PART_SECONDS = 5.0
+
+
+class KeeperPlan:
+    """What a keeper must know and hold, the first as well as one that replaces it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        grace_seconds: float | None,
+        numbers: Sequence[int],
+        crew: dict[str, Any] | None = None,
+        job: Job | None = None,
+    ) -> None:
+        self.policy = policy
+        self.job = job
+        self.crew = crew  # of a run with several ranks
+        self.grace_seconds = grace_seconds
+        self.numbers = list(numbers)
+        self.control = ControlPage.create()
+        self.dump = StackDump()
+        self.counters: dict[str, Any] | None = None  # of OOM kills, when the first was started
+        # Of the plan and not of one keeper, so that the wakeup descriptor stays the same.
+        self.signals_read, self.signals_write = os.pipe()
+        os.set_blocking(self.signals_read, False)
+        os.set_blocking(self.signals_write, False)
+
+    def close(self) -> None:
+        self.dump.remove()
+        self.control.close()
+        os.close(self.signals_read)
+        os.close(self.signals_write)
+
+
+class KeeperLink:
+    """One keeper process and the connection to it."""
+
+    def __init__(self, plan: KeeperPlan, hear: Callable[[dict[str, Any]], None]) -> None:
+        self._hear = hear
+        policy = plan.policy
+        ours, theirs = messages.socket_pair()
+        pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
+        inherited = [theirs.fileno(), plan.signals_read, plan.control.descriptor]
+        inherited += [each for each in (pidfd, plan.dump.descriptor) if each is not None]
+        # Read here: by the keeper's first look the trainer may have been killed for memory.
+        counters = read_counters(MemoryCgroup.find(os.getpid()))
+        plan.counters = plan.counters or counters
+        config = {
+            "folder": str(policy.layout.folder),
+            "run_id": policy.run_id,
+            "attempt": policy.attempt,
+            "line": policy.line,
+            "keep_last": policy.keep_last,
+            "best": policy.best,
+            "grace": plan.grace_seconds,
+            "numbers": plan.numbers,
+            "version": policy.version,
+            "link": theirs.fileno(),
+            "signals": plan.signals_read,
+            "control": plan.control.descriptor,
+            "stacks": plan.dump.descriptor,
+            "pidfd": pidfd,
+            "counters": counters,
+            "trainer_pid": os.getpid(),
+            "rank": policy.rank,
+            "size": policy.size,
+            "crew": plan.crew,
+            "job": None if plan.job is None else asdict(plan.job),
+            "requeue_limit": policy.requeue_limit,
+            "hang": [policy.hang_seconds, policy.hang_restarts],
+            "mirror": [policy.mirror, policy.mirror_keep_last],
+            "notices": policy.notices,
+        }
+        log_path = policy.layout.keeper_log(policy.attempt, policy.rank)
+        with _open_log(log_path) as log, without_debugger():
+            self._process = subprocess.Popen(
+                command("holdfast._keeper.__main__", config),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=inherited,
+                env=variables.child_environment(),
+            )
+        if policy.rank == 0:
+            note_keeper(policy.layout, policy.attempt, self._process.pid)
+        theirs.close()
+        if pidfd is not None:
+            os.close(pidfd)
+        self._socket: socket.socket = ours
+        self._outbox = messages.Outbox(ours)
+        self.send = self._outbox.post
+        self.flush = self._outbox.flush
+        self.pid = self._process.pid
+        plan.dump.admit(self.pid)
+        listener = threading.Thread(target=self._listen, name="holdfast-link", daemon=True)
+        never_held(listener).start()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def how_it_died(self) -> str:
+        """In words, for a keeper that is dead."""
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def say_goodbye(self) -> None:
+        """Wait until it has finished what it writes and is gone."""
+        self.send("goodbye")
+        deadline = time.monotonic() + _GOODBYE_SECONDS
+        while self.is_alive() and time.monotonic() < deadline:
+            self.flush()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+        self.close()
+
+    def part(self) -> None:
+        """Say goodbye and do not wait: it has told us already that all is durable."""
+        self.send("goodbye")
+        deadline = FairDeadline(_PART_SECONDS, lambda: [self.pid])
+        while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
+            self.flush()
+            time.sleep(0.001)
+        self.close()
+
+    def close(self) -> None:
+        # The listening thread sees the end of the connection and ends too.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while (received := messages.receive(self._socket)) is not None:
+            try:
+                self._hear(received[0])
+            except Exception as error:  # noqa: BLE001  whoever waits for an answer needs this thread
+                say(f"a message of the keeper could not be handled ({error!r}): {received[0]}")
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """The keeper's log, or nowhere: a folder that became read-only must not end the training."""
+    try:
+        return open_log(path)
+    except OSError:
+        return Path(os.devnull).open("ab")

@@ -1,0 +1,301 @@
+"""An arena for one layout of the state, and the ways by which tensors get into its slots."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._adapters.registry import adapter_of
+from holdfast._run.saving.async_copy import DeviceCopies, Flight
+from holdfast._state.capture import Captured
+from holdfast._store.format.image import ImagePlan, TensorSpec
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import Backing
+
+# -- Many copies of raw bytes within this process, prepared once and made again and again ----------
+# Large ones are moved in pieces by several threads. For small ones a call each would take longer
+# than their bytes: the kernel takes a thousand at a time, from a list of places. Where it refuses
+# (a sandbox may), they are moved one by one.
+
+
+_LARGE_BYTES = 128 << 10
+_LEAST_PIECE, _LARGEST_PIECE = 1 << 20, 32 << 20
+_BATCH = 1024  # places that one call of the kernel takes
+_BATCH_BYTES = 8 << 20
+_ALONE_BYTES = 4 << 20  # less is done before another thread has begun
+_MOST_THREADS = 8
+
+Move = tuple[int, int, int]  # to which address, from which, and how many bytes
+
+
+class RawCopies:
+    """Copies from fixed places to fixed places, all of them of memory that is there."""
+
+    def __init__(self, moves: Iterable[Move]) -> None:
+        joined = _join(sorted(moves))
+        self.size_bytes = sum(size for *_, size in joined)
+        self._threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        if self.size_bytes <= _ALONE_BYTES:
+            self._threads = 1
+        share = self.size_bytes // (4 * self._threads)
+        piece = min(max(share, _LEAST_PIECE), _LARGEST_PIECE)
+        self._jobs: list[Callable[[], None]] = []
+        small: list[Move] = []
+        for target, source, size in joined:
+            if size < _LARGE_BYTES:
+                small.append((target, source, size))
+                continue
+            for at in range(0, size, piece):
+                self._jobs.append(_Piece(target + at, source + at, min(piece, size - at)))
+        self._jobs += _batches(small)
+
+    def run(self) -> None:
+        """Make all copies; returns when the last byte is there."""
+        left = iter(self._jobs)
+        lock = threading.Lock()
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not errors:
+                    with lock:
+                        job = next(left, None)
+                    if job is None:
+                        return
+                    job()
+            except BaseException as error:  # noqa: BLE001  for whoever called run
+                errors.append(error)
+
+        others = [
+            threading.Thread(target=work, name="holdfast-copy", daemon=True)
+            for _ in range(min(self._threads, len(self._jobs)) - 1)
+        ]
+        try:
+            _start(others)
+            work()
+        except BaseException as error:  # noqa: BLE001  raised when the threads have ended
+            errors.append(error)
+        for thread in others:
+            _join_surely(thread, errors)
+        if errors:
+            raise errors[0]
+
+
+def _start(threads: list[threading.Thread]) -> None:
+    with contextlib.suppress(RuntimeError):  # there may be no more threads: whoever is here copies
+        for thread in threads:
+            thread.start()
+
+
+def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
+    """Wait for a thread whatever happens: it writes where the next snapshot may go."""
+    is_over = False
+    while not is_over:
+        try:
+            if thread.is_alive():  # else it has not begun, and will find the error if it does
+                thread.join()
+            is_over = True
+        except BaseException as error:  # noqa: BLE001  raised when the thread has ended
+            errors.append(error)
+
+
+def _join(moves: Iterable[Move]) -> list[Move]:
+    """Neighbours that stay neighbours are one."""
+    joined: list[Move] = []
+    for target, source, size in moves:
+        if joined:
+            before, origin, length = joined[-1]
+            if before + length == target and origin + length == source:
+                joined[-1] = (before, origin, length + size)
+                continue
+        if size:
+            joined.append((target, source, size))
+    return joined
+
+
+class _Piece:
+    def __init__(self, target: int, source: int, size: int) -> None:
+        self._move = (target, source, size)
+
+    def __call__(self) -> None:
+        ctypes.memmove(*self._move)  # without the interpreter's lock
+
+
+def _batches(moves: list[Move]) -> list[Callable[[], None]]:
+    found: list[Callable[[], None]] = []
+    batch: list[Move] = []
+    size_bytes = 0
+    for move in moves:
+        if len(batch) == _BATCH or size_bytes + move[2] > _BATCH_BYTES:
+            found.append(_Batch(batch))
+            batch, size_bytes = [], 0
+        batch.append(move)
+        size_bytes += move[2]
+    if batch:
+        found.append(_Batch(batch))
+    return found
+
+
+class _Batch:
+    """Small copies in one call: the kernel reads this process as it would read another."""
+
+    def __init__(self, moves: list[Move]) -> None:
+        sources: list[int] = []
+        targets: list[int] = []
+        for target, source, size in moves:
+            sources += (source, size)
+            if targets and targets[-2] + targets[-1] == target:
+                targets[-1] += size
+            else:
+                targets += (target, size)
+        self._sources = array("Q", sources)
+        self._targets = array("Q", targets)
+        self._bytes = sum(size for *_, size in moves)
+
+    def __call__(self) -> None:
+        if not self._by_kernel():
+            self._one_by_one()
+
+    def _by_kernel(self) -> bool:
+        if _readv is None:
+            return False
+        targets, sources = self._targets, self._sources
+        read = _readv(
+            os.getpid(),
+            *(targets.buffer_info()[0], len(targets) // 2),
+            *(sources.buffer_info()[0], len(sources) // 2),
+            0,
+        )
+        return bool(read == self._bytes)
+
+    def _one_by_one(self) -> None:
+        place, room = self._targets[0], self._targets[1]
+        spans = iter(zip(self._targets[2::2], self._targets[3::2], strict=True))
+        for source, size in zip(self._sources[::2], self._sources[1::2], strict=True):
+            if room == 0:
+                place, room = next(spans)
+            ctypes.memmove(place, source, size)
+            place, room = place + size, room - size
+
+
+def _find_readv() -> Callable[..., int] | None:
+    function = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if function is None:
+        return None
+    address, count = ctypes.c_void_p, ctypes.c_ulong
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = [ctypes.c_int, address, count, address, count, count]
+    return function  # type: ignore[no-any-return]  # ctypes says nothing of its functions
+
+
+_readv = _find_readv()
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How the tensors get into one slot."""
+
+    addresses: list[int] | None  # as the capture knew them
+    raw: RawCopies  # of all that is bytes at a known address
+    others: list[tuple[str, list[int], list[Any]]]  # kind, which, and where they go
+
+
+class Generation:
+    """An arena for one layout of the state, with the views that snapshots are copied into."""
+
+    def __init__(self, arena: Arena, backing: Backing, plan: ImagePlan) -> None:
+        self.arena = arena
+        self.backing = backing
+        self.plan = plan
+        places: dict[str, list[int]] = {}
+        on_device: dict[str, list[int]] = {}
+        for index, spec in enumerate(plan.specs):
+            copies = getattr(adapter_of(spec.kind), "copies_by_itself", lambda _: False)(spec)
+            (on_device if copies else places).setdefault(spec.kind, []).append(index)
+        self._indices = places
+        self.specs_seen: list[TensorSpec] | None = None  # known to be those of the plan
+        self._ways: dict[int, _Ways] = {}  # by slot
+        self._on_device: list[int] = []
+        self._copies: DeviceCopies | None = None
+        for kind, indices in on_device.items():  # of one framework: no other does it yet
+            self._on_device = indices
+            self._copies = adapter_of(kind).device_copies(
+                arena.mapped,
+                [(plan.specs[i], plan.offsets[i]) for i in indices],
+                [arena.slot_offset(slot) for slot in range(arena.slots)],
+            )
+
+    def fits(self, captured: Captured, scalars_bytes: int) -> bool:
+        """Whether a state has the layout that this arena was made for."""
+        if scalars_bytes > self.plan.scalars.size_bytes:
+            return False
+        if captured.specs is not self.specs_seen:
+            if list(self.plan.specs) != captured.specs:
+                return False
+            self.specs_seen = captured.specs
+        return True
+
+    def begin(self, slot: int, captured: Captured, *, careful: bool) -> Flight | None:
+        """Begin to copy what is on a device; what it still has to copy is returned."""
+        if self._copies is None:
+            return None
+        on_device = [captured.values[i] for i in self._on_device]
+        return self._copies.begin(slot, on_device, careful=careful)
+
+    def fill(self, slot: int, captured: Captured, scalars: bytes) -> None:
+        """Copy everything else."""
+        values = captured.values
+        ways = self._ways.get(slot)
+        if ways is None or ways.addresses is not captured.addresses:
+            ways = self._ways[slot] = self._prepare(slot, captured.addresses)
+        ways.raw.run()
+        for kind, indices, targets in ways.others:
+            adapter_of(kind).copy_all(targets, [values[i] for i in indices])
+        start = self.arena.slot_offset(slot) + self.plan.scalars.offset
+        capacity = self.plan.scalars.size_bytes
+        self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
+
+    def _prepare(self, slot: int, addresses: list[int] | None) -> _Ways:
+        """How each tensor gets into a slot, as long as none of them moves."""
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.mapped))
+        start += self.arena.slot_offset(slot)
+        plan, known = self.plan, addresses or [0] * len(self.plan.specs)
+        moves = [
+            (start + plan.offsets[i], known[i], plan.specs[i].size_bytes)
+            for indices in self._indices.values()
+            for i in indices
+            if known[i]
+        ]
+        others = []
+        for kind, indices in self._indices.items():
+            left = [i for i in indices if not known[i]]
+            if left:
+                targets = adapter_of(kind).destinations(
+                    self.arena.mapped,
+                    [(plan.specs[i], plan.offsets[i]) for i in left],
+                    self.arena.slot_offset(slot),
+                )
+                others.append((kind, left, targets))
+        return _Ways(addresses, RawCopies(moves), others)
+
+    @property
+    def device_seconds(self) -> float:
+        """What a snapshot is known to keep the device from its work."""
+        return 0.0 if self._copies is None else self._copies.cost_seconds
+
+    @property
+    def hides_the_processor(self) -> bool:
+        """Whether what the processor did for the last snapshot cost training nothing."""
+        return self._copies is not None and self._copies.is_ahead
+
+    def close(self) -> None:
+        self._ways.clear()
+        if self._copies is not None:
+            self._copies.close()
+        self.arena.close()

@@ -1,0 +1,325 @@
+"""Snapshots: the state of one boundary, copied into a free slot.
+
+The trainer never waits here unless it is told to: while an arena is being built,
+a device still copies, or every free slot is being read, there is simply no snapshot,
+and the next boundary tries again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._environment.processes.proc import FairDeadline
+from holdfast._run.saving.async_copy import Landings
+from holdfast._run.saving.slots import Generation
+from holdfast._state.capture import Captured
+from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
+from holdfast._store.memory.arena import Arena, arena_bytes
+from holdfast._store.memory.backing import Backing, populate, reserve
+
+_BUILD_AT_ONCE_BYTES = 32 << 20
+_BUILD_AT_ONCE_TENSORS = 2000
+_LOOK_SECONDS = 0.02
+_CLOSING_SECONDS = 5.0  # for a device that may never answer again
+_MOST_IN_VAIN = 3
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A snapshot that is whole, or will be when the device has copied it."""
+
+    generation: int
+    slot: int
+    sequence: int
+    mark: int
+    seconds: float  # that the processor took for the copy
+    device_seconds: float = 0.0  # for which it keeps a device from its work
+    is_hidden: bool = False  # the device had work meanwhile, so that the processor's cost nothing
+
+    @property
+    def step(self) -> int:
+        return self.mark // 2
+
+
+class Snapshots:
+    """Takes snapshots for one attempt of a run."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        attempt: int,
+        announce: Callable[[Arena, Backing], None],
+        say: Callable[[str], None],
+        rank: int = 0,
+        folder: str = "",
+        common: Callable[[], int] = lambda: -1,
+        landed: Callable[[Taken, bool], None] = lambda *_: None,
+        attend: Callable[[], None] = lambda: None,
+        readers: Callable[[], list[int]] = list,
+    ) -> None:
+        self._run_id = run_id
+        self._attempt = attempt
+        self._rank = rank
+        self._folder = folder
+        self._common = common  # the mark of the newest snapshot that all ranks hold
+        self._announce = announce
+        self._say = say
+        self._current: Generation | None = None
+        self._building: threading.Thread | None = None
+        self._built: Generation | None = None
+        self._number = 0
+        self._sequence = 0
+        self._in_vain = 0  # arenas in a row whose layout was gone before they were used
+        self._promised: dict[int, int] = {}
+        self._attend = attend  # to what must not die while one waits
+        self._readers = readers  # the processes that hold slots for a while
+        self._landed = landed  # told of what a device has copied, and whether it went well
+        self._landings = Landings(say)
+        self._in_air: Taken | None = None
+        self._whole = threading.Lock()  # for whoever calls a slot whole, or void
+        self.impossible = False  # there is no memory for slots: checkpoints only
+        self.newest: Taken | None = None
+
+    @property
+    def slots(self) -> int:
+        return self._current.arena.slots if self._current else 0
+
+    @property
+    def arena(self) -> tuple[Arena, Backing] | None:
+        """The arena of the moment, for a keeper that starts late."""
+        return (self._current.arena, self._current.backing) if self._current else None
+
+    def take(
+        self, captured: Captured, head: dict[str, Any], mark: int, *, patience_seconds: float = 0.0
+    ) -> Taken | None:
+        """Copy a captured state into a free slot; None if there is none within the patience.
+
+        What a device copies by itself may be `in_air` when this returns.
+        """
+        began = time.perf_counter()
+        deadline = FairDeadline(patience_seconds, self._readers)
+        if not self._landings.wait(deadline.at):
+            return None
+        scalars = captured.scalars({**head, "step": mark // 2})
+        if not self._fits(self._current, captured, len(scalars)):
+            if not self._renew(captured, len(scalars), deadline.at):
+                return None
+            began = time.perf_counter()  # building is paid once, copying each time
+        generation = self._current
+        assert generation is not None
+        slot = generation.arena.begin(self._held(), self._common())
+        looked = time.monotonic()
+        while slot is None:
+            if deadline.is_over():
+                return None
+            if time.monotonic() - looked >= _LOOK_SECONDS:
+                self._attend()  # whoever reads the slots may have died over it
+                looked = time.monotonic()
+            time.sleep(0.001)
+            slot = generation.arena.begin(self._held(), self._common())
+        flight = None
+        try:
+            flight = generation.begin(slot, captured, careful=patience_seconds > 0)
+            generation.fill(slot, captured, scalars)
+        except BaseException:
+            if flight is None:
+                generation.arena.abandon(slot)
+            else:  # the device still writes there
+                self._landings.expect(flight, lambda _: generation.arena.abandon(slot))
+            raise
+        self._sequence += 1
+        taken = Taken(
+            generation=generation.arena.generation,
+            slot=slot,
+            sequence=self._sequence,
+            mark=mark,
+            seconds=time.perf_counter() - began,
+            device_seconds=generation.device_seconds,
+            is_hidden=generation.hides_the_processor,
+        )
+        if flight is None:
+            self._finish(generation.arena, taken)
+        else:
+            self._in_air = taken
+            self._landings.expect(flight, lambda good: self._land(generation.arena, taken, good))
+        return taken
+
+    @property
+    def in_air(self) -> Taken | None:
+        """What a device still copies."""
+        return self._in_air
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a device still copies, so that there is no use in asking for another."""
+        return not self._landings.is_free
+
+    def wait_landed(self, seconds: float) -> bool:
+        """Whether nothing is in the air any more."""
+        return self._landings.wait(time.monotonic() + seconds)
+
+    def _finish(self, arena: Arena, taken: Taken) -> None:
+        arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
+        self.newest = taken
+
+    def _land(self, arena: Arena, taken: Taken, good: bool) -> None:
+        """In the landings' thread: the device has copied, or could not."""
+        with self._whole:
+            good = good and self._in_air is taken  # else it is void by now
+            self._in_air = None
+            if good:
+                self._finish(arena, taken)
+            else:
+                arena.abandon(taken.slot)
+        self._landed(taken, good)
+
+    def void_from(self, step: int) -> None:
+        """Hold nothing any more from this step on: the newest is then one before it."""
+        with self._whole:
+            if self._in_air is not None and self._in_air.step >= step:
+                self._in_air = None
+            if self._current is None:
+                return
+            arena = self._current.arena
+            arena.void_from(step)
+            record = arena.newest()
+            self.newest = None
+            if record is not None:
+                place = (arena.generation, record.slot, record.sequence, record.mark)
+                self.newest = Taken(*place, seconds=0.0)
+
+    def promise(self, taken: Taken) -> None:
+        """Leave this slot alone until `settle`: it is to become a checkpoint."""
+        self._promised[taken.sequence] = taken.slot
+
+    def settle(self, sequence: int) -> None:
+        self._promised.pop(sequence, None)
+
+    def settle_all(self) -> None:
+        self._promised.clear()
+
+    def close(self) -> None:
+        """Let go of the memory; whoever removes the files has done so or will."""
+        if self._building is not None:
+            self._building.join()
+        has_landed = self.wait_landed(_CLOSING_SECONDS)
+        self._landings.close()
+        if not has_landed:  # the device may still write there: all of it goes with the process
+            return
+        for generation in (self._current, self._built):
+            if generation is not None:
+                generation.close()
+        if self._built is not None:
+            self._built.backing.remove()
+        self._current = self._built = None
+
+    def _held(self) -> set[int]:
+        return set(self._promised.values())
+
+    def _renew(self, captured: Captured, scalars_bytes: int, deadline: float) -> bool:
+        """Go over to a generation for this layout, building one first; False if not yet."""
+        while not self.impossible:
+            if self._building is None and not self._fits(self._built, captured, scalars_bytes):
+                self._start_building(captured.specs, scalars_bytes)
+            if self._building is not None:
+                self._building.join(max(0.0, deadline - time.monotonic()))
+                if self._building.is_alive():
+                    return False
+                self._building = None
+            if self._fits(self._built, captured, scalars_bytes):
+                self._adopt()
+                return True
+        return False
+
+    @staticmethod
+    def _fits(generation: Generation | None, captured: Captured, scalars_bytes: int) -> bool:
+        return generation is not None and generation.fits(captured, scalars_bytes)
+
+    def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
+        if self._built is not None:  # made for a layout that was gone before it was ready
+            self._built.close()
+            self._built.backing.remove()
+            self._built = None
+            self._in_vain += 1
+            if self._in_vain >= _MOST_IN_VAIN:
+                self._give_up("the state changes its tensors' names or sizes too often")
+                return
+        self._number += 1
+        size_bytes = sum(spec.size_bytes for spec in specs) + scalars_bytes
+        if 3 * size_bytes <= _BUILD_AT_ONCE_BYTES and len(specs) <= _BUILD_AT_ONCE_TENSORS:
+            self._build(specs, scalars_bytes, self._number)
+            return
+        self._building = threading.Thread(
+            target=self._build,
+            args=(specs, scalars_bytes, self._number),
+            name="holdfast-arena",
+            daemon=True,
+        )
+        self._building.start()
+
+    def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
+        plan = plan_image(specs, scalars_bytes)
+        for slots in (3, 2):
+            size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
+            try:
+                backing = reserve(self._run_id, self._attempt, number, size, self._rank)
+            except OSError as error:
+                self._give_up(f"the system refuses the memory for them ({error.strerror})")
+                return
+            if backing is not None:
+                break
+        else:
+            self._give_up(f"too little memory (two slots of {plan.size_bytes / 2**30:.2f} GB)")
+            return
+        try:
+            self._built = self._format(backing, plan, number, slots)
+        except Exception as error:  # noqa: BLE001  a thread's error would be lost, and tried again
+            backing.remove()
+            self._give_up(f"{type(error).__name__}: {error}")
+            return
+        if backing.path is None and self._current is None:
+            self._say(
+                f"{backing.why_not_shm}, so the snapshots live in memory that goes with trainer "
+                "and keeper: if both are killed, what is left is the last checkpoint."
+            )
+        if slots == 2:
+            self._say(
+                "memory allows two snapshot slots, not three: while a checkpoint is being written "
+                "no newer snapshot is taken."
+            )
+
+    def _give_up(self, why: str) -> None:
+        self.impossible = True
+        self._say(
+            f"no snapshots in memory: {why}. Only checkpoints on disk are kept, and each holds up "
+            "training while it is written."
+        )
+
+    def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> Generation:
+        arena = Arena.create(
+            backing.descriptor,
+            run_id=self._run_id,
+            attempt=self._attempt,
+            generation=number,
+            slots=slots,
+            plan=plan,
+            folder=self._folder,
+        )
+        populate(arena.mapped)
+        return Generation(arena, backing, plan)
+
+    def _adopt(self) -> None:
+        former, self._current, self._built = self._current, self._built, None
+        assert self._current is not None
+        self._in_vain = 0
+        self._promised.clear()
+        self._announce(self._current.arena, self._current.backing)
+        # The keeper has its own mapping of the former arena, and removes that file
+        # when the first slot of this one is whole.
+        if former is not None:
+            former.close()

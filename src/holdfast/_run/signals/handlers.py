@@ -1,0 +1,233 @@
+"""Signals in, numbers out.
+
+A handler may run between any two bytecodes, while the thread it interrupts
+holds any lock. So ours appends a number and returns: no saving, no printing.
+The step boundary does the work. `set_wakeup_fd` carries the number to the
+keeper at C level, so that the clock of a deadline starts even while the main
+thread sits in a long call.
+
+Only outside the user's loop, where no boundary will come, it raises at once, as
+Python would; and for the second Ctrl-C where nobody else answers it: without a
+keeper, and at a prompt or in a notebook, whose process must live on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from holdfast import _errors
+from holdfast._environment.processes.libc import c_handler
+from holdfast._errors import Stopped, is_interactive
+from holdfast._store.folder.requests import SAME_PRESS_SECONDS
+
+_SIGQUIT = getattr(signal, "SIGQUIT", None)
+_SIGHUP = getattr(signal, "SIGHUP", None)
+_OURS = (
+    *("_run/session.py", "_run/boundary.py", "_run/saving", "_run/exit", "_run/signals"),
+    *("_state", "_store"),
+)
+_OUR_WORK = tuple(str(Path(__file__).parents[2] / name) for name in _OURS)
+_Handler = Callable[[int, Any], Any] | int | None
+
+# The one that fork must undo in the child; there is at most one run that owns the signals.
+_installed: SignalWatch | None = None
+_fork_hook_set = False
+_masks = threading.local()  # of the thread that forks, while it does
+
+
+class SignalWatch:
+    """Notes the signals of one run while it is open."""
+
+    def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: IO[bytes] | None) -> None:
+        self.noted: list[int] = []
+        self.is_alone = False  # True: there is no keeper
+        self.defers = True  # False: outside the loop, where a signal acts at once
+        self.holds_warnings = False  # True: but a scheduler's warning is only noted
+        self.leave: Callable[[int], BaseException] | None = None  # set: it leaves at once
+        self.leaves_when_nudged = False  # True: what leaves was decided with other ranks
+        self.nudged = False  # the next one is our own thread's
+        self.ends_the_step = False  # True: what nudges does not wait for the boundary
+        self._pressed_at: float | None = None
+        self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
+        self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
+        self._wakeup = wakeup
+        self._stacks = stacks
+        self._former: dict[int, _Handler] = {}
+        self._former_wakeup = -1
+        self._former_quit: _Handler = None  # only of a process 1
+        self._outer: SignalWatch | None = None  # of a run that this one was opened in
+        self._at_c_level: dict[int, bytes] = {}
+        # Python makes a new method object at each look; the handler must be one thing.
+        self._handler = self._note
+
+    def install(self) -> None:
+        global _installed, _fork_hook_set
+        for number in self._numbers:
+            former = signal.getsignal(number)
+            # What was ignored from the start stays so: Ctrl-C of a job in the background, and
+            # SIGHUP under nohup.
+            if former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP):
+                continue
+            self._former[number] = former
+            signal.signal(number, self._handler)
+            self._at_c_level[number] = c_handler(number)
+        if self._wakeup >= 0:
+            self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+            if os.getpid() == 1:
+                # It cannot die of a signal, and its end would be the keeper's too: the keeper is
+                # told by way of Python, saves, and has it leave.
+                self._former_quit = signal.signal(_SIGQUIT, self._quit_as_first)
+            # At C level: it works while a call holds the interpreter. With `chain`
+            # the process then dies of the signal, as a person at Ctrl-\ expects. Only its own
+            # stack: those of other threads change meanwhile, and to walk them can be a SIGSEGV.
+            faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=False, chain=True)
+        self._outer, _installed = _installed, self
+        if not _fork_hook_set and hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=_block_signals,
+                after_in_parent=_unblock_signals,
+                after_in_child=_undo_in_child,
+            )
+            _fork_hook_set = True
+
+    def heed_no_more(self, number: int) -> None:
+        """Let `remove` leave this signal ignored."""
+        if number in self._former:
+            self._former[number] = signal.SIG_IGN
+
+    def remove(self) -> None:
+        """Put everything back as it was."""
+        global _installed
+        if _installed is self:
+            _installed = self._outer
+        if self._wakeup >= 0:
+            try:
+                signal.set_wakeup_fd(self._former_wakeup)
+            except (ValueError, OSError):  # closed meanwhile by whoever it belonged to
+                signal.set_wakeup_fd(-1)
+        for number, former in self._former.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+        self._former.clear()
+        if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
+            faulthandler.unregister(_SIGQUIT)
+            if self._former_quit is not None:
+                signal.signal(_SIGQUIT, self._former_quit)
+
+    def mend(self) -> list[str]:
+        """Take back what another library has replaced, and return what that was."""
+        replaced = []
+        # Around each cell and prompt these are put in place: nobody's wish, and no news.
+        defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
+        for number in tuple(self._former):
+            found = signal.getsignal(number)
+            if found is self._handler and c_handler(number) == self._at_c_level[number]:
+                continue
+            if found is not self._handler and callable(found):
+                self._former[number] = found  # the user's newest wish, kept for the boundary
+            if number != signal.SIGINT or found not in defaults:
+                replaced.append(f"the handler of {signal.Signals(number).name}")
+            signal.signal(number, self._handler)
+            self._at_c_level[number] = c_handler(number)
+        if self._wakeup >= 0:
+            descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+            if descriptor != self._wakeup:
+                self._former_wakeup = descriptor
+                if descriptor not in defaults:
+                    replaced.append("the wakeup descriptor")
+        return replaced
+
+    def users_handler(self, number: int) -> Callable[[int, Any], Any] | None:
+        """A handler of the user's own, to be called once the state is durable."""
+        former = self._former.get(number)
+        if not callable(former) or former is signal.default_int_handler:
+            return None
+        return former
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.defers:
+            nudged, self.nudged = self.nudged, False
+            again = not nudged and self._is_pressed_again(number)
+            if not nudged:
+                self.noted.append(number)
+            if self.leave is not None and (nudged or not self.leaves_when_nudged):
+                raise self.leave(number)
+            if again and self.is_alone:
+                raise KeyboardInterrupt  # no keeper hears the second Ctrl-C
+            at_once = again or (nudged and self.ends_the_step)
+            if at_once and is_interactive() and not _is_our_work(frame):
+                raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
+            return
+        if self.holds_warnings and _errors.of_signal(number) == _errors.REQUEUE:
+            self.noted.append(number)
+            return
+        handler = self.users_handler(number)
+        if handler is not None:  # no boundary will come that could call it
+            handler(number, frame)
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Stopped(_errors.of_signal(number), signal.Signals(number).name)
+
+    def _quit_as_first(self, number: int, _: FrameType | None) -> None:
+        if not self.defers or self.is_alone:
+            os._exit(128 + number)
+
+    def _is_pressed_again(self, number: int) -> bool:
+        if number != signal.SIGINT:
+            return False
+        first, now = self._pressed_at, time.monotonic()
+        if first is None:
+            self._pressed_at = now
+        return first is not None and now - first > SAME_PRESS_SECONDS
+
+    def _undo_in_child(self) -> None:
+        # A forked worker must neither run our handler nor write into our descriptor:
+        # one Ctrl-C with two workers would arrive three times.
+        with contextlib.suppress(ValueError, OSError):
+            signal.set_wakeup_fd(-1)
+            for number, former in self._former.items():
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+            if self._takes_quit and _SIGQUIT is not None:
+                faulthandler.unregister(_SIGQUIT)
+
+
+def _is_our_work(frame: FrameType | None) -> bool:
+    """Whether the thread saves or closes, which must not be cut in two."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_OUR_WORK):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _block_signals() -> None:
+    # What reaches a child before its handlers are put back would be noted by ours and
+    # lost, and be told to the keeper as if it had come for the trainer.
+    if _installed is not None and _installed.defers:
+        numbers = set(_installed._former)
+        if _installed._takes_quit and _SIGQUIT is not None:
+            numbers.add(_SIGQUIT)
+        _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _unblock_signals() -> None:
+    before = _masks.__dict__.pop("before", None)
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _undo_in_child() -> None:
+    global _installed
+    if _installed is not None:
+        watch, _installed = _installed, None
+        watch._undo_in_child()
+    _unblock_signals()

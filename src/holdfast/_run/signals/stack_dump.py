@@ -1,0 +1,118 @@
+"""Lets the keeper see where this process stands, while a run is open.
+
+By py-spy, which reads it from outside: where the system lets only a parent do that, the keeper is
+allowed to. And by a signal of its own, on which faulthandler writes the stack of every thread into
+a file in memory that the keeper shares. That works at C level, so even while a call holds the
+interpreter. Forked workers have all of it too, so that the line of a stuck one can be named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import signal
+import sys
+import weakref
+from pathlib import Path
+
+from holdfast._environment.processes.libc import c_handler, libc
+from holdfast._environment.processes.threads import STACKS_FILE
+
+_FIRST = 7  # after SIGRTMIN: the C library takes the first ones for itself, and so do others
+_TRIES = 6
+_PR_SET_PTRACER = 0x59616D61  # "Yama"
+_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+class StackDump:
+    """While it is there, the signal in the file's name makes this process write its stacks."""
+
+    def __init__(self) -> None:
+        self.descriptor: int | None = None
+        self._number = 0
+        self._at_c_level = b""
+        self._keeper = 0
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            self._register()
+
+    def admit(self, keeper: int) -> None:
+        """Let this process, and those that it starts, read ours; one at a time can be let."""
+        if _is_for_parents_only():
+            self._keeper = keeper
+            _allow(keeper)
+            _installed.add(self)
+            _watch_forks()
+
+    def remove(self) -> None:
+        """Put everything back as it was."""
+        _installed.discard(self)
+        if self._keeper:
+            _allow(0)
+            self._keeper = 0
+        number, self._number = self._number, 0
+        # Whoever has taken the signal over meanwhile keeps it, and the file that goes with it.
+        if number and c_handler(number) == self._at_c_level:
+            faulthandler.unregister(number)
+            if self.descriptor is not None:
+                os.close(self.descriptor)
+        self.descriptor = None
+
+    def _register(self) -> None:
+        number = _find_unused()
+        if number is None:
+            return
+        descriptor = os.memfd_create(f"{STACKS_FILE}{number}", os.MFD_CLOEXEC)
+        try:
+            # The keeper empties it, and workers write to it too: each at its end as it is then.
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+            faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.descriptor, self._number = descriptor, number
+        self._at_c_level = c_handler(number)
+
+
+def _find_unused() -> int | None:
+    if sys.platform != "linux":
+        return None
+    default = bytes(len(c_handler(signal.SIGRTMIN + _FIRST)))
+    for number in range(signal.SIGRTMIN + _FIRST, signal.SIGRTMIN + _FIRST + _TRIES):
+        if number < signal.SIGRTMAX and c_handler(number) == default:
+            return number
+    return None
+
+
+def _is_for_parents_only() -> bool:
+    """Elsewhere nothing need be allowed, and what somebody else has allowed stays."""
+    with contextlib.suppress(OSError):
+        return _SCOPE.read_bytes().strip() == b"1"
+    return False
+
+
+def _allow(pid: int) -> None:
+    import ctypes
+
+    words = [ctypes.c_ulong(each) for each in (pid, 0, 0, 0)]
+    with contextlib.suppress(OSError, AttributeError):
+        libc().prctl(_PR_SET_PTRACER, *words)
+
+
+_installed: weakref.WeakSet[StackDump] = weakref.WeakSet()
+_is_watching_forks = False
+
+
+def _watch_forks() -> None:
+    global _is_watching_forks
+    if not _is_watching_forks and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_allow_in_child)
+        _is_watching_forks = True
+
+
+def _allow_in_child() -> None:
+    # Unlike the handler and the file, this is not inherited.
+    for each in list(_installed):
+        _allow(each._keeper)

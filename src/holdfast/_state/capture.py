@@ -1,0 +1,418 @@
+"""From live objects to a tree of plain values and a list of tensors.
+
+The tree is JSON, so nothing is ever pickled and loading runs no code. What JSON
+lacks is tagged:
+
+    {"$t": 3}                tensor number 3          {"$state": …}      an object's state_dict()
+    {"$tuple": […]}          a tuple                  {"$generator": …}  a random generator
+    {"$dict": [[key, …]]}    keys that are no strings {"$bytes": "…"}    short bytes, base64
+    {"$odict": …}            an OrderedDict           {"$float": "nan"}  what JSON cannot say
+    {"$set": […]}            a set, or "$frozenset"   {"$int": "0x…"}    more digits than it takes
+    {"$shard": {"t": 3, …}}  this rank's part of a sharded tensor, and which part that is
+    {"$r": "model.weight"}   a tensor that is the same on all ranks, and that another one stores
+    {"$node": {…}}           the parts of a value that cannot change in place (a JAX pytree)
+
+A tensor that appears twice (tied weights) is stored once, and both places refer to it. Of the
+parts of a sharded tensor that several ranks hold alike, one rank has the number and the others
+have None, as has an empty part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import struct
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from holdfast._adapters.registry import adapter_of, adapters, exact_types
+from holdfast._errors import StateMismatch, UnstorableState
+from holdfast._state.plain_values import (
+    PLAIN_TYPES,
+    encode_plain,
+    encode_uncommon,
+    in_order,
+    is_flat,
+)
+from holdfast._store.format.image import SCALARS, TensorSpec, encode_scalars
+
+# -- A state at one moment: what was found in the live objects, ready to be copied -----------------
+
+
+class Captured:
+    """A tree of plain values, and the live tensors that it refers to.
+
+    `specs` is the same list as at the capture before as long as the layout is the same, and
+    `addresses` as long as no tensor has moved, so that whoever compares may begin with `is`.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        specs: list[TensorSpec],
+        values: list[Any],
+        left_out: int = 0,
+        *,
+        text: str | None = None,
+        addresses: list[int] | None = None,
+    ) -> None:
+        self._tree = tree
+        self._text = text  # the tree as JSON, where that is had without making the tree
+        self.specs = specs
+        self.values = values
+        self.left_out = left_out  # tensors that other ranks store
+        # Where the bytes of each value are in this process, in C order; 0 where it has to be asked.
+        self.addresses = addresses
+
+    @property
+    def tree(self) -> Any:
+        if self._tree is None and self._text is not None:
+            self._tree = json.loads(self._text)
+        return self._tree
+
+    def scalars(self, head: Mapping[str, Any]) -> bytes:
+        """The tree behind what stands in `head`, as the bytes that an image takes."""
+        if self._text is None:
+            return encode_scalars({**head, "tree": self._tree})
+        start = encode_scalars(dict(head))[:-1]
+        return b"".join((start, b"," if head else b"", b'"tree":', self._text.encode(), b"}"))
+
+    def and_one_more(
+        self, name: str, value: Any, specs: list[TensorSpec], addresses: list[int] | None
+    ) -> Captured:
+        """The same with one tensor at the end of the tree's `extra`, which is its last entry."""
+        entry = {"$t": len(self.specs)}
+        tree, text = None, None
+        if self._text is None:
+            tree = {**self._tree, "extra": {**self._tree["extra"], name: entry}}
+        else:
+            text = f"{self._text[:-2]},{json.dumps(name)}:{json.dumps(entry)}}}}}"
+        values = [*self.values, value]
+        return Captured(tree, specs, values, self.left_out, text=text, addresses=addresses)
+
+
+# -- Work that makes very many objects, none of which is garbage yet -------------------------------
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """The collector would look through all that there is several times, and find nothing."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+_STUMBLES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
+_DEPTH = 200
+# What stands beside the tensors in the header and the manifest.
+_TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
+STORABLE = (
+    "objects with state_dict and load_state_dict, Keras models and optimizers, tf.Modules, JAX "
+    "pytrees, tensors and arrays, random generators, numbers, strings, bytes, None, and lists, "
+    "tuples, dicts and sets of these"
+)
+
+
+def is_stateful(value: object) -> bool:
+    """Whether an object has a state that it takes back: by itself, or by its adapter."""
+    if isinstance(value, type):
+        return False
+    return keeps_state(value) or _adapter_for(value) is not None
+
+
+def parts_of(value: object) -> dict[str, Any] | None:
+    """What an object holds, if its state is that of its parts, each loaded by itself."""
+    adapter = None if keeps_state(value) else _adapter_for(value)
+    found: dict[str, Any] | None = getattr(adapter, "object_parts", lambda _: None)(value)
+    return found
+
+
+def keeps_state(value: Any) -> bool:
+    """Whether an object has a state_dict, and no adapter knows better."""
+    if any(getattr(each, "knows_better", _never)(value) for each in adapters()):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
+
+
+def _adapter_for(value: object) -> ModuleType | None:
+    """The adapter that knows the state of an object which has no state_dict."""
+    for adapter in adapters():
+        if getattr(adapter, "is_object", _never)(value):
+            return adapter
+    return None
+
+
+def state_of(value: Any) -> Any:
+    """The state of an object."""
+    if keeps_state(value):
+        return value.state_dict()
+    adapter = _adapter_for(value)
+    assert adapter is not None
+    return adapter.object_state(value)
+
+
+def give_state(value: Any, state: Any) -> None:
+    """Give an object a state back."""
+    if keeps_state(value):
+        value.load_state_dict(state)
+        return
+    adapter = _adapter_for(value)
+    assert adapter is not None
+    adapter.load_object(value, state)
+
+
+def node_adapter(value: object) -> ModuleType | None:
+    """The adapter that takes a value apart which cannot change in place, and makes it anew."""
+    for adapter in adapters():
+        if getattr(adapter, "is_node", _never)(value):
+            return adapter
+    return None
+
+
+SpecCache = dict[str, tuple[Hashable, TensorSpec]]
+
+
+def capture(
+    state: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+    cache: SpecCache | None = None,
+    *,
+    replicas: bool = False,
+    elsewhere: Mapping[Hashable, str] | None = None,
+) -> Captured:
+    """Capture the user's state, with `extra` (the generators) beside it.
+
+    Raises UnstorableState with the path and the type of the first value that
+    cannot be stored. A `cache` that is kept from one capture to the next saves
+    describing every tensor anew. With `replicas`, parts of sharded tensors that
+    another rank stores are there too. Tensors in `elsewhere` are only named.
+    """
+    encoder = Encoder({} if cache is None else cache, elsewhere or {}, replicas=replicas)
+    tree = encoder.tree(state, extra)
+    return Captured(tree, encoder.specs, encoder.values, len(encoder.left_out))
+
+
+def refuse_unstorable(state: Mapping[str, Any]) -> None:
+    """Raise UnstorableState if any of the state cannot be captured."""
+    for name, value in state.items():
+        for adapter in adapters():
+            reason = getattr(adapter, "refuse", lambda _: None)(value)
+            if reason is not None:
+                raise UnstorableState(f"{name}: {reason}", path=name)
+    with without_collector():
+        capture(state)
+
+
+def capture_generators(*, devices: bool = True) -> dict[str, Any]:
+    """The state of every global random generator in use, those of devices only if asked for."""
+    import random
+
+    version, words, gauss = random.getstate()
+    packed = struct.pack(f"<{len(words)}I", *words)
+    states: dict[str, Any] = {"python": (version, packed, gauss)}
+    for adapter in adapters():
+        states.update(adapter.generators(devices=devices))
+    return states
+
+
+def restore_generators(states: Mapping[str, Any]) -> list[str]:
+    """Put the global random generators back; returns what could not be."""
+    import random
+
+    lost: list[str] = []
+    try:
+        version, packed, gauss = states["python"]
+        words = struct.unpack(f"<{len(packed) // 4}I", packed)
+        random.setstate((version, words, gauss))
+        for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
+            lost += adapter_of(kind).restore_generators(states)
+    except _STUMBLES as error:
+        raise StateMismatch(f"the stored generators cannot be put back: {error!r}") from error
+    return lost
+
+
+class Encoder:
+    """Makes the tree of a state, and the list of its tensors."""
+
+    def __init__(
+        self,
+        cache: SpecCache,
+        elsewhere: Mapping[Hashable, str],
+        *,
+        replicas: bool = False,
+    ) -> None:
+        self._cache = cache
+        self._elsewhere = elsewhere
+        self.left_out: set[str] = set()
+        self._replicas = replicas
+        self.specs: list[TensorSpec] = []
+        self.values: list[Any] = []
+        self._seen: dict[Hashable, int] = {}
+        self._names: set[str] = set(_TAKEN_NAMES)
+        self._adapters = adapters()
+        self._exact = exact_types(self._adapters)
+        self._depth = 0
+
+    def tree(self, state: Mapping[str, Any], extra: Mapping[str, Any] | None) -> dict[str, Any]:
+        tree = {"state": {name: self.encode(value, name) for name, value in state.items()}}
+        if extra is not None:
+            tree["extra"] = self.encode(dict(extra), "holdfast")
+        return tree
+
+    def plain(self, encoded: Any) -> Any:
+        """What has no tensor in it, on its way into the tree."""
+        return encoded
+
+    def state_of(self, value: Any) -> Any:
+        """The state of an object."""
+        return state_of(value)
+
+    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+        return adapter.generator_state(value)
+
+    def encode(self, value: Any, path: str) -> Any:
+        if type(value) in PLAIN_TYPES:
+            return self.plain(encode_plain(value))
+        exact = self._exact.get(type(value))
+        if exact is not None:
+            return self._array(exact, value, path)
+        if type(value) is not dict:
+            for adapter in self._adapters:
+                if adapter.is_array(value):
+                    if getattr(adapter, "is_sharded", _never)(value):
+                        return self._shard(adapter, value, path)
+                    return self._array(adapter, value, path)
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise UnstorableState(
+                f"{path[:80]}…: nested more than {_DEPTH} deep; does it contain itself?", path=path
+            )
+        encoded = self._encode_compound(value, path)
+        self._depth -= 1
+        return encoded
+
+    def _array(self, adapter: ModuleType, value: Any, path: str) -> dict[str, Any]:
+        name = self._name_elsewhere(adapter, value)
+        return {"$t": self._tensor(adapter, value, path)} if name is None else {"$r": name}
+
+    def _encode_compound(self, value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return self._mapping(value, path)
+        if isinstance(value, list):
+            if is_flat(value):
+                return self.plain([*value])
+            return [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return {"$tuple": [self.encode(item, f"{path}.{i}") for i, item in enumerate(value)]}
+        if is_stateful(value):
+            return {"$state": self.encode(self.state_of(value), path)}
+        if (adapter := node_adapter(value)) is not None:
+            parts = adapter.node_parts(value)
+            return {"$node": {k: self.encode(item, f"{path}.{k}") for k, item in parts.items()}}
+        for adapter in self._adapters:
+            found = adapter.encode_other(value)
+            if found is not None:
+                return self.plain(found)
+            if adapter.is_generator(value):
+                state = self.generator_state(adapter, value)
+                return {"$generator": self.encode(state, path)}
+        if isinstance(value, set | frozenset):
+            tag = "$set" if isinstance(value, set) else "$frozenset"
+            return {
+                tag: [self.encode(item, f"{path}.{i}") for i, item in enumerate(in_order(value))]
+            }
+        encoded = encode_uncommon(value)
+        if encoded is not None:
+            return self.plain(encoded)
+        raise UnstorableState(
+            f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be stored.\n"
+            f"State may be {STORABLE}.",
+            path=path,
+        )
+
+    def _mapping(self, value: dict[Any, Any], path: str) -> Any:
+        plain_keys = all(type(key) is str and not key.startswith("$") for key in value)
+        if not isinstance(value, OrderedDict) and plain_keys:
+            return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
+        pairs = [
+            [self.key(key, f"{path} (a key)"), self.encode(item, f"{path}.{key}")]
+            for key, item in value.items()
+        ]
+        if not isinstance(value, OrderedDict):
+            return {"$dict": pairs}
+        encoded: dict[str, Any] = {"$odict": pairs}
+        # torch keeps the versions of a module's state here, and load_state_dict reads them.
+        metadata = getattr(value, "_metadata", None)
+        if metadata is not None:
+            encoded["$metadata"] = self.key(dict(metadata), f"{path} (versions)")
+        return encoded
+
+    def key(self, value: Any, path: str) -> Any:
+        """What belongs to the form of the tree and not to its values."""
+        return self.encode(value, path)
+
+    def _name_elsewhere(self, adapter: ModuleType, value: Any) -> str | None:
+        if not self._elsewhere:
+            return None
+        key = adapter.alias_key(value)
+        name = self._elsewhere.get(key)
+        if name is not None:
+            self.left_out.add(name)
+            self.met(adapter, key, None)
+        return name
+
+    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
+        """Called for every tensor in turn: for whoever wants to know it again."""
+
+    def _shard(self, adapter: ModuleType, value: Any, path: str) -> Any:
+        try:
+            description, part = adapter.sharding().shard_of(value, replicas=self._replicas)
+        except ValueError as error:
+            raise UnstorableState(f"{path}: {error}", path=path) from error
+        number = None if part is None else self._tensor(adapter, part, path)
+        return {"$shard": {"t": number, **description}}
+
+    def _tensor(self, adapter: ModuleType, value: Any, path: str) -> int:
+        # The key has everything that the description depends on, and where the memory is.
+        key = adapter.alias_key(value)
+        if key is not None and key in self._seen:
+            self.met(adapter, key, self._seen[key])
+            return self._seen[key]
+        name = path if path not in self._names else self._free_name(path)
+        known = self._cache.get(name)
+        if known is not None and key is not None and known[0] == key:
+            spec = known[1]
+        else:
+            try:
+                spec = adapter.spec(name, value)
+            except ValueError as error:
+                raise UnstorableState(f"{path}: {error}", path=path) from error
+            self._cache[name] = (key, spec)
+        index = len(self.specs)
+        self._names.add(name)
+        self.specs.append(spec)
+        self.values.append(value)
+        if key is not None:
+            self._seen[key] = index
+        self.met(adapter, key, index)
+        return index
+
+    def _free_name(self, path: str) -> str:
+        count = 2
+        while f"{path}~{count}" in self._names:
+            count += 1
+        return f"{path}~{count}"
+
+
+def _never(_value: object) -> bool:
+    return False

@@ -1,0 +1,507 @@
+"""A capture that remembers the one before: for most snapshots only the values have changed.
+
+To describe 100,000 tensors takes longer than to copy them. So the state is first walked without
+describing anything, which gives its form (containers, keys, classes), its tensors and its plain
+values, each as one flat list. If form and tensors are those of last time, to the address, the
+descriptions and the text of the tree are too, but for the plain values, which are always new.
+
+Whatever the walk does not know makes it give up, and the state is captured as if for the first
+time. So is a state whose form has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from types import ModuleType
+from typing import Any
+
+from holdfast._adapters.registry import adapters, exact_types
+from holdfast._state.capture import (
+    Captured,
+    Encoder,
+    SpecCache,
+    capture,
+    is_stateful,
+    keeps_state,
+    node_adapter,
+    state_of,
+    without_collector,
+)
+from holdfast._state.plain_values import (
+    PLAIN_TYPES,
+    encode_plain,
+    encode_uncommon,
+    in_order,
+    is_flat,
+)
+
+# -- The way through a state that describes nothing: its form, its tensors and its plain values.
+# The form is a flat list of marks, keys and classes from which the containers could be made again:
+# two states have equal ones only if they differ in tensors and plain values alone.
+
+
+_DEPTH = 150  # less than a capture allows: whoever is deeper is left to it
+_WIDE = 8
+
+
+class UnknownForm(Exception):
+    """Part of the state is of a kind that has to be captured anew each time."""
+
+
+class _Mark:
+    """Equal to nothing else."""
+
+
+_PLAIN, _LEAF, _LEAVES, _ROWS = _Mark(), _Mark(), _Mark(), _Mark()
+_DICT, _ORDERED, _LIST, _TUPLE, _SET, _FROZENSET = (_Mark() for _ in range(6))
+_STATE, _NODE, _GENERATOR, _VERSIONS, _EXTRA = (_Mark() for _ in range(5))
+
+
+class Walk:
+    """One way through a state, in the order in which a capture meets things."""
+
+    def __init__(self) -> None:
+        self.form: list[Any] = []
+        self.leaves: list[Any] = []  # tensors, and each as often as it is met
+        self.adapters: dict[int, ModuleType] = {}  # of leaves that are not of an exact type
+        self.plain_values: list[Any] = []  # as they are encoded
+        self.states: dict[int, tuple[Any, Any]] = {}  # of objects and generators, by their id
+        self.of_state = 0  # so many of the leaves: the others stand beside it
+        self.is_whole = False
+        self._adapters = adapters()
+        self._depth = 0
+        self.exact_types = frozenset(exact_types(self._adapters))
+
+    def begin(self, state: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        """Go through all of it; UnknownForm if it cannot be."""
+        self._mapping(dict(state), is_ordered=False)
+        self.form.append(_EXTRA)
+        self.of_state = len(self.leaves)
+        self._mapping(dict(extra), is_ordered=False)
+        self.is_whole = True
+
+    def _visit(self, value: Any) -> None:
+        kind = type(value)
+        if kind in PLAIN_TYPES:
+            self._plain(encode_plain(value))
+            return
+        if kind in self.exact_types:
+            self.form.append(_LEAF)
+            self.leaves.append(value)
+            return
+        if kind is not dict:
+            for adapter in self._adapters:
+                if adapter.is_array(value):
+                    if getattr(adapter, "is_sharded", lambda _: False)(value):
+                        raise UnknownForm
+                    self.form.append(_LEAF)
+                    self.adapters[len(self.leaves)] = adapter
+                    self.leaves.append(value)
+                    return
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise UnknownForm
+        self._compound(value)
+        self._depth -= 1
+
+    def _plain(self, encoded: Any) -> None:
+        self.form.append(_PLAIN)
+        self.plain_values.append(encoded)
+
+    def _compound(self, value: Any) -> None:
+        if isinstance(value, dict):
+            self._mapping(value, is_ordered=isinstance(value, OrderedDict))
+        elif isinstance(value, list):
+            if is_flat(value):
+                self._plain([*value])
+            else:
+                self._items(_LIST, value)
+        elif isinstance(value, tuple):
+            self._items(_TUPLE, value)
+        elif is_stateful(value):
+            self._object(value)
+        elif (adapter := node_adapter(value)) is not None:
+            self.form.append(_NODE)
+            self._mapping(adapter.node_parts(value), is_ordered=False)
+        else:
+            self._uncommon(value)
+
+    def _uncommon(self, value: Any) -> None:
+        for adapter in self._adapters:
+            found = adapter.encode_other(value)
+            if found is not None:
+                self._plain(found)
+                return
+            if adapter.is_generator(value):
+                self.form.append(_GENERATOR)
+                self._visit(self._once(value, adapter.generator_state))
+                return
+        if isinstance(value, set | frozenset):
+            self._items(_SET if isinstance(value, set) else _FROZENSET, in_order(value))
+            return
+        encoded = encode_uncommon(value)
+        if encoded is None:
+            raise UnknownForm
+        self._plain(encoded)
+
+    def _items(self, mark: _Mark, items: Any) -> None:
+        self.form += (mark, len(items))
+        if self.exact_types.issuperset(map(type, items)):
+            self.form.append(_LEAVES)
+            self.leaves += items
+            return
+        for item in items:
+            self._visit(item)
+
+    def _mapping(self, value: Mapping[Any, Any], *, is_ordered: bool) -> None:
+        self.form += (_ORDERED if is_ordered else _DICT, len(value))
+        self._keys(value)
+        items = list(value.values())
+        kinds = set(map(type, items))
+        if kinds <= self.exact_types:
+            self.form.append(_LEAVES)
+            self.leaves += items
+        elif kinds != {dict} or len(items) < _WIDE or not self._rows(items):
+            for item in items:
+                self._visit(item)
+        if is_ordered:
+            self._versions(getattr(value, "_metadata", None))
+
+    def _keys(self, value: Mapping[Any, Any]) -> None:
+        kinds = set(map(type, value))
+        if kinds == {int}:
+            self.form.append(int)  # 1 is equal to True, and to 1.0
+        elif kinds and kinds != {str}:
+            raise UnknownForm
+        self.form.extend(value)  # += would ask TensorFlow's wrapped dicts to add
+
+    def _rows(self, rows: list[dict[Any, Any]]) -> bool:
+        """Many dicts with the same keys and only tensors: what an optimizer has for parameters."""
+        first = list(rows[0])
+        keys: list[Any] = []
+        tensors: list[Any] = []
+        for row in rows:
+            keys += row
+            tensors += row.values()
+        if keys != first * len(rows) or {str} != set(map(type, keys)):
+            return False
+        if not self.exact_types.issuperset(map(type, tensors)):
+            return False
+        self.form += (_ROWS, len(first), *first)
+        self.leaves += tensors
+        return True
+
+    def _versions(self, metadata: Any) -> None:
+        """What torch keeps beside the state of a module: a number for each module in it."""
+        self.form.append(_VERSIONS)
+        if metadata is None:
+            return
+        versions = [each.get("version") for each in metadata.values() if type(each) is dict]
+        is_known = len(versions) == len(metadata) and not set(map(type, versions)) - {int}
+        if not is_known or any(len(each) != 1 for each in metadata.values()):
+            raise UnknownForm
+        self.form.append(len(metadata))
+        self._keys(metadata)
+        self.form += versions
+
+    def _object(self, value: Any) -> None:
+        self.form.append(_STATE)
+        if keeps_state(value):
+            for adapter in self._adapters:
+                # The same as by its state_dict(), without a new object for each tensor.
+                found = getattr(adapter, "flat_state", lambda _: None)(value)
+                if found is not None:
+                    form, tensors = found
+                    self.form += form
+                    self.leaves += tensors
+                    return
+        self._visit(self._once(value, state_of))
+
+    def _once(self, value: Any, ask: Callable[[Any], Any]) -> Any:
+        """The answer of an object: to ask twice may give two."""
+        known = self.states.get(id(value))
+        if known is None:
+            known = self.states[id(value)] = (value, ask(value))
+        return known[1]
+
+
+_HOLE = f"hole-{secrets.token_hex(8)}-"
+_MOST_FAILURES = 3  # in a row, until the walk is not worth its time
+_MOST_MOVES = 2  # of most tensors at once, until they are taken for ones that always do
+_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Recall:
+    """Captures one state again and again."""
+
+    def __init__(self) -> None:
+        self._specs: SpecCache = {}
+        self._plan: _Plan | None = None
+        self._failures = 0
+        self._moves = 0
+
+    def capture(
+        self,
+        state: Mapping[str, Any],
+        extra: Mapping[str, Any],
+        elsewhere: Mapping[Hashable, str] | None = None,
+    ) -> Captured:
+        """The same as `capture`, with the cache that it keeps."""
+        if self._failures >= _MOST_FAILURES:
+            return capture(state, extra, self._specs, elsewhere=elsewhere)
+        walk = Walk()
+        try:
+            walk.begin(state, extra)
+        except UnknownForm:
+            self._failures += 1
+        if walk.is_whole and self._plan is not None:
+            if self._plan.knows(walk, elsewhere):
+                return self._plan.captured(walk)
+            self._moves += self._plan.has_moved
+        with without_collector():
+            return self._record(walk, state, extra, elsewhere)
+
+    def _record(
+        self,
+        walk: Walk,
+        state: Mapping[str, Any],
+        extra: Mapping[str, Any],
+        elsewhere: Mapping[Hashable, str] | None,
+    ) -> Captured:
+        recorder = _Recorder(self._specs, elsewhere or {}, walk)
+        text = _dump(recorder.tree(state, extra))
+        self._plan = None
+        if not walk.is_whole:
+            return Captured(
+                None,
+                recorder.specs,
+                recorder.values,
+                len(recorder.left_out),
+                text=_fill(_cut(text), recorder.plain_values),
+            )
+        plan = _Plan(walk, recorder, text, elsewhere)
+        if not recorder.agrees():
+            self._failures += 1
+            walk.plain_values = recorder.plain_values
+            return plan.captured(walk, recorder.values)
+        self._failures = 0
+        plan.learn(walk, restless=self._moves >= _MOST_MOVES)
+        self._plan = plan
+        return plan.captured(walk)
+
+
+class _Recorder(Encoder):
+    """Makes the tree with a hole for every plain value, and notes what it meets."""
+
+    def __init__(self, cache: SpecCache, elsewhere: Mapping[Hashable, str], walk: Walk) -> None:
+        super().__init__(cache, elsewhere)
+        self._walk = walk
+        self._solid = 0
+        self.plain_values: list[Any] = []
+        self.adapters: list[ModuleType] = []
+        self.keys: list[Hashable | None] = []
+        self.numbers: list[int | None] = []
+
+    def agrees(self) -> bool:
+        """Whether the walk has met the same, in the same order."""
+        walk = self._walk
+        return (
+            len(walk.leaves) == len(self.keys)
+            and all(self.adapters[leaf] is each for leaf, each in walk.adapters.items())
+            and len(walk.plain_values) == len(self.plain_values)
+            and all(map(_is_same, walk.plain_values, self.plain_values))
+            and all(
+                key is None or adapter.alias_key(leaf) == key
+                for adapter, leaf, key in zip(self.adapters, walk.leaves, self.keys, strict=True)
+            )
+        )
+
+    def plain(self, encoded: Any) -> Any:
+        if self._solid:
+            return encoded
+        self.plain_values.append(encoded)
+        return f"{_HOLE}{len(self.plain_values) - 1}"
+
+    def key(self, value: Any, path: str) -> Any:
+        self._solid += 1
+        encoded = super().key(value, path)
+        self._solid -= 1
+        return encoded
+
+    def state_of(self, value: Any) -> Any:
+        known = self._walk.states.get(id(value))
+        return super().state_of(value) if known is None else known[1]
+
+    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+        known = self._walk.states.get(id(value))
+        return super().generator_state(adapter, value) if known is None else known[1]
+
+    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
+        self.adapters.append(adapter)
+        self.keys.append(key)
+        self.numbers.append(number)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _cut(text: str) -> tuple[list[str], list[int]]:
+    """The text between the holes, and which value goes into each."""
+    parts = re.split(f'"{_HOLE}(\\d+)"', text)
+    return parts[::2], list(map(int, parts[1::2]))
+
+
+def _fill(template: tuple[list[str], list[int]], plain_values: list[Any]) -> str:
+    pieces, holes = template
+    filled = [pieces[0]]
+    for piece, hole in zip(pieces[1:], holes, strict=True):
+        filled.append(_dump(plain_values[hole]))
+        filled.append(piece)
+    return "".join(filled)
+
+
+class _Plan:
+    """What a walk must find for everything to be as it was."""
+
+    def __init__(
+        self,
+        walk: Walk,
+        recorder: _Recorder,
+        text: str,
+        elsewhere: Mapping[Hashable, str] | None,
+    ) -> None:
+        self._template = _cut(text)
+        self._form = walk.form
+        self._met = walk.adapters
+        self._types = list(map(type, walk.leaves))
+        self._elsewhere = elsewhere
+        self._left_out = len(recorder.left_out)
+        self._specs = recorder.specs
+        self._adapters = recorder.adapters
+        self._keys = recorder.keys
+        self._numbers = recorder.numbers
+        self.has_moved = False
+        firsts: dict[int, int] = {}
+        for leaf, number in enumerate(self._numbers):
+            if number is not None:
+                firsts.setdefault(number, leaf)
+        self._firsts = [firsts[number] for number in range(len(self._specs))]
+        self._takes_all = self._firsts == list(range(len(walk.leaves)))
+        self._shared = {
+            number
+            for leaf, number in enumerate(self._numbers)
+            if number is not None and leaf != firsts[number]
+        }
+        self._addresses: list[int] | None = None
+
+    def learn(self, walk: Walk, *, restless: bool) -> None:
+        """Remember which tensors are where; those of restless states are expected to move."""
+        kinds = frozenset() if restless else walk.exact_types
+        # Generators, which stand behind the state, are made anew; and each object once.
+        firsts: dict[int, int] = {}
+        for place, leaf in enumerate(walk.leaves[: walk.of_state]):
+            firsts.setdefault(id(leaf), place)
+        stable = [
+            place
+            for place in firsts.values()
+            if self._keys[place] is not None and self._types[place] in kinds
+        ]
+        self._settle(stable, walk.leaves)
+
+    def _settle(self, stable: list[int], leaves: list[Any]) -> None:
+        """Remember where the tensors are that do not move."""
+        self._stable = stable
+        self._still = None
+        self._addresses = addresses = [0] * len(self._specs)
+        here = set(stable)
+        self._loose = [leaf for leaf in range(len(leaves)) if leaf not in here]
+        self._stable_keys = {self._keys[leaf] for leaf in stable}
+        if not stable:
+            return
+        adapter = self._adapters[stable[0]]  # one framework has such tensors
+        tensors = [leaves[leaf] for leaf in stable]
+        self._still = adapter.still(tensors)
+        for leaf, tensor in zip(stable, tensors, strict=True):
+            number = self._numbers[leaf]
+            if number is not None and self._firsts[number] == leaf:
+                addresses[number] = adapter.raw_address(tensor)
+
+    def knows(self, walk: Walk, elsewhere: Mapping[Hashable, str] | None) -> bool:
+        """Whether all is as it was, but for plain values and tensors that have no fixed place."""
+        self.has_moved = False
+        return (
+            elsewhere is self._elsewhere
+            and walk.form == self._form
+            and list(map(type, walk.leaves)) == self._types
+            and (elsewhere is None or self._still_elsewhere(elsewhere))
+            and self._stable_are_still(walk.leaves)
+            and walk.adapters == self._met
+            and self._loose_are_alike(walk.leaves)
+        )
+
+    def _still_elsewhere(self, elsewhere: Mapping[Hashable, str]) -> bool:
+        pairs = zip(self._keys, self._numbers, strict=True)
+        return all(
+            (number is None) == (key is not None and elsewhere.get(key) is not None)
+            for key, number in pairs
+        )
+
+    def _stable_are_still(self, leaves: list[Any]) -> bool:
+        if self._still is None:
+            return True
+        tensors = [leaves[leaf] for leaf in self._stable] if self._loose else leaves
+        moved = self._still.moved(tensors)
+        if moved is None:
+            return False
+        if not moved:
+            return True
+        if 2 * len(moved) > len(self._stable) > 8:
+            self.has_moved = True
+            return False
+        gone = {self._stable[index] for index in moved}
+        stay = [leaf for leaf in self._stable if leaf not in gone]
+        if any(self._adapters[leaf].alias_key(leaves[leaf]) != self._keys[leaf] for leaf in stay):
+            return False
+        self._settle(stay, leaves)
+        return True
+
+    def _loose_are_alike(self, leaves: list[Any]) -> bool:
+        """Tensors that are made anew for each capture: described alike, and no two of them one."""
+        seen: dict[Hashable, int | None] = {}
+        for leaf in self._loose:
+            adapter, known, number = self._adapters[leaf], self._keys[leaf], self._numbers[leaf]
+            key = adapter.alias_key(leaves[leaf])
+            if key is not None and seen.setdefault(key, number) != number:
+                return False  # two have become one
+            if key is not None and key == known:
+                continue
+            if number is None or key in self._stable_keys or number in self._shared:
+                return False
+            if self._elsewhere is not None and self._elsewhere.get(key) is not None:
+                return False
+            spec = self._specs[number]
+            try:
+                if adapter.spec(spec.name, leaves[leaf]) != spec:
+                    return False
+            except ValueError:
+                return False
+            self._keys[leaf] = key
+        return True
+
+    def captured(self, walk: Walk, values: list[Any] | None = None) -> Captured:
+        if values is None:
+            leaves = walk.leaves
+            values = leaves if self._takes_all else [leaves[leaf] for leaf in self._firsts]
+        return Captured(
+            None,
+            self._specs,
+            values,
+            self._left_out,
+            text=_fill(self._template, walk.plain_values),
+            addresses=self._addresses,
+        )

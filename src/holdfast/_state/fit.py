@@ -1,0 +1,353 @@
+"""Whether a stored state fits the objects of today: found before any of them is touched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast._adapters.registry import adapter_of, adapters
+from holdfast._errors import StateMismatch
+from holdfast._state.capture import is_stateful, node_adapter, parts_of
+from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.verify import Loaded
+
+# -- The classes of optimizers and schedulers: a stored state fits no other, even of the same form.
+
+
+def class_names(state: dict[str, Any]) -> dict[str, str]:
+    """The class of each optimizer and scheduler of torch in a state, by where it is."""
+    if not hasattr(sys.modules.get("torch"), "__version__"):
+        return {}
+    return dict(_named(state.items(), ""))
+
+
+def _named(entries: Iterable[tuple[Any, Any]], path: str) -> Iterable[tuple[str, str]]:
+    from holdfast.torch.stepping import class_name
+
+    for key, value in entries:
+        name = class_name(value)
+        if name is not None:
+            yield f"{path}{key}", name
+        elif isinstance(value, dict):
+            yield from _named(value.items(), f"{path}{key}.")
+        elif isinstance(value, list | tuple):
+            yield from _named(enumerate(value), f"{path}{key}.")
+
+
+_NAMED = 8
+_LINES = 40
+
+
+def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
+    """Raise StateMismatch, with all that does not fit, before anything is changed."""
+    stored = loaded.head["tree"]["state"]
+    for spec in loaded.plan.specs:
+        _check_type(spec)
+    for name, encoded in stored.items():
+        for path, leaf in tensor_leaves(encoded, name):
+            if "$shard" in leaf:
+                _check_sharded(leaf["$shard"], path)
+    _Fit(loaded).check(stored, state)
+
+
+def _check_type(spec: TensorSpec) -> None:
+    """A type that this installation lacks: found now, not when half of the state is loaded."""
+    try:
+        if adapter_of(spec.kind).item_bytes(spec.dtype) == spec.item_bytes:
+            return
+        reason = f"an item of it has another size than {spec.item_bytes} here"
+    except ImportError as error:  # with the command that installs it
+        reason = str(error)
+    except (ValueError, StateMismatch) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+    raise _lacking(f"{spec.name}: stored as {spec.dtype} of {spec.kind}", reason)
+
+
+def _check_sharded(description: dict[str, Any], path: str) -> None:
+    """Of a sharded tensor this rank may have stored nothing, so that no spec tells its type."""
+    kind, dtype = description.get("kind", "torch"), description["dtype"]
+    try:
+        adapter_of(kind).check_sharded(dtype)
+    except (ValueError, ImportError) as error:
+        raise _lacking(f"{path}: stored in parts as {dtype} of {kind}", str(error)) from error
+
+
+def _lacking(what: str, reason: str) -> StateMismatch:
+    return StateMismatch(
+        f"{what}, and {reason}.\n"
+        "The checkpoint is left as it was: resume with the versions it was made with."
+    )
+
+
+def name_some(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def name_all(label: str, names: list[str]) -> list[str]:
+    """One a line, those of a module together; of very many their modules."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(name.partition(" ")[0].rpartition(".")[0], []).append(name)
+    if len(names) <= _LINES:
+        return [f"  {label}: {name}" for group in modules.values() for name in group]
+    counted = [f"{module or 'the state'} ({len(group)})" for module, group in modules.items()]
+    more = [f"  {label}: and {len(counted) - _LINES} more"] if len(counted) > _LINES else []
+    return [f"  {label}: {each}" for each in counted[:_LINES]] + more
+
+
+class _Fit:
+    """Finds what no longer fits, before anything is changed."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.reshaped: list[str] = []
+
+    def check(self, stored: dict[str, Any], state: dict[str, Any]) -> None:
+        self.unexpected += [name for name in stored if name not in state]
+        self.missing += [name for name in state if name not in stored]
+        for name, encoded in stored.items():
+            if name in state:
+                self._look(encoded, state[name], name)
+        then, now = self._loaded.head.get("classes", {}), class_names(state)
+        self.reshaped += [
+            f"{path} (was a {then[path]}, is a {name})"
+            for path, name in now.items()
+            if then.get(path, name) != name
+        ]
+        if not (self.missing or self.unexpected or self.reshaped):
+            return
+        lines = ["the checkpoint does not fit the state that Run was given."]
+        for what, names in (
+            ("not in the checkpoint", self.missing),
+            ("only in the checkpoint", self.unexpected),
+            ("changed", self.reshaped),
+        ):
+            lines += name_all(what, names)
+        lines.append(
+            "The checkpoint is left as it was: go back to the state it was made from, "
+            "or use a new folder.\n"
+            "To keep what fits: holdfast export FOLDER old.pt, then see docs/adopt.md, "
+            '"After a change of the model".'
+        )
+        raise StateMismatch(
+            "\n".join(lines),
+            missing=tuple(self.missing),
+            unexpected=tuple(self.unexpected),
+            reshaped=tuple(self.reshaped),
+        )
+
+    def _look(self, encoded: Any, live: Any, path: str) -> None:
+        kind = next(iter(encoded), "") if isinstance(encoded, dict) else ""
+        if _holds_array(live) and (kind == "$t" or copies_of(encoded)):
+            self._match(_one_tensor(encoded), _spec(path, live), path, live)
+        elif kind == "$state":
+            self._look_at_object(encoded["$state"], live, path)
+        elif kind == "$generator":
+            if not _is_generator(live):
+                self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
+        elif kind == "$node":
+            self._look_at_node(encoded["$node"], live, path)
+        elif is_stateful(live) or _is_generator(live) or node_adapter(live) is not None:
+            self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
+        elif kind in ("$t", "$shard"):
+            if _is_container(live):
+                self.reshaped.append(f"{path} (was an array, is a {_type(live)})")
+            self._look_at_array(encoded, live, path)
+        elif _is_value_array(live) and list(_entries(encoded)):
+            self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+        elif kind == "$tuple" and _has_other_fields(live, len(encoded[kind])):
+            was, now = len(encoded[kind]), len(live)
+            self.reshaped.append(f"{path} (was made of {was} parts, is a {_type(live)} of {now})")
+        else:
+            self._look_inside(dict(_entries(encoded)), dict(_live_entries(live)), path)
+
+    def _look_inside(self, stored: dict[Any, Any], live: dict[Any, Any], path: str) -> None:
+        """Plain values of a container may come and go; an object must be there to be loaded."""
+        for key, item in stored.items():
+            if key in live:
+                self._look(item, live[key], f"{path}.{key}")
+            elif _needs_object(item):
+                self.unexpected.append(f"{path}.{key}")
+        self.missing += [
+            f"{path}.{key}" for key, item in live.items() if key not in stored and _is_needed(item)
+        ]
+
+    def _look_at_node(self, stored: dict[str, Any], live: Any, path: str) -> None:
+        """A value that is made anew has the parts that it had, neither more nor fewer."""
+        adapter = node_adapter(live)
+        if adapter is None:
+            self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
+            return
+        self._look_at_parts(stored, adapter.node_parts(live), path)
+
+    def _look_at_parts(self, stored: dict[str, Any], parts: dict[str, Any], path: str) -> None:
+        self.unexpected += [f"{path}.{key}" for key in stored if key not in parts]
+        self.missing += [f"{path}.{key}" for key in parts if key not in stored]
+        for key, item in stored.items():
+            if key in parts:
+                self._look(item, parts[key], f"{path}.{key}")
+
+    def _look_at_array(self, encoded: Any, live: Any, path: str) -> None:
+        for adapter in adapters():
+            if adapter.is_array(live):
+                now = adapter.spec(path, live)
+                # Bytes and scalars are replaced whole: another length or type is another value.
+                if now.kind != "bytes" and not now.dtype.startswith("scalar "):
+                    self._match(encoded, now, path)
+
+    def _look_at_object(self, encoded: Any, live: Any, path: str) -> None:
+        if not is_stateful(live):
+            self.reshaped.append(f"{path} (had a state_dict, is a {_type(live)})")
+            return
+        parts = parts_of(live)
+        if parts is not None:
+            self._look_at_parts(dict(_items(encoded)), parts, path)
+            return
+        for adapter in adapters():
+            strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
+            if strict is None:
+                continue
+            found = {key: _one_tensor(item) for key, item in _items(encoded)}
+            stored = {key: item for key, item in found.items() if item is not None}
+            self.missing += [f"{path}.{key}" for key in strict if key not in stored]
+            self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
+            for key, item in stored.items():
+                if key in strict:
+                    self._match(item, _spec(key, strict[key]), f"{path}.{key}")
+            return
+
+    def _match(self, encoded: Any, now: Any, path: str, live: Any = None) -> None:
+        """Compare types and sizes; those of the whole where the tensor is sharded."""
+        now_dtype, now_size = now.dtype, list(now.shape)
+        if "$shard" in encoded:
+            dtype, size = encoded["$shard"]["dtype"], encoded["$shard"]["size"]
+        else:
+            then = self._loaded.plan.specs[encoded["$t"]]
+            dtype, size = then.dtype, list(then.shape)
+            if {then.kind, now.kind} == {"jax", "numpy"}:  # each has names of its own for types
+                dtype, now_dtype = then.stored_as, now.stored_as
+            if _takes_size(live, size):
+                now_size = size
+        if (dtype, size) != (now_dtype, now_size):
+            self.reshaped.append(f"{path} ({dtype} {size} → {now_dtype} {now_size})")
+
+
+def _spec(name: str, value: Any) -> TensorSpec:
+    found: TensorSpec = next(
+        a for a in adapters() if a.is_array(value) or _takes_array(a, value)
+    ).spec(name, value)
+    return found
+
+
+def _holds_array(value: Any) -> bool:
+    return any(_takes_array(adapter, value) for adapter in adapters())
+
+
+def _takes_array(adapter: Any, value: Any) -> bool:
+    """Whether a stored array can be put into it, and it is more than that: a tf.Variable."""
+    return bool(getattr(adapter, "holds_array", lambda _: False)(value))
+
+
+def _takes_size(live: Any, size: list[int]) -> bool:
+    """Whether a variable may have values of this size, whatever that of today's is."""
+    return any(getattr(a, "takes_size", lambda *_: False)(live, size) for a in adapters())
+
+
+def copies_of(encoded: Any) -> list[Any]:
+    """The values that a variable had on each replica of a tf.distribute strategy, if it had."""
+    state = encoded.get("$state", encoded) if isinstance(encoded, dict) else None
+    if not isinstance(state, dict) or state.keys() != {"replicas"}:
+        return []
+    found = state["replicas"]
+    is_of_tensors = isinstance(found, list) and all(
+        isinstance(each, dict) and "$t" in each for each in found
+    )
+    return found if is_of_tensors else []
+
+
+def _one_tensor(encoded: Any) -> Any:
+    """A stored tensor, or the first of a variable's copies; None for any other value."""
+    for each in (encoded, *copies_of(encoded)):
+        if isinstance(each, dict) and ("$t" in each or "$shard" in each):
+            return each
+    return None
+
+
+def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
+    """What an encoded container holds, by key or by number; nothing for any other value."""
+    if isinstance(encoded, list):
+        return enumerate(encoded)
+    if not isinstance(encoded, dict):
+        return []
+    tag = next(iter(encoded), "")
+    if tag == "$tuple":
+        return enumerate(encoded[tag])
+    if tag == "$node":
+        return list(encoded[tag].items())
+    if tag in ("$dict", "$odict"):
+        # A key that is itself encoded can hold no object.
+        return [(key, item) for key, item in encoded[tag] if not isinstance(key, dict)]
+    return [] if tag.startswith("$") else encoded.items()
+
+
+def _live_entries(live: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(live, dict):
+        return live.items()
+    if (adapter := node_adapter(live)) is not None:
+        return list(adapter.node_parts(live).items())
+    return enumerate(live) if isinstance(live, list | tuple) else []
+
+
+def _needs_object(encoded: Any) -> bool:
+    if isinstance(encoded, dict) and ("$state" in encoded or "$generator" in encoded):
+        return True
+    return any(_needs_object(item) for _, item in _entries(encoded))
+
+
+def _has_object(live: Any) -> bool:
+    if is_stateful(live) or _is_generator(live):
+        return True
+    return any(_has_object(item) for _, item in _live_entries(live))
+
+
+def _is_needed(live: Any) -> bool:
+    """Whether there must be something to put into it, or in its place."""
+    if _has_object(live) or _is_value_array(live):
+        return True
+    return any(_is_needed(item) for _, item in _live_entries(live))
+
+
+def _is_value_array(live: Any) -> bool:
+    """An array that is a value, never changed in place: the state of a JAX training."""
+    return any(getattr(a, "is_value_array", lambda _: False)(live) for a in adapters())
+
+
+def _is_container(live: Any) -> bool:
+    return isinstance(live, dict | list | tuple) and len(live) > 0
+
+
+def _has_other_fields(live: Any, count: int) -> bool:
+    return hasattr(type(live), "_fields") and isinstance(live, tuple) and len(live) != count
+
+
+def _is_generator(value: Any) -> bool:
+    return any(adapter.is_generator(value) for adapter in adapters())
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
+    """The entries of an encoded mapping with string keys."""
+    if not isinstance(encoded, dict):
+        return []
+    if "$odict" in encoded:
+        return [(key, item) for key, item in encoded["$odict"] if isinstance(key, str)]
+    return [(key, item) for key, item in encoded.items() if not key.startswith("$")]

@@ -1,0 +1,368 @@
+"""Put a verified state back into live objects, and make sure that they took it.
+
+Nothing is touched before everything is known to fit. Afterwards the objects are
+captured again: an optimizer that casts its moments, or an object that forgets a
+tensor, is found here and not three weeks later.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import ctypes
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from holdfast._adapters.registry import adapter_of, adapters
+from holdfast._errors import DamagedCheckpoint, HoldfastError, StateMismatch
+from holdfast._state.capture import capture, give_state, is_stateful, node_adapter, parts_of
+from holdfast._state.compare import compare
+from holdfast._state.fit import check_fit
+from holdfast._state.shards import Assembler
+from holdfast._store.format.checksum import for_each
+from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.verify import Loaded
+
+# -- Tensors that an object is going to keep, as an optimizer does: made and filled ahead ----------
+# By all cores at once: the first touch of new memory costs more than what is copied into it.
+
+
+_PIECE_BYTES = 16 << 20
+
+
+def fill_ahead(loaded: Loaded, numbers: Collection[int]) -> dict[int, Any]:
+    """Tensors of their own for some of the stored ones, filled by several threads."""
+    found: dict[int, Any] = {}
+    moves: list[tuple[int, int, int]] = []
+    for number in numbers:
+        spec = loaded.plan.specs[number]
+        view = loaded.data(number)
+        if spec.kind != "torch" or view.readonly:
+            continue
+        tensor = adapter_of("torch").receiving().fresh(spec)
+        if tensor is None:
+            continue
+        found[number] = tensor
+        source = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        moves += (
+            (tensor.data_ptr() + at, source + at, min(_PIECE_BYTES, view.nbytes - at))
+            for at in range(0, view.nbytes, _PIECE_BYTES)
+        )
+    for_each(lambda index: _move(*moves[index]), [size for _, _, size in moves])
+    return found
+
+
+def _move(target: int, source: int, size_bytes: int) -> None:
+    ctypes.memmove(target, source, size_bytes)
+
+
+def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[int]:
+    """The numbers of the tensors that objects are going to keep as they are given them."""
+    for name, encoded in stored.items():
+        live = state.get(name)
+        if not isinstance(encoded, dict) or "$state" not in encoded or not is_stateful(live):
+            continue
+        copies = (getattr(each, "copies_what_it_loads", None) for each in adapters())
+        if parts_of(live) is not None or any(copy is not None and copy(live) for copy in copies):
+            continue
+        leaves = [leaf for _, leaf in tensor_leaves(encoded["$state"], name)]
+        if any("$shard" in leaf for leaf in leaves):
+            continue
+        yield from {leaf["$t"]: None for leaf in leaves}
+
+
+def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
+    """Put the stored values into `state`'s objects; returns the scalars that did not stay."""
+    stored = loaded.head["tree"]["state"]
+    check_fit(loaded, state)
+    loader = _Loader(loaded)
+    loader.make_ahead(kept_by_objects(stored, state))
+    for name, encoded in stored.items():
+        state[name] = loader.load(encoded, state[name], name)
+    try:
+        return compare(state, stored, loaded, loader.sharded)
+    finally:
+        loaded.sent.clear()
+
+
+def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> None:
+    """Put some of the stored values back once more."""
+    loader = _Loader(loaded)
+    for name in names:
+        state[name] = loader.load(loaded.head["tree"]["state"][name], state[name], name)
+
+
+def decode_extra(loaded: Loaded) -> dict[str, Any]:
+    """What travels with the state: the global random generators, and where the data stood."""
+    encoded = loaded.head["tree"].get("extra", {})
+    found = _Loader(loaded).value(encoded, "holdfast", borrowed=False)
+    position = found.get("position") if isinstance(found, dict) else ()
+    is_known = isinstance(found, dict) and isinstance(found.get("generators", ()), dict | None)
+    if not is_known or not isinstance(position, dict | None):
+        raise DamagedCheckpoint("the checkpoint has no random generators, or no place in its data.")
+    return found  # type: ignore[no-any-return]
+
+
+def decode_state(loaded: Loaded) -> dict[str, Any]:
+    """The stored states as containers, values and tensors of their own, without any object."""
+    loader = _Loader(loaded)
+    stored = loaded.head["tree"]["state"]
+    return {name: loader.value(item, name, borrowed=False) for name, item in stored.items()}
+
+
+class _Loader:
+    """Decodes the stored tree, in place where there is something to put it into."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._owned: dict[int, Any] = {}
+        self._filled: dict[int, tuple[Any, Any]] = {}
+        self.sharded = Assembler(loaded)
+
+    def make_ahead(self, numbers: Iterable[int]) -> None:
+        """Make and fill the tensors that objects will keep, all at once."""
+        wanted = [number for number in numbers if number not in self._loaded.sent.tensors]
+        self._owned = fill_ahead(self._loaded, wanted)
+
+    def load(self, encoded: Any, live: Any, path: str) -> Any:
+        """Put an encoded value into `live` if that is possible, and return what to use."""
+        live = self._unless_filled(live, encoded)
+        if isinstance(encoded, list) and isinstance(live, list):
+            former = [*live, *[None] * len(encoded)]
+            live[:] = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded)]
+            return live
+        if not isinstance(encoded, dict):
+            return self.value(encoded, path, borrowed=False)
+        tag = next(iter(encoded), "")
+        sharded = self.sharded.value(encoded, live, path)
+        if sharded is not None:
+            return live if self.sharded.load_in_place(live, sharded) else sharded
+        if tag == "$state":
+            self._load_object(encoded[tag], live, path)
+            return live
+        if tag == "$generator":
+            self._load_generator(encoded[tag], live, path)
+            return live
+        if tag == "$t":
+            spec = self._loaded.plan.specs[encoded[tag]]
+            adapter, sent = adapter_of(spec.kind), self._loaded.sent.tensors.get(encoded[tag])
+            if sent is not None and adapter.receiving().copy_in(live, sent):
+                return live
+            if adapter.load_in_place(live, spec, self._loaded.data(encoded[tag])):
+                return live
+            return self._own(encoded[tag])
+        if isinstance(live, dict) and (tag in ("$dict", "$odict") or not tag.startswith("$")):
+            return self._load_dict(encoded, live, path)
+        if tag == "$tuple":
+            former = [*live] if isinstance(live, tuple) else []
+            former += [None] * len(encoded[tag])
+            items = [self.load(e, former[i], f"{path}.{i}") for i, e in enumerate(encoded[tag])]
+            make = getattr(type(live), "_make", tuple)
+            return make(items)
+        if tag == "$node":
+            return self._load_node(encoded[tag], live, path)
+        fresh = self.value(encoded, path, live, borrowed=False)
+        if tag == "$set" and isinstance(live, set):
+            live.clear()
+            live.update(fresh)
+            return live
+        if tag == "$bytearray" and isinstance(live, bytearray):
+            live[:] = fresh
+            return live
+        return fresh
+
+    def _unless_filled(self, live: Any, encoded: Any) -> Any:
+        """A copy of a container that had two names when the run began, and was two when stored."""
+        if not isinstance(live, dict | list):
+            return live
+        _, then = self._filled.get(id(live), (live, encoded))
+        if then != encoded:
+            live = copy.copy(live)
+        self._filled[id(live)] = (live, encoded)  # kept alive, so that its id stays its own
+        return live
+
+    def _load_node(self, encoded: dict[str, Any], live: Any, path: str) -> Any:
+        adapter = node_adapter(live)
+        assert adapter is not None  # it fits: see fit.py
+        former = adapter.node_parts(live)
+        parts = {k: self.load(e, former.get(k), f"{path}.{k}") for k, e in encoded.items()}
+        return adapter.node_from(live, parts)
+
+    def _load_generator(self, encoded: Any, live: Any, path: str) -> None:
+        state = self.value(encoded, path, borrowed=False)
+        adapter = next(a for a in adapters() if a.is_generator(live))
+        try:
+            adapter.restore_generator(live, state)
+        except (ArithmeticError, ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise StateMismatch(
+                f"{path}: this {type(live).__name__} cannot take the stored state: {error}\n"
+                "The checkpoint is left as it was."
+            ) from error
+
+    def _load_dict(self, encoded: dict[str, Any], live: dict[Any, Any], path: str) -> Any:
+        pairs: list[tuple[Any, Any]]
+        if "$dict" in encoded or "$odict" in encoded:
+            raw = encoded.get("$dict", encoded.get("$odict"))
+            pairs = [(self.value(key, path, borrowed=False), item) for key, item in raw or []]
+        else:
+            pairs = list(encoded.items())
+        fresh = {key: self.load(item, live.get(key), f"{path}.{key}") for key, item in pairs}
+        live.clear()
+        live.update(fresh)
+        return live
+
+    def _load_object(self, encoded: Any, live: Any, path: str) -> None:
+        parts = parts_of(live)
+        if parts is not None:
+            self.load(encoded, parts, path)  # they are the object's own, and change in place
+            return
+        adapter = next(
+            (a for a in adapters() if getattr(a, "copies_what_it_loads", lambda _: False)(live)),
+            None,
+        )
+        borrowed = adapter is not None
+        try:
+            near = _partners(live)
+            stored = self.value(encoded, path, near, borrowed=borrowed)
+            give_state(live, stored)
+            if borrowed and self._is_kept(live):
+                give_state(live, self.value(encoded, path, near, borrowed=False))
+            for each in adapters():
+                getattr(each, "settle", lambda *_: None)(live, stored)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise StateMismatch(
+                f"{path}: this {type(live).__name__} refused the stored state: "
+                f"{type(error).__name__}: {error}\nThe checkpoint is left as it was."
+            ) from error
+
+    def _is_kept(self, live: Any) -> bool:
+        """Whether an object kept a tensor that only borrows the image's memory."""
+        import ctypes
+
+        ranges = []
+        for view in self._loaded.memory:
+            start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            ranges.append((start, start + view.nbytes))
+        ranges += self._loaded.sent.memory
+        tensors = next(filter(None, (_only_tensors(each, live) for each in adapters())), None)
+        if tensors is None:
+            tensors = capture({"object": live}, replicas=True).values
+        addresses = [v.data_ptr() for v in tensors if hasattr(v, "data_ptr")]
+        return any(first <= at < last for at in addresses for first, last in ranges)
+
+    def _own(self, index: int) -> Any:
+        # One tensor under two names stays one tensor.
+        if index not in self._owned:
+            spec = self._loaded.plan.specs[index]
+            adapter, sent = adapter_of(spec.kind), self._loaded.sent.tensors.get(index)
+            self._owned[index] = (
+                adapter.own(spec, self._loaded.data(index))
+                if sent is None
+                else adapter.receiving().own_of(sent, spec)
+            )
+        return self._owned[index]
+
+    def value(self, encoded: Any, path: str, near: Any = None, *, borrowed: bool) -> Any:
+        """Decode a value; with `borrowed`, tensors share the image's memory.
+
+        `near` is what is there now: it says how a tensor is to be sharded.
+        """
+
+        def inner_value(item: Any, key: Any) -> Any:
+            return self.value(item, f"{path}.{key}", _part_of(near, key), borrowed=borrowed)
+
+        if isinstance(encoded, list):
+            return [inner_value(item, number) for number, item in enumerate(encoded)]
+        if not isinstance(encoded, dict):
+            return encoded
+        tag = next(iter(encoded), "")
+        if not tag.startswith("$"):
+            return {key: inner_value(item, key) for key, item in encoded.items()}
+        inner = encoded[tag]
+        sharded = self.sharded.value(encoded, near, path)
+        if sharded is not None:
+            return sharded
+        if tag == "$t":
+            if not borrowed:
+                return self._own(inner)
+            if inner in self._loaded.sent.tensors:
+                return self._loaded.sent.tensors[inner]
+            spec = self._loaded.plan.specs[inner]
+            return adapter_of(spec.kind).borrow(spec, self._loaded.data(inner))
+        if tag in ("$dict", "$odict"):
+            keys = [self.value(key, path, borrowed=False) for key, _ in inner]
+            pairs = [
+                (key, inner_value(item, key)) for key, (_, item) in zip(keys, inner, strict=True)
+            ]
+            if tag == "$dict":
+                return dict(pairs)
+            ordered = OrderedDict(pairs)
+            if "$metadata" in encoded:
+                metadata = self.value(encoded["$metadata"], path, borrowed=False)
+                # As torch's modules have it: the versions of their states.
+                ordered._metadata = metadata  # type: ignore[attr-defined]
+            return ordered
+        if tag in ("$tuple", "$set", "$frozenset"):
+            items = [inner_value(item, number) for number, item in enumerate(inner)]
+            return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](items)
+        if tag in ("$state", "$generator"):  # in an object's own: it gives it to what it holds
+            return self.value(inner, path, near, borrowed=borrowed)
+        if tag == "$node":  # in an object's own state there is nothing to make it like
+            return {key: inner_value(item, key) for key, item in inner.items()}
+        return _decode_plain(tag, inner)
+
+
+def _only_tensors(adapter: Any, live: Any) -> list[Any] | None:
+    """The tensors of an object that has nothing else; None if it may."""
+    found: list[Any] | None = getattr(adapter, "only_tensors", lambda _: None)(live)
+    return found
+
+
+def _part_of(near: Any, key: Any) -> Any:
+    if isinstance(near, dict):
+        return near.get(key)
+    is_there = isinstance(near, list | tuple) and type(key) is int and 0 <= key < len(near)
+    return near[key] if is_there else None
+
+
+def _partners(live: Any) -> Any:
+    """What is now where an object's stored state will go; None if none of it can be sharded."""
+    found = (getattr(each, "partners", lambda _: None)(live) for each in adapters())
+    return next((each for each in found if each is not None), None)
+
+
+def _decode_plain(tag: str, inner: Any) -> Any:
+    try:
+        return _decoded(tag, inner)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise StateMismatch(
+            f"the checkpoint holds a value of kind {tag} that this holdfast cannot make: {error!r}"
+        ) from error
+
+
+def _decoded(tag: str, inner: Any) -> Any:
+    if tag == "$float":
+        return float(inner)
+    if tag == "$int":
+        return int(inner, 16)
+    if tag in ("$bytes", "$bytearray"):
+        return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
+    if tag == "$complex":
+        return complex(float(inner[0]), float(inner[1]))
+    if tag.startswith("$torch."):
+        return adapter_of("torch").decode_other(tag, inner)
+    if tag.startswith("$tensorflow."):
+        return adapter_of("tensorflow").decode_other(tag, inner)
+    if tag.startswith("$jax."):
+        return adapter_of("jax").decode_other(tag, inner)
+    raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")

@@ -1,0 +1,166 @@
+"""Sharded tensors on the way back: from parts in images to what the live objects are to hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from holdfast._adapters.registry import adapter_of, adapters
+from holdfast._state.capture import Captured
+from holdfast._store.format.checksum import digest, digest_all
+from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.verify import Loaded
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one rank stored of a tensor."""
+
+    description: dict[str, Any]
+    spec: TensorSpec
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What this rank must hold of a tensor once it is loaded."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+def kind_of(description: dict[str, Any]) -> str:
+    """Whose a sharded tensor is; those of torch do not say so."""
+    return str(description.get("kind", "torch"))
+
+
+class Assembler:
+    """Makes what is to be loaded where the stored tensor, or the live one, is sharded."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._expected: dict[str, _Expected] = {}
+        self.numbers: set[int] = set()  # of the stored tensors that went into a sharded one
+
+    def value(self, encoded: Any, near: object, path: str) -> Any:
+        """The tensor to be loaded where `near` is now; None if nothing here is sharded."""
+        tag = next(iter(encoded), "")
+        if tag == "$shard":
+            return self._assemble(*self._in_parts(encoded[tag], path), near, path)
+        if tag != "$t":
+            return None
+        spec = self._loaded.plan.specs[encoded[tag]]
+        if spec.kind == "jax":
+            placed = adapter_of("jax").made_like(spec, self._loaded.data(encoded[tag]), near)
+            if placed is not None:
+                return placed
+        if not _may_be_sharded(near):
+            return None
+        found = self._assemble(*self._whole(encoded[tag]), near, path)
+        if found is not None:
+            self.numbers.add(encoded[tag])
+        return found
+
+    def load_in_place(self, live: object, value: Any) -> bool:
+        """Copy what was made for `live` into it, if it can hold that."""
+        adapter = next(each for each in adapters() if each.is_array(value))
+        return bool(adapter.sharding().load_in_place(live, value))
+
+    def _in_parts(self, description: dict[str, Any], path: str) -> tuple[ModuleType, Any]:
+        number = description["t"]
+        own = None if number is None else self._own(description, number)
+        adapter = adapter_of(kind_of(description))
+        parts = adapter.sharding().Stored(
+            description, own, lambda: self._loaded.shards(path), is_whole=False
+        )
+        return adapter, parts
+
+    def _whole(self, number: int) -> tuple[ModuleType, Any]:
+        spec = self._loaded.plan.specs[number]
+        shape, corner = list(spec.shape), [0] * len(spec.shape)
+        place: dict[str, Any] = {"size": shape, "dtype": spec.dtype}
+        if spec.kind == "jax":
+            place |= {"boxes": [[corner, shape]], "item_bytes": spec.item_bytes}
+            place["where"] = spec.device
+        else:
+            place |= {"offsets": corner, "sizes": shape}
+        own = self._own(place, number)
+        adapter = adapter_of("jax" if spec.kind == "jax" else "torch")
+        return adapter, adapter.sharding().Stored(place, own, lambda: [own], is_whole=True)
+
+    def _own(self, description: dict[str, Any], number: int) -> _Part:
+        return _Part(description, self._loaded.plan.specs[number], self._loaded.data(number))
+
+    def _assemble(self, adapter: ModuleType, stored: Any, near: object, path: str) -> Any:
+        found = adapter.sharding().assemble(stored, near, path)
+        if found is None:
+            return None
+        value, part = found
+        # Before it is handed over: whoever gets it may change it.
+        known = digest(adapter.bytes_of(part))
+        self._expected[path] = _Expected(stored.description["dtype"], tuple(part.shape), known)
+        return value
+
+    def whole_bytes(self, description: dict[str, Any], path: str) -> tuple[TensorSpec, memoryview]:
+        """An array of JAX that is stored in parts, as one: nobody needs JAX to read it."""
+        from holdfast._adapters.shared import (  # with NumPy, which few need here
+            Stored,
+            read_box,
+            whole_box,
+        )
+
+        number = description["t"]
+        own = None if number is None else self._own(description, number)
+        parts = Stored(description, own, lambda: self._loaded.shards(path), is_whole=False)
+        joined = read_box(parts, whole_box(parts.shape), path)
+        spec = TensorSpec(
+            name=path,
+            kind=kind_of(description),
+            dtype=description["dtype"],
+            stored_as=STORED_AS.get(description["dtype"], "U8"),
+            shape=parts.shape,
+            strides=None,
+            item_bytes=parts.item_bytes,
+            size_bytes=joined.nbytes,
+        )
+        return spec, memoryview(joined.reshape(-1).view("u1").data) if joined.size else memoryview(
+            b""
+        )
+
+    def differing(self, captured: Captured) -> list[str]:
+        """What was assembled and is lost, of another kind, or of other values now."""
+        now = {
+            path: leaf.get("$t", leaf.get("$shard", {}).get("t"))
+            for name, encoded in captured.tree["state"].items()
+            for path, leaf in tensor_leaves(encoded, name)
+        }
+        found: list[str] = []
+        views: list[memoryview] = []
+        hashed: list[str] = []
+        for path, then in self._expected.items():
+            if path not in now:
+                found.append(f"{path} (lost)")
+                continue
+            number = now[path]
+            if number is None and 0 in then.shape:
+                continue  # empty then and now
+            spec = None if number is None else captured.specs[number]
+            if spec is None or (spec.dtype, spec.shape) != (then.dtype, then.shape):
+                found.append(f"{path} (stored as {then.dtype}, now of another type or sharding)")
+                continue
+            views.append(adapter_of(spec.kind).bytes_of(captured.values[number]))
+            hashed.append(path)
+        for path, actual in zip(hashed, digest_all(views), strict=True):
+            if actual != self._expected[path].digest:
+                found.append(f"{path} (other values)")
+        return found
+
+
+def _may_be_sharded(near: object) -> bool:
+    """Whether a tensor that is there now is sharded, or the parameter that its entry is for."""
+    checks = (getattr(each, "is_sharded", None) for each in adapters())
+    candidates = (near, getattr(near, "parameter", None))
+    return any(check(each) for check in checks if check is not None for each in candidates)

@@ -1,0 +1,1 @@
+"""Where a state lives: its format, shared memory, the run folder, commits, reading, and mirrors."""

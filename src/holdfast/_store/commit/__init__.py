@@ -1,0 +1,1 @@
+"""From an image in memory to a durable checkpoint."""

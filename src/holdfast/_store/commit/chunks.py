@@ -1,0 +1,258 @@
+"""Work in pieces, for as many threads as there are, at the priority that it deserves now.
+
+A niceness cannot be taken back by an ordinary user. So threads in the background do only a
+piece at a time, and when somebody begins to wait, others at full priority take over the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from holdfast._store.commit.write_queue import Superseded
+
+# -- Work that nobody waits for gives way to the training on the same cores ------------------------
+# A thread's niceness counts only against threads of its own scheduling group, and where the
+# kernel groups by session ("autogroup") the keeper, which has a session of its own, would take
+# half of each core from the trainer all the same: there the whole group steps back meanwhile.
+
+
+_LOWEST = 19
+# A twentieth of a core beside a training: the keeper's loop, which hears signals, lives on it.
+_GROUP_LEVEL = 14
+_GROUP = Path("/proc/self/autogroup")
+_TRIES, _TRY_SECONDS = 4, 0.04  # the kernel takes one change of a group in a tenth of a second
+
+
+class Quiet:
+    """How many threads of this process work in the background, and whether any must hurry."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._quiet = self._loud = 0
+        self._is_low = False
+        self._threads: set[int] = set()  # in the background now
+
+    @contextlib.contextmanager
+    def background(self) -> Iterator[None]:
+        """For a thread of this work alone: it stays at the lowest priority for good."""
+        number = threading.get_native_id()
+        if sys.platform == "linux":  # elsewhere it takes a process, and this number may be one
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, number, _LOWEST)
+            self._threads.add(number)
+        try:
+            with self._counted(quiet=1):
+                yield
+        finally:
+            self._threads.discard(number)
+
+    @contextlib.contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Somebody waits: the group goes back to where it was."""
+        with self._counted(loud=1):
+            yield
+
+    def end(self) -> None:
+        """A stop has come: from now on nothing here gives way."""
+        self._count(0, 1)
+        self.raise_threads()
+
+    def raise_threads(self) -> None:
+        """Give the threads in the background back their priority, where the system allows it.
+
+        It does so for root, and where RLIMIT_NICE is set.
+        """
+        for number in tuple(self._threads):
+            with contextlib.suppress(OSError):
+                os.setpriority(
+                    os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, os.getpid())
+                )
+
+    @contextlib.contextmanager
+    def _counted(self, quiet: int = 0, loud: int = 0) -> Iterator[None]:
+        self._count(quiet, loud)
+        try:
+            yield
+        finally:
+            self._count(-quiet, -loud)
+
+    def _count(self, quiet: int, loud: int) -> None:
+        with self._guard:
+            self._quiet += quiet
+            self._loud += loud
+            wanted = self._quiet > 0 and self._loud == 0
+            if wanted != self._is_low and _set_group(_GROUP_LEVEL if wanted else 0):
+                self._is_low = wanted
+
+
+def _set_group(niceness: int) -> bool:
+    for _ in range(_TRIES):
+        try:
+            _GROUP.write_text(str(niceness), encoding="ascii")
+        except OSError as error:
+            if error.errno != errno.EAGAIN or niceness:
+                return False  # no groups here; or not now: nothing is lost but some quiet
+            time.sleep(_TRY_SECONDS)  # the only thing that helps against the kernel's limit
+        else:
+            return True
+    return False
+
+
+QUIET = Quiet()  # the group is one for the whole process
+
+Piece = TypeVar("Piece")
+_PATIENCE_SECONDS = 10.0
+_GIVEN_UP = "a newer step is written in its place"
+
+
+class Pieces(Generic[Piece]):
+    """What is left to do of one work; the first error ends it and is raised by `finish`."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._left = deque(pieces)
+        self._taken = 0
+        self._change = threading.Condition()
+        self._error: BaseException | None = None
+        self.has_failed = False
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left and not self._taken
+
+    def work(self) -> None:
+        """Do pieces until none is left, by this thread among others."""
+        while True:
+            with self._change:
+                while not self._left and self._taken:
+                    self._change.wait()  # another may hand the rest of a large one back
+                if not self._left:
+                    return
+                piece = self._left.popleft()
+                self._taken += 1
+            rest = None
+            try:
+                rest = self.do(piece)
+            except BaseException as error:  # noqa: BLE001  raised again by finish
+                self._fail(error)
+            with self._change:
+                if rest is not None and not self.has_failed:
+                    self._left.appendleft(rest)
+                is_last = not self._left and self._taken == 1
+                if not is_last:  # at once: else of two that end together none is the last
+                    self._give_back()
+            if is_last:
+                if not self.has_failed:
+                    try:
+                        self.end()
+                    except BaseException as error:  # noqa: BLE001  likewise
+                        self._fail(error)
+                with self._change:
+                    self._give_back()
+
+    def _give_back(self) -> None:
+        self._taken -= 1
+        self._change.notify_all()
+
+    def do(self, piece: Piece) -> Piece | None:
+        """Do one piece; what is returned is left of it."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Wait for the end, and raise what went wrong."""
+        with self._change:
+            while not self.is_done:
+                self._change.wait()
+            error, self._error = self._error, None  # it holds on to all that its frames hold
+        if error is not None:
+            raise error
+        if self.has_failed:
+            raise RuntimeError("it has failed before")
+
+    def end(self) -> None:
+        """The last piece is done."""
+
+    def give_up(self, error: BaseException) -> None:
+        """Leave out what is not begun; `finish` raises the error. Nothing, if all is done."""
+        if not self.is_done:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._change:
+            self.has_failed = True
+            self._error = self._error or error
+            self._left.clear()
+
+
+class Labour:
+    """The threads of one checkpoint."""
+
+    def __init__(self, *, is_background: bool) -> None:
+        self._is_background = is_background
+        self._is_given_up = False
+        self._works: list[tuple[Pieces[Any], int]] = []
+        self._guard = threading.Lock()
+        # Where a training never leaves a core alone, it must be durable some time all the same.
+        self._timer = threading.Timer(_PATIENCE_SECONDS, self.hurry)
+        self._timer.daemon = True
+        if is_background:
+            self._timer.start()
+
+    def put_to(self, work: Pieces[Any], threads: int) -> None:
+        """Have so many threads do this work."""
+        with self._guard:
+            if self._is_given_up:
+                raise Superseded(_GIVEN_UP)
+            self._works = [each for each in self._works if not each[0].is_done]
+            self._works.append((work, threads))
+            self._start(work, threads)
+
+    def hurry(self) -> None:
+        """Somebody waits for it now."""
+        with self._guard:
+            if self._is_background and not self._is_given_up:
+                self._is_background = False
+                QUIET.raise_threads()
+                for work, threads in self._works:
+                    with contextlib.suppress(RuntimeError):  # no more threads: those there go on
+                        self._start(work, threads)
+
+    def give_up(self) -> None:
+        """Write no more of it: a newer state is written in its place.
+
+        One of which all is written, so that only flushes are left, goes on: that takes nothing
+        from the newer one, and may be durable before it.
+        """
+        with self._guard:
+            self._is_given_up = True
+            for work, _ in self._works:
+                work.give_up(Superseded(_GIVEN_UP))
+
+    def over(self) -> None:
+        """Let go of what was worked on."""
+        self._timer.cancel()
+        with self._guard:
+            self._works.clear()
+
+    def _start(self, work: Pieces[Any], threads: int) -> None:
+        priority = QUIET.background if self._is_background else QUIET.hurry
+
+        def run() -> None:
+            with priority():
+                work.work()
+
+        for number in range(threads):
+            try:
+                threading.Thread(target=run, daemon=True).start()
+            except RuntimeError:  # the system has no more of them
+                if not number:
+                    raise
+                return  # what was started does it all; to fail now would pull its file away

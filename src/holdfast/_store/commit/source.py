@@ -1,0 +1,144 @@
+"""What is to be made durable: an image in memory, its ranges and their checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from holdfast._store.commit.chunks import Pieces
+from holdfast._store.format.checksum import digest
+from holdfast._store.format.image import Extent
+
+# -- The checksums of an image's ranges, computed a piece at a time --------------------------------
+
+
+_LARGE_BYTES = 8 << 20
+_SMALL_BYTES = 64 << 10
+_HANDFUL = 256
+_MOST_THREADS = 8
+_WORTH_A_THREAD_BYTES = 16 << 20
+
+
+def threads_for(sizes: Sequence[int]) -> int:
+    """How many threads hash these ranges: small ones keep the interpreter, which is one."""
+    large = sum(size for size in sizes if size >= _SMALL_BYTES)
+    return max(1, min(os.cpu_count() or 1, _MOST_THREADS, large // _WORTH_A_THREAD_BYTES))
+
+
+class Begun(NamedTuple):
+    """A large range of which some is hashed."""
+
+    number: int
+    done: int
+    hasher: xxhash.xxh3_128
+
+
+def portions(sizes: Sequence[int]) -> list[Sequence[int]]:
+    """The ranges as they are taken: the largest first, small ones by the handful."""
+    small = [index for index, size in enumerate(sizes) if size < _SMALL_BYTES]
+    rest = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
+    rest.sort(key=sizes.__getitem__, reverse=True)
+    handfuls = [small[at : at + _HANDFUL] for at in range(0, len(small), _HANDFUL)]
+    return [*((index,) for index in rest), *handfuls]
+
+
+class Hashing(Pieces[Sequence[int] | Begun]):
+    """The checksums of all ranges; `then` gets them as soon as they are complete."""
+
+    def __init__(
+        self,
+        view: Callable[[int], memoryview],
+        sizes: Sequence[int],
+        taken_as: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__(portions(sizes) if taken_as is None else taken_as)
+        self._view = view
+        self._sizes = sizes
+        self.then: Callable[[list[bytes]], None] | None = None
+        self.found: list[bytes] = [b""] * len(sizes)
+
+    def do(self, piece: Sequence[int] | Begun) -> Begun | None:
+        if isinstance(piece, Begun):
+            return self._go_on(piece)
+        first = piece[0]
+        if len(piece) == 1 and self._sizes[first] > _LARGE_BYTES:
+            return self._go_on(Begun(first, 0, xxhash.xxh3_128()))
+        for index in piece:
+            self.found[index] = digest(self._view(index))
+        return None
+
+    def _go_on(self, piece: Begun) -> Begun | None:
+        index, done, hasher = piece
+        view = self._view(index)
+        hasher.update(view[done : done + _LARGE_BYTES])
+        done += _LARGE_BYTES
+        if done < self._sizes[index]:
+            return Begun(index, done, hasher)
+        self.found[index] = hasher.digest()
+        return None
+
+    def end(self) -> None:
+        if self.then is not None:
+            self.then(self.found)
+
+    def digests(self) -> list[bytes]:
+        """All of them, once they are complete."""
+        self.finish()
+        return self.found
+
+
+class Known(Hashing):
+    """Checksums that are known already."""
+
+    def __init__(self, digests: list[bytes]) -> None:
+        super().__init__(lambda _: memoryview(b""), [])
+        self.found = digests
+
+
+class Ranges(NamedTuple):
+    """The ranges of an image, column by column: header, tensors, scalars."""
+
+    names: list[str]
+    offsets: list[int]
+    sizes: list[int]
+    taken_as: list[Sequence[int]]  # by whoever hashes them
+
+    @classmethod
+    def of(cls, extents: Sequence[Extent]) -> Ranges:
+        sizes = [extent.size_bytes for extent in extents]
+        names, offsets = [e.name for e in extents], [e.offset for e in extents]
+        return cls(names, offsets, sizes, portions(sizes))
+
+
+class _Views:
+    """The bytes of each range: apart from the source, so that nothing goes round in a circle.
+
+    What does is let go of late, and with it the memory of an arena that is gone.
+    """
+
+    def __init__(self, views: Sequence[memoryview], ranges: Ranges) -> None:
+        self._views = views
+        self._image = views[0] if len(views) == 1 else None
+        self._offsets, self._sizes = ranges.offsets, ranges.sizes
+
+    def __call__(self, index: int) -> memoryview:
+        if self._image is None:
+            return self._views[index]
+        start = self._offsets[index]
+        return self._image[start : start + self._sizes[index]]
+
+
+class Source:
+    """An image as its views, one after another: a single one, or one for each range."""
+
+    def __init__(
+        self, views: Sequence[memoryview], ranges: Ranges, hashing: Hashing | None = None
+    ) -> None:
+        self.views = views
+        self.ranges = ranges
+        self.size_bytes = sum(view.nbytes for view in views)
+        self.view = _Views(views, ranges)  # of one range
+        self.hashing = hashing or Hashing(self.view, ranges.sizes, ranges.taken_as)

@@ -1,0 +1,175 @@
+"""Files that are whole or absent: the only place that renames.
+
+write, fsync, rename, fsync of the folder: with any of the four left out, a
+power cut was measured to lose the file or to leave it empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from holdfast._store.commit.fault_points import pass_point
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder: a rename is only in the directory, flushed on its own."""
+    if os.name == "nt":  # Windows cannot open a folder, and flushes renames by itself
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unfinished(path: Path, suffix: str) -> Path:
+    """The name of a file while it is written: two hosts may have the same pids."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{suffix}")
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace the file at `path` by `data`: a reader sees the old bytes or the new ones."""
+    part = _unfinished(path, "part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def create_atomic(path: Path, data: bytes) -> bool:
+    """Make a durable file unless there is one; of processes that try at once, one does."""
+    part = _unfinished(path, "new")
+    write_atomic(part, data)
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: here the last one wins
+        write_atomic(path, data)
+        return True
+    finally:
+        part.unlink()
+    sync_folder(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
+    """A file to write into, which gets its name when it is whole and durable.
+
+    FileExistsError if the name is taken by then and not to be replaced. Where the
+    system has files without a name, a kill leaves nothing at all.
+    """
+    part = _unfinished(path, "part")
+    nameless = _open_nameless(path.parent)
+    try:
+        with part.open("xb") if nameless is None else nameless as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            pass_point("before-naming")
+            if nameless is not None:
+                _give_name(file, part if replace else path)
+        if replace:
+            os.replace(part, path)
+        elif nameless is None:
+            _link_or_replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    sync_folder(path.parent)
+
+
+def _link_or_replace(part: Path, path: Path) -> None:
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: here the last one wins
+        os.replace(part, path)
+
+
+def _open_nameless(folder: Path) -> IO[bytes] | None:
+    if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").is_dir():
+        return None
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError:  # not on this file system
+        return None
+    return os.fdopen(descriptor, "wb")
+
+
+def _give_name(file: IO[bytes], path: Path) -> None:
+    # With a descriptor of a folder Python calls linkat, which follows the link in /proc.
+    number = file.fileno()
+    os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)
+
+
+def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:
+    """Give a finished folder its final name, durably; False if that name is taken.
+
+    The folder must not be empty: rename(2) replaces an empty folder in silence.
+    """
+    try:
+        prepared.rename(final)
+    except OSError:
+        if final.exists():
+            return False
+        raise
+    if durable:
+        sync_folder(final.parent)
+    return True
+
+
+def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
+    """Move a file or folder into `folder` under a free name, and return where it went."""
+    _refuse_link(folder)
+    folder.mkdir(exist_ok=True)
+    name = prefix + path.name.lstrip(".")
+    target = folder / name
+    count = 1
+    while os.path.lexists(target):
+        count += 1
+        target = folder / f"{name}.{count}"
+    path.rename(target)
+    sync_folder(folder)
+    sync_folder(path.parent)
+    return target
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():  # what is behind it is not ours
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def discard_folder(path: Path) -> None:
+    """Remove a folder so that no half of it is ever taken for the whole."""
+    _refuse_link(path)
+    pass_point("before-removal")
+    doomed = path.with_name(f".removing-{path.name}")
+    path.rename(doomed)
+    for entry in sorted(doomed.iterdir()):
+        entry.unlink()
+        pass_point("half-removed")
+    remove_folder(doomed)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that nobody counts on, as far as the file system lets us."""
+    import shutil  # slow to import, and rarely needed
+
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,43 @@
+"""An errand: what `holdfast prove` asks of the processes that it interrupts.
+
+It travels in the environment, so that it reaches every process of a job, whoever starts them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from holdfast._environment import variables
+
+
+@dataclass(frozen=True)
+class Errand:
+    """Where to tell what is seen, and where to put what must not meet another run's."""
+
+    socket: str  # of whoever listens
+    work: str  # the copy of the user's folder, in which everything stays
+    runs: str  # for run folders that would lie outside of it
+    end: str  # for the weights as they are in the end
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    def redirected(self, folder: Path) -> Path:
+        """The folder to use in place of one that the undisturbed run uses too."""
+        whole = Path(folder).absolute()
+        # Beside `runs` there is what `{dir}` stands for: another one in each course, too.
+        if whole.is_relative_to(self.work) or whole.is_relative_to(Path(self.runs).parent):
+            return folder
+        mark = hashlib.blake2s(str(whole).encode(), digest_size=4).hexdigest()
+        return Path(self.runs) / f"{whole.name}-{mark}"
+
+
+@functools.cache
+def current() -> Errand | None:
+    """The errand of this process, if it has one."""
+    text = variables.errand_text()
+    return Errand(**json.loads(text)) if text else None

@@ -1,0 +1,79 @@
+"""The journal: one JSON object a line, only ever appended to.
+
+A line goes out in a single write to a descriptor opened for appending, so that
+trainer and keeper can both write. A crash can leave half a line; readers skip
+what does not parse, and the next writer starts on a line of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from holdfast._store.folder.plain_file import MOST_LINES_BYTES, NotPlain, open_file, open_plain
+from holdfast._store.format.schema import parse_record
+
+_LONGEST_LINE_BYTES = 16 << 20
+
+
+def append(path: Path, event: str, **fields: Any) -> bool:
+    """Append one event; False if the file system would not take it (training goes on)."""
+    line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
+    try:
+        descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and hasattr(os, "pread") and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = "\n" + line
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The events so far, oldest first; none if there is no such file, or it is none to read."""
+    try:
+        file = open_file(path, most_bytes=MOST_LINES_BYTES)
+    except (FileNotFoundError, NotPlain):
+        return
+    with file:
+        for line in _lines(file):
+            event = parse(line)
+            if event is not None:
+                yield event
+
+
+def read_pieces(path: Path) -> Iterator[bytes]:
+    """The same as pieces of whole lines, not parsed: for a reader that wants few of them."""
+    try:
+        file = open_file(path, most_bytes=MOST_LINES_BYTES)
+    except (FileNotFoundError, NotPlain):
+        return
+    with file:
+        while piece := file.read(_LONGEST_LINE_BYTES):
+            yield piece + file.readline(_LONGEST_LINE_BYTES)
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The object in one line; None if it holds no such thing."""
+    try:
+        return parse_record(line)
+    except ValueError:
+        return None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Each line that may be ours: a longer one would be held in memory as a whole."""
+    is_rest = False
+    while line := file.readline(_LONGEST_LINE_BYTES):
+        is_whole = line.endswith(b"\n") or len(line) < _LONGEST_LINE_BYTES
+        if is_whole and not is_rest:
+            yield line
+        is_rest = not is_whole

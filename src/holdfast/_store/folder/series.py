@@ -1,0 +1,191 @@
+"""The series: how an attempt went, rows of JSON, only ever appended to.
+
+    {"t": 1717171717.2, "s": 1240, "n": 20, "h": [[113, 18], [121, 2]], "save": 0.004, "snaps": 1,
+     "mem_step": 1236, "disk_step": 1200, "m": {"loss": [0.61, 0.6, 0.7, 20, 0, 1239]},
+     "mem": {"rss": 1073741824, "limit": 4294967296}}
+
+There is one about every second, and fewer as the attempt grows older: see `period_seconds`.
+
+t           the clock at the end of the row; it begins where the one before it ended
+s, n        completed steps then, and how many of them were made in this row
+h           how long they took: [bucket, count]…; where steps are very short, of some of them only
+save, agree seconds that saving, or waiting for other ranks, has held the main thread in this row
+snaps       snapshots taken in this row
+mem_step    the newest step in memory, and on disk as `disk_step`
+phase       the phase that it was in then
+rest        seconds of this row in phases that make no steps, and by name in `phases`
+epoch       the current one, from 1 on
+m           by metric: last, least and greatest value, how many, how many were not finite, and how
+            many steps were complete when the last one was logged
+mem         bytes, as the keeper's last sample had them
+waits       by rank: the seconds that it waits for the others in one step
+
+What there is nothing to say of is left out, and readers pass over names that they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from holdfast._store.folder import journal
+from holdfast._store.folder.plain_file import open_file, open_plain
+
+_RATIO = math.log(1.1)
+_LEAST_SECONDS = 1e-6
+_LONGEST_ROW_BYTES = 2048  # that comes as often as any
+_TAIL_BYTES = 1 << 18
+
+
+class Row(TypedDict, total=False):
+    """One row; all but the first three may be missing."""
+
+    t: float
+    s: int
+    n: int
+    h: list[list[int]]
+    save: float
+    agree: float
+    rest: float
+    snaps: int
+    mem_step: int
+    disk_step: int
+    phase: str
+    phases: dict[str, float]
+    epoch: int
+    m: dict[str, list[Any]]
+    mem: dict[str, int]
+    waits: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The values of one metric in one row; None where none of them was finite."""
+
+    last: float | None
+    low: float | None
+    high: float | None
+    count: int
+    bad: int = 0  # were not finite
+    step: int | None = None  # steps complete when the last one was logged
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of the histogram whose time is nearest: at most 5% off.
+
+    >>> 0.95 < seconds_of(bucket_of(0.25)) / 0.25 < 1.05
+    True
+    """
+    return round(math.log(max(seconds, _LEAST_SECONDS) / _LEAST_SECONDS) / _RATIO)
+
+
+def seconds_of(bucket: int) -> float:
+    """The time that a bucket stands for."""
+    return _LEAST_SECONDS * math.exp(_RATIO * bucket)
+
+
+def add_buckets(histogram: dict[int, int], pairs: Iterable[Any]) -> None:
+    """Add what a row has in `h`."""
+    for pair in pairs:
+        bucket, count = pair
+        histogram[bucket] = histogram.get(bucket, 0) + count
+
+
+def quantile(histogram: Mapping[int, int], share: float) -> float | None:
+    """The time that this share of the steps did not exceed.
+
+    >>> quantile({10: 99, 20: 1}, 0.5) == seconds_of(10)
+    True
+    """
+    total = sum(histogram.values())
+    if not total:
+        return None
+    wanted, seen, bucket = share * total, 0, 0
+    for bucket in sorted(histogram):
+        seen += histogram[bucket]
+        if seen >= wanted:
+            break
+    return seconds_of(bucket)
+
+
+def period_seconds(age_seconds: float, row_bytes: int = 0) -> float:
+    """How long a row of an attempt of this age is to be: a week is less than 13,000 rows.
+
+    >>> [period_seconds(age) for age in (0, 1200, 1e6)]
+    [1.0, 2.0, 60.0]
+    """
+    period = min(60.0, max(1.0, age_seconds / 600))
+    return period * max(1.0, row_bytes / _LONGEST_ROW_BYTES)
+
+
+def encode(row: Row) -> bytes:
+    """A row as it stands in the file."""
+    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def append(path: Path, row: Row) -> int:
+    """Append a row; returns its length, 0 if the file system would not take it."""
+    line = encode(row)
+    try:
+        descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            size = os.fstat(descriptor).st_size
+            # After a full disk, or another life of the machine, the last line may be half a one.
+            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            whole = b"\n" + line if torn else line
+            if os.write(descriptor, whole) < len(whole):
+                return 0  # the disk is full: half a line, which no reader takes for a row
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return 0
+    return len(line)
+
+
+def read(path: Path) -> Iterator[Row]:
+    """The rows so far, oldest first; what is no row is passed over."""
+    for found in journal.read(path):
+        if is_row(found):
+            yield found  # type: ignore[misc]  # it has what every row has
+
+
+def first_and_last(path: Path) -> tuple[Row, Row] | None:
+    """The first and the last row, without reading what is in between."""
+    try:
+        with open_file(path) as file:
+            first = _parse(file.readline(_TAIL_BYTES))
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            rows = filter(None, map(_parse, reversed(file.read().splitlines())))
+    except OSError:
+        return None
+    last = next(rows, None)
+    return None if last is None else (first or last, last)  # the first line may be half a one
+
+
+def _parse(line: bytes) -> Row | None:
+    found = journal.parse(line)
+    return found if is_row(found) else None  # type: ignore[return-value]  # as above
+
+
+def is_row(found: Any) -> bool:
+    """Whether a parsed line is a row."""
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("t"), int | float)
+        and isinstance(found.get("s"), int)
+        and isinstance(found.get("n"), int)
+    )
+
+
+def metrics_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Folded]]:
+    """The metrics of a row by name."""
+    found = row.get("m")
+    for name, values in found.items() if isinstance(found, dict) else ():
+        if isinstance(values, list) and len(values) >= 4:
+            yield name, Folded(*values[:6])

@@ -1,0 +1,159 @@
+"""Where `holdfast run` notes what it saw, whether the command knows holdfast or not.
+
+led/20250102-030405-node1-4711/    one supervision, by its beginning, host and process
+  life-0001/                       one life of the command
+    led.json  output.log           who it was, how it ended, and what it printed
+    run.json                       written by a run that opened in it: its folder and attempt
+    hang.json                      by its keeper: that it stands still, and why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast._environment import variables
+from holdfast._store.folder.atomic import write_atomic
+from holdfast._store.folder.plain_file import read_plain
+from holdfast._store.format.schema import parse_record
+
+_KEPT = 50
+_KEPT_OF_OTHERS_SECONDS = 60 * 86400.0
+_NAME = re.compile(r"\d{8}-\d{6}-.*-\d+")
+_LIFE = re.compile(r"life-\d{4,}")
+
+
+def led_places() -> list[Path]:
+    """The folders in which supervisions are noted: the usual one, and the one for want of it."""
+    usual = variables.state_folder()
+    return [*([Path(usual, "led")] if usual else []), _spare().joinpath("led")]
+
+
+def led_folder() -> Path | None:
+    """Make the folder for this process's supervision, private to the user; None: nowhere."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.uname().nodename}-{os.getpid()}"
+    for place in led_places():
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if place.parent == _spare() and not _is_private(_spare()):
+                continue
+            place.mkdir(mode=0o700, exist_ok=True)
+            folder = place / name
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not _has_room(folder):
+                folder.rmdir()
+                continue
+            _forget_old(place, name)
+            return folder
+    return None
+
+
+def life_folder(supervision: Path, life: int) -> Path:
+    """The folder of one life of the command."""
+    return supervision / f"life-{life:04d}"
+
+
+def supervisions() -> list[Path]:
+    """All that are noted on this machine, oldest first."""
+    found: list[Path] = []
+    for place in led_places():
+        found += _noted(place)
+    return sorted(found, key=lambda path: path.name)
+
+
+def lives(supervision: Path) -> list[Path]:
+    """The lives in one of them, oldest first."""
+    with contextlib.suppress(OSError):
+        return sorted(each for each in supervision.iterdir() if _LIFE.fullmatch(each.name))
+    return []
+
+
+def led_record(life: Path) -> Path:
+    return life / "led.json"
+
+
+def led_output(life: Path) -> Path:
+    return life / "output.log"
+
+
+def led_hang(life: Path) -> Path:
+    return life / "hang.json"
+
+
+def write_led(path: Path, record: dict[str, Any]) -> None:
+    """Replace the record; not worth a flush to the disk, which may take its time."""
+    write_atomic(path, (json.dumps(record, indent=1) + "\n").encode(), durable=False)
+
+
+def read_runs(life: Path) -> list[dict[str, Any]]:
+    """The runs that opened in a life, by what they have left there; the first rank first."""
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        for path in sorted(life.glob("run*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                value = parse_record(read_plain(path))
+                if isinstance(value.get("folder"), str):
+                    found.append(value)
+    return sorted(found, key=lambda run: run["rank"] if isinstance(run.get("rank"), int) else 0)
+
+
+def _spare() -> Path:
+    return Path("/tmp", f"holdfast-{os.getuid() if hasattr(os, 'getuid') else 0}")
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else could have put it there, to read along or to lead us astray."""
+    status = folder.lstat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _has_room(folder: Path) -> bool:
+    """A full disk takes folders, but nothing in them."""
+    probe = folder / "room"
+    with contextlib.suppress(OSError):
+        probe.write_bytes(bytes(4096))
+        probe.unlink()
+        return True
+    with contextlib.suppress(OSError):
+        probe.unlink()
+    return False
+
+
+def _noted(place: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [each for each in place.iterdir() if _NAME.fullmatch(each.name)]
+    return []
+
+
+def _forget_old(place: Path, mine: str) -> None:
+    # Where machines share the folder, those of others may still go on, and nobody here can tell:
+    # they remove them themselves. Some never come back, containers for one.
+    names = sorted(each.name for each in _noted(place))
+    long_ago = time.strftime("%Y%m%d", time.localtime(time.time() - _KEPT_OF_OTHERS_SECONDS))
+    for old in names:
+        if _host_of(old) != _host_of(mine) and old < long_ago:
+            _remove(place / old)
+    for old in [name for name in names if _host_of(name) == _host_of(mine)][:-_KEPT]:
+        # Of this one, the process is in the name; as the first of a container it is always ours.
+        pid = old.rpartition("-")[2]
+        if not Path("/proc", pid).exists() or (pid == str(os.getpid()) and old != mine):
+            _remove(place / old)
+
+
+def _host_of(name: str) -> str:
+    return name.split("-", 2)[2].rpartition("-")[0]
+
+
+def _remove(folder: Path) -> None:
+    # By hand: what the library has for it takes long to import, and every start passes here.
+    with contextlib.suppress(OSError):
+        for life in folder.iterdir():
+            for file in life.iterdir():
+                file.unlink()
+            life.rmdir()
+        folder.rmdir()

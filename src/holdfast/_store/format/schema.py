@@ -1,0 +1,294 @@
+"""What a manifest, a state's tree and a line of the journal may hold: the one check of all three.
+
+A checksum tells that bytes are as they were written. It does not tell who wrote them, nor with
+what. So everything is checked here once, before it is used, and anything else is a ValueError:
+no reader behind it meets a number that is a list, a tensor that is not there, or a tree that is
+deeper than Python can walk.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast._store.format.image import TensorSpec
+    from holdfast._store.format.manifest import DataFile, Manifest
+
+MOST = 1 << 53  # steps, attempts, bytes and moments stay below it
+_DEEPEST_RECORD = 64
+_DEEPEST_KEY = 32
+_DEEPEST_TREE = 210  # a capture allows 200, and all that walks a tree goes so deep
+_MOST_RANKS = 1 << 20
+_HEX = frozenset("0123456789abcdef")
+_ITEMS = ("$tuple", "$set", "$frozenset")
+_WRAPPED = ("$state", "$generator")
+_HASHABLE = ("$float", "$int", "$bytes", "$complex")
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number that counts something."""
+    return type(value) is int and 0 <= value < MOST
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int and -MOST < value < MOST  # -1 stands for none so far
+
+
+def is_real(value: object) -> bool:
+    """Whether it is a finite number of a size that can be reckoned with."""
+    return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]
+
+
+def _require(fact: bool, what: str) -> None:
+    if not fact:
+        raise ValueError(what)
+
+
+# -- the journal and its like ---------------------------------------------------
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """The object in a line of a journal, or in a small file; ValueError if there is none."""
+    try:
+        found = json.loads(data.decode("utf-8", errors="replace"))
+    except RecursionError as error:
+        raise ValueError("nested without end") from error
+    _require(isinstance(found, dict), "not an object")
+    if data.count(b"[") + data.count(b"{") > _DEEPEST_RECORD:
+        _check_depth(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _check_depth(found: Any) -> None:
+    level = [found]
+    for _ in range(_DEEPEST_RECORD):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {_DEEPEST_RECORD} deep")
+
+
+# -- the manifest ---------------------------------------------------------------
+
+
+def check_manifest(found: Manifest) -> None:
+    """ValueError where a manifest holds what none of ours does."""
+    _require(
+        all(type(text) is str for text in (found.run_id, found.reason, found.holdfast)),
+        "it has something else than a text",
+    )
+    _require(is_whole(found.attempt) and is_whole(found.step), "its step or attempt is no number")
+    _require(is_real(found.saved_at), "the time is none")
+    _check_metrics(found.metrics)
+    _require(found.origin is None or all(map(is_whole, found.origin)), "its origin is none")
+    names = [file.name for file in found.files]
+    _require(len({*names}) == len(names), "two ranks have one file")
+
+
+def _check_metrics(metrics: object) -> None:
+    _require(
+        isinstance(metrics, dict)
+        and all(type(name) is str for name in metrics)
+        and all(value is None or is_number(value) for value in metrics.values()),
+        "its metrics are none",
+    )
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number that a metric can be."""
+    return type(value) is float or (type(value) is int and value.bit_length() < 1024)
+
+
+def check_file(file: DataFile) -> None:
+    """ValueError where one rank's part of a manifest would mislead a reader."""
+    parts = file.parts if file.wrapper is None else (file.wrapper, *file.parts)
+    names, offsets, sizes, checksums, places = zip(*parts, strict=True) if parts else [()] * 5
+    files = [(file.name, file.size_bytes), *file.linked]
+    texts = [*names, *checksums, *places, *(name for name, _ in files)]
+    numbers = [*offsets, *sizes, *(size for _, size in files)]
+    _require(
+        {*map(type, texts)} == {str} and {*map(type, numbers)} == {int},
+        "it has something else than numbers and names",
+    )
+    _require(min(numbers) >= 0 and max(numbers) < MOST, "a number in it is out of range")
+    _require(
+        all(len(each) == 32 for each in checksums) and _HEX.issuperset("".join({*checksums})),
+        "a checksum in it is none",
+    )
+    known = dict(files)
+    is_known = "" not in known and len(known) == len(files)
+    _require(is_known and {*places} <= {"", *known} - {file.name}, "its files are not told apart")
+    _require(len({part.name for part in file.parts}) == len(file.parts), "a part is in it twice")
+    end = 0
+    for _, offset, size, _, place in sorted(parts, key=lambda part: (part[1], part[2])):
+        if place:
+            _require(offset + size <= known[place], "a part reaches beyond its file")
+        else:
+            _require(offset == end, "its parts do not follow on each other")
+            end += size
+    _require(end == file.size_bytes or not parts, "its file is larger than its parts")
+
+
+# -- the scalars and the tree ---------------------------------------------------
+
+
+def check_head(head: dict[str, Any], specs: Sequence[TensorSpec]) -> None:
+    """ValueError if the scalars of an image with these tensors are not those of a state."""
+    _require(is_whole(head.get("step")), "its step is no number")
+    _require(is_whole(head.get("attempt", 0)), "its attempt is no number")
+    world = head.get("world", 1)
+    _require(is_whole(world) and 1 <= world <= _MOST_RANKS, "the number of its ranks is none")
+    loop, phases = head.get("loop", 0), head.get("phases") or [None, None]
+    _require(_is_int(loop), "its loop is no number")
+    _check_metrics(head.get("metrics", {}))
+    for name in ("best", "rules"):
+        _require(isinstance(head.get(name), dict | None), f"its {name} are none")
+    _require(
+        type(phases) is list and len(phases) == 2 and all(p is None or _is_int(p) for p in phases),
+        "its phases are none",
+    )
+    tree = head.get("tree")
+    _require(isinstance(tree, dict) and isinstance(tree.get("state"), dict), "its tree is none")
+    assert isinstance(tree, dict)
+    _require(isinstance(tree.get("extra", {}), dict), "its tree is none")
+    _Tree(specs).check([*tree["state"].values(), tree.get("extra", {})])
+
+
+class _Tree:
+    """A tree as `_state/capture.py` encodes it, walked level by level: a forged one may be deep."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = specs
+
+    def check(self, values: Sequence[Any]) -> None:
+        level: list[Any] = list(values)
+        for _ in range(_DEEPEST_TREE):
+            below: list[Any] = []
+            for each in level:
+                kind = type(each)
+                if kind is dict:
+                    below += self._inside(each)
+                elif kind is list:
+                    below += each
+            if not below:
+                return
+            level = [each for each in below if type(each) in (dict, list)]
+        raise ValueError("its tree is nested without end")
+
+    def _inside(self, encoded: dict[str, Any]) -> Iterable[Any]:
+        """What an encoded value holds, each to be checked; ValueError if it is none."""
+        tag = next(iter(encoded), "")
+        if not tag.startswith("$"):
+            _require(not any(key.startswith("$") for key in encoded), "a value has two kinds")
+            return encoded.values()
+        inner = encoded[tag]
+        others = encoded.keys() - {tag}
+        _require(not others or (tag, others) == ("$odict", {"$metadata"}), "a value has two kinds")
+        if tag == "$t":
+            self._check_number(inner)
+        elif tag == "$r":
+            _require(type(inner) is str, "a tensor of another rank has no name")
+        elif tag == "$shard":
+            self._check_shard(inner)
+        elif tag in ("$dict", "$odict"):
+            return [*self._pairs(inner), *(encoded[key] for key in others)]
+        elif tag in _ITEMS:
+            _require(type(inner) is list, f"a {tag[1:]} in it is none")
+            if tag != "$tuple":
+                _require(all(map(self._is_hashable, inner)), "a set in it holds what no set can")
+            return inner  # type: ignore[no-any-return]
+        elif tag in _WRAPPED:
+            return [inner]
+        elif tag == "$node":
+            _require(type(inner) is dict, "a value made of parts has none")
+            _require(not any(name.startswith("$") for name in inner), "a part has no name")
+            return inner.values()  # type: ignore[no-any-return]
+        else:
+            _check_plain(tag, inner)
+        return ()
+
+    def _check_number(self, number: object) -> None:
+        is_there = type(number) is int and 0 <= number < len(self._specs)
+        _require(is_there, "it refers to a tensor that is not there")
+
+    def _is_hashable(self, encoded: Any, depth: int = 0) -> bool:
+        """Whether it can be a key, or be in a set: numbers of NumPy and bytes are tensors here."""
+        if type(encoded) is not dict:
+            return type(encoded) is not list
+        tag = next(iter(encoded), "")
+        inner: Any = encoded.get(tag)
+        if tag in ("$tuple", "$frozenset"):
+            is_shallow = depth < _DEEPEST_KEY and type(inner) is list
+            return is_shallow and all(self._is_hashable(each, depth + 1) for each in inner)
+        if tag == "$t":
+            self._check_number(inner)
+            spec: TensorSpec = self._specs[inner]
+            return spec.kind == "torch" or spec.dtype == "bytes" or spec.dtype[:7] == "scalar "
+        return tag in _HASHABLE or "." in tag
+
+    def _pairs(self, pairs: Any) -> Iterable[Any]:
+        is_made_of_pairs = type(pairs) is list and all(
+            type(pair) is list and len(pair) == 2 for pair in pairs
+        )
+        _require(is_made_of_pairs, "a dict in it is none")
+        _require(
+            all(self._is_hashable(key) for key, _ in pairs), "a dict in it has a key that is none"
+        )
+        return (each for pair in pairs for each in pair)
+
+    def _check_shard(self, shard: Any) -> None:
+        _require(type(shard) is dict, "a sharded tensor in it is none")
+        if shard.get("t") is not None:
+            self._check_number(shard["t"])
+        kind, size = shard.get("kind", "torch"), shard.get("size")
+        texts = (kind, shard.get("dtype"))
+        _require(
+            kind in ("torch", "jax") and {*map(type, texts)} == {str} and _is_shape(size),
+            "a sharded tensor in it has no kind, type or size",
+        )
+        boxes = (
+            shard.get("boxes") if kind == "jax" else [[shard.get("offsets"), shard.get("sizes")]]
+        )
+        _require(
+            type(boxes) is list and all(_is_box(box, size) for box in boxes),
+            "a part of a sharded tensor is outside of it",
+        )
+        _require(kind == "torch" or is_whole(shard.get("item_bytes")), "a sharded tensor is none")
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) is list and all(map(is_whole, value)) and math.prod(value) < MOST
+
+
+def _is_box(box: Any, size: list[int]) -> bool:
+    if type(box) is not list or len(box) != 2 or not all(map(_is_shape, box)):
+        return False
+    corner, sides = box
+    return len(corner) == len(sides) == len(size) and all(
+        at + side <= whole for at, side, whole in zip(corner, sides, size, strict=True)
+    )
+
+
+def _check_plain(tag: str, inner: Any) -> None:
+    """A value that JSON does not have; one of a framework is left to its adapter."""
+    try:
+        if tag == "$float":
+            float(inner)
+        elif tag == "$int":
+            int(inner, 16)
+        elif tag in ("$bytes", "$bytearray"):
+            base64.b64decode(inner, validate=True)
+        elif tag == "$complex":
+            real, imaginary = inner
+            complex(float(real), float(imaginary))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"a value of kind {tag[1:]} in it is none") from error

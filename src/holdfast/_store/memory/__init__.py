@@ -1,0 +1,1 @@
+"""Shared memory: the arena with its slots, and the control page."""

@@ -1,0 +1,266 @@
+"""The arena: shared memory with slots, of which one is always whole.
+
+    page 0     what it is: run, attempt, generation, sizes, and the run's folder
+    page 1     a record for each slot: state, sequence, step, when, hashed
+    tables     for each slot, the checksums of its ranges, filled by the keeper
+    slots      each an image (see image.py), on a page of its own
+
+The writer marks a slot as being written, copies, and marks it whole with the
+next sequence number; a kill at any instant leaves the slots before it whole.
+Each slot has a lock of the POSIX kind, which ends with its process: the writer
+holds it while it copies (be it a device stream that it waits for later), a
+keeper while it reads. Locks also order memory between the two processes.
+
+Standard library only: the keeper maps it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast._store.format.image import PAGE, ImagePlan, header_bytes, parse_header
+
+_MAGIC = b"holdfast-arena-2"
+_HEAD = struct.Struct("<16s32sQQQQQQ")
+_EMPTY, _WRITING, _WHOLE = 0, 1, 2
+_RECORD_WORDS = 8
+_STATE, _SEQUENCE, _MARK, _TIME, _HASHED = range(5)
+DIGEST_BYTES = 16
+MAX_SLOTS = 8
+
+
+class NotAnArena(ValueError):
+    """The file is no arena, or not a private one of this user."""
+
+
+@dataclass(frozen=True)
+class SlotRecord:
+    """A whole slot."""
+
+    slot: int
+    sequence: int
+    mark: int  # of its boundary
+    captured_at: float
+    is_hashed: bool
+
+    @property
+    def step(self) -> int:
+        return self.mark // 2
+
+
+def arena_bytes(plan_bytes: int, ranges: int, slots: int) -> int:
+    """The size of an arena for images of `plan_bytes` with `ranges` checksums each."""
+    return 2 * PAGE + slots * (_table_bytes(ranges) + plan_bytes)
+
+
+def _table_bytes(ranges: int) -> int:
+    return -(-ranges * DIGEST_BYTES // PAGE) * PAGE
+
+
+class Arena:
+    """A mapped arena, as its writer or its keeper."""
+
+    def __init__(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < 3 * PAGE:
+            raise NotAnArena("not an arena")
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise NotAnArena("not a private file of this user")
+        self.descriptor = descriptor
+        self.mapped = mmap.mmap(descriptor, status.st_size)
+        magic, run_id, attempt, generation, slots, size, table, ranges = _HEAD.unpack_from(
+            self.mapped
+        )
+        if magic != _MAGIC or not 1 <= slots <= MAX_SLOTS:
+            raise NotAnArena("not an arena of this version")
+        if status.st_size < 2 * PAGE + slots * (table + size):
+            raise NotAnArena("cut short")
+        self.run_id = run_id.decode("ascii", "replace")
+        self.attempt = int(attempt)
+        self.generation = int(generation)
+        self.slots = int(slots)
+        self.slot_bytes = int(size)
+        self.ranges = int(ranges)
+        self._table = int(table)
+        #: Where its run was, by the real path; empty if that is not known.
+        self.folder = os.fsdecode(self.mapped[_HEAD.size : PAGE].partition(b"\0")[0])
+        self._words = memoryview(self.mapped)[PAGE : 2 * PAGE].cast("Q")
+
+    @classmethod
+    def create(
+        cls,
+        descriptor: int,
+        *,
+        run_id: str,
+        attempt: int,
+        generation: int,
+        slots: int,
+        plan: ImagePlan,
+        folder: str = "",
+    ) -> Arena:
+        """Format a file whose memory is already reserved."""
+        ranges = len(plan.specs) + 2
+        head = _HEAD.pack(
+            _MAGIC,
+            run_id.encode(),
+            attempt,
+            generation,
+            slots,
+            plan.size_bytes,
+            _table_bytes(ranges),
+            ranges,
+        )
+        head += os.fsencode(folder)
+        os.pwrite(descriptor, head if len(head) < PAGE else head[: _HEAD.size], 0)
+        arena = cls(descriptor)
+        for slot in range(slots):
+            start = arena.slot_offset(slot)
+            arena.mapped[start : start + len(plan.header)] = plan.header
+        return arena
+
+    def slot_offset(self, slot: int) -> int:
+        """Where a slot's image begins in the mapping."""
+        return 2 * PAGE + self.slots * self._table + slot * self.slot_bytes
+
+    def image(self, slot: int) -> memoryview:
+        """The bytes of a slot's image."""
+        start = self.slot_offset(slot)
+        return memoryview(self.mapped)[start : start + self.slot_bytes]
+
+    def plan(self, slot: int) -> ImagePlan:
+        """The plan of a slot's image, read from its header; ValueError if it is damaged."""
+        image = self.image(slot)
+        length = header_bytes(image)
+        if not PAGE <= length <= self.slot_bytes:
+            raise ValueError("the header's length is out of range")
+        plan = parse_header(bytes(image[:length]))
+        if plan.size_bytes != self.slot_bytes or len(plan.specs) + 2 != self.ranges:
+            raise ValueError("the header does not fit the slot")
+        return plan
+
+    # -- the writer ---------------------------------------------------------
+
+    def begin(self, held: Collection[int] = (), mark: int = -1) -> int | None:
+        """Lock a slot to write in and mark it torn; None if all others are held or being read.
+
+        The newest whole slot is never chosen: it is what a kill leaves. Nor is the one of
+        `mark`, the newest that other ranks hold too. The newest hashed slot is the last choice:
+        it is what a kill of trainer and keeper leaves.
+        """
+        whole = self.whole()
+        newest = {record.slot for record in whole[:1]}
+        hashed = {record.slot for record in [r for r in whole if r.is_hashed][:1]}
+        oldest_first = sorted(
+            range(self.slots), key=lambda slot: (slot in hashed, self._word(slot, _SEQUENCE))
+        )
+        for slot in oldest_first:
+            if slot in held or slot in newest:
+                continue
+            if self._word(slot, _STATE) == _WHOLE and self._word(slot, _MARK) == mark:
+                continue
+            if self.try_lock(slot):
+                self._set(slot, _STATE, _WRITING)
+                self._set(slot, _HASHED, 0)
+                return slot
+        return None
+
+    def finish(self, slot: int, *, sequence: int, mark: int) -> None:
+        """Mark a slot whole: from here on it is what a kill leaves."""
+        self._set(slot, _MARK, mark)
+        self._set(slot, _TIME, time.time_ns())
+        self._set(slot, _SEQUENCE, sequence)
+        self._set(slot, _STATE, _WHOLE)
+        self.unlock(slot)
+
+    def abandon(self, slot: int) -> None:
+        """Give up a slot that was begun: it stays torn and free."""
+        self._set(slot, _SEQUENCE, 0)
+        self._set(slot, _STATE, _EMPTY)
+        self.unlock(slot)
+
+    # -- both ---------------------------------------------------------------
+
+    def void_from(self, step: int) -> bool:
+        """A rule has called everything from this step on bad: no slot holds it any more.
+
+        Without the lock: whoever reads such a slot just now finds at its commit that it is void.
+        """
+        found = [record for record in self.whole() if record.step >= step]
+        for record in found:
+            self._set(record.slot, _STATE, _EMPTY)
+            self._set(record.slot, _SEQUENCE, 0)
+        return bool(found)
+
+    def try_lock(self, slot: int) -> bool:
+        try:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:
+            return False
+        return True
+
+    def unlock(self, slot: int) -> None:
+        fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, slot)
+
+    def whole(self) -> list[SlotRecord]:
+        """The whole slots, newest first."""
+        found = [
+            SlotRecord(
+                slot=slot,
+                sequence=self._word(slot, _SEQUENCE),
+                mark=self._word(slot, _MARK),
+                captured_at=self._word(slot, _TIME) / 1e9,
+                is_hashed=self._word(slot, _HASHED) == self._word(slot, _SEQUENCE),
+            )
+            for slot in range(self.slots)
+            if self._word(slot, _STATE) == _WHOLE
+        ]
+        return sorted(found, key=lambda record: -record.sequence)
+
+    def newest(self) -> SlotRecord | None:
+        whole = self.whole()
+        return whole[0] if whole else None
+
+    # -- the keeper ---------------------------------------------------------
+
+    def set_digests(self, slot: int, sequence: int, digests: Sequence[bytes]) -> None:
+        """Store the checksums of a slot that is locked."""
+        start = 2 * PAGE + slot * self._table
+        joined = b"".join(digests)
+        self.mapped[start : start + len(joined)] = joined
+        self._set(slot, _HASHED, sequence)
+
+    def digests(self, slot: int) -> list[bytes]:
+        """The checksums of a hashed slot, in the order of its plan's extents."""
+        start = 2 * PAGE + slot * self._table
+        ends = range(start, start + self.ranges * DIGEST_BYTES, DIGEST_BYTES)
+        return [bytes(self.mapped[at : at + DIGEST_BYTES]) for at in ends]
+
+    def close(self) -> None:
+        """Unmap, if nobody holds a view; else the mapping goes with the last view."""
+        self._words.release()
+        with contextlib.suppress(BufferError):
+            self.mapped.close()
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _word(self, slot: int, index: int) -> int:
+        return self._words[slot * _RECORD_WORDS + index]
+
+    def _set(self, slot: int, index: int, value: int) -> None:
+        self._words[slot * _RECORD_WORDS + index] = value

@@ -1,0 +1,116 @@
+"""The entry point of a process that speaks with a store; `child.py` starts it.
+
+It tells what it finds by lines of JSON on its standard output; all else goes into a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from holdfast._errors import HoldfastError
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.mirror.uploader import Service, Uploader, alone, tell
+
+_TELL_SECONDS = 1.0
+# Where memory ends, the copy is to go before the training.
+_OOM_SCORE = 300
+# Less than a worker of a data loader, and still something where all cores are busy.
+_NICE = 5
+
+
+def main(config_text: str) -> None:
+    config = json.loads(config_text)
+    os.chdir("/")
+    with contextlib.suppress(OSError, ValueError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE)))
+    if config["task"] == "serve":
+        os.nice(_NICE)  # and not where somebody waits
+        _serve(config)
+        return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _look_or_fetch(config)
+    except HoldfastError as error:
+        tell("failed", text=str(error))
+    except Exception as error:  # noqa: BLE001  whatever a store raises: whoever waits is told
+        from holdfast._store.mirror.protocol import describe_trouble
+
+        traceback.print_exc()
+        tell("failed", text=describe_trouble(config["address"], error))
+
+
+def _end_with_parent() -> None:
+    """Who asked is gone, by a signal perhaps: the next start is to find nobody at it."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(1)
+
+
+def _serve(config: dict[str, Any]) -> None:
+    best = config["best"]
+    service = Service(
+        layout=RunLayout(Path(config["folder"])),
+        run_id=config["run_id"],
+        attempt=config["attempt"],
+        address=config["address"],
+        keep_last=config["keep_last"],
+        best=None if best is None else (best[0], best[1]),
+        piece_bytes=config["piece_bytes"],
+    )
+    Uploader(service, tell).serve()
+
+
+def _look_or_fetch(config: dict[str, Any]) -> None:
+    from holdfast._store.mirror.fetch import candidates, fetch_newest
+    from holdfast._store.mirror.index import Shelf
+    from holdfast._store.mirror.store import open_store
+
+    shelf = Shelf(open_store(config["address"]))
+    run_id = shelf.identity()
+    if run_id is None:
+        tell("empty")
+        return
+    if config.get("run_id") not in (None, run_id):
+        tell("other")  # whoever copies will say so
+        return
+    found = candidates(shelf)
+    newest = found[0].step if found else None
+    tell("held", run_id=run_id, attempts=shelf.newest_attempt(), newest=newest)
+    if config["task"] == "look":
+        return
+    told = [0.0]
+
+    def progress(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - told[0] > _TELL_SECONDS:
+            told[0] = now
+            tell("under-way", done_bytes=done, total_bytes=total)
+
+    damaged = []
+
+    def tell_damage(name: str, text: str) -> None:
+        damaged.append(name)
+        tell("damaged", name=name, text=text)
+
+    layout = RunLayout(Path(config["folder"]))
+    with alone(layout, lambda: None):
+        done = fetch_newest(shelf, layout, tell_damage, progress)
+    if done is not None:
+        tell("fetched", **done.__dict__)
+    else:
+        # What cannot be read is there all the same: the run has begun.
+        tell("nothing", damaged=len({*damaged, *shelf.damaged}), strange=len(shelf.strange))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""From a checkpoint or a slot back to verified bytes."""

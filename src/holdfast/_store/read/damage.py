@@ -1,0 +1,107 @@
+"""Everything that is wrong with a checkpoint, found in little memory.
+
+Resuming stops at the first wrong byte and holds the whole image. `holdfast verify`
+names every damaged tensor, and may run beside a training that needs the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+from holdfast._errors import CheckpointError
+from holdfast._store.folder.plain_file import open_file
+from holdfast._store.format.image import decode_scalars, parse_header
+from holdfast._store.format.manifest import DataFile, Part
+from holdfast._store.format.schema import check_head
+from holdfast._store.read.files import all_files, name_part, place_of
+from holdfast._store.read.verify import read_manifest
+
+_CHUNK_BYTES = 16 << 20
+
+
+def find_damage(folder: Path) -> list[str]:
+    """One line for each thing that is wrong; none if every byte is as it was written."""
+    try:
+        found = read_manifest(folder)
+    except CheckpointError as error:
+        return [_within(folder, error)]
+    lines: list[str] = []
+    for file in found.files:
+        try:
+            damage = check_file(folder, file)
+        except OSError as error:
+            missing = Path(error.filename or file.name).name
+            damage = [f"{missing}: {error.strerror}"]
+        except CheckpointError as error:
+            damage = [_within(folder, error)]
+        # Of several ranks each has its file, and a tensor's name may be in all of them.
+        is_named = len(found.files) == 1
+        lines += (
+            line if is_named or line.startswith(file.name) else f"{file.name}: {line}"
+            for line in damage
+        )
+    return lines
+
+
+def _within(folder: Path, error: CheckpointError) -> str:
+    """What an error says, by names within the checkpoint."""
+    return str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/").rstrip(".")
+
+
+def check_file(folder: Path, file: DataFile) -> list[str]:
+    """What is wrong with a rank's state, in its own file and in those that are linked."""
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, IO[bytes]] = {}
+        for name, size_bytes in all_files(file):
+            data = stack.enter_context(open_file(place_of(folder, name)))
+            size = os.fstat(data.fileno()).st_size
+            if size != size_bytes:
+                return [f"{name} has {size} bytes, the manifest says {size_bytes}"]
+            opened["" if name == file.name else name] = data
+        parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
+        lines = [_tell(part) for part in parts if not _is_whole(opened[part.file], part)]
+        return lines or _check_contents(opened, file.parts)
+
+
+def _tell(part: Part) -> str:
+    where = f" (in {part.file})" if part.file else ""
+    return f"{name_part(part.name)} is damaged{where}"
+
+
+def _is_whole(data: IO[bytes], part: Part) -> bool:
+    hasher = xxhash.xxh3_128()
+    data.seek(part.offset)
+    left = part.size_bytes
+    while left:
+        chunk = data.read(min(left, _CHUNK_BYTES))
+        if not chunk:
+            return False
+        hasher.update(chunk)
+        left -= len(chunk)
+    return bool(hasher.hexdigest() == part.checksum)
+
+
+def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list[str]:
+    """Bytes that are as they were written must also be a state: resuming asks the same."""
+    try:
+        if len(parts) < 2:
+            raise ValueError("it has neither header nor scalars")
+        plan = parse_header(_read(opened, parts[0]))
+        found = plan.extents()
+        if [(e.name, e.size_bytes) for e in found] != [(p.name, p.size_bytes) for p in parts]:
+            raise ValueError("its header tells of other parts than the manifest")
+        check_head(decode_scalars(_read(opened, parts[-1])), plan.specs)
+    except ValueError as error:
+        return [f"is not a state of holdfast ({error})"]
+    return []
+
+
+def _read(opened: dict[str, IO[bytes]], part: Part) -> bytes:
+    opened[part.file].seek(part.offset)
+    return opened[part.file].read(part.size_bytes)

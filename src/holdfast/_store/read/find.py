@@ -1,0 +1,288 @@
+"""Find the newest good state on the run's own line: in memory or on disk.
+
+What is damaged or unfinished is set aside, told in one line and in the journal,
+and the one before it is used. It is never deleted and never loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast._errors import DamagedCheckpoint, NoGoodCheckpoint
+from holdfast._store.folder import journal
+from holdfast._store.folder.atomic import move_aside
+from holdfast._store.folder.invalid import set_aside_void
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import is_on_line
+from holdfast._store.read.merge_ranks import join, read_checkpoint
+from holdfast._store.read.verify import Loaded, send_ahead, slot_source, verify_image
+
+if TYPE_CHECKING:
+    from holdfast._store.memory.arena import Arena, SlotRecord
+
+
+@dataclass
+class Leftover:
+    """An arena that an earlier attempt left in memory."""
+
+    arena: Arena
+    path: Path
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A good state, and where it was."""
+
+    attempt: int
+    step: int
+    loaded: Loaded
+    leftover: Leftover | None = None  # set if it was in memory
+    record: SlotRecord | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that may be a good state."""
+
+    attempt: int
+    step: int
+    folder: Path | None = None
+    leftover: Leftover | None = None
+    record: Any = None
+    peers: tuple[tuple[Leftover, Any], ...] = ()  # what other ranks left, in their order
+
+
+def open_leftovers(run_id: str) -> list[Leftover]:
+    """The arenas that earlier attempts of this run left in memory.
+
+    Opened before the last keeper is waited for: it removes the file when it is
+    done, and an open mapping stays readable.
+    """
+    if sys.platform != "linux":
+        return []
+    from holdfast._store.memory.arena import Arena, NotAnArena
+    from holdfast._store.memory.backing import find_leftovers, open_leftover, rank_of
+
+    found = []
+    for path in find_leftovers(run_id):
+        descriptor = open_leftover(path)
+        if descriptor is None:
+            continue
+        try:
+            arena = Arena(descriptor)
+        except (NotAnArena, ValueError, OSError):
+            os.close(descriptor)
+            continue  # perhaps being made right now by a live attempt: not ours to remove
+        if arena.run_id == run_id:
+            found.append(Leftover(arena, path, rank_of(path)))
+    return found
+
+
+def attempts_in_memory(run_id: str) -> set[int]:
+    """The attempts of this run that left an arena."""
+    if sys.platform != "linux":
+        return set()
+    from holdfast._store.memory.backing import attempt_of, find_leftovers
+
+    return {attempt_of(path) for path in find_leftovers(run_id)}
+
+
+def runs_in_memory() -> set[str]:
+    """The runs of this user that have an arena in shared memory."""
+    if sys.platform != "linux":
+        return set()
+    from holdfast._store.memory.backing import find_all
+
+    return {run_id for run_id, _ in find_all()}
+
+
+def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
+    """Move checkpoints that were begun and never committed out of the way."""
+    for partial in layout.partial_folders():
+        with contextlib.suppress(OSError):
+            where = move_aside(partial, layout.set_aside)
+            say(f"an unfinished checkpoint was set aside: {where}")
+            journal.append(
+                layout.journal, "set-aside", name=partial.name, where=str(where), why="unfinished"
+            )
+
+
+def set_aside_bad(layout: RunLayout, say: Callable[[str], None]) -> None:
+    """Move checkpoints out of the way that a rule has called bad."""
+    for before, where in set_aside_void(layout):
+        say(f"a rule has called {before.name} bad; it was set aside: {where}")
+        journal.append(
+            layout.journal, "set-aside", name=before.name, where=str(where), why="called bad"
+        )
+
+
+def find_newest(
+    layout: RunLayout,
+    line: dict[int, int | None],
+    leftovers: list[Leftover],
+    say: Callable[[str], None],
+) -> Found | None:
+    """The newest state on the line that is whole; None if there never was one."""
+    damaged = 0
+    for candidate in _candidates(layout, line, leftovers):
+        try:
+            return read_candidate(candidate)
+        except DamagedCheckpoint as error:
+            damaged += report_damage(candidate, error, layout, say)
+    refuse_to_begin_anew(layout, damaged)
+    return None
+
+
+def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
+    """Where there were checkpoints, training from the beginning must be somebody's wish."""
+    strangers = len(layout.checkpoint_folders())
+    if strangers and not damaged:
+        raise NoGoodCheckpoint(
+            f"{layout.folder}: none of the {strangers} checkpoints here is on this run's own line "
+            "of attempts, and training from the beginning must be somebody's wish.\n"
+            f"See them with: holdfast ls {layout.folder}. To begin anew, use another folder."
+        )
+    if damaged or any(layout.set_aside.glob("step-*")):
+        # Also at every later start: training from the beginning must be somebody's wish.
+        raise NoGoodCheckpoint(
+            f"{layout.folder}: no checkpoint of this run is whole; "
+            f"the damaged ones are in {layout.set_aside}.\n"
+            "To begin anew, use another folder."
+        )
+
+
+def remove_leftovers(run_id: str, attempt: int, spare: Collection[Path]) -> None:
+    """Remove what earlier attempts left in memory, once nobody needs it any more."""
+    if sys.platform != "linux":
+        return
+    from holdfast._store.memory.backing import attempt_of, find_leftovers
+
+    for path in find_leftovers(run_id):
+        if attempt_of(path) < attempt and path not in spare:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _candidates(
+    layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
+) -> Iterator[Candidate]:
+    found = on_disk(layout, line)
+    of_ranks = {each.arena.attempt for each in leftovers if each.rank > 0}
+    for leftover in leftovers:
+        if leftover.arena.attempt not in of_ranks:
+            found += [
+                Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
+                for record in leftover.arena.whole()
+                if record.is_hashed  # else nobody can say that it is undamaged
+            ]
+    for (attempt, mark), peers in held_by_ranks(leftovers).items():
+        if attempt in of_ranks:
+            found.append(Candidate(attempt, mark // 2, None, *peers[0], peers=tuple(peers)))
+    on_line = [c for c in found if is_on_line(line, c.attempt, c.step)]
+    yield from sorted(on_line, key=age, reverse=True)
+
+
+def held_by_ranks(
+    leftovers: list[Leftover],
+) -> dict[tuple[int, int], list[tuple[Leftover, SlotRecord]]]:
+    """By (attempt, mark), what each rank left of that boundary, if all of it is here."""
+    found: dict[tuple[int, int], dict[int, tuple[Leftover, SlotRecord]]] = {}
+    for leftover in leftovers:
+        for record in reversed(leftover.arena.whole()):  # so that the newest of a mark stays
+            if record.is_hashed:
+                key = (leftover.arena.attempt, record.mark)
+                found.setdefault(key, {})[leftover.rank] = (leftover, record)
+    return {
+        key: [by_rank[rank] for rank in sorted(by_rank)]
+        for key, by_rank in found.items()
+        if set(by_rank) == set(range(len(by_rank)))
+    }
+
+
+def on_disk(layout: RunLayout, line: dict[int, int | None]) -> list[Candidate]:
+    """The checkpoints on the line."""
+    folders = layout.checkpoint_folders()
+    return [Candidate(a, step, folder=f) for step, a, f in folders if is_on_line(line, a, step)]
+
+
+def age(candidate: Candidate) -> tuple[int, int, bool, int, str]:
+    """Newer is more. Of one step what is in memory comes first: it is quicker to read, and
+    never behind the disk, which got all it has from there."""
+    in_memory = candidate.folder is None
+    sequence = candidate.record.sequence if in_memory else 0
+    name = "" if candidate.folder is None else candidate.folder.name
+    return (candidate.attempt, candidate.step, in_memory, sequence, name)
+
+
+def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
+    """Read and check it; DamagedCheckpoint if it is no good."""
+    if candidate.folder is not None:
+        loaded = read_checkpoint(candidate.folder, rank)
+        _refuse_another_step(candidate, loaded, str(candidate.folder))
+        return Found(candidate.attempt, candidate.step, send_ahead(loaded))
+    assert candidate.leftover is not None
+    arena, record = candidate.leftover.arena, candidate.record
+    where = f"the snapshot of step {record.step} in memory"
+    try:
+        plan = arena.plan(record.slot)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"{where}: {error}.") from error
+    image = arena.image(record.slot)
+    loaded = verify_image(image, plan, arena.digests(record.slot), where, sends=True)
+    world = loaded.head.get("world", 1)
+    if world != max(1, len(candidate.peers)):
+        raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")
+    if world > 1:
+        loaded = _joined(candidate, loaded, rank % world, where)
+    _refuse_another_step(candidate, loaded, where)
+    return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
+
+
+def _joined(candidate: Candidate, own: Loaded, rank: int, where: str) -> Loaded:
+    sources = [
+        own if number == rank else slot_source(leftover.arena, record, f"{where}, rank {number}")
+        for number, (leftover, record) in enumerate(candidate.peers)
+    ]
+    return join(sources, rank, [where] * len(sources))
+
+
+def _refuse_another_step(candidate: Candidate, loaded: Loaded, where: str) -> None:
+    """A slot's record and a folder's name have no checksum: what the image says counts."""
+    step, attempt = loaded.head["step"], loaded.head.get("attempt", candidate.attempt)
+    is_other = (step, attempt) != (candidate.step, candidate.attempt)
+    if candidate.record is not None:
+        is_other |= candidate.record.mark % 2 != bool(loaded.head.get("at_turn"))
+    if is_other:
+        raise DamagedCheckpoint(f"{where}: it holds step {step} of attempt {attempt}.")
+
+
+def report_damage(
+    candidate: Candidate,
+    error: DamagedCheckpoint,
+    layout: RunLayout,
+    say: Callable[[str], None],
+) -> int:
+    """Set a damaged checkpoint aside and say so; returns how many checkpoints that were."""
+    if candidate.folder is None:
+        say(f"{error} It is not used.")
+        journal.append(layout.journal, "damaged", step=candidate.step, why=str(error))
+        return 0
+    where: Path | str = "where it was"
+    with contextlib.suppress(OSError):
+        where = move_aside(candidate.folder, layout.set_aside)
+    say(f"{error} It was set aside ({where}); looking for the one before.")
+    journal.append(
+        layout.journal,
+        "set-aside",
+        name=candidate.folder.name,
+        where=str(where),
+        why=str(error),
+    )
+    return 1

@@ -1,0 +1,192 @@
+"""A state that several ranks stored: each has its own, and a share of what is the same on all.
+
+In the tree of a rank `{"$r": name}` stands for a tensor that is the same on every rank, and
+that another one stored. Of a sharded tensor each rank has a part.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast._errors import DamagedCheckpoint
+from holdfast._store.format.checksum import digest
+from holdfast._store.format.image import ImagePlan, decode_scalars, parse_header
+from holdfast._store.format.manifest import DataFile
+from holdfast._store.format.schema import check_head
+from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.files import all_files, name_part, open_file, place_of, read_range
+from holdfast._store.read.verify import Loaded, StoredShard, read_manifest, read_state
+
+
+class Source(Protocol):
+    """What one rank stored."""
+
+    @property
+    def plan(self) -> ImagePlan: ...
+
+    @property
+    def head(self) -> dict[str, Any]: ...
+
+    @property
+    def digests(self) -> dict[str, bytes]: ...
+
+    def data(self, index: int) -> memoryview: ...
+
+
+class FileSource:
+    """One rank's file, of which only what is needed is read; what is read is checked."""
+
+    def __init__(self, folder: Path, file: DataFile) -> None:
+        self._folder = folder
+        self._path = folder / file.name
+        self._sizes = dict(all_files(file))
+        self._parts = {part.name: part for part in file.parts}
+        self.digests = {part.name: bytes.fromhex(part.checksum) for part in file.parts}
+
+    @functools.cached_property
+    def plan(self) -> ImagePlan:
+        try:
+            return parse_header(bytes(self._read("header")))
+        except (KeyError, ValueError) as error:
+            raise DamagedCheckpoint(f"{self._path}: is no image of holdfast ({error}).") from error
+
+    @functools.cached_property
+    def head(self) -> dict[str, Any]:
+        try:
+            found = decode_scalars(self._read(self.plan.scalars.name))
+            check_head(found, self.plan.specs)
+            return found
+        except (KeyError, ValueError) as error:
+            raise DamagedCheckpoint(f"{self._path}: is no state of holdfast ({error}).") from error
+
+    def data(self, index: int) -> memoryview:
+        return self._read(self.plan.specs[index].name)
+
+    def _read(self, name: str) -> memoryview:
+        part = self._parts[name]
+        path = place_of(self._folder, part.file or self._path.name)
+        view = memoryview(bytearray(part.size_bytes))
+        descriptor = open_file(path, self._sizes[path.name])
+        try:
+            read_range(descriptor, view, part.offset, path)
+        finally:
+            os.close(descriptor)
+        if digest(view).hex() != part.checksum:
+            raise DamagedCheckpoint(f"{path}: {name_part(name)} is damaged.")
+        return view
+
+
+def read_checkpoint(folder: Path, rank: int = 0) -> Loaded:
+    """Read a rank's state from a checkpoint, with every checksum verified.
+
+    Of a rank that was not there when it was made, the state of one that was.
+    """
+    found = read_manifest(folder)
+    if not found.files:
+        raise DamagedCheckpoint(f"{folder}: the manifest names no file.")
+    own = found.files[rank % len(found.files)]
+    loaded = read_state(folder, own)
+    if len(found.files) == 1:
+        return join([loaded], 0, [folder / own.name])
+    sources: list[Source] = [FileSource(folder, file) for file in found.files]
+    sources[rank % len(sources)] = loaded
+    return join(sources, rank % len(sources), [folder / file.name for file in found.files])
+
+
+def join(sources: Sequence[Source], own: int, places: Sequence[Any]) -> Loaded:
+    """The state of one rank, with what the other ranks stored for it."""
+    loaded = sources[own]
+    assert isinstance(loaded, Loaded)
+    wanted: dict[str, int] = {}
+    tree = _numbered(loaded.head["tree"], len(loaded.plan.specs), wanted)
+    specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
+    find = _Finder(sources)
+    for name in wanted:
+        rank, index = find.place_of(name, places[own])
+        view = sources[rank].data(index)
+        if digest(view) != sources[rank].digests[name]:
+            raise DamagedCheckpoint(f"{places[rank]}: {name_part(name)} is damaged.")
+        specs.append(sources[rank].plan.specs[index])
+        views.append(view)
+        digests[name] = sources[rank].digests[name]
+    return replace(
+        loaded,
+        plan=replace(loaded.plan, specs=tuple(specs)),
+        head={**loaded.head, "tree": tree},
+        digests=digests,
+        tensors=(*loaded.tensors, *views),
+        memory=(*loaded.memory, *(view for view in views if view.nbytes)),
+        find_shards=_Shards(sources).find,
+        world=len(sources),
+    )
+
+
+def _numbered(encoded: Any, first: int, wanted: dict[str, int]) -> Any:
+    """The tree with a number for each tensor that others hold; their names go to `wanted`."""
+    if isinstance(encoded, list):
+        return [_numbered(item, first, wanted) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    name = encoded.get("$r")
+    if name is None or len(encoded) != 1:
+        return {key: _numbered(item, first, wanted) for key, item in encoded.items()}
+    return {"$t": wanted.setdefault(name, first + len(wanted))}
+
+
+class _Finder:
+    """Finds out which rank stored a tensor that is the same on all."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._numbers: dict[int, dict[str, int]] = {}
+
+    def place_of(self, name: str, where: Any) -> tuple[int, int]:
+        """The rank, and the number of the tensor there."""
+        for rank, source in enumerate(self._sources):
+            if rank not in self._numbers and name in source.digests:
+                names = [spec.name for spec in source.plan.specs]
+                self._numbers[rank] = {each: number for number, each in enumerate(names)}
+            if name in self._numbers.get(rank, ()):
+                return rank, self._numbers[rank][name]
+        raise DamagedCheckpoint(
+            f"{where}: {name} was to be stored by another rank, and is not there."
+        )
+
+
+class _Shards:
+    """Finds the parts of sharded tensors, reading the trees of the other ranks once."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+
+    @functools.cached_property
+    def _leaves(self) -> list[dict[str, Any]]:
+        return [
+            {
+                path: leaf["$shard"]
+                for name, encoded in source.head["tree"]["state"].items()
+                for path, leaf in tensor_leaves(encoded, name)
+                if "$shard" in leaf
+            }
+            for source in self._sources
+        ]
+
+    def find(self, path: str) -> list[StoredShard]:
+        found = []
+        for source, leaves in zip(self._sources, self._leaves, strict=True):
+            description = leaves.get(path)
+            if description is not None and description["t"] is not None:
+                number = description["t"]
+                spec = source.plan.specs[number]
+                found.append(StoredShard(description, spec, functools.partial(source.data, number)))
+        return found
+
+
+def read_world(folder: Path) -> int:
+    """How many ranks stored a checkpoint."""
+    return len(read_manifest(folder).files)

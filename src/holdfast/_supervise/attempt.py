@@ -1,0 +1,373 @@
+"""One life of the command: followed to its end, and its keepers to theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from holdfast._errors import HUNG
+from holdfast._supervise import children
+from holdfast._supervise.child import Streams
+from holdfast._supervise.hangs import Standstill
+from holdfast._supervise.record import Book
+from holdfast._supervise.relay import Outlet, Warnings
+from holdfast._supervise.signals import Ears, name_of_process, stand_still
+from holdfast._supervise.terminal import Keyboard
+from holdfast._supervise.watch import Watch
+
+if TYPE_CHECKING:
+    from holdfast._supervise.ending import Timeout
+
+_FROM_THE_KERNEL = 0x80  # SI_KERNEL, as a terminal's keys are
+_FROM_A_PROCESS = (0, -1, -6)  # kill, sigqueue, tgkill: these have a sender
+_SAME_SECONDS = 1.0  # SLURM often says the same twice, a moment apart
+_LOOK_SECONDS = 0.05
+_LOOK_SELDOM_SECONDS = 0.5
+_LONGEST_SECONDS = 3600.0
+_TELL_SECONDS = 10.0
+_PARTING_SECONDS = 2.0
+_SCREEN_SECONDS = 0.5
+_REST_SECONDS = 20.0  # for those that save something when they are told to end
+_REQUEUED = 75
+_TYPED_SECONDS = 60.0  # whoever ends so soon after Ctrl-C has ended by it
+_KEYS = (signal.SIGINT, signal.SIGQUIT)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Life:
+    """Follows one child to its end, and its keepers to theirs."""
+
+    def __init__(
+        self,
+        child: int,
+        ears: Ears,
+        streams: Streams,
+        outlets: Collection[Outlet],
+        book: Book,
+        timeout: Timeout | None,
+        *,
+        in_job: bool,
+    ) -> None:
+        self._child = child
+        self._ears = ears
+        self._streams = streams
+        self._outlets = outlets
+        self._book = book
+        self._in_job = in_job
+        self._me = os.getpid()
+        self._status: int | None = None
+        self._maxrss_bytes = 0
+        self._passed: dict[int, float] = {}
+        self._warnings = Warnings(self._me)
+        self._next_warning = 0.0
+        self._session = child if streams.has_own_session else os.getsid(0)
+        self._standstill = Standstill(
+            *(child, self._me, book, timeout),
+            say=self.say,
+            rest=self._left_behind,
+            is_held_up=lambda: any(each.has_waiting for each in outlets),
+            has_keys=streams.master is not None,
+        )
+        self._watch = Watch(child, self._me, self._standstill.is_ours)
+        self._is_stopped = False
+        self._is_given_up = False
+        self.was_asked = False  # somebody wants it to end, for whatever reason
+        master = streams.master
+        self._keyboard = None if master is None else Keyboard(0, master, child)
+
+    def follow(self) -> int:
+        """Return its status, as subprocess has it, when nothing is left to wait for."""
+        if self._keyboard is not None:
+            self._keyboard.open()
+        try:
+            while self._status is None and not self._standstill.is_lost:
+                self._turn(None)
+            if self._status is None:
+                self._status = HUNG  # it cannot be ended
+            if self._keyboard is not None:
+                # It has passed the command's own terminal: ours must not set its lines again.
+                self._finish_output(_SCREEN_SECONDS)
+        finally:
+            if self._keyboard is not None:
+                self._keyboard.close()
+        seen = self._watch.end(self._status)
+        if self._keyboard is not None and self._keyboard.asked_at is not None:
+            self.was_asked |= time.monotonic() - self._keyboard.asked_at < _TYPED_SECONDS
+        if -self._status in self._passed:
+            # A shell that was the child dies of it at once and passes nothing on.
+            self._tell_the_rest(-self._status)
+        self._streams.close_given(is_over=True)
+        self._standstill.end_the_rest(self._turn)  # else their keepers would wait for them
+        self._wait_for_keepers()
+        self._standstill.close()
+        self._book.is_cut_off |= self._standstill.is_lost
+        if self._status < 0 and not self.has_hung:
+            self._end_the_rest()
+        self._finish_output(_PARTING_SECONDS if self.was_asked else _LONGEST_SECONDS)
+        self._streams.close()
+        self._book.note_end(self._status, self._maxrss_bytes, seen)
+        return self._status
+
+    # One turn: wait for whatever comes first, and do what is to be done.
+
+    def _turn(self, seconds: float | None) -> None:
+        looks = [seconds, self._warnings.next_look_seconds()]
+        if self._status is None:
+            looks.append(self._watch.next_look_seconds())
+            looks.append(self._standstill.next_look_seconds())
+        if self._keyboard is not None and self._status is None:
+            looks.append(self._keyboard.next_look_seconds())
+        self._wait(min((each for each in looks if each is not None), default=_LONGEST_SECONDS))
+        for info in self._ears.heard():
+            self._take(info)
+        self._reap()
+        if self._status is None:
+            self._watch.look()
+            self._standstill.look()
+            if self._keyboard is not None:
+                self._keyboard.look()
+        if time.monotonic() >= self._next_warning:
+            self._warnings.deliver()
+            self._next_warning = time.monotonic() + _LOOK_SECONDS / 2
+
+    def _wait(self, seconds: float) -> None:
+        poller = select.poll()
+        if self._ears.descriptor is None:
+            seconds = min(seconds, _LOOK_SECONDS)
+        else:
+            poller.register(self._ears.descriptor, select.POLLIN)
+        inlets = {each.descriptor: each for each in self._streams.inlets if each.wants_to_read}
+        outlets = {each.descriptor: each for each in self._outlets if each.has_waiting}
+        for descriptor in inlets:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor in outlets:
+            poller.register(descriptor, select.POLLOUT)
+        keys = self._keyboard if self._status is None else None
+        if keys is not None and keys.wants_to_read:
+            poller.register(keys.descriptor, select.POLLIN)
+        if keys is not None and keys.has_typed:
+            events = select.POLLIN if keys.master in inlets else 0
+            poller.register(keys.master, events | select.POLLOUT)
+        if self._watch.fileno() >= 0:
+            poller.register(self._watch.fileno(), select.POLLIN)
+        for descriptor, event in poller.poll(max(0.0, seconds) * 1000):
+            if descriptor in inlets and event & ~select.POLLOUT:
+                inlets[descriptor].pump()
+            elif descriptor in outlets:
+                outlets[descriptor].flush()
+            elif keys is not None and descriptor == keys.descriptor:
+                for name in keys.read():
+                    self._book.note_signal(name, None, None, "the terminal")
+            elif descriptor == self._watch.fileno():
+                self._watch.note_ends()
+            if keys is not None and descriptor == keys.master and event & select.POLLOUT:
+                keys.flush()
+
+    # Signals that we got.
+
+    def _take(self, info: signal.struct_siginfo) -> None:
+        number = info.si_signo
+        if number == signal.SIGCHLD:
+            return
+        if number == signal.SIGWINCH:
+            self._streams.pass_size_on(self._child)
+        elif number == signal.SIGCONT:
+            self._go_on()
+        elif number == signal.SIGTSTP:
+            self._stop(with_group=False)
+        else:
+            self._pass_on(info)
+
+    def _pass_on(self, info: signal.struct_siginfo) -> None:
+        number, now = info.si_signo, time.monotonic()
+        self.was_asked = True
+        self._note(info)
+        if self._child_has_it_from_the_terminal(info):
+            self._note_interrupt(number)
+            return
+        last = self._passed.get(number)
+        # Ctrl-C is counted by whoever gets it: pressed twice, it is another wish.
+        if last is not None and now - last < _SAME_SECONDS and number != signal.SIGINT:
+            return
+        self._passed[number] = now
+        if number in _WARNINGS and children.is_known():
+            self._warnings.add(number)
+            self._next_warning = 0.0
+        elif self._status is None and info.si_code == _FROM_THE_KERNEL and number in _KEYS:
+            # As the terminal would have done: a shell waits for what it has started.
+            with contextlib.suppress(OSError):
+                os.killpg(self._child, number)
+        elif self._status is None:
+            self._send(number)
+        else:
+            self._note_interrupt(number)
+            self._tell_the_rest(number)
+
+    def _note(self, info: signal.struct_siginfo) -> None:
+        name = signal.Signals(info.si_signo).name
+        if info.si_code in _FROM_A_PROCESS:
+            by = name_of_process(info.si_pid)
+            self._book.note_signal(name, info.si_pid, info.si_uid, by)
+        else:
+            self._book.note_signal(name, None, None, "the terminal")
+
+    def _note_interrupt(self, number: int) -> None:
+        if self._status is not None:
+            self._is_given_up |= number == signal.SIGINT
+
+    def _child_has_it_from_the_terminal(self, info: signal.struct_siginfo) -> bool:
+        """Whether the kernel has sent it to our whole group, and the child is in that."""
+        if info.si_code != _FROM_THE_KERNEL or self._streams.has_own_session:
+            return False
+        # A terminal that is closed tells only the first process of its session.
+        return not (info.si_signo == signal.SIGHUP and os.getsid(0) == self._me)
+
+    def _send(self, number: int) -> None:
+        if self._status is None:  # afterwards, the pid may be another's
+            with contextlib.suppress(OSError):
+                os.kill(self._child, number)
+
+    def _tell_the_rest(self, number: int) -> None:
+        """The child is gone: trainers that it has left behind are to save and leave, too."""
+        for pid in children.catchers(self._me, number):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+    # Ctrl-Z, and `fg`.
+
+    def _stop(self, *, with_group: bool) -> None:
+        """The command and we, as one job of the shell; returns when somebody continues us."""
+        if self._status is not None:
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self._child, signal.SIGSTOP)
+        if self._keyboard is not None:
+            self._keyboard.close()
+        stand_still(with_group=with_group)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_stopped = False
+        if self._keyboard is not None and self._status is None:
+            self._keyboard.open_again()
+        if self._status is None:
+            with contextlib.suppress(OSError):
+                if self._streams.has_own_session:
+                    os.killpg(self._child, signal.SIGCONT)
+                else:
+                    os.kill(self._child, signal.SIGCONT)
+
+    # Ends.
+
+    def _reap(self) -> None:
+        stops = 0 if self._keyboard is None else os.WUNTRACED
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.wait4(-1, os.WNOHANG | stops))[0] != 0:
+                pid, status, used = ended
+                if os.WIFSTOPPED(status):
+                    if pid == self._child and not self._is_stopped:
+                        self._is_stopped = True
+                        self._stop(with_group=True)
+                    continue
+                code = os.waitstatus_to_exitcode(status)
+                self._watch.note_reaped(pid, code)
+                if pid == self._child:
+                    self._status = code
+                    self._maxrss_bytes = used.ru_maxrss * 1024
+
+    def _wait_for_keepers(self) -> None:
+        """They end by themselves, when the last state is durable."""
+        began = time.monotonic()
+        has_told = False
+        empty_looks = 0
+        while self._has_children() and empty_looks < 2:
+            # The list of children can miss one while another ends.
+            found = children.keepers(self._me)
+            empty_looks = 0 if found else empty_looks + 1
+            if not found:
+                self._turn(_LOOK_SECONDS / 5)
+                continue
+            is_news = not has_told and not self._standstill.is_lost
+            if is_news and time.monotonic() - began > _TELL_SECONDS:
+                has_told = True
+                pids = ", ".join(map(str, found))
+                self.say(
+                    f"the command has ended; its keeper (pid {pids}) still saves: waiting for it."
+                )
+            self._turn(_LOOK_SELDOM_SECONDS)
+            if self._standstill.gives_up(found):
+                return
+            if self._is_given_up and not self._in_job:
+                return  # Ctrl-C; the keeper goes on alone, where nobody kills it for that
+
+    def _end_the_rest(self) -> None:
+        """A command that was killed could end nobody. Those that it has started would run on with
+        nobody to lead them, and stand in the way of the next life."""
+        deadline = time.monotonic() + _REST_SECONDS
+        told: set[int] = set()
+        while rest := self._left_behind():
+            for pid in rest:
+                if pid not in told:
+                    told.add(pid)
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGTERM)
+            if self._is_given_up or time.monotonic() >= deadline:
+                return
+            self._turn(_LOOK_SECONDS)
+
+    def _left_behind(self) -> list[int]:
+        return children.left_behind(self._me, self._session)
+
+    def _has_children(self) -> bool:
+        self._reap()
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return True
+        return False
+
+    def _finish_output(self, seconds: float) -> None:
+        """Pass on what is there. A reader that takes its time has it, unless we are to leave."""
+        had, self.was_asked = self.was_asked, False
+        deadline = time.monotonic() + seconds
+        while True:
+            for inlet in self._streams.inlets:
+                inlet.drain()
+            if not any(each.has_waiting for each in self._outlets) or self.was_asked:
+                break
+            if time.monotonic() >= deadline:
+                break
+            self._turn(deadline - time.monotonic())
+        self.was_asked |= had
+
+    @property
+    def has_hung(self) -> bool:
+        """Whether it was ended for a hang."""
+        return self._standstill.has_hung
+
+    def has_answered(self, status: int) -> bool:
+        """Whether this is the end that somebody has asked for, and not one on the way there."""
+        numbers = (*self._passed, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+        expected = {_REQUEUED, *(128 + n for n in numbers), *(-n for n in numbers)}
+        return self.was_asked and status in expected
+
+    def has_lost_its_reader(self, status: int) -> bool:
+        """Whether it has ended because whoever read its output has left."""
+        is_so = status in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
+        return is_so and any(each.is_closed for each in self._outlets)
+
+    def say(self, message: str) -> None:
+        """A line of our own, behind what the command has printed."""
+        say_behind(self._outlets, message)
+
+
+def say_behind(outlets: Collection[Outlet], message: str) -> None:
+    """On standard error, in order, and without a wait for somebody who does not read."""
+    for outlet in outlets:
+        if outlet.is_for_errors:
+            outlet.add(f"holdfast: {message}\n".encode(errors="replace"))
+            return

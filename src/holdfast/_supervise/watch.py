@@ -1,0 +1,150 @@
+"""What is seen of the command from outside, while it lives.
+
+Nothing that goes wrong here may end the supervision: a record without it is still a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast._environment.processes.cgroup import Counted, MemoryCgroup
+    from holdfast._environment.processes.ended import Descendants
+    from holdfast._environment.processes.memory_growth import History
+    from holdfast._environment.processes.memory_sample import Sampler
+
+_BEGIN_SECONDS = 0.02  # whatever ends sooner is not worth an import
+_HURRY_SECONDS = 0.1
+_HURRY_FOR_SECONDS = 3.0  # after an end that was none
+
+
+class Watch:
+    """Memory, counters of the OOM killer, and the ends of all that the command started."""
+
+    def __init__(self, child: int, me: int, is_ours: Callable[[int], bool]) -> None:
+        self._child = child
+        self._is_ours = is_ours  # no part of the command
+        self._me = me
+        self._next = time.monotonic() + _BEGIN_SECONDS
+        self._hurry_until = 0.0
+        self._is_on = False
+        self._is_broken = False
+        self._sampler: Sampler
+        self._history: History
+        self._descendants: Descendants | None = None
+        self._cgroup: MemoryCgroup | None = None
+        self._counted: Counted | None = None
+        self._ends_seen = 0
+        self._reaped: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        """Ready when one of them has ended; -1: there is no such thing."""
+        return -1 if self._descendants is None else self._descendants.fileno()
+
+    def next_look_seconds(self) -> float | None:
+        return None if self._is_broken else max(0.0, self._next - time.monotonic())
+
+    def look(self, *, is_due: bool = False) -> None:
+        """If it is time: note what there is."""
+        now = time.monotonic()
+        if self._is_broken or (now < self._next and not is_due):
+            return
+        self._is_broken = True  # unless all goes well
+        with contextlib.suppress(Exception):  # the command must be led, seen or not
+            if not self._is_on:
+                self._begin()
+            self._look()
+            pause = self._sampler.pause_seconds(now < self._hurry_until)
+            self._next = time.monotonic() + pause
+            self._is_broken = False
+
+    def note_ends(self) -> None:
+        """Somebody has ended: in which order can be told only at once."""
+        with contextlib.suppress(Exception):  # as above
+            if self._descendants is not None:
+                ended = self._descendants.ended()
+                new, self._ends_seen = ended[self._ends_seen :], len(ended)
+                failed = [each for each in new if self._is_told(each) and each["status"] != 0]
+                if failed:
+                    self._add_counters(failed)
+                    self._hurry_until = time.monotonic() + _HURRY_FOR_SECONDS
+                    self._next = min(self._next, time.monotonic() + _HURRY_SECONDS)
+
+    def _add_counters(self, failed: list[dict[str, Any]]) -> None:
+        """What the OOM killer had done by then: the command itself may end much later."""
+        from holdfast._environment.processes.cgroup import read_counters
+
+        if self._counted is None:
+            return
+        known = {"start": self._counted.start, "before": self._counted.before}
+        for each in failed:
+            each["counters"] = {**known, "death": read_counters(self._cgroup)}
+
+    def note_reaped(self, pid: int, status: int) -> None:
+        """What we were told as a parent; other systems say nothing about those below."""
+        self._reaped[pid] = status
+
+    def end(self, status: int) -> dict[str, Any]:
+        """The command has ended: all that was seen."""
+        counters: dict[str, Any] = dict.fromkeys(("start", "before", "death"))
+        seen: dict[str, Any] = {"counters": counters, "memory": [], "processes": []}
+        with contextlib.suppress(Exception):  # as above
+            if status != 0 or self._is_on:
+                if not self._is_on:
+                    self._begin()
+                from holdfast._environment.processes.cgroup import read_counters
+
+                counters["death"] = read_counters(self._cgroup)
+            if self._counted is not None:
+                counters |= {"start": self._counted.start, "before": self._counted.before}
+            if self._descendants is not None:
+                seen["processes"] = self._ends()
+                seen["memory"] = self._history.recent()
+                self._descendants.close()
+                self._descendants = None
+        return seen
+
+    def _begin(self) -> None:
+        from holdfast._environment.processes.cgroup import MemoryCgroup
+        from holdfast._environment.processes.ended import Descendants
+        from holdfast._environment.processes.memory_growth import History
+        from holdfast._environment.processes.memory_sample import Sampler
+
+        self._sampler = Sampler(self._child)
+        self._history = History()
+        self._descendants = Descendants(self._me)
+        # Of one that has ended by now nothing is to be learned: it was most likely in ours.
+        self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(self._me)
+        self._cgroup = self._sampler.cgroup
+        self._is_on = True
+
+    def _look(self) -> None:
+        from holdfast._environment.processes.cgroup import Counted, MemoryCgroup, read_counters
+
+        assert self._descendants is not None
+        found = MemoryCgroup.find(self._child)
+        if found is not None and (self._cgroup is None or found.path != self._cgroup.path):
+            # It has been moved, by its own first lines or by a scheduler.
+            self._cgroup = self._sampler.cgroup = found
+            self._counted = None
+        counters = read_counters(self._cgroup)
+        if self._counted is None:
+            self._counted = Counted(counters)
+        self._counted.add(counters, time.monotonic())
+        self._history.add(self._sampler.take())
+        self._descendants.look()
+        self.note_ends()
+
+    def _ends(self) -> list[dict[str, Any]]:
+        assert self._descendants is not None
+        found = [each for each in self._descendants.ended() if self._is_told(each)]
+        for each in found:
+            if each.get("status") is None:
+                each["status"] = self._reaped.get(each["pid"])
+        return found
+
+    def _is_told(self, ended: dict[str, Any]) -> bool:
+        return not self._is_ours(ended["pid"]) and not self._is_ours(ended["ppid"])

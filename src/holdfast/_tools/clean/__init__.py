@@ -1,0 +1,1 @@
+"""What `holdfast clean` finds and removes."""

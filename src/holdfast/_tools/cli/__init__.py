@@ -1,0 +1,101 @@
+"""The command line: a thin face, where each command calls one function.
+
+`gather` and `checkpoints` find out, `commands` asks them, `show` prints. Only this
+room imports click and rich, and only when a command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+def main() -> None:
+    """Run one command, and leave with its status: never with a traceback for a wrong folder."""
+    try:
+        status = _run()
+        if sys.stdout is not None:  # started with it closed, `>&-`
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # `holdfast status | head -1`: nobody reads on, which is no fault of anyone. Without
+        # this the interpreter would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+def _run() -> int:
+    command, options = _led_command(sys.argv[1:])
+    if command:
+        # Every task of a job passes here, and waits for it: click and rich take longer than
+        # the rest of the start together.
+        from holdfast._supervise.leader import lead
+
+        most = options.get("--max-restarts")
+        return lead(command, None if most is None else int(most), options.get("--hang-timeout"))
+    for stream in (sys.stdout, sys.stderr):
+        # A folder's name may hold bytes that are no text, and a pipe may want ASCII.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # some have none
+    import click
+
+    from holdfast import _text as words
+    from holdfast._errors import FolderError, HoldfastError, SettingsError
+    from holdfast._tools.cli.commands import cli
+    from holdfast._tools.cli.group import NobodyReads
+
+    try:
+        result = cli.main(standalone_mode=False, prog_name="holdfast")
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except HoldfastError as error:
+        for line in str(error).splitlines():
+            click.echo(words.name(line), err=True)
+        return 2 if isinstance(error, FolderError | SettingsError) else 1
+    except NobodyReads as error:
+        raise BrokenPipeError from error
+    except OSError as error:
+        where = words.name(str(error.filename or "holdfast"))
+        click.echo(f"{where}: {error.strerror or error}.", err=True)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _led_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """What follows `run`, where that is a command and nothing that click has to explain."""
+    if words[:1] != ["run"]:
+        return [], {}
+    rest, found = words[1:], dict[str, str]()
+    while rest and (name := rest[0].partition("=")[0]) in _LED_OPTIONS:
+        word = rest.pop(0)
+        value = word.partition("=")[2] if "=" in word else "".join(rest[:1])
+        if "=" not in word:
+            del rest[:1]
+        if not _LED_OPTIONS[name](value):
+            return [], {}
+        found[name] = value
+    if rest[:1] == ["--"]:
+        return rest[1:], found
+    return ([] if "".join(rest[:1]).startswith("-") else rest), found
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _is_timeout(text: str) -> bool:
+    from holdfast._supervise.ending import Timeout
+
+    with contextlib.suppress(ValueError):
+        Timeout.parse(text)
+        return True
+    return False
+
+
+_LED_OPTIONS = {"--max-restarts": _is_count, "--hang-timeout": _is_timeout}

@@ -1,0 +1,256 @@
+"""The commands that look at a run and ask it: what they take, and which function each calls."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from holdfast import _text
+from holdfast._tools.cli.adopt import adopt
+from holdfast._tools.cli.doctor import doctor
+from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, cli, complete_runs, print_json
+from holdfast._tools.cli.lint import lint
+from holdfast._tools.cli.mirror import mirror
+from holdfast._tools.cli.plan import plan
+from holdfast._tools.cli.prove import prove
+from holdfast._tools.cli.report import metrics, report
+from holdfast._tools.cli.run import run
+from holdfast._tools.cli.stacks import stacks
+from holdfast._tools.cli.submit import submit
+from holdfast._tools.cli.ui import ui
+from holdfast._tools.cli.using import clean, completion, export
+from holdfast._tools.cli.why import why
+
+__all__ = ["cli"]
+
+for command in (
+    *(adopt, clean, completion, doctor, export, lint, metrics, mirror, plan, prove, report, run),
+    *(stacks, submit, ui),
+    why,
+):
+    cli.add_command(command)
+
+_WATCH_SECONDS = 1
+
+
+class _Status(click.Command):
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # The seconds may be left out, and then the next word is a folder.
+        for at, word in enumerate(args):
+            if word == "--watch" and not _is_number("".join(args[at + 1 : at + 2])):
+                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
+                break
+        return super().parse_args(context, args)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_seconds(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not 0.1 <= seconds <= 86400:  # nan is neither
+        raise click.BadParameter(f"{seconds} is not between 0.1 and 86400 seconds.")
+    return seconds
+
+
+@cli.command(cls=_Status)
+@click.argument("path", metavar="[PATH]", type=FOLDER, default=".", shell_complete=complete_runs)
+@click.option(
+    "--watch",
+    metavar="[SECONDS]",
+    type=float,
+    callback=_check_seconds,
+    help=f"Look again every so often ({_WATCH_SECONDS} s), until Ctrl-C.",
+)
+@AS_JSON
+def status(path: Path, watch: float | None, as_json: bool) -> None:
+    """Show how a run does and what of it is safe.
+
+    PATH is a run folder, or a folder with runs in it (up to three levels down); without it, the
+    current folder. With --json: a list with one object for each run.
+
+    With --watch a terminal is drawn over in place; into a pipe goes a block (with --json a line)
+    whenever something has changed. It goes on when a run ends: the run may come back.
+
+    \b
+    Example:
+      holdfast status runs/a
+      holdfast status runs --watch
+    """
+    if watch is not None:
+        from holdfast._tools.cli.watch import watch as keep_watching
+
+        keep_watching(path, watch, as_json=as_json)
+        return
+    from holdfast._report.status.gather import find_runs, summarize_all
+
+    runs = summarize_all(find_runs(path))
+    if as_json:
+        print_json([asdict(run) for run in runs])
+        return
+    from holdfast._tools.cli.show import Screen, show_run, show_runs
+
+    if len(runs) == 1:
+        show_run(Screen(), runs[0])
+    else:
+        show_runs(Screen(), runs)
+
+
+@cli.command()
+@RUN
+@AS_JSON
+def ls(run: Path, as_json: bool) -> None:
+    """List the checkpoints of a run, and why each is kept.
+
+    \b
+    Example:
+      holdfast ls runs/a
+    """
+    from holdfast._report.status.gather import only_run
+    from holdfast._tools.cli.checkpoints import list_with_reasons
+
+    run = only_run(run)
+    found = list_with_reasons(run)
+    if as_json:
+        print_json(asdict(found))
+        return
+    from holdfast._tools.cli.show import Screen, show_checkpoints
+
+    show_checkpoints(Screen(), run, found)
+
+
+@cli.command()
+@RUN
+@AS_JSON
+def verify(run: Path, as_json: bool) -> int:
+    """Check every byte of every checkpoint of a run.
+
+    Reads only: nothing is moved or changed. Leaves with status 1 if a checkpoint is damaged. A run
+    that is started again never loads a damaged one; it takes the one before.
+
+    \b
+    Example:
+      holdfast verify runs/a
+    """
+    from holdfast._report.status.gather import only_run
+    from holdfast._tools.cli.checkpoints import verify_all
+    from holdfast._tools.cli.show import Screen, show_verdict
+
+    run = only_run(run)
+    screen = Screen()
+    verdicts = []
+    for verdict in verify_all(run):
+        verdicts.append(verdict)
+        if not as_json:
+            show_verdict(screen, verdict)
+    if as_json:
+        print_json([asdict(verdict) for verdict in verdicts])
+    elif not verdicts:
+        screen.write(f"{_text.name(run)}: no checkpoints yet.")
+    return int(any(verdict.damage for verdict in verdicts))
+
+
+@cli.command()
+@RUN
+@click.option("--now", is_flag=True, help="Do not finish the step: keep the last snapshot.")
+@click.option("--reason", metavar="TEXT", default="", help="Noted in the run's journal.")
+@click.option("--wait", is_flag=True, help="Return when the run has stopped (Ctrl-C: sooner).")
+def stop(run: Path, now: bool, reason: str, wait: bool) -> int:
+    """Ask a run to stop; nothing is lost.
+
+    The run ends the step that it is in, makes it durable and leaves with status 130. Started again,
+    it goes on from there. It is asked through a file in the run folder, so this works from any
+    machine that can write there.
+
+    \b
+    Example:
+      holdfast stop runs/a --reason "the node is needed" --wait
+    """
+    from holdfast._report.status.ask import ask_run, wait_until_gone
+    from holdfast._report.status.hangs import read_stuck
+
+    asked = ask_run(run, "stop", reason=reason or "holdfast stop", now=now)
+    what = (
+        "It makes its last snapshot durable and leaves at once"
+        if now
+        else "It ends the step that it is in, makes it durable and leaves"
+    )
+    is_stuck = not now and read_stuck(asked.beat) is not None
+    click.echo(
+        f"{_text.name(run)}: asked to stop (attempt {asked.attempt}, pid {asked.pid} on "
+        f"{_text.name(asked.host)}). {what}, with status 130."
+    )
+    if is_stuck:
+        click.echo(
+            "It makes no step any more, and so would not leave. To keep its last snapshot and "
+            f"leave now: {_text.command('stop --now', run)}"
+        )
+    if not wait:
+        click.echo(f"To look: {_text.command('status', run)}")
+        return 0
+    found = wait_until_gone(run, asked)
+    safe = "nothing is on disk" if found.disk_step is None else f"step {found.disk_step} is durable"
+    click.echo(f"{_text.name(run)}: {found.state}; {safe}.")
+    return 0 if found.state in ("stopped", "finished", "closed") else 1
+
+
+@cli.command()
+@RUN
+@click.option("--wait", is_flag=True, help="Return when the checkpoint is durable.")
+def save(run: Path, wait: bool) -> int:
+    """Ask a run for a checkpoint now; it goes on training.
+
+    \b
+    Example:
+      holdfast save runs/a --wait
+    """
+    from holdfast._report.status.ask import ask_run, wait_until_saved
+
+    asked = ask_run(run, "save")
+    click.echo(
+        f"{_text.name(run)}: asked for a checkpoint (attempt {asked.attempt}, pid {asked.pid} on "
+        f"{_text.name(asked.host)}). It is taken at the end of the step."
+    )
+    if not wait:
+        click.echo(f"To look: {_text.command('ls', run)}")
+        return 0
+    outcome = wait_until_saved(asked)
+    if outcome.error is not None:
+        click.echo(f"{_text.name(run)}: no checkpoint was made: {outcome.error}.", err=True)
+        return 1
+    click.echo(f"{_text.name(run)}: step {outcome.step} is durable.")
+    return 0
+
+
+@cli.command()
+@click.option(
+    "--framework",
+    type=click.Choice(["auto", "torch", "numpy"]),
+    default="auto",
+    help="What to train with; auto takes PyTorch if it is installed.",
+)
+@click.option("--keep", metavar="FOLDER", type=FOLDER, help="Keep the two runs there.")
+@click.option(
+    "--sabotage", is_flag=True, help="Spoil one number after the resume, to see it noticed."
+)
+def demo(framework: str, keep: Path | None, sabotage: bool) -> int:
+    """See a training die and come back, to the same bits.
+
+    Trains a small model twice: once undisturbed, once killed with -9 in the middle of a step and
+    started again. Then it compares every bit of the two ends. Takes some fifteen seconds, most of
+    them imports, and leaves nothing behind.
+
+    \b
+    Example:
+      holdfast demo
+      holdfast demo --keep demo-runs
+    """
+    from holdfast._tools.cli.demo import tell
+
+    return tell(framework, keep, sabotage=sabotage)

@@ -1,0 +1,120 @@
+"""The demo, told line by line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from holdfast import _text
+from holdfast._tools.cli.show import Screen
+from holdfast._tools.demo import story
+
+_NAMED = 6
+_DRAW_SECONDS = 0.1
+
+
+def tell(framework: str, keep: Path | None, *, sabotage: bool = False) -> int:
+    """Tell the whole story; 0 if the two ends are the same to the bit, else 1."""
+    framework = story.choose_framework(framework)
+    screen = Screen()
+    name = story.FRAMEWORKS[framework]
+    with story.open_stage(keep) as folder:
+        screen.write(
+            f"A small {name} model learns two spirals: {story.STEPS} steps, with dropout, shuffled "
+            "data and AdamW."
+        )
+        screen.write()
+        with _counting(screen, "undisturbed") as watch:
+            whole = story.live(framework, folder / "undisturbed", watch)
+        _line(
+            screen,
+            1,
+            f"undisturbed: {_text.steps(story.STEPS)} in {_text.duration(whole.seconds_since(0))}, "
+            f"accuracy {whole.accuracy:.1%}",
+        )
+        with _counting(screen, "the same again") as watch:
+            cut = story.live(framework, folder / "killed", watch, kill_at=story.KILL_AT)
+        _line(
+            screen,
+            2,
+            f"the same again, and kill -9 in the middle of step {cut.last_step + 1}: "
+            "after the gradients, before the optimizer",
+        )
+        with _counting(screen, "started again") as watch:
+            rest = story.live(framework, folder / "killed", watch, sabotage=sabotage)
+        lost = cut.last_step - rest.begin
+        _line(
+            screen,
+            3,
+            f"started again: goes on at step {rest.begin}; lost "
+            f"{_text.steps(lost)}, {_text.duration(cut.seconds_since(rest.begin))} of work",
+        )
+        if sabotage:
+            screen.write("   (sabotage: one weight was changed by 0.001 after the resume)")
+    _line(screen, 4, "every bit of the two ends: weights, optimizer, generators, order of the data")
+    status = show_comparison(screen, whole.digests, rest.digests)
+    if keep is not None:
+        shown = _text.command("status", keep)
+        screen.write(f"The two runs are in {_text.name(keep)}. To look: {shown}")
+    return status
+
+
+def show_comparison(screen: Screen, whole: dict[str, str], killed: dict[str, str]) -> int:
+    """The two hashes, one above the other; 0 if they are the same, else 1."""
+    screen.write(f"   undisturbed  {_hash(whole)}")
+    screen.write(f"   killed       {_hash(killed)}")
+    screen.write()
+    different = story.find_differences(whole, killed)
+    if not different:
+        screen.write(
+            Text(
+                f"Equal to the last bit, in all {len(whole)} parts: as if nothing had happened.",
+                style="bold green",
+            )
+        )
+        return 0
+    more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
+    screen.write(
+        Text(
+            f"NOT equal: {len(different)} of {len(whole)} parts differ: "
+            f"{', '.join(different[:_NAMED])}{more}.",
+            style="bold red",
+        )
+    )
+    return 1
+
+
+def _hash(digests: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _line(screen: Screen, number: int, text: str) -> None:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text(f"{number}.", style="bold"), text)
+    screen.table(grid)
+
+
+@contextmanager
+def _counting(screen: Screen, what: str) -> Iterator[Callable[[int], None]]:
+    """Steps that count up on a terminal while a life lasts; in a pipe, nothing."""
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    shown = 0.0
+
+    def watch(step: int) -> None:
+        nonlocal shown
+        # Drawing each of hundreds of steps a second would slow down what it watches.
+        if time.monotonic() - shown > _DRAW_SECONDS:
+            shown = time.monotonic()
+            spinner.update(f"{what}: step {step} of {story.STEPS}")
+
+    with screen.status(f"{what}: starting") as spinner:
+        yield watch

@@ -1,0 +1,205 @@
+"""`holdfast doctor`: what it takes, and what it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import _text
+from holdfast._errors import SettingsError
+from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
+
+if TYPE_CHECKING:
+    from holdfast._tools.doctor.finding import Check
+    from holdfast._tools.doctor.run import Known
+
+_COMMAND = "holdfast doctor: command"  # where the words behind -- are kept
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
+
+
+class _Doctor(click.Command):
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # click would take the first word behind the dashes for the run folder.
+        at = args.index("--") if "--" in args else len(args)
+        context.meta[_COMMAND] = tuple(args[at + 1 :])
+        context.meta[_COMMAND + " given"] = at < len(args)
+        return super().parse_args(context, args[:at])
+
+
+def _parse_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise click.BadParameter(f"{text} is no size. Write a number and a unit, such as 4GB.")
+    base = 1024 if match[3] else 1000
+    return max(1, int(float(match[1]) * base ** " kmgtp".index(match[2].lower() or " ")))
+
+
+def _check_grace(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds <= 1e6:  # nan is neither
+        raise click.BadParameter(f"{seconds} is not a number of seconds above 0.")
+    return seconds
+
+
+@click.command(
+    cls=_Doctor,
+    short_help="Check the machine before a long run.",
+    options_metavar="[OPTIONS] [RUN] [-- COMMAND...]",
+)
+# A text: click would look whether a path is there, and a dead file system would hold it.
+@click.argument("run", metavar="", required=False, shell_complete=complete_runs)
+@click.option("--quick", is_flag=True, help="Leave out what takes seconds, and COMMAND.")
+@click.option(
+    "--size",
+    "size_bytes",
+    metavar="SIZE",
+    callback=_parse_size,
+    help="Of the state, such as 4GB, while no checkpoint tells it.",
+)
+@click.option(
+    "--grace",
+    "grace_seconds",
+    metavar="SECONDS",
+    type=float,
+    callback=_check_grace,
+    help="From the signal until the kill (10, or what SLURM says).",
+)
+@AS_JSON
+@click.pass_context
+def doctor(
+    context: click.Context,
+    run: str | None,
+    quick: bool,
+    size_bytes: int | None,
+    grace_seconds: float | None,
+    as_json: bool,
+) -> int:
+    """Check the machine before a long run: what is ok, what may hurt, what will fail, and the
+    remedy for each.
+
+    Everything is measured on the machine where this runs, so run it where the training will: under
+    `srun`, in the container. RUN is a run folder, also one that is not there yet; without it, the
+    current folder. The size of its newest checkpoint is held against memory, disk and the time that
+    a signal leaves.
+
+    With COMMAND, the one that is to train, with all its launchers: real signals are sent through
+    the real launchers to see who swallows them, and the real ranks do a real all_reduce. A small
+    program takes the place of your script, which is not run.
+
+    Changes nothing. Takes some seconds. Leaves with 0 if all is ok or only warned of, with 1 if
+    something will fail, with 2 if it was called wrongly.
+
+    \b
+    Example:
+      holdfast doctor
+      holdfast doctor runs/a
+      holdfast doctor runs/a --size 4GB -- torchrun --nproc-per-node=4 train.py
+      srun holdfast doctor --quick --json runs/a
+    """
+    command: tuple[str, ...] = context.meta[_COMMAND]
+    if context.meta[_COMMAND + " given"] and not command:
+        raise SettingsError(
+            "There is no command behind the dashes.\nName the one that is to train: "
+            "holdfast doctor -- python train.py"
+        )
+    from holdfast._tools.doctor.doctor import Wish, examine, examine_command
+    from holdfast._tools.doctor.finding import worst
+
+    folder = Path(run) if run is not None else _here()
+    examined = examine(
+        Wish(folder, command, quick, size_bytes=size_bytes, grace_seconds=grace_seconds)
+    )
+    checks = list(examined.checks)
+    if not quick:
+        if command and sys.stderr is not None and sys.stderr.isatty():
+            shown = _text.name(shlex.join(command))
+            click.echo(f"trying the way of the signals and the ranks of: {shown}", err=True)
+        checks += examine_command(command, examined.gpu)
+    state = worst(checks)
+    if as_json:
+        print_json(_tree(folder, command, quick, checks, examined.known, state))
+    else:
+        _show(checks, examined.known, size_bytes)
+    return int(state == "fail")
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise SettingsError(
+            "The current folder has been removed.\nGo to one that is there: cd ~"
+        ) from None
+
+
+def _tree(
+    folder: Path,
+    command: tuple[str, ...],
+    is_quick: bool,
+    checks: list[Check],
+    known: Known,
+    state: str,
+) -> dict[str, Any]:
+    return {
+        "state": state,
+        "folder": str(folder.absolute()),
+        "run_id": known.run_id,
+        "state_bytes": known.state_bytes,
+        "command": list(command),
+        "quick": is_quick,
+        "counts": _counts(checks),
+        "checks": [each.as_json() for each in checks],
+    }
+
+
+def _counts(checks: list[Check]) -> dict[str, int]:
+    return {kind: sum(each.state == kind for each in checks) for kind in _STYLES}
+
+
+def _show(checks: list[Check], known: Known, size_bytes: int | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast._tools.cli.show import Screen
+    from holdfast._tools.doctor.finding import STATES
+
+    screen = Screen()
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    # What matters stands at the end, next to the prompt.
+    for each in sorted(checks, key=lambda check: STATES.index(check.state)):
+        grid.add_row(
+            Text(each.state, style=_STYLES[each.state]),
+            Text(each.name, style="" if each.state == "ok" else "bold"),
+            Text(_text.name(each.found), style="dim" if each.state == "ok" else ""),
+        )
+        if each.remedy:
+            remedy = Text.assemble(("→ ", "bold"), (_text.name(each.remedy), "cyan"))
+            grid.add_row("", "", remedy)
+    screen.table(grid)
+    counts = _counts(checks)
+    if known.state_bytes is not None and size_bytes is None:
+        screen.write(
+            f"held against {_text.size(known.state_bytes)}, the checkpoint of step {known.step}",
+            style="dim",
+        )
+    if counts["fail"]:
+        more = f", {_of('warning', counts['warn'])}" if counts["warn"] else ""
+        screen.write(f"{_of('thing', counts['fail'])} will fail{more}.", style="bold red")
+    elif counts["warn"]:
+        screen.write(f"Nothing will fail; {_of('warning', counts['warn'])}.", style="yellow")
+    else:
+        screen.write(f"All {len(checks)} checks are ok.", style="green")
+
+
+def _of(noun: str, count: int) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

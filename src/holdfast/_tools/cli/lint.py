@@ -1,0 +1,305 @@
+"""`holdfast lint`: what it takes, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import _text
+from holdfast._errors import SettingsError
+from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
+from holdfast._tools.lint.finding import ERROR, HINT, NOT_UNDERSTOOD, WARNING, Finding
+
+if TYPE_CHECKING:
+    from holdfast._tools.lint.lint import Surroundings
+
+_STDIN = "-"
+_FAILED, _NOT_UNDERSTOOD = 2, 3
+_STYLES = {ERROR: "bold red", WARNING: "yellow", HINT: "cyan"}
+
+
+@dataclass
+class _Checked:
+    """One script, before and after."""
+
+    name: str
+    text: str
+    around: Surroundings
+    found: list[Finding] = field(default_factory=list)
+    fixed: str | None = None
+    made: list[Path] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # why it could not be read, or not be written
+
+    @property
+    def is_understood(self) -> bool:
+        return all(each.rule != NOT_UNDERSTOOD for each in self.left)
+
+    @property
+    def is_good(self) -> bool:
+        return all(each.severity == HINT for each in self.left)
+
+
+@click.command(short_help="Find what in an sbatch script or a pod loses the job.")
+@click.argument("scripts", metavar="SCRIPT...", nargs=-1, required=True)
+@click.option("--fix", "wants_fix", is_flag=True, help="Write the corrected script.")
+@click.option(
+    "--run",
+    metavar="RUN",
+    type=FOLDER,
+    shell_complete=complete_runs,
+    help="A run of this script: what its saves take is measured against --signal.",
+)
+@click.option("--ignore", metavar="RULE", multiple=True, help="Leave this rule out; repeatable.")
+@AS_JSON
+def lint(
+    scripts: tuple[str, ...],
+    wants_fix: bool,
+    run: Path | None,
+    ignore: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Find what in an sbatch script or a manifest of Kubernetes loses the warning or the job.
+
+    Most scripts that ask for a warning before the time limit never get it: `--signal=USR2@60` with
+    a bare `python` is one. Says for each such line what will happen and how it would be right.
+    SCRIPT is only read, never run; it need not use holdfast. "-" is standard input. Of a manifest
+    (.yaml) the pods are looked at that train: grace, signals, /dev/shm, restarts.
+
+    Leaves with 0 if there is neither error nor warning (hints are allowed), 1 if there is, 2 if a
+    script cannot be read or written, 3 if nothing was found but a part is not understood.
+
+    With --fix the corrected script is written (of standard input, to standard output) and the
+    folder of the log is made; then what is left counts.
+
+    \b
+    Example:
+      holdfast lint job.sbatch
+      holdfast lint job.sbatch --fix
+      holdfast lint job.sbatch --run runs/a
+      holdfast lint --json *.sbatch
+      holdfast lint pod.yaml --run runs/a
+    """
+    if run is not None:
+        from holdfast._store.folder.attempts import find_run
+
+        run = find_run(run)[0].folder
+    checked = [_check(name, run, ignore) for name in scripts]
+    problems = [line for each in checked for line in each.problems]
+    checked = [each for each in checked if not each.problems]
+    for each in checked:
+        if wants_fix:
+            _fix(each)
+            problems += each.problems
+    for line in problems:
+        click.echo(line, err=True)
+    if checked:
+        _print(checked, scripts, wants_fix, as_json)
+    if problems:
+        return _FAILED
+    if not all(each.is_good for each in checked):
+        return 1
+    return 0 if all(each.is_understood for each in checked) else _NOT_UNDERSTOOD
+
+
+def _print(
+    checked: list[_Checked], scripts: tuple[str, ...], wants_fix: bool, as_json: bool
+) -> None:
+    if as_json:
+        print_json([tree for each in checked for tree in _trees(each, wants_fix)])
+    else:
+        from holdfast._tools.cli.show import Screen
+
+        # The corrected script of standard input has standard output for itself.
+        is_filter = wants_fix and _STDIN in scripts
+        if is_filter:
+            for each in checked:
+                if each.name == _STDIN:
+                    click.echo(_encode(_corrected(each)), nl=False)
+        screen = Screen(sys.stderr if is_filter else None)
+        for each in checked:
+            _show(screen, each, wants_fix)
+        _show_summary(screen, checked, wants_fix)
+
+
+def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
+    from holdfast._tools.lint.lint import Surroundings
+
+    folder = Path.cwd() if name == _STDIN else Path(name).absolute().parent
+    checked = _Checked(name, "", Surroundings(folder, Path.cwd(), run, ignore))
+    try:
+        data = sys.stdin.buffer.read() if name == _STDIN else Path(name).read_bytes()
+    except OSError as error:
+        checked.problems.append(
+            f"{_text.name(name)}: {error.strerror or error}.\nName a script for sbatch or a "
+            "manifest, for example: holdfast lint job.sbatch"
+        )
+        return checked
+    if b"\0" in data:
+        checked.problems.append(f"{_text.name(name)}: is no script.\nName a script for sbatch.")
+        return checked
+    checked.text = data.decode("utf-8", errors="surrogateescape")
+    try:
+        checked.found = checked.left = _find(name, checked.text, checked.around)
+    except SettingsError as error:  # a manifest that is none
+        checked.problems.append(str(error))
+    return checked
+
+
+def _find(name: str, text: str, around: Surroundings) -> list[Finding]:
+    from holdfast._tools.lint.pod_text import is_manifest
+
+    if is_manifest(name, text):
+        from holdfast._tools.lint.rules_pod import lint_manifest
+
+        return lint_manifest("stdin" if name == _STDIN else name, text, around)
+    from holdfast._tools.lint.lint import lint as find
+
+    return find(text, around)
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _corrected(checked: _Checked) -> str:
+    return checked.text if checked.fixed is None else checked.fixed
+
+
+def _fix(checked: _Checked) -> None:
+    from holdfast._tools.lint.lint import fix, missing_folders
+    from holdfast._tools.lint.pod_text import is_manifest
+
+    if is_manifest(checked.name, checked.text):
+        return  # it has comments and an order of its own, which writing it anew would lose
+    corrected = fix(checked.text, checked.around)
+    for folder in missing_folders(checked.found, checked.around):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            checked.problems.append(
+                f"{_text.name(folder)}: {error.strerror or error}.\n"
+                f"The log of {_text.name(checked.name)} needs this folder: make it, or choose "
+                "another --output."
+            )
+        else:
+            checked.made.append(folder)
+    if corrected != checked.text:
+        if checked.name != _STDIN and (problem := _write(Path(checked.name), _encode(corrected))):
+            checked.problems.append(problem)
+            return
+        checked.fixed = corrected
+    checked.left = _find(checked.name, corrected, checked.around)
+
+
+def _write(path: Path, data: bytes) -> str:
+    """The script as a whole or not at all, with the permissions that it had; why it was not."""
+    from holdfast._store.folder.atomic import write_atomic
+
+    path = path.resolve()  # a link stays one
+    try:
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        mode = path.stat().st_mode
+        write_atomic(path, data)
+        path.chmod(mode & 0o7777)
+    except OSError as error:
+        return (
+            f"{_text.name(path)}: {error.strerror or error}.\nTo have the corrected script "
+            f"elsewhere: holdfast lint --fix - < {_text.name(path.name)} > corrected.sbatch"
+        )
+    return ""
+
+
+def _is_fixed(finding: Finding) -> bool:
+    """Whether --fix puts it right: a hint is a matter of taste."""
+    return finding.is_fixable and finding.severity != HINT
+
+
+def _trees(checked: _Checked, wants_fix: bool) -> list[dict[str, Any]]:
+    left = {each.rule for each in checked.left}
+    trees = []
+    for each in checked.found:
+        tree: dict[str, Any] = {
+            "file": checked.name,
+            "line": each.line,
+            "severity": each.severity,
+            "rule": each.rule,
+            "message": each.message,
+            "source": each.source,
+            "corrected": list(each.corrected),
+            "fixable": _is_fixed(each),
+        }
+        if wants_fix:
+            tree["fixed"] = bool(tree["fixable"]) and each.rule not in left
+        trees.append(tree)
+    return trees
+
+
+def _show(screen: Any, checked: _Checked, wants_fix: bool) -> None:
+    from rich.text import Text
+
+    if wants_fix:
+        _show_changes(screen, checked)
+    name = "stdin" if checked.name == _STDIN else _text.name(checked.name)
+    for each in checked.left:
+        screen.write(
+            Text.assemble(
+                (f"{name}:{each.line}: ", "bold"),
+                (each.severity, _STYLES[each.severity]),
+                f": {_text.name(each.message)} ",
+                (f"[{each.rule}]", "dim"),
+            )
+        )
+        if each.source.strip():
+            screen.write(f"    {_text.name(each.source)}", style="dim")
+        for line in each.corrected:
+            screen.write(Text.assemble(("  → ", "bold"), (_text.name(line), "green")))
+
+
+def _show_changes(screen: Any, checked: _Checked) -> None:
+    import difflib
+
+    name = "stdin" if checked.name == _STDIN else _text.name(checked.name)
+    for folder in checked.made:
+        screen.write(f"{_text.name(folder)}: made, for the log.")
+    if checked.fixed is None:
+        if not checked.made:
+            is_done = checked.is_good and checked.is_understood
+            nothing = "nothing to put right." if is_done else "nothing that --fix can do."
+            screen.write(f"{name}: {nothing}")
+        return
+    screen.write(f"{name}: {'corrected' if checked.name == _STDIN else 'written'}:", style="bold")
+    if "\r\n" in checked.text:
+        screen.write("  - CR LF at the ends of lines", style="red")
+    before = checked.text.replace("\r\n", "\n").splitlines()
+    for line in difflib.unified_diff(before, checked.fixed.splitlines(), n=0, lineterm=""):
+        if line[:1] in "-+" and line[:3] not in ("---", "+++"):
+            style = "red" if line[0] == "-" else "green"
+            screen.write(f"  {line[0]} {_text.name(line[1:])}", style=style)
+
+
+def _show_summary(screen: Any, checked: list[_Checked], wants_fix: bool) -> None:
+    left = [finding for each in checked for finding in each.left]
+    counts = {kind: sum(each.severity == kind for each in left) for kind in _STYLES}
+    told = [f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items() if n]
+    files = f"{len(checked)} script{'s' if len(checked) > 1 else ''}"
+    if not told:
+        screen.write(f"{files}: nothing is lost here.", style="green")
+        return
+    rest = ""
+    if not wants_fix:
+        fixable = sum(map(_is_fixed, left))
+        names = [Path(each.name) for each in checked if any(map(_is_fixed, each.left))]
+        if fixable:
+            rest = f" To put {fixable} of them right: {_text.command('lint --fix', *names)}"
+    unclear = [_text.name(each.name) for each in checked if not each.is_understood]
+    if unclear:
+        rest += f" Not understood: {', '.join(unclear)}."
+    style = "bold red" if counts[ERROR] else "yellow" if counts[WARNING] else "cyan"
+    screen.write(f"{files}: {', '.join(told)}{' left' if wants_fix else ''}.{rest}", style=style)

@@ -1,0 +1,279 @@
+"""`holdfast prove`: what it takes, and how several proofs follow each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from holdfast import _text
+from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
+from holdfast._tools.cli.show import Screen
+from holdfast._tools.prove import report
+from holdfast._tools.prove.proof import (
+    DIFFERS,
+    EQUAL,
+    SIGNALS,
+    UNREPEATABLE,
+    UNTRIED,
+    Interruption,
+    Proof,
+    Watcher,
+    Wishes,
+)
+
+_LEAST_SECONDS = 1.0  # of a budget that others have used up: enough to be told so
+
+
+@click.command(
+    short_help="Show that your script can be interrupted anywhere.",
+    # What stands behind the first word of the command is the script's own.
+    context_settings={"allow_interspersed_args": False},
+)
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--kills", metavar="N", default="20", help="How many interruptions (20).")
+@click.option(
+    "--signals",
+    metavar="NAMES",
+    default=",".join(SIGNALS),
+    help=f"What to interrupt with ({','.join(SIGNALS)}).",
+)
+@click.option("--seed", metavar="N", default="7", help="Draws the instants (7).")
+@click.option("--only", metavar="N", help="Only the Nth interruption, to replay a failure.")
+@click.option(
+    "--budget", metavar="TIME", help="Make as many interruptions as fit: 2min, 90s, 1h or seconds."
+)
+@click.option("--ranks", metavar="N,...", help="Prove for 1,2,4 ranks; stops at the first fault.")
+@click.option(
+    "--resume-cmd", metavar="TEXT", help="How to start it again, where that is another command."
+)
+@click.option(
+    "--compare",
+    metavar="FILE",
+    multiple=True,
+    help="Compare this file, too: .pt, .safetensors or any; may be repeated.",
+)
+@click.option(
+    "--reference",
+    metavar="RUN",
+    type=FOLDER,
+    shell_complete=complete_runs,
+    help="A finished run to compare with.",
+)
+@click.option("--keep", metavar="DIR", type=FOLDER, help="Keep all runs there, to look at.")
+@AS_JSON
+def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options: Any) -> int:
+    """Show that your script can be interrupted anywhere, or where it cannot.
+
+    Runs COMMAND undisturbed, twice, then once more with interruptions at random instants, starting
+    it again after each, and compares: weights, optimizer, schedulers, generators, order of the
+    data, metrics, number of steps. They are equal to the bit, or you are told the first thing that
+    differs, the likely cause and the remedy. COMMAND need not use holdfast.
+
+    Each run has a copy of the current folder; nothing is changed in it. {dir} in COMMAND stands for
+    a folder of the run's own, {ranks} for the number of ranks.
+
+    Leaves with 0 if equal, 1 if not, 3 if two undisturbed runs differ already, 2 if it could not be
+    tried.
+
+    \b
+    Example:
+      holdfast prove -- python train.py
+      holdfast prove --kills 50 --budget 2min -- python train.py --epochs 1
+      holdfast prove --ranks 1,2,4 -- torchrun --nproc-per-node={ranks} train.py
+      holdfast prove --resume-cmd "python train.py --resume" -- python train.py
+    """
+    wanted = list_wishes(command, ranks, options)
+    from holdfast._tools.demo.story import ended_by_signals
+    from holdfast._tools.prove.prove import prove as make_proof
+
+    proofs: list[Proof] = []
+    try:
+        with ended_by_signals():
+            for proof in prove_all(wanted, make_proof, follow):
+                proofs.append(proof)
+                if not as_json:
+                    show_proof(proof, with_ranks=len(wanted) > 1)
+    except KeyboardInterrupt:
+        kept = options["keep"]
+        rest = "nothing of it is left" if kept is None else f"what there is, is in {kept}"
+        click.echo(f"Interrupted: the proof is given up, and {_text.name(rest)}.", err=True)
+        return 130
+    if as_json:
+        trees = [proof.to_json() for proof in proofs]
+        print_json(trees[0] if ranks is None else {"proofs": trees})
+    return proofs[-1].exit_status
+
+
+def list_wishes(
+    command: tuple[str, ...], ranks: str | None, options: dict[str, Any]
+) -> list[Wishes]:
+    """One for each number of ranks, all of them checked before the first is tried."""
+    from holdfast._tools.prove.options import make_wishes, parse_ranks
+
+    if ranks is None:
+        return [make_wishes(command, **options)]
+    numbers = parse_ranks(ranks)
+    found = [make_wishes(command, **options, ranks=number) for number in numbers]
+    if len(found) == 1:
+        return found
+    # Each has its own folder, or the second would find that of the first.
+    return [
+        wishes if wishes.keep is None else _keep_below(wishes, f"ranks-{wishes.ranks}")
+        for wishes in found
+    ]
+
+
+def _keep_below(wishes: Wishes, name: str) -> Wishes:
+    assert wishes.keep is not None
+    return dataclasses.replace(wishes, keep=Path(wishes.keep, name))
+
+
+def prove_all(
+    wanted: Sequence[Wishes],
+    make_proof: Callable[[Wishes, Watcher], Proof],
+    follow: Callable[[], AbstractContextManager[Watcher]],
+) -> Iterator[Proof]:
+    """One proof after the other, until one is not equal; they share one budget."""
+    began = time.monotonic()
+    for index, wishes in enumerate(wanted):
+        if wishes.budget_seconds is not None:
+            left = wishes.budget_seconds - (time.monotonic() - began)
+            share = max(_LEAST_SECONDS, left / (len(wanted) - index))
+            wishes = dataclasses.replace(wishes, budget_seconds=share)
+        with follow() as watcher:
+            proof = make_proof(wishes, watcher)
+        yield proof
+        if proof.verdict != EQUAL:
+            return
+
+
+# -- How a proof is watched and told ---------------------------------------------------------------
+# While it goes on, it is told on standard error: one line that changes on a terminal, plain
+# lines in a log. Standard output has the outcome only, so that it can be kept in a file.
+
+
+_STYLES = {EQUAL: "bold green", DIFFERS: "bold red", UNREPEATABLE: "bold yellow"}
+_DRAW_SECONDS = 0.1
+
+
+def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
+    """All interruptions, then the verdict, since that is what should stand last."""
+    if proof.verdict == UNTRIED:
+        for line in report.plain_text(proof).splitlines():
+            click.echo(_text.name(line), err=True)
+        return
+    screen = Screen()
+    if with_ranks:
+        screen.write(f"{proof.ranks} {'rank' if proof.ranks == 1 else 'ranks'}:", style="bold")
+    if proof.interruptions:
+        _show_interruptions(screen, proof)
+        screen.write()
+    screen.write(_text.name(report.headline(proof)), style=_STYLES[proof.verdict])
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    replay = None
+    for label, text in report.details(proof):
+        if label == "to replay":
+            replay = text
+        else:
+            grid.add_row(f"  {label}", Text(_text.name(text)))
+    screen.table(grid)
+    if replay is not None:
+        # A line that the terminal breaks can be pasted; one that we break cannot.
+        screen.print(Text(f"To replay: {_text.name(replay)}"), soft_wrap=True)
+
+
+def _show_interruptions(screen: Screen, proof: Proof) -> None:
+    table = screen.columns()
+    for heading in report.headings(proof):
+        right = heading in ("no.", "at step")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    broken = None if proof.difference is None else proof.difference.after
+    for row in report.interruption_rows(proof):
+        table.add_row(*map(Text, row), style="bold red" if row[0] == str(broken) else "")
+    screen.table(table)
+
+
+@contextmanager
+def follow() -> Iterator[Watcher]:
+    """Someone who tells how it goes on, as fits where it is told."""
+    console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield PlainWatcher()
+        return
+    with console.status("starting") as status:
+        yield LiveWatcher(status)
+
+
+class PlainWatcher(Watcher):
+    """A line for each stage and each interruption, and none for steps."""
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._total = 0
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        self._total = total
+        behind = f" ({done} of {total} interruptions are behind it)" if done else ""
+        if (line := f"{text}{behind}") != self._said:
+            self._say(line)
+
+    def interruption(self, interruption: Interruption) -> None:
+        self._say(_describe(interruption, self._total))
+
+    def _say(self, line: str) -> None:
+        self._said = line
+        click.echo(f"holdfast: {_text.name(line)}", err=True)
+
+
+class LiveWatcher(Watcher):
+    """One line that changes: the stage, the interruptions so far, the step."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._stage = "starting"
+        self._count = ""
+        self._step = ""
+        self._done = self._total = 0
+        self._drawn = 0.0
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        self._stage, self._done, self._total = text, done, total
+        self._count = f"{done} of {total} interruptions" if done else ""
+        self._step = ""
+        self._draw()
+
+    def interruption(self, interruption: Interruption) -> None:
+        self._count = _describe(interruption, self._total)
+        self._draw()
+
+    def step(self, step: int, total: int | None) -> None:
+        self._step = f"step {step}" if total is None else f"step {step} of {total}"
+        # Drawing each of hundreds of steps a second would slow down what it watches.
+        if time.monotonic() - self._drawn > _DRAW_SECONDS:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        line = "  ".join(part for part in (self._stage, self._step, self._count) if part)
+        self._status.update(Text(_text.name(line), no_wrap=True, overflow="ellipsis"))
+
+
+def _describe(interruption: Interruption, total: int) -> str:
+    where = "" if interruption.step is None else f", at step {interruption.step}"
+    number = f"{interruption.number} of {total}" if total else str(interruption.number)
+    whom = "" if interruption.target is None else f" to {interruption.target}"
+    moment = report.moment(interruption)
+    return f"interruption {number}: {interruption.signal}{whom}, {moment}{where}"

@@ -1,0 +1,335 @@
+"""What the commands print: plain lines into a pipe, a little colour on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast import _text
+from holdfast._report.status.gather import RunSummary
+from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
+from holdfast._report.status.job import describe_job, describe_mirror
+from holdfast._report.status.ranks import describe_death, describe_ranks, describe_straggler
+from holdfast._tools.cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
+
+_STYLES = {
+    "training": "green",
+    "starting": "green",
+    "finished": "bold green",
+    "stuck": "bold red",
+    "paused": "yellow",
+    "stopping": "yellow",
+    "stopped": "yellow",
+    "died": "bold red",
+    "failed": "bold red",
+    "could not start": "bold red",
+    "unreadable": "bold red",
+}
+_SLOTS = {2: "two", 3: "three"}
+_LONG_STEP_SECONDS = 30.0
+_MOST_ROWS = 200
+_NO_WIDTH = 1000  # of a pipe: a line is never broken, and whoever reads it breaks it
+
+
+class Screen(Console):
+    """Standard output, or lines collected for it; a name in brackets stays one."""
+
+    def __init__(self, into: IO[str] | None = None) -> None:
+        columns = shutil.get_terminal_size((_NO_WIDTH, 24)).columns
+        super().__init__(
+            file=into,
+            # What is collected is for standard output in the end, and looks as there.
+            force_terminal=None if into is None else sys.stdout.isatty(),
+            width=columns,
+            markup=False,
+            highlight=False,
+            emoji=False,
+        )
+
+    def on_broken_pipe(self) -> None:
+        # rich would leave with status 1, which for `verify` means damage.
+        raise BrokenPipeError
+
+    def columns(self) -> Table:
+        """An empty table; only a terminal gets a rule below the names of the columns."""
+        box = SIMPLE_HEAD if self.is_terminal else None
+        return Table(box=box, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+
+    def table(self, table: Table) -> None:
+        """A table without blank lines."""
+        self._put(table)
+
+    def write(self, text: str | Text = "", style: str = "") -> None:
+        """A line, broken between words where the terminal ends."""
+        if text:
+            self._put(Text(text, style=style) if isinstance(text, str) else text)
+        else:
+            self.out("")
+
+    def _put(self, what: Table | Text) -> None:
+        with self.capture() as captured:
+            self.print(what)
+        for line in captured.get().splitlines():
+            if line.strip():
+                self.out(line.rstrip(), highlight=False)  # rich fills up lines with blanks
+
+
+def show_run(screen: Screen, run: RunSummary) -> None:
+    """One run, in a few lines."""
+    folder = Path(run.folder)
+    headline = Text.assemble(
+        (_text.name(folder), "bold"), ": ", (run.state, _STYLES.get(run.state, ""))
+    )
+    headline.append(_progress(run))
+    screen.write(headline)
+    rows = [
+        ("stuck", describe_stuck(run.stuck, folder)),
+        ("paused", describe_paused(run.paused, has_ranks=bool(run.ranks))),
+        ("slowed", describe_disturbed(run.disturbed)),
+        ("safe", _safe(run)),
+        ("checkpoint", _checkpoint(run)),
+        ("mirror", describe_mirror(run.mirror)),
+        ("snapshots", _snapshots(run)),
+        ("process", _process(run)),
+        ("ranks", describe_ranks(run.ranks, run.deaths, is_live=run.is_live)),
+        ("straggler", describe_straggler(run.straggler)),
+        ("slurm", describe_job(run.job, is_live=run.is_live)),
+        ("last exit", _last_exit(run)),
+        ("why", _why(run, folder)),
+        ("next", _next(run, folder)),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in rows:
+        if value:
+            grid.add_row(f"  {label}", value)
+    screen.table(grid)
+
+
+def _progress(run: RunSummary) -> str:
+    if run.step is None:
+        return ""
+    total = f" of {run.total}" if run.total is not None else ""
+    epoch = f", epoch {run.epoch} of {run.epochs}" if run.epoch and run.epochs else ""
+    late = run.boundary_age_seconds or 0.0
+    slow = ""
+    if run.phase is not None:
+        slow = f", in {_text.name(run.phase)} since {_text.duration(late)}"
+    elif late > _LONG_STEP_SECONDS:
+        slow = f", in its next step since {_text.duration(late)}"
+    return f"{epoch}, step {run.step}{total} (attempt {run.attempt}){slow}"
+
+
+def _safe(run: RunSummary) -> str:
+    memory, disk = run.memory_step, run.disk_step
+    if disk is None and memory is None:
+        return "nothing yet" if run.is_live or run.state == "new" else "nothing"
+    on_disk = "nothing on disk" if disk is None else f"step {disk} on disk"
+    if memory is None or (disk is not None and memory <= disk and not run.is_live):
+        return on_disk
+    return f"step {memory} in memory, {on_disk}"
+
+
+def _checkpoint(run: RunSummary) -> str:
+    if run.disk_age_seconds is None or run.disk_size_bytes is None:
+        return ""
+    return f"{_text.duration(run.disk_age_seconds)} old, {_text.size(run.disk_size_bytes)}"
+
+
+def _snapshots(run: RunSummary) -> str:
+    if not run.is_live or run.state == "starting":
+        return ""
+    if run.slots is None:
+        return "none so far: a kill would cost the work since the last checkpoint"
+    text = f"{_SLOTS.get(run.slots, run.slots)} slots in memory"
+    if run.slots == 2:
+        text += "; while a checkpoint is being written, no newer snapshot is taken"
+    if run.in_shm is False:
+        text += (
+            "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
+            "and the last checkpoint is left"
+        )
+    return text
+
+
+def _process(run: RunSummary) -> str:
+    if run.pid is None:
+        return ""
+    where = f"pid {run.pid} on {_text.name(run.host or '')}"
+    where = f"rank 0 is {where}" if run.ranks else where
+    if run.is_live:
+        return where
+    if run.keeper_pid is not None:
+        return f"{where}, gone; its keeper (pid {run.keeper_pid}) still writes"
+    return f"{where}, gone"
+
+
+def _last_exit(run: RunSummary) -> str:
+    ended = run.last_exit
+    if ended is None:
+        return ""
+    what = _text.name(ended.how.partition("\n")[0])  # the rest of it is for `holdfast why`
+    if ended.status is None:
+        what = "died without a word (killed, out of memory, or a crash outside Python)"
+        if run.deaths and ended.attempt == run.attempt:
+            what = describe_death(run.deaths[0])
+    elif ended.how == "closed":
+        what = "left"
+    text = f"attempt {ended.attempt}"
+    if ended.age_seconds is not None:
+        text += f", {_text.duration(ended.age_seconds)} ago"
+    if ended.step is not None:
+        text += f", at step {ended.step}"
+    text += f": {what}"
+    if ended.status is not None:
+        text += f" (status {ended.status})"
+    # Of a run that has ended, `safe` says it, and knows what its keeper has saved since.
+    if run.is_live and ended.durable_step is not None:
+        text += f"; step {ended.durable_step} was durable"
+    return text
+
+
+def _why(run: RunSummary, folder: Path) -> str:
+    """Of a run that did not end well: the verdict, and where there is more."""
+    more = _text.command("why", folder)
+    if run.state not in ("died", "failed", "could not start"):
+        return ""
+    if run.keeper_pid is not None:
+        return more  # not all of it is known yet
+    from holdfast._diagnose.deaths.judge import judge
+    from holdfast._diagnose.evidence.gather import gather_run
+
+    verdict = judge(gather_run(folder, run.attempt))
+    return f"{_text.name(verdict.sentence)} More: {more}"
+
+
+def _next(run: RunSummary, folder: Path) -> str:
+    if run.state == "new":
+        return "no training has begun here"
+    if run.state in ("stuck", "paused"):
+        return _text.command("stacks", folder)
+    if run.state in ("training", "starting"):
+        return _text.command("stop", folder)
+    if run.state == "finished":
+        return _text.command("ls", folder)
+    if run.is_live:
+        return ""
+    if run.job is not None and run.job.requeue is not None:
+        return run.job.requeue.partition("\n")[0]
+    again = "start the same command again"
+    if run.state == "could not start":
+        again = "put right what kept it from starting"
+    if run.disk_step is None and run.memory_step is None:
+        if run.mirror is not None and run.mirror.step is not None:
+            return f"{again}; its mirror has step {run.mirror.step}"
+        return f"{again}; it begins at the beginning"
+    step = max(step for step in (run.disk_step, run.memory_step) if step is not None)
+    return f"{again}; it goes on at step {step}"
+
+
+def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
+    """Many runs, one line each."""
+    if len(runs) > _MOST_ROWS:
+        _show_very_many(screen, runs)
+        return
+    table = screen.columns()
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for label in ("step", "memory", "disk", "age"):
+        table.add_column(label, justify="right", no_wrap=True)
+    for name, state, *rest in map(_row, runs):
+        table.add_row(Text(name), Text(state, style=_STYLES.get(state, "")), *rest)
+    screen.table(table)
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    total = f"/{run.total}" if run.total is not None else ""
+    return (
+        _text.name(run.folder),
+        run.state,
+        "" if run.step is None else f"{run.step}{total}",
+        "" if run.memory_step is None else str(run.memory_step),
+        "" if run.disk_step is None else str(run.disk_step),
+        "" if run.disk_age_seconds is None else _text.duration(run.disk_age_seconds),
+    )
+
+
+def _show_very_many(screen: Screen, runs: Sequence[RunSummary]) -> None:
+    """The same table without rich, which takes a millisecond for each row."""
+    rows = [("run", "state", "step", "memory", "disk", "age"), *map(_row, runs)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        gaps = [" " * (width - cell_len(text)) for width, text in zip(widths, row, strict=True)]
+        cells = [text + gap for text, gap in zip(row[:2], gaps[:2], strict=True)]
+        cells += [gap + text for text, gap in zip(row[2:], gaps[2:], strict=True)]
+        lines.append(" ".join(cells).rstrip())
+    screen.out("\n".join(lines), highlight=False)
+
+
+def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> None:
+    """The checkpoints of a run, newest last."""
+    if not found.checkpoints:
+        screen.write(f"{_text.name(folder)}: no checkpoints yet.")
+    else:
+        table = screen.columns()
+        for label in ("step", "age", "size"):
+            table.add_column(label, justify="right", no_wrap=True)
+        table.add_column("metrics", overflow="fold")
+        table.add_column("kept because", overflow="fold")
+        table.add_column("attempt", justify="right")
+        if any((each.ranks or 1) > 1 for each in found.checkpoints):
+            table.add_column("ranks", justify="right")
+        for each in found.checkpoints:
+            row = _checkpoint_row(each, found.watched)
+            table.add_row(*row[: len(table.columns)])
+        screen.table(table)
+        total = sum(each.size_bytes or 0 for each in found.checkpoints)
+        count = len(found.checkpoints)
+        noun = "checkpoint" if count == 1 else "checkpoints"
+        screen.write(f"{count} {noun}, {_text.size(total)}", style="dim")
+    if found.set_aside:
+        screen.write(
+            f"{len(found.set_aside)} damaged or unfinished, never loaded: "
+            f"{_text.name(folder)}/set-aside",
+            style="yellow",
+        )
+
+
+def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | Text]:
+    # The metric that decides comes first.
+    names = sorted(each.metrics, key=lambda name: (name != watched, name))
+    metrics = ", ".join(f"{name} {_text.number(each.metrics[name])}" for name in names)
+    return [
+        f"{each.step} (end of epoch)" if each.at_turn else str(each.step),
+        "" if each.age_seconds is None else _text.duration(each.age_seconds),
+        "" if each.size_bytes is None else _text.size(each.size_bytes),
+        Text("damaged manifest", style="bold red") if each.is_damaged else Text(metrics),
+        Text(each.kept_because or "unknown"),
+        str(each.attempt),
+        "" if each.ranks is None else str(each.ranks),
+    ]
+
+
+def show_verdict(screen: Screen, verdict: Verdict) -> None:
+    """One line for each checkpoint, as soon as it is known."""
+    label = f"step {verdict.step} (attempt {verdict.attempt}): "
+    if verdict.is_gone:
+        screen.write(Text(f"{label}removed by the run meanwhile", style="dim"))
+    elif verdict.damage:
+        shown = "; ".join(_text.name(line) for line in verdict.damage[:8])
+        more = f"; and {len(verdict.damage) - 8} more" if len(verdict.damage) > 8 else ""
+        screen.write(Text.assemble(label, ("DAMAGED", "bold red"), f": {shown}{more}"))
+    else:
+        size = "" if verdict.size_bytes is None else f", {_text.size(verdict.size_bytes)}"
+        screen.write(Text.assemble(label, ("whole", "green"), size))

@@ -1,0 +1,232 @@
+"""`holdfast stacks`: what it takes, and what it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import _text
+from holdfast._errors import FolderError, HoldfastError, SettingsError
+from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
+
+if TYPE_CHECKING:
+    from holdfast._tools.cli.show import Screen
+
+_KINDS = "Name a run folder or the number of a process: holdfast stacks --help"
+_STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "waits in the kernel",
+    "T": "stopped",
+    "t": "held by a tracer",
+    "Z": "ended",
+    "I": "idle",
+}
+_MOST_PIDS = 6
+_BUSY_CORES = 0.05
+Record = dict[str, Any]
+
+
+@click.command(short_help="Show where every rank of a run stands now.")
+@click.argument("what", metavar="RUN|PID", shell_complete=complete_runs)
+@click.option("--all", "wants_all", is_flag=True, help="Every process and thread, with its stack.")
+@AS_JSON
+def stacks(what: str, wants_all: bool, as_json: bool) -> None:
+    """Show where every rank of a run stands now: one line for all that stand alike.
+
+    The keepers look, so it works while the training hangs, from any machine that can write into
+    the run folder, and without stopping anything. A number is that of any Python process on this
+    machine. The stacks are read by py-spy; without it, by a signal that a run answers.
+
+    With --all the stack of every thread of the ranks, their workers and other children follows,
+    innermost call first.
+
+    \b
+    Example:
+      holdfast stacks runs/a
+      holdfast stacks runs/a --all
+      holdfast stacks 4711
+    """
+    found = _of_run(Path(what)) if Path(what).exists() else _of_number(what)
+    from holdfast._diagnose.hangs.stacks import merge_looks
+
+    looks = found["looks"]
+    lines = [*merge_looks(looks, found["missing"]), *_children(looks)]
+    if as_json:
+        print_json({**found, "lines": lines})
+        return
+    from holdfast._tools.cli.show import Screen
+
+    screen = Screen()
+    screen.write(_headline(found), style="bold")
+    for line in lines:
+        screen.write(_text.name(line))
+    for line in _troubles(looks):
+        screen.write(_text.name(line), style="yellow")
+    if wants_all:
+        _show_all(screen, looks)
+    else:
+        again = _text.command("stacks", Path(found["subject"]))
+        screen.write(f"Every process and thread: {again} --all", "dim")
+
+
+# -- finding -------------------------------------------------------------------------
+
+
+def _of_run(path: Path) -> Record:
+    from holdfast._report.status.ask import LOOK_SECONDS, ask_look
+    from holdfast._report.status.gather import find_runs
+    from holdfast._store.folder.attempts import is_live
+    from holdfast._store.folder.layout import RunLayout
+
+    runs = find_runs(path)
+    if len(runs) > 1:
+        several = ", ".join(_text.name(run) for run in runs[:8])
+        raise SettingsError(f"{path}: there are {len(runs)} runs in it: {several}.\nName one.")
+    folder = runs[0]
+    layout = RunLayout(folder)
+    attempt = max(layout.attempt_numbers(), default=0)
+    if not attempt or not is_live(layout, attempt):
+        raise FolderError(_ended(folder, layout, attempt))
+    found = ask_look(folder)
+    if found is None:
+        holder = layout.lease(attempt)
+        raise HoldfastError(_silent(folder, holder, LOOK_SECONDS))
+    return {"subject": str(folder), **found}
+
+
+def _ended(folder: Path, layout: Any, attempt: int) -> str:
+    text = f"{folder}: no process trains here now, so there are no stacks to see.\n"
+    if attempt and layout.hang_text(attempt).exists():
+        text += f"Those of its last hang: {layout.hang_text(attempt)}\n"
+    return text + f"How it ended: {_text.command('why', folder)}"
+
+
+def _silent(folder: Path, lease: Path, seconds: float) -> str:
+    from holdfast._store.folder.attempts import read_json
+
+    process = read_json(lease).get("process") or {}
+    host, pid = process.get("host") or "its machine", process.get("pid")
+    return (
+        f"{folder}: its keeper on {host} did not answer within {seconds:.0f} s.\n"
+        f"On {host} itself: holdfast stacks {pid or 'PID'}"
+    )
+
+
+def _of_number(what: str) -> Record:
+    from holdfast._environment.processes.identity import host_name, of_process
+    from holdfast._report.status.ask import look_at_process
+
+    if not (what.isascii() and what.isdigit() and len(what) < 10):
+        raise SettingsError(f"{what}: there is no such folder, nor is it a number.\n{_KINDS}")
+    pid = int(what)
+    if not of_process(pid).started:
+        raise SettingsError(
+            f"{pid}: there is no such process on {host_name()}.\n"
+            f"How one ended that has been there: holdfast why {pid}"
+        )
+    look = look_at_process(pid)
+    if look is None:
+        raise HoldfastError(
+            f"{pid}: nothing of this process can be read.\n"
+            "Ask as the user whose process it is, or as root."
+        )
+    return {"subject": what, "looks": [look], "missing": [], "by": "here"}
+
+
+# -- in few lines ----------------------------------------------------------------------
+
+
+def _headline(found: Record) -> str:
+    looks = found["looks"]
+    ranks = len(looks) + len(found["missing"])
+    who = _text.name(found["subject"])
+    attempt = found.get("attempt")
+    if attempt is None:
+        return f"process {who}, {_count(looks[0])}"
+    steps = sorted({look["step"] for look in looks if isinstance(look.get("step"), int)})
+    where = f", step {steps[0]}" if steps else ""
+    where += f" to {steps[-1]}" if len(steps) > 1 else ""
+    several = f", {ranks} ranks" if ranks > 1 else f", {_count(looks[0])}"
+    return f"{who}: attempt {attempt}{where}{several}"
+
+
+def _count(look: Record) -> str:
+    processes = look.get("processes") or []
+    threads = sum(len(each.get("threads") or []) for each in processes)
+    own = f"{threads} thread{'' if threads == 1 else 's'}"
+    return own if len(processes) < 2 else f"{len(processes)} processes, {own}"
+
+
+def _children(looks: Sequence[Record]) -> Iterator[str]:
+    """Where workers and other children stand that are Python, those alike in one line."""
+    from holdfast._diagnose.hangs.stacks import main_thread, read_thread
+
+    groups: dict[str, list[str]] = {}
+    for look in looks:
+        for process in (look.get("processes") or [])[1:]:
+            thread = main_thread(process)
+            if not thread.get("frames"):
+                continue
+            standing = read_thread(thread)
+            line = f"{standing.where()}" + ("" if standing.call else f" ({standing.words})")
+            rank = look.get("rank")
+            of = f" of rank {rank}" if isinstance(rank, int) and len(looks) > 1 else ""
+            groups.setdefault(line, []).append(f"{process.get('pid')}{of}")
+    for line, pids in sorted(groups.items(), key=lambda each: -len(each[1])):
+        shown = ", ".join(pids[:_MOST_PIDS]) + (", …" if len(pids) > _MOST_PIDS else "")
+        who = "1 child" if len(pids) == 1 else f"{len(pids)} children"
+        yield f"{who} (pid {shown}) {line}"
+
+
+def _troubles(looks: Sequence[Record]) -> list[str]:
+    """Why stacks are missing, each reason once."""
+    reasons = (look.get("stacks_error") for look in looks)
+    said = dict.fromkeys(str(reason).rstrip(".") for reason in reasons if reason)
+    return [f"Not all stacks could be read: {reason}." for reason in said]
+
+
+# -- all of it -------------------------------------------------------------------------
+
+
+def _show_all(screen: Screen, looks: Sequence[Record]) -> None:
+    for look in looks:
+        for number, process in enumerate(look.get("processes") or []):
+            screen.write()
+            screen.write(_process(look, process, is_trainer=number == 0), style="bold")
+            for thread in process.get("threads") or []:
+                screen.write(f"  {_thread(thread)}")
+                for frame in thread.get("frames") or []:
+                    place = f"{frame.get('file')}:{frame.get('line')}"
+                    screen.write(_text.name(f"    {frame.get('name')} ({place})"))
+
+
+def _process(look: Record, process: Record, *, is_trainer: bool) -> str:
+    rank = look.get("rank")
+    of = f"rank {rank}, " if isinstance(rank, int) else ""
+    of = of if is_trainer else f"child of pid {process.get('parent')}, "
+    text = f"{of}pid {process.get('pid')}"
+    text += f" on {look['host']}" if is_trainer and look.get("host") else ""
+    text += f": {process.get('command') or process.get('name') or '?'}"
+    return _text.name(f"{text} ({', '.join(_condition(process))})")
+
+
+def _condition(process: Record) -> Iterator[str]:
+    yield "frozen" if process.get("frozen") else _STATES.get(process.get("state") or "", "?")
+    if process.get("tracer"):
+        yield f"traced by {process.get('tracer_name') or 'pid'} {process['tracer']}"
+    cores = process.get("cpu")
+    if isinstance(cores, int | float) and cores > _BUSY_CORES:
+        yield f"{cores:.1f} cores"
+    if isinstance(process.get("rss"), int):
+        yield _text.size(process["rss"])
+
+
+def _thread(thread: Record) -> str:
+    name = thread.get("name") or ("main" if thread.get("is_main") else "?")
+    text = f"thread {thread.get('tid')} {name}: {_STATES.get(thread.get('state') or '', '?')}"
+    text += f" in {thread['wchan']}" if thread.get("wchan") else ""
+    return _text.name(text + (", holds the GIL" if thread.get("owns_gil") else ""))

@@ -1,0 +1,146 @@
+"""`holdfast submit`: a right script for SLURM, shown or handed to sbatch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from holdfast import _text
+from holdfast._environment import variables
+from holdfast._errors import FolderError, SettingsError
+from holdfast._tools.cli.group import FOLDER
+from holdfast._tools.submit.script import LEAD_SECONDS, MARK, Script, write_script
+
+_COMMAND = "holdfast submit: command"  # where the words behind -- are kept
+
+
+class _Submit(click.Command):
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # click would mix what stands before the dashes with what stands behind them.
+        at = args.index("--") if "--" in args else len(args)
+        context.meta[_COMMAND] = tuple(args[at + 1 :])
+        # -h is no option of ours, or click would find it in -Jhello.
+        ours = ["--help" if word == "-h" else word for word in args[:at]]
+        return super().parse_args(context, ours)
+
+
+@click.command(
+    cls=_Submit,
+    short_help="Submit a training to SLURM so that it cannot be lost.",
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    options_metavar="[OPTIONS] [SBATCH OPTIONS] -- COMMAND...",
+)
+@click.argument("options", metavar="", nargs=-1, type=click.UNPROCESSED)
+@click.option("--print", "only_print", is_flag=True, help="Show the script; submit nothing.")
+@click.option(
+    "--lead",
+    metavar="SECONDS",
+    type=click.IntRange(1, 65535),
+    help=f"Be warned so long before the time limit ({LEAD_SECONDS}, or what fits).",
+)
+@click.option("--to", metavar="FILE", type=FOLDER, help="Keep the script there, too.")
+@click.pass_context
+def submit(
+    context: click.Context,
+    options: tuple[str, ...],
+    only_print: bool,
+    lead: int | None,
+    to: Path | None,
+) -> int:
+    """Write a batch script in which the warning arrives and the job comes back, and submit it.
+
+    Options for sbatch are passed on as they are. Added, unless you give them: --signal, --requeue,
+    --open-mode=append, --output (in logs/, which is made), --job-name. Each task runs COMMAND under
+    `holdfast run`, with RANK, WORLD_SIZE and so on set: ask for one task for each rank. With
+    torchrun it is one task for each node, and the launchers find each other.
+
+    Containers: write the whole command, such as `apptainer exec image.sif python train.py`. With
+    --container-image, holdfast must be installed in the image.
+
+    \b
+    Example:
+      holdfast submit --time=8:00:00 --gpus-per-node=1 -- python train.py --lr 1
+      holdfast submit -N 2 --ntasks-per-node=4 -- python train.py
+      holdfast submit -N 2 -c 16 -- torchrun --nproc-per-node=4 train.py
+      holdfast submit --print --array=0-9 -- python train.py
+    """
+    script = write_script(options, context.meta[_COMMAND], python=sys.executable, lead_seconds=lead)
+    for note in script.notes:
+        click.echo(f"Note: {_text.name(note)}", err=True)
+    if to is not None:
+        _keep(to, script.text)
+        _make_folders(script.options)
+    if only_print:
+        click.echo(script.text, nl=False)
+        return 0
+    _make_folders(script.options)
+    return _hand_over(script)
+
+
+def _keep(path: Path, text: str) -> None:
+    if path.exists() and (not path.is_file() or MARK not in path.read_text(errors="replace")):
+        raise FolderError(
+            f"{path}: is there already, and holdfast has not written it.\nChoose another name."
+        )
+    path.write_text(text)
+
+
+def _make_folders(options: Mapping[str, str]) -> None:
+    """A job whose log cannot be opened ends without a word."""
+    base = Path(options.get("chdir", "."))
+    for name in ("output", "error"):
+        folder = (base / options.get(name, "")).parent
+        if "%" in str(folder):
+            click.echo(
+                f"Note: --{name}={_text.name(options[name])}: SLURM makes no folders. If this one "
+                "is not there when the job starts, the job fails and leaves no log.",
+                err=True,
+            )
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def _hand_over(script: Script) -> int:
+    """By standard input: what sbatch is given is what was shown, and no file is left."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"],
+            input=script.text,
+            env=variables.for_another_job(),
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+    except FileNotFoundError:
+        raise SettingsError(
+            "sbatch: there is no such program here.\nSubmit on a machine of the cluster; to see "
+            "the script: holdfast submit --print …"
+        ) from None
+    if done.returncode != 0:
+        return done.returncode  # sbatch has said why
+    match = re.fullmatch(r"(\d+)(?:;.*)?", done.stdout.strip())
+    if match is None:  # asked by some option not to submit
+        click.echo(_text.name(done.stdout.strip()))
+        return 0
+    _tell(match[1], script.options)
+    return 0
+
+
+def _tell(job: str, options: Mapping[str, str]) -> None:
+    name, is_array = options["job-name"], "array" in options
+    log = options["output"]
+    if not re.search(r"%[^xjJAa]|\\", log):
+        numbers = {"%x": name, "%A": job, "%a": "*", "%j": "*" if is_array else job, "%J": job}
+        log = re.sub("%[xjJAa]", lambda found: numbers[found[0]], log)
+        log = str(Path(options.get("chdir", "."), log))
+    shown = log if "*" in log else shlex.quote(log)
+    click.echo(f"{_text.name(name)}: submitted as job {job}{' (an array)' if is_array else ''}.")
+    click.echo(f"To follow it: tail -F {_text.name(shown)}")
+    click.echo(f"To stop it: scancel {job} (its state is saved, and it stays cancelled)")
+    click.echo("To see what is safe: holdfast status RUN, or holdfast status for all runs here")

@@ -1,0 +1,249 @@
+"""`holdfast status --watch`: the same as status, again and again, until Ctrl-C.
+
+It may run for days beside a training that needs every core, so it takes 2% of one at
+most: only what has changed is read again, and if that is still too much, it looks
+less often, though at least every five seconds. It never hides the cursor or switches
+screens, so that no end of it, not even kill -9, leaves a terminal that must be reset.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+from rich.cells import cell_len
+from rich.text import Text
+
+from holdfast import _text
+from holdfast._environment.processes.identity import of_process
+from holdfast._errors import HoldfastError, NotARun
+from holdfast._report.status.gather import RunSummary, find_runs, summarize
+from holdfast._store.folder.attempts import lease_holder
+from holdfast._store.folder.layout import RunLayout
+from holdfast._tools.cli.show import Screen, show_run, show_runs
+
+_MOST_OF_A_CORE = 0.02
+_LONGEST_SECONDS = 5.0  # between two looks, however much they cost
+_SEARCH_SECONDS = 3.0  # how often new runs are looked for
+_REREAD_SECONDS = 30.0  # how often a run is read although no file of it has changed
+
+
+def watch(path: Path, seconds: float, *, as_json: bool) -> None:
+    """Look every so many seconds, and show what is there; returns at Ctrl-C."""
+    looks = Looks(path)
+    is_drawn = not as_json and Screen().is_terminal and not Screen().is_dumb_terminal
+    drawing = _Drawing()
+    shown: list[RunSummary] | None = None
+    is_first = True
+    try:
+        while True:
+            spent = time.process_time()
+            runs = looks.look()
+            if is_drawn:
+                drawing.draw(_lines(path, runs))
+            elif (now := [_without_ages(run) for run in runs]) != shown:
+                shown = now
+                _print(path, runs, as_json)
+            spent = time.process_time() - spent
+            # The first look reads everything, and says nothing of the next ones.
+            pause = 0.0 if is_first else min(spent / _MOST_OF_A_CORE, _LONGEST_SECONDS)
+            is_first = False
+            time.sleep(max(seconds, pause))
+    except KeyboardInterrupt:
+        drawing.end()
+
+
+@dataclass
+class _Seen:
+    summary: RunSummary
+    signature: tuple[object, ...]
+    at: float
+
+
+class Looks:
+    """The runs below a folder, looked at over and over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folders = find_runs(path)  # nothing to watch is an error, as it is for status
+        self._searched = time.monotonic()
+        self._seen: dict[Path, _Seen] = {}
+        self._asking: dict[Path, threading.Thread] = {}
+
+    def look(self) -> list[RunSummary]:
+        """All runs as they are now; one of another machine as it was some seconds ago."""
+        now = time.monotonic()
+        if now - self._searched > _SEARCH_SECONDS:
+            self._searched = now
+            self._search()
+        first = not self._seen
+        for folder in self._folders:
+            if self._is_stale(folder, now):
+                self._read(folder)
+        for thread in list(self._asking.values()) if first else ():
+            thread.join()
+        now = time.monotonic()
+        seen = [self._seen.get(folder) for folder in self._folders]
+        return [_aged(each.summary, now - each.at) for each in seen if each is not None]
+
+    def _search(self) -> None:
+        try:
+            self._folders = find_runs(self._path)
+        except NotARun:
+            self._folders = []  # perhaps only for now: a file system may come back
+
+    def _is_stale(self, folder: Path, now: float) -> bool:
+        seen = self._seen.get(folder)
+        if seen is None or now - seen.at > _REREAD_SECONDS:
+            return True
+        if seen.signature != _signature(folder, seen.summary.attempt):
+            return True
+        # A process that dies changes no file.
+        run = seen.summary
+        return (run.is_live and _has_gone(run.pid)) or _has_gone(run.keeper_pid)
+
+    def _read(self, folder: Path) -> None:
+        if not _is_elsewhere(folder):
+            self._summarize(folder)
+        elif folder not in self._asking:
+            # Whether it lives is seen from its heartbeat, which takes seconds.
+            thread = threading.Thread(target=self._ask, args=(folder,), daemon=True)
+            self._asking[folder] = thread
+            thread.start()
+
+    def _ask(self, folder: Path) -> None:
+        self._summarize(folder)
+        self._asking.pop(folder, None)
+
+    def _summarize(self, folder: Path) -> None:
+        try:
+            # First the files' times: a change while they are read is then seen the next time.
+            known = self._seen.get(folder)
+            attempt = known.summary.attempt if known is not None else None
+            signature = _signature(folder, attempt)
+            summary = summarize(folder)
+            if summary.attempt != attempt:
+                signature = _signature(folder, summary.attempt)
+            self._seen[folder] = _Seen(summary, signature, time.monotonic())
+        except (HoldfastError, OSError):
+            self._seen.pop(folder, None)  # removed, or not to be read now
+
+
+def _signature(folder: Path, attempt: int | None) -> tuple[object, ...]:
+    layout = RunLayout(folder)
+    paths = [layout.journal, layout.attempts, layout.checkpoints, layout.requests]
+    if attempt is not None:
+        paths += [layout.heartbeat(attempt), layout.exit(attempt), layout.lease(attempt)]
+    return tuple(map(_stamp, paths))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _has_gone(pid: int | None) -> bool:
+    return pid is not None and not of_process(pid).started
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    layout = RunLayout(folder)
+    newest = max(layout.attempt_numbers(), default=0)
+    if not newest or layout.exit(newest).exists():
+        return False
+    holder = lease_holder(layout, newest)
+    return holder is not None and not holder.is_here()
+
+
+def _aged(run: RunSummary, seconds: float) -> RunSummary:
+    """A summary some time later: what it says about ages has moved on."""
+
+    def later(age: float | None) -> float | None:
+        return None if age is None else age + seconds
+
+    ended = run.last_exit
+    return replace(
+        run,
+        memory_age_seconds=later(run.memory_age_seconds),
+        disk_age_seconds=later(run.disk_age_seconds),
+        boundary_age_seconds=later(run.boundary_age_seconds),
+        last_exit=ended and replace(ended, age_seconds=later(ended.age_seconds)),
+        ranks=[
+            replace(each, boundary_age_seconds=later(each.boundary_age_seconds))
+            for each in run.ranks
+        ],
+    )
+
+
+def _without_ages(run: RunSummary) -> RunSummary:
+    ended = run.last_exit
+    return replace(
+        run,
+        memory_age_seconds=None,
+        disk_age_seconds=None,
+        boundary_age_seconds=None,
+        last_exit=ended and replace(ended, age_seconds=None),
+        ranks=[replace(each, boundary_age_seconds=None) for each in run.ranks],
+    )
+
+
+# -- showing ----------------------------------------------------------------------
+
+
+def _print(path: Path, runs: Sequence[RunSummary], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([asdict(run) for run in runs]))  # a line for each change
+        return
+    click.echo("\n".join([time.strftime("-- %H:%M:%S"), *_lines(path, runs)]))
+
+
+def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:
+    text = io.StringIO()
+    screen = Screen(into=text)
+    if not runs:
+        screen.write(f"{_text.name(path)}: there is no run here any more; waiting for one.")
+    elif len(runs) == 1:
+        show_run(screen, runs[0])
+    else:
+        show_runs(screen, runs)
+    return text.getvalue().splitlines()
+
+
+class _Drawing:
+    """Lines on a terminal that are drawn over again in their place."""
+
+    def __init__(self) -> None:
+        self._drawn: list[str] = []
+
+    def draw(self, lines: Sequence[str]) -> None:
+        columns, rows = shutil.get_terminal_size()
+        room = max(1, rows - 1)  # the cursor stands below
+        shown = list(lines)
+        if len(shown) > room:
+            shown = [*shown[: room - 1], f"… and {len(shown) - room + 1} more lines"]
+        # In a window that was made narrower, what was drawn has been broken into more lines.
+        up = sum(max(1, -(-_width(line) // columns)) for line in self._drawn)
+        back = f"\x1b[{min(up, room)}A\r" if up else ""
+        # In one write, and each line is cleared behind its text: nothing flickers.
+        body = "".join(f"{line}\x1b[K\n" for line in shown)
+        click.echo(f"{back}{body}\x1b[J", nl=False, color=True)
+        self._drawn = shown
+
+    def end(self) -> None:
+        """Leave the last picture, and wipe off the ^C that the terminal has put below it."""
+        if self._drawn:
+            click.echo("\r\x1b[K", nl=False, color=True)
+
+
+def _width(line: str) -> int:
+    return cell_len(Text.from_ansi(line).plain)

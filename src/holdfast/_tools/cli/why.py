@@ -1,0 +1,337 @@
+"""`holdfast why`: what it takes, and what it prints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast import _text
+from holdfast._errors import NotARun, SettingsError
+from holdfast._tools.cli.group import AS_JSON, print_json
+
+if TYPE_CHECKING:
+    from holdfast._diagnose.evidence.evidence import Evidence
+    from holdfast._diagnose.verdict import Verdict
+
+_SURE = {
+    "certain": "certain",
+    "likely": "likely, not certain",
+    "by-exclusion": "by exclusion: nothing else is left",
+    "unknown": "not known",
+}
+_LIVE = ("debugger", "stopped", "frozen", "slow", "running")
+_STYLES = {
+    **dict.fromkeys(_LIVE, "yellow"),
+    **{"finished": "bold green", "running": "green", "asked": "yellow", "unknown": "yellow"},
+}
+_LOOK_SECONDS = 10.0  # for a keeper that may be busy saving; without an answer the records do
+_MOST_FILES = 8
+_SCRIPTS = (".py", ".ipynb")
+_MOST_CHARACTERS = 100
+_STILL_SECONDS = 3.0  # in which a process that works does something
+
+
+@click.command(short_help="Say why a training ended, hangs or is slow, and how sure that is.")
+@click.argument("what", metavar="[WHAT]", required=False)
+@click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="Of a run: its attempt N.")
+@click.option("--all", "wants_all", is_flag=True, help="Of a run or a command: each of its lives.")
+@click.option("--pid", "is_pid", is_flag=True, help="WHAT is the number of a process.")
+@click.option("--job", "is_job", is_flag=True, help="WHAT is the number of a job of SLURM.")
+@AS_JSON
+def why(
+    what: str | None,
+    attempt: int | None,
+    wants_all: bool,
+    is_pid: bool,
+    is_job: bool,
+    as_json: bool,
+) -> None:
+    """Say why a training ended: one verdict, how sure it is, by what, and what to do next.
+
+    Of one that has not ended it says whether it gets on, is slow, is held in a debugger, or hangs,
+    and on which line.
+
+    WHAT is a run folder, also one that was copied from another machine; a record of `holdfast run`;
+    a log file; the number of a process; or of a job of SLURM. Without it: what ended last, of the
+    runs below the current folder and of all that `holdfast run` has led on this machine.
+
+    It only reads, and leaves with 0 also where the cause is not known; with 2 if WHAT is nothing
+    of these.
+
+    \b
+    Example:
+      holdfast why runs/a
+      holdfast why slurm-4711.out
+      holdfast why 4711
+    """
+    try:
+        found = _find(what, attempt, wants_all, is_pid, is_job)
+    except OSError as error:
+        said = error.strerror or error
+        raise SettingsError(f"{what}: cannot be read ({said}).\n{_KINDS}") from error
+    from holdfast._diagnose.deaths.judge import judge
+
+    for evidence in found:
+        if evidence.is_live:
+            _look_at(evidence)
+    verdicts = [(each, judge(each)) for each in found]
+    if as_json:
+        trees = [_tree(*each) for each in verdicts]
+        print_json(trees if wants_all else trees[0])
+        return
+    from holdfast._tools.cli.show import Screen
+
+    screen = Screen()
+    for number, (evidence, verdict) in enumerate(verdicts):
+        if number:
+            screen.write()
+        _show(screen, evidence, verdict)
+
+
+def _look_at(evidence: Evidence) -> None:
+    """See what its processes do just now, where that can be had in a moment."""
+    from holdfast._errors import HoldfastError
+    from holdfast._report.status.ask import ask_look
+
+    try:
+        if evidence.kind == "run":
+            evidence.look = ask_look(Path(evidence.subject), _LOOK_SECONDS) or {}
+        elif pid := _pid_of(evidence):
+            evidence.look = _look_at_pid(pid)
+    except (HoldfastError, OSError):
+        return  # it has ended meanwhile, or its folder does not answer: the records tell the rest
+
+
+def _pid_of(evidence: Evidence) -> int | None:
+    """The process to look at: one that was named, or a command that `holdfast run` leads."""
+    found = (evidence.process or {}).get("pid") or (evidence.led or {}).get("child_pid")
+    return found if isinstance(found, int) else None
+
+
+def _look_at_pid(pid: int) -> dict[str, Any]:
+    """One look; if nothing happened, a second look later: there is no step counter."""
+    from holdfast._environment.processes.activity import Activity, activity_of
+    from holdfast._report.status.ask import look_at_process
+
+    first = look_at_process(pid)
+    if first is None:
+        return {}
+    if activity_of(first) not in (Activity.IDLE, Activity.DISK):
+        return {"looks": [first], "missing": []}
+    time.sleep(_STILL_SECONDS)
+    last = look_at_process(pid)
+    is_still = last is not None and activity_of(last) in (Activity.IDLE, Activity.DISK)
+    still = {"still_seconds": _STILL_SECONDS} if is_still else {}
+    return {"looks": [last or first], "missing": [], **still}
+
+
+def _find(
+    what: str | None, attempt: int | None, wants_all: bool, is_pid: bool, is_job: bool
+) -> list[Evidence]:
+    if is_pid and is_job:
+        raise SettingsError(
+            "--pid and --job are two things.\nChoose one of them: holdfast why --pid 4711"
+        )
+    if (is_pid or is_job) and not what:
+        raise SettingsError("There is no number.\nName it: holdfast why --pid 4711")
+    if what is None:
+        return _of_newest(attempt, wants_all)
+    path = Path(what)
+    if not is_pid and not is_job and path.exists():
+        return _of_path(path, attempt, wants_all)
+    if attempt is not None:
+        raise SettingsError(f"--attempt is for run folders, and {what} is none.\n{_KINDS}")
+    return [_of_number(what, is_pid, is_job)]
+
+
+_KINDS = "Name a run folder, a log file, a process or a job: holdfast why --help"
+
+
+def _of_newest(attempt: int | None, wants_all: bool) -> list[Evidence]:
+    """What ended last: of the runs here, and of all that `holdfast run` has led."""
+    from holdfast._report.status.gather import runs_below
+    from holdfast._store.folder.layout import RunLayout
+    from holdfast._store.folder.supervised import led_record, lives, supervisions
+
+    here = Path()
+    runs = [here] if _is_run(here) else list(runs_below(here))
+    places: list[tuple[float, Path]] = []
+    for run in runs:
+        layout = RunLayout(run)
+        numbers = layout.attempt_numbers()
+        if numbers:
+            of_attempt = [layout.exit(numbers[-1]), layout.heartbeat(numbers[-1])]
+            places.append((max(map(_written, [*of_attempt, layout.lease(numbers[-1])])), run))
+    for supervision in reversed(supervisions() if attempt is None else []):
+        if found := lives(supervision):
+            places.append((_written(led_record(found[-1])), supervision))
+            break
+    if not places:
+        raise NotARun(f"There is no run here, and no record of `holdfast run`.\n{_KINDS}")
+    return _of_path(max(places)[1], attempt, wants_all)
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_run(path: Path) -> bool:
+    from holdfast._store.folder.attempts import read_json
+    from holdfast._store.folder.layout import RunLayout
+
+    return bool(read_json(RunLayout(path).identity).get("run_id"))
+
+
+def _of_path(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]:
+    if path.is_dir() and _is_run(path):
+        return _of_run(path, attempt, wants_all)
+    run = path.absolute().parent.parent
+    if path.is_dir() and path.absolute().name.isdigit() and _is_run(run):
+        return _of_run(run, int(path.absolute().name), False)
+    if attempt is not None:
+        raise NotARun(f"{path}: there is no run here.\n--attempt is for run folders. {_KINDS}")
+    if not path.is_dir():
+        from holdfast._diagnose.texts.log_file import gather_log
+
+        _check_readable(path)
+        if path.suffix in _SCRIPTS:
+            raise SettingsError(
+                f"{path} is a script: what it does wrong is not in it.\n"
+                "Name its log or its run folder, or start it with: "
+                f"holdfast run -- python {path}"
+            )
+        return [gather_log(path)]
+    return _of_folder(path, wants_all)
+
+
+def _of_folder(path: Path, wants_all: bool) -> list[Evidence]:
+    """A folder that is no run: records of `holdfast run`, or one with a run in it."""
+    from holdfast._diagnose.evidence.gather import gather_led
+    from holdfast._report.status.gather import runs_below
+    from holdfast._store.folder.supervised import led_record, lives
+
+    if led_record(path).exists():
+        return [gather_led(path)]
+    if found := lives(path):
+        return [gather_led(life) for life in (found if wants_all else found[-1:])]
+    runs = sorted(runs_below(path))
+    if len(runs) == 1:
+        return _of_run(runs[0], None, wants_all)
+    if runs:
+        several = ", ".join(_text.name(run) for run in runs[:8])
+        raise NotARun(f"{path}: there are {len(runs)} runs in it: {several}.\nName one of them.")
+    raise NotARun(f"{path}: there is no run here, nor in the folders below.\n{_KINDS}")
+
+
+def _of_run(path: Path, attempt: int | None, wants_all: bool) -> list[Evidence]:
+    from holdfast._diagnose.evidence.gather import gather_lives, gather_run
+    from holdfast._store.folder.layout import RunLayout
+
+    numbers = RunLayout(path).attempt_numbers()
+    if attempt is not None and attempt not in numbers:
+        there = f"It has {numbers[0]} to {numbers[-1]}." if numbers else "It has none yet."
+        raise SettingsError(f"{path}: there is no attempt {attempt}.\n{there}")
+    if wants_all and attempt is None and numbers:
+        return gather_lives(path)
+    return [gather_run(path, attempt)]
+
+
+def _check_readable(path: Path) -> None:
+    if path.is_fifo():
+        return  # whoever writes to it would be told that nobody reads
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror or error}.\n{_KINDS}") from error
+
+
+def _of_number(what: str, is_pid: bool, is_job: bool) -> Evidence:
+    from holdfast._diagnose.evidence.processes import gather_pid
+    from holdfast._diagnose.evidence.slurm_job import JOB, gather_slurm
+    from holdfast._environment.slurm.controller import can_ask
+
+    is_number = what.isascii() and what.isdigit() and len(what) < 10
+    if is_pid and not is_number:
+        raise SettingsError(
+            f"{what}: is no number of a process.\nName one: holdfast why --pid 4711"
+        )
+    if not JOB.fullmatch(what):
+        raise SettingsError(f"{what}: there is no such file or folder.\n{_KINDS}")
+    if is_job or not is_number:
+        return gather_slurm(what)
+    found = gather_pid(int(what))
+    is_known = found.is_live or found.led or found.signs or found.process
+    if is_pid or not can_ask():
+        return found
+    job = gather_slurm(what)
+    if job.job and is_known:
+        raise SettingsError(
+            f"{what} is a process here and a job of SLURM.\n"
+            f"Say which: holdfast why --pid {what}, or holdfast why --job {what}"
+        )
+    return job if job.job else found
+
+
+def _tree(evidence: Evidence, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "subject": evidence.subject,
+        "kind": evidence.kind,
+        "attempt": evidence.attempt,
+        **verdict.to_json(),
+        "files": [str(path) for path in evidence.files],
+    }
+
+
+def _show(screen: Any, evidence: Evidence, verdict: Verdict) -> None:
+    from rich.text import Text
+
+    subject = _text.name(evidence.subject)
+    if evidence.kind == "led":
+        subject = _command(evidence) or subject
+    if evidence.attempt is not None and evidence.kind == "run":
+        subject += f", attempt {evidence.attempt}"
+    cause = verdict.cause.value
+    screen.write(Text.assemble((subject, "bold"), ": ", (cause, _STYLES.get(cause, "bold red"))))
+    screen.write(_text.name(verdict.sentence))
+    screen.write(Text.assemble(("How sure: ", "bold"), _SURE[verdict.sure.value]))
+    _section(screen, "Evidence", verdict.evidence, numbered=True)
+    is_death = not cause.startswith("hang-") and cause not in _LIVE
+    others = "What the others then saw" if is_death else "Where the others stand"
+    _section(screen, others, verdict.others, numbered=False)
+    _section(screen, "What to do", verdict.advice, numbered=False)
+    files = [_text.name(path) for path in evidence.files]
+    if len(files) > _MOST_FILES:
+        files = [*files[:_MOST_FILES], f"and {len(files) - _MOST_FILES} more"]
+    _section(screen, "Records", files, numbered=False)
+
+
+def _command(evidence: Evidence) -> str:
+    """What `holdfast run` was given, and which life of it this was."""
+    led = evidence.led or {}
+    command, life = led.get("command"), led.get("life")
+    if not isinstance(command, list) or not command:
+        return ""
+    shown = " ".join(_text.name(str(word)) for word in command)
+    shown = shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]}…"
+    return f"{shown} (life {life})" if isinstance(life, int) and life > 1 else shown
+
+
+def _section(screen: Any, title: str, lines: Any, *, numbered: bool) -> None:
+    from rich.table import Table
+
+    if not lines:
+        return
+    screen.write(f"{title}:", style="bold")
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, justify="right", style="dim")
+    grid.add_column(overflow="fold")
+    for number, line in enumerate(lines, start=1):
+        grid.add_row(f"  {number}." if numbered else "  -", _text.name(line))
+    screen.table(grid)

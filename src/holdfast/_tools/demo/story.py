@@ -1,0 +1,175 @@
+"""The story of the demo: one training undisturbed, the same one killed and started again.
+
+Nothing here prints; the command line tells what comes back. Every process that is
+started is ended by its own pid, and its keeper has gone before the folder goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from holdfast._errors import FolderError, HoldfastError
+from holdfast._store.folder.attempts import keeper_of
+from holdfast._store.folder.layout import RunLayout
+
+STEPS = 400
+KILL_AT = 290  # the 291st step begins, and is never completed
+FRAMEWORKS = {"torch": "PyTorch", "numpy": "NumPy"}
+_KEEPER_SECONDS = 30.0
+_FIRST_BEAT_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a training, as far as it got."""
+
+    status: int = 0
+    begin: int = 0
+    attempt: int = 0
+    accuracy: float = 0.0
+    step_times: dict[int, float] = field(default_factory=dict)  # when each step was complete
+    digests: dict[str, str] = field(default_factory=dict)  # of all state, at the end
+
+    @property
+    def last_step(self) -> int:
+        return max(self.step_times, default=self.begin)
+
+    def seconds_since(self, step: int) -> float:
+        """How long this life had trained since it had completed `step`."""
+        times = self.step_times
+        first = times.get(step, min(times.values(), default=0.0))
+        return max(times.values(), default=0.0) - first
+
+
+def choose_framework(wanted: str) -> str:
+    """What to train with: PyTorch if it is there, unless told otherwise."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    if wanted == "auto":
+        return "torch" if has_torch else "numpy"
+    if wanted == "torch" and not has_torch:
+        raise HoldfastError(
+            "PyTorch is not installed.\nInstall it (pip install torch), or use: --framework numpy"
+        )
+    return wanted
+
+
+@contextlib.contextmanager
+def open_stage(keep: Path | None) -> Iterator[Path]:
+    """A folder for the two runs, which goes at the end unless it is to be kept."""
+    if keep is not None:
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+            raise FolderError(f"{keep}: is there already.\nChoose a folder that is not there yet.")
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+    try:
+        with ended_by_signals():
+            yield folder
+    finally:
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C can wait
+        shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGINT, former)
+
+
+def live(
+    framework: str,
+    folder: Path,
+    watch: Callable[[int], None],
+    *,
+    kill_at: int | None = None,
+    sabotage: bool = False,
+) -> Life:
+    """Start the training in a process of its own, and follow it to its end."""
+    command = [sys.executable, "-P", "-m", f"holdfast._tools.demo.train_{framework}", str(folder)]
+    command += ["--steps", str(STEPS)]
+    command += [] if kill_at is None else ["--kill-at", str(kill_at)]
+    command += ["--sabotage"] if sabotage else []
+    found = Life()
+    log = folder.with_name(f"{folder.name}.log")
+    with log.open("ab") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            _follow(json.loads(line), found, watch)
+        found.status = process.wait()
+    finally:
+        _end(process, RunLayout(folder))
+    expected = found.status != 0 if kill_at is not None else found.status == 0
+    if not expected or bool(found.digests) == (kill_at is not None):
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise HoldfastError(
+            f"the demo's training ended with status {found.status}, which it should not.\n"
+            + "\n".join(said[-5:])
+        )
+    return found
+
+
+def find_differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    """The names of what is not the same in both.
+
+    >>> find_differences({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
+    ['b', 'c']
+    """
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _follow(message: dict[str, object], found: Life, watch: Callable[[int], None]) -> None:
+    step = message.get("step")
+    if isinstance(step, int):
+        found.step_times[step] = time.monotonic()
+        watch(step)
+        return
+    for name, value in message.items():
+        setattr(found, name, value)
+
+
+def _end(process: subprocess.Popen[str], layout: RunLayout) -> None:
+    """End the process if it still runs, and wait until nobody writes into its folder."""
+    was_running = process.poll() is None
+    if was_running:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    if not was_running and process.returncode == 0:
+        return
+    attempt = max(layout.attempt_numbers(), default=0)
+    began = time.monotonic()
+    # A keeper that has just been started does not beat yet.
+    while attempt and time.monotonic() - began < _KEEPER_SECONDS:
+        keeper = keeper_of(layout, attempt)
+        if keeper is None and time.monotonic() - began > _FIRST_BEAT_SECONDS:
+            return
+        if keeper is not None and not (keeper.is_here() and keeper.is_alive()):
+            return
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A closed terminal and a kill leave as little behind as Ctrl-C."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    former = {name: signal.signal(getattr(signal, name), leave) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in former.items():
+            signal.signal(getattr(signal, name), handler)

@@ -1,0 +1,134 @@
+"""The demo's training, with NumPy alone: backward pass and AdamW by hand, and a kill -9."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import holdfast
+from holdfast._tools.demo import child
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_WIDTH = 128
+_DROPPED = 0.1
+
+
+class AdamW:
+    """Adam with decoupled weight decay, with PyTorch's defaults."""
+
+    def __init__(self, weights: Arrays, rate: float) -> None:
+        self.weights = weights
+        self.rate = rate
+        self.steps = 0
+        self.first = {name: np.zeros_like(value) for name, value in weights.items()}
+        self.second = {name: np.zeros_like(value) for name, value in weights.items()}
+
+    def step(self, gradients: Arrays) -> None:
+        self.steps += 1
+        for name, gradient in gradients.items():
+            first, second = self.first[name], self.second[name]
+            first += 0.1 * (gradient - first)
+            second += 0.001 * (gradient * gradient - second)
+            weight = self.weights[name]
+            weight -= self.rate * 0.01 * weight
+            scale = np.sqrt(second / (1 - 0.999**self.steps)) + 1e-8
+            weight -= self.rate / (1 - 0.9**self.steps) * first / scale
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "first": self.first, "second": self.second}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.first, self.second = state["steps"], state["first"], state["second"]
+
+
+def make_weights() -> Arrays:
+    generator = np.random.default_rng(0)
+    sizes = [(2, _WIDTH), (_WIDTH, _WIDTH), (_WIDTH, 2)]
+    weights: Arrays = {}
+    for index, (inputs, outputs) in enumerate(sizes):
+        scale = np.sqrt(2 / inputs)
+        weights[f"w{index}"] = scale * generator.standard_normal((inputs, outputs))
+        weights[f"b{index}"] = np.zeros(outputs)
+    return weights
+
+
+def predict(weights: Arrays, points: Any, masks: list[Any]) -> tuple[Any, list[Any]]:
+    """Scores of the two spirals, and what each layer was given."""
+    given = [points]
+    for index in range(2):
+        hidden = np.maximum(given[-1] @ weights[f"w{index}"] + weights[f"b{index}"], 0)
+        given.append(hidden * masks[index] if masks else hidden)
+    return given[-1] @ weights["w2"] + weights["b2"], given
+
+
+def find_gradients(weights: Arrays, points: Any, labels: Any) -> tuple[float, Arrays]:
+    """Loss and gradients of one batch, with dropout drawn from NumPy's own generator."""
+    count = len(points)
+    masks = [(np.random.random((count, _WIDTH)) >= _DROPPED) / (1 - _DROPPED) for _ in range(2)]
+    scores, given = predict(weights, points, masks)
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances = scores / scores.sum(axis=1, keepdims=True)
+    loss = -np.log(chances[np.arange(count), labels]).mean()
+    error = chances
+    error[np.arange(count), labels] -= 1
+    error /= count
+    gradients: Arrays = {}
+    for index in (2, 1, 0):
+        gradients[f"w{index}"] = given[index].T @ error
+        gradients[f"b{index}"] = error.sum(axis=0)
+        if index:
+            error = error @ weights[f"w{index}"].T * masks[index - 1] * (given[index] > 0)
+    return float(loss), gradients
+
+
+def main() -> None:
+    orders = child.take_orders()
+    np.random.seed(0)
+    found, kinds = child.make_spirals()
+    points, labels = np.array(found), np.array(kinds)
+    weights = make_weights()
+    optimizer = AdamW(weights, rate=5e-3)
+    shuffler = np.random.default_rng(1)
+    order = np.zeros(child.POINTS, dtype=np.int64)
+    run = holdfast.Run(
+        orders.folder,
+        settings=child.settings(),
+        weights=weights,
+        optimizer=optimizer,
+        shuffler=shuffler,
+        order=order,
+    )
+    with run:
+        child.tell(begin=run.step, attempt=run.attempt)
+        if orders.sabotage:
+            weights["w0"][0, 0] += 1e-3
+        per_epoch = child.POINTS // child.BATCH
+        for step in run.steps(orders.steps):
+            if step % per_epoch == 0:
+                order[:] = shuffler.permutation(child.POINTS)
+            start = step % per_epoch * child.BATCH
+            batch = order[start : start + child.BATCH]
+            loss, gradients = find_gradients(weights, points[batch], labels[batch])
+            if step == orders.kill_at and run.attempt == 1:
+                child.die_at_once()
+            optimizer.step(gradients)
+            run.log(loss=loss)
+            child.tell(step=step + 1)
+    state: dict[str, Any] = {f"weights.{name}": value for name, value in weights.items()}
+    state |= {f"optimizer.first.{name}": value for name, value in optimizer.first.items()}
+    state |= {f"optimizer.second.{name}": value for name, value in optimizer.second.items()}
+    digests = {name: child.digest(value.tobytes()) for name, value in state.items()}
+    digests["optimizer.steps"] = child.digest(str(optimizer.steps).encode())
+    digests["order"] = child.digest(order.tobytes())
+    digests["shuffler"] = child.digest(repr(shuffler.bit_generator.state).encode())
+    keys = np.random.get_state(legacy=False)["state"]
+    digests["dropout's generator"] = child.digest(keys["key"].tobytes() + b"%d" % keys["pos"])
+    scores, _ = predict(weights, points, [])
+    accuracy = float((scores.argmax(axis=1) == labels).mean())
+    child.tell(digests=digests, accuracy=accuracy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What is known of the run that a machine is held against: the size of its state, its times."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._environment.slurm import controller
+from holdfast._environment.slurm.job import find_job
+from holdfast._errors import CheckpointError
+from holdfast._store.folder import journal
+from holdfast._store.folder.attempts import read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.format import manifest
+
+# -- What a run folder knows of the time that a save and a step take -------------------------------
+
+
+_RECENT = 20  # checkpoints: the state of a run may have grown since its beginning
+
+
+def save_seconds(folder: Path) -> float | None:
+    """The longest recent time from asking for a checkpoint until it was durable."""
+    layout = RunLayout(folder)
+    told = _newest(layout, "save_seconds")
+    if told is not None:
+        return told
+    taken = [
+        seconds
+        for event in journal.read(layout.journal)
+        if event.get("event") == "checkpoint"
+        and (seconds := _number(event.get("seconds"))) is not None
+    ]
+    return max(taken[-_RECENT:], default=None)
+
+
+def step_seconds(folder: Path) -> float | None:
+    """The longest recent step: a stop waits for its end."""
+    return _newest(RunLayout(folder), "step_seconds")
+
+
+def _newest(layout: RunLayout, key: str) -> float | None:
+    for attempt in reversed(layout.attempt_numbers()):
+        value = _number(read_json(layout.heartbeat(attempt)).get(key))
+        if value is not None:
+            return value
+    return None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None
+
+
+_ANSWER_SECONDS = 1.5
+_KEPT = 3  # Settings.keep_last
+_RANK_DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of a run folder; all unknown where there is no run yet."""
+
+    run_id: str | None = None
+    state_bytes: int | None = None  # of all ranks: what one checkpoint takes
+    host_bytes: int | None = None  # of the ranks on the fullest host: what one snapshot takes
+    step: int | None = None
+    kept: int = _KEPT  # checkpoints that stay
+    held_bytes: int = 0  # by the checkpoints that are there
+    save_seconds: float | None = None
+
+
+def read_run(folder: Path) -> Known:
+    """The newest checkpoint whose manifest can be read tells the size."""
+    layout = RunLayout(folder)
+    with contextlib.suppress(OSError):
+        run_id = read_json(layout.identity).get("run_id")
+        if run_id:
+            return _read(layout, str(run_id))
+    return Known()
+
+
+def _read(layout: RunLayout, run_id: str) -> Known:
+    sizes: list[int] = []
+    newest: tuple[int, int, manifest.Manifest] | None = None
+    for step, attempt, path in layout.checkpoint_folders():
+        with contextlib.suppress(OSError, CheckpointError):
+            found = manifest.read(path)
+            sizes.append(found.size_bytes)
+            newest = (step, attempt, found)
+    kept = _KEPT
+    for event in journal.read(layout.journal):
+        if event.get("event") == "start":
+            last, best = event.get("keep_last"), event.get("keep_best")
+            kept = (last if isinstance(last, int) else _KEPT) + bool(best)
+    if newest is None:
+        return Known(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
+    step, attempt, found = newest
+    return Known(
+        run_id=run_id,
+        state_bytes=found.size_bytes,
+        host_bytes=_on_one_host(layout, attempt, found),
+        step=step,
+        kept=kept,
+        held_bytes=sum(sizes),
+        save_seconds=save_seconds(layout.folder),
+    )
+
+
+def _on_one_host(layout: RunLayout, attempt: int, found: manifest.Manifest) -> int:
+    """The most that the ranks of one host hold together; all of it if they had no hosts."""
+    totals: dict[str, int] = {}
+    for file in found.files:
+        digits = file.name.removeprefix("rank-")[:_RANK_DIGITS]
+        rank = int(digits) if digits.isdigit() else 0
+        keeper = read_json(layout.rank(attempt, rank)).get("keeper")
+        host = keeper.get("host") if isinstance(keeper, dict) else None
+        totals[str(host)] = totals.get(str(host), 0) + file.image_bytes
+    return max(totals.values(), default=found.size_bytes)
+
+
+def slurm_grace(environment: Mapping[str, str]) -> list[tuple[float, str]]:
+    """(seconds, who says so) of each warning that a job of SLURM gets; none outside of one."""
+    job = find_job(environment)
+    if job is None or not controller.can_ask():
+        return []
+    found: list[tuple[float, str]] = []
+    lead = controller.warning_seconds(job.id, _ANSWER_SECONDS)
+    if lead is not None:
+        found.append((lead, f"--signal of job {job.id}"))
+    wait = controller.kill_wait_seconds(_ANSWER_SECONDS)
+    if wait is not None:
+        found.append((wait, "SLURM's KillWait"))
+    return found

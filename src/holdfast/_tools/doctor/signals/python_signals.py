@@ -1,0 +1,69 @@
+"""Whether a Python program certainly lets a signal kill it.
+
+Any module may install a handler, so this is certain only if all that the program imports is
+known not to, or is a file beside it that is looked at in the same way. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+
+from holdfast._tools.lint.launch import Reader
+
+# The module for it by any of its names, and what runs code that nobody can see from here.
+_MAY_HEAR = re.compile(
+    r"signal|holdfast|preempt|importlib|__import__|runpy|ctypes|cffi|(?<![.\w])(?:exec|eval)\s*\(",
+    re.IGNORECASE,
+)
+_KNOWN = frozenset([
+    "PIL", "cv2", "einops", "flax", "h5py", "jax", "matplotlib", "numpy", "optax", "pandas",
+    "safetensors", "scipy", "sentencepiece", "sklearn", "timm", "tokenizers", "torch",
+    "torchaudio", "torchmetrics", "torchvision", "tqdm", "yaml",
+])  # fmt: skip
+_MOST_FILES = 20
+
+
+def is_deaf(name: str, read: Reader) -> bool:
+    """Whether neither this file nor what it imports does anything about a signal."""
+    waiting, seen = [name], {name}
+    while waiting:
+        text = read(waiting.pop())
+        if text is None or _MAY_HEAR.search(text):
+            return False
+        try:
+            modules = set(_imported(ast.parse(text)))
+        except (SyntaxError, ValueError, RecursionError):
+            return False
+        if "" in modules:
+            return False
+        for path in _files_of(modules, PurePosixPath(name).parent, read):
+            if path not in seen:
+                seen.add(path)
+                waiting.append(path)
+        if len(seen) > _MOST_FILES:
+            return False
+    return True
+
+
+def _files_of(modules: Iterable[str], folder: PurePosixPath, read: Reader) -> Iterator[str]:
+    """The files beside the program that these must be, since they are no known packages."""
+    for module in modules:
+        parts = module.split(".")
+        if parts[0] in _KNOWN or parts[0] in sys.stdlib_module_names:
+            continue
+        yield str(folder.joinpath(*parts)) + ".py"
+        packages = [folder.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts))]
+        yield from (str(each) for each in packages if read(str(each)) is not None)
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """The names of modules; "" for one that is named by its place in a package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "") if node.level == 0 else ""

@@ -1,0 +1,1 @@
+"""`holdfast lint`: batch scripts and Kubernetes manifests that lose a run."""

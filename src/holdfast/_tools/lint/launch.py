@@ -1,0 +1,305 @@
+"""What a command starts: a Python, a launcher of ranks, or something we cannot see into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast._tools.lint.shell import Command, parse_commands
+from holdfast._tools.lint.tokens import NotUnderstood
+from holdfast._tools.lint.values import Argument, find_values
+from holdfast._tools.lint.wrappers import (
+    BECOMING,
+    CONTAINERS,
+    RUNNERS,
+    SHELLS,
+    WAITING,
+    after_options,
+    after_srun,
+    after_wrapper,
+    is_python,
+)
+
+PYTHON = "python"
+TORCHRUN = "torchrun"
+LAUNCHERS = frozenset(["accelerate", "deepspeed"])
+OTHER = "other"
+_TORCHRUN_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.elastic",
+)
+# All other options of torchrun have a value, in the same word or in the next one.
+_TORCHRUN_FLAGS = frozenset([
+    "--standalone", "--no-python", "--run-path", "--use-env", "--virtual-local-rank",
+])  # fmt: skip
+Reader = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Swallow:
+    """A leader of a task that keeps the signal from the program below it."""
+
+    who: str
+    is_certain: bool
+    how: str = "dies"  # or "may wait": a newer bash would become its last command
+    exec_at: int | None = None  # where `exec ` makes it right, in the script
+    place: str = ""  # the line of another file
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One command of the script that may be a training."""
+
+    command: Command
+    arguments: tuple[Argument, ...]
+    kind: str  # python, torchrun, accelerate, deepspeed, other
+    program: tuple[Argument, ...] = ()  # from the trainer's own word on
+    is_exec: bool = False
+    is_step: bool = False  # srun starts it
+    is_led: bool = False  # by `holdfast run`
+    is_enclosed: bool = False  # in what srun must stand before: a container, uv run
+    is_inside: bool = False  # its words stand in the text of a `-c`, or in another file
+    is_editable: bool = True  # and stand there as they are written in the script
+    is_guarded: bool = False  # it starts with the signal ignored: `trap "" USR2; exec "$@"`
+    swallow: Swallow | None = None
+    step_at: int = 0  # where `srun ` would stand
+
+    @property
+    def script(self) -> str | None:
+        """The Python file or module that it names."""
+        if self.kind == OTHER:
+            return None
+        words = [each.text.strip("\"'") for each in self.program]
+        for at, word in enumerate(words):
+            if word.endswith(".py"):
+                return word
+            if word == "-m" and at + 1 < len(words) and not words[at + 1].startswith("torch."):
+                return words[at + 1].replace(".", "/") + ".py"
+        return None
+
+    @property
+    def torchrun_at(self) -> int:
+        """The word behind which torchrun's options begin: torchrun, or the module that it is."""
+        if self.program[0].program == TORCHRUN:
+            return 0
+        return next(n for n, word in enumerate(self.program) if word.text == "-m") + 1
+
+    @property
+    def torchrun_options(self) -> tuple[Argument, ...]:
+        """torchrun's own words: behind the script or module that it starts, they are that one's."""
+        start = at = self.torchrun_at + 1
+        while at < len(self.program):
+            word = self.program[at]
+            name, equals, _ = word.text.replace("_", "-").partition("=")
+            if name in ("-m", "--module") or not name.startswith(("-", "$")):
+                break
+            has_value = name.startswith("-") and not equals and name not in _TORCHRUN_FLAGS
+            at += 2 if has_value else 1
+        return self.program[start:at]
+
+    @property
+    def name(self) -> str:
+        """What to call it in a sentence."""
+        return {PYTHON: "python", OTHER: "the program"}.get(self.kind, self.kind)
+
+
+def find_launch(command: Command, arguments: Sequence[Argument], read: Reader) -> Launch | None:
+    """What this command starts; None for a command of the shell's own."""
+    if not arguments:
+        return None
+    launch = Launch(command, tuple(arguments), OTHER, step_at=arguments[0].source.start)
+    if arguments[0].value == "exec":
+        rest = arguments[after_options(arguments, ("-a",)) :]
+        if not rest:
+            return None
+        # In a pipe or a parenthesis the shell that is replaced is a copy.
+        is_exec = not command.is_piped and command.before != "|" and "(" not in command.within
+        launch = replace(launch, is_exec=is_exec and not command.is_background)
+        arguments = rest
+    return _peel(launch, tuple(arguments), read, 0)
+
+
+def _peel(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int) -> Launch | None:
+    if not words or depth > 12:
+        return launch
+    launch = replace(launch, program=words)
+    if not launch.is_enclosed:
+        launch = replace(launch, step_at=words[0].source.start)
+    name = words[0].program
+    if name == "srun":
+        at = after_srun(words)
+        launch = replace(launch, is_step=True)
+        return launch if at is None else _peel(launch, words[at:], read, depth + 1)
+    wrapper = after_wrapper(words)
+    if wrapper is not None:
+        return _peel(_wrap(launch, wrapper[0]), words[wrapper[1] :], read, depth + 1)
+    if name in SHELLS:
+        return _look_into_shell(launch, words, read)
+    if name.endswith(".sh") and (launch.is_step or read(words[0].text) is not None):
+        return _look_into_file(launch, name, words[0].text, read)
+    return replace(launch, kind=_kind(words))
+
+
+def _wrap(launch: Launch, name: str) -> Launch:
+    if name == "holdfast run":
+        return replace(launch, is_led=True)
+    if name in CONTAINERS or name in RUNNERS:
+        return replace(launch, is_enclosed=True)
+    if launch.is_led or launch.swallow is not None or not (launch.is_step or launch.is_exec):
+        return launch
+    if name in WAITING:
+        return replace(launch, swallow=Swallow(name, is_certain=True))
+    if name == "conda run":
+        return replace(launch, swallow=Swallow(name, is_certain=False))
+    assert name in BECOMING or name in ("poetry", "pipenv")
+    return launch
+
+
+def _kind(words: Sequence[Argument]) -> str:
+    name = words[0].program
+    second = words[1].text if len(words) > 1 else ""
+    if name == TORCHRUN:
+        return TORCHRUN
+    if name == "accelerate" and second == "launch":
+        return name
+    if name == "deepspeed":
+        return name
+    if name.endswith(".py"):
+        return PYTHON
+    if is_python(name):
+        texts = [each.text for each in words[1:]]
+        if "-m" in texts[:4] and texts.index("-m") + 1 < len(texts):
+            module = texts[texts.index("-m") + 1]
+            if module.startswith(_TORCHRUN_MODULES):
+                return TORCHRUN
+            if module.startswith("accelerate.commands.launch"):
+                return "accelerate"
+        return PYTHON
+    return OTHER
+
+
+def _look_into_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> Launch | None:
+    """`bash -c TEXT` and `bash FILE`."""
+    shell = words[0].program
+    at = 1
+    while at < len(words) and words[at].text.startswith(("-", "+")):
+        option = words[at].text
+        at += 1
+        if option.startswith("-o") or option == "+o":
+            at += 1
+        elif not option.startswith("--") and option.endswith("c"):
+            inner = words[at] if at < len(words) else None
+            return launch if inner is None else _look_into_text(
+                launch, shell, inner, words[at + 2 :], read
+            )  # fmt: skip
+    if at < len(words):
+        return _look_into_file(launch, f"{shell} {words[at].text}", words[at].text, read)
+    return launch
+
+
+def _inner_text(argument: Argument) -> tuple[str, int | None] | None:
+    """The text of a `-c`, and where it stands in the script if it stands there as it is."""
+    written = argument.source.text
+    if written[:1] == written[-1:] == "'" and written.count("'") == 2:
+        return written[1:-1], argument.source.start + 1
+    if written[:1] == written[-1:] == '"' and len(written) > 1:
+        inner = written[1:-1]
+        if "\\" not in inner and '"' not in inner:
+            return inner, argument.source.start + 1
+        return inner.replace('\\"', '"').replace("\\$", "$").replace("\\\\", "\\"), None
+    return None if argument.value is None else (argument.value, None)
+
+
+def _look_into_text(
+    launch: Launch,
+    shell: str,
+    argument: Argument,
+    rest: tuple[Argument, ...],
+    read: Reader,
+) -> Launch | None:
+    found = _inner_text(argument)
+    if found is None:
+        return launch
+    text, offset = found
+    try:
+        commands = parse_commands(text, offset or 0)
+        values = find_values(commands)
+    except NotUnderstood:
+        return launch
+    if any(c.text == "trap" and len(c.words) > 1 and c.words[1].text not in ("''", '""') and
+           c.words[1].text != "-" for c in commands):  # fmt: skip
+        return launch  # it may well pass the signal on
+    ignores = any(c.text == "trap" for c in commands)  # by the test above
+    for index, command in enumerate(commands):
+        words = values.arguments(command.words)
+        if command.words and command.words[-1].text in ('"$@"', "$@"):
+            words = [*words[:-1], *rest]
+        inner = find_launch(command, words, read)
+        if inner is None or inner.kind == OTHER:
+            continue
+        is_last = index == len(commands) - 1 and command.after != "&"
+        is_bare = not command.within and not command.is_piped and command.before != "|"
+        swallow = inner.swallow
+        if not (inner.is_exec or (inner.is_led and len(commands) == 1) or inner.is_step):
+            swallow = _judge_shell(shell, inner, len(commands), is_last and is_bare, offset)
+        if launch.is_led or not (launch.is_step or launch.is_exec):
+            swallow = None
+        is_given = any(word is inner.program[0] for word in rest)
+        return replace(
+            launch,
+            kind=inner.kind,
+            program=inner.program,
+            is_enclosed=launch.is_enclosed or inner.is_enclosed,
+            is_inside=inner.is_inside or not is_given,
+            is_editable=inner.is_editable and (is_given or offset is not None),
+            is_guarded=launch.is_guarded or inner.is_guarded or ignores,
+            is_led=launch.is_led or inner.is_led,
+            is_step=launch.is_step or inner.is_step,
+            swallow=launch.swallow or swallow,
+        )
+    return launch
+
+
+def _judge_shell(
+    shell: str, inner: Launch, commands: int, is_last: bool, offset: int | None
+) -> Swallow | None:
+    if is_last and commands == 1 and not inner.command.is_timed:
+        return None  # every shell becomes its only command
+    exec_at = None
+    if offset is not None and is_last and not inner.command.is_timed:
+        exec_at = inner.command.words[0].start
+    if is_last and shell == "bash" and not inner.command.is_timed:
+        return Swallow("bash -c", is_certain=False, how="may wait", exec_at=exec_at)
+    return Swallow(f"{shell} -c", is_certain=not is_last, exec_at=exec_at)
+
+
+def _look_into_file(launch: Launch, who: str, name: str, read: Reader) -> Launch:
+    text = read(name)
+    if text is None:
+        return launch
+    try:
+        commands = parse_commands(text)
+        values = find_values(commands)
+    except NotUnderstood:
+        return launch
+    if any(command.text == "trap" for command in commands):
+        return launch
+    found = [find_launch(each, values.arguments(each.words), lambda _: None) for each in commands]
+    trainers = [each for each in found if each is not None and each.kind != OTHER]
+    if any(each is not None and each.is_step for each in found) or not trainers:
+        return launch
+    last = trainers[-1]
+    swallow = None
+    if not (last.is_exec or launch.is_led or launch.swallow):
+        line = text.count("\n", 0, last.command.start) + 1
+        swallow = Swallow(who, is_certain=True, place=f"{name}:{line}")
+    return replace(
+        launch,
+        kind=last.kind,
+        program=last.program,
+        is_inside=True,
+        is_editable=False,
+        is_led=launch.is_led or last.is_led,
+        swallow=launch.swallow or swallow,
+    )

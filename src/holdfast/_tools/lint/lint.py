@@ -1,0 +1,102 @@
+"""All rules over one script, and the script as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast._tools.doctor.run import save_seconds, step_seconds
+from holdfast._tools.lint.finding import ERROR, HINT, WARNING, Finding, apply_edits
+from holdfast._tools.lint.job import Job
+from holdfast._tools.lint.rules_batch import check_batch
+from holdfast._tools.lint.rules_launch import check_launches
+from holdfast._tools.lint.rules_options import check_options
+from holdfast._tools.lint.rules_places import check_places
+from holdfast._tools.lint.rules_requeue import (
+    check_requeueing,
+    check_template,
+    check_traps,
+    check_understood,
+    is_template,
+)
+
+_RULES = (
+    check_options,
+    check_launches,
+    check_batch,
+    check_traps,
+    check_requeueing,
+    check_places,
+    check_understood,
+)
+_ORDER = {ERROR: 0, WARNING: 1, HINT: 2}
+_ROUNDS = 10  # a change may uncover the next thing
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a script is judged by, besides itself."""
+
+    folder: Path  # where it stands
+    cwd: Path  # where it is submitted from
+    run: Path | None = None
+    ignored: Collection[str] = ()
+
+
+def lint(text: str, around: Surroundings) -> list[Finding]:
+    """What is wrong with a script, in the order of its lines."""
+    found = _find_line_ends(text)
+    plain = text.replace("\r\n", "\n")
+    job = Job(plain, around.folder, around.cwd)
+    if around.run is not None:
+        job.save_seconds, job.step_seconds = save_seconds(around.run), step_seconds(around.run)
+        job.run_name = around.run.name
+    for rule in (check_template,) if is_template(plain) else _RULES:
+        found += rule(job)
+    return in_order(found, around)
+
+
+def in_order(found: list[Finding], around: Surroundings) -> list[Finding]:
+    """Each once, by its line, without what is not to be looked at."""
+    kept = [each for each in dict.fromkeys(found) if each.rule not in around.ignored]
+    return sorted(kept, key=lambda each: (each.line, _ORDER[each.severity], each.rule))
+
+
+def _find_line_ends(text: str) -> list[Finding]:
+    if "\r\n" not in text:
+        return []
+    line = text.count("\n", 0, text.index("\r\n")) + 1
+    return [
+        Finding(
+            "dos-line-ends",
+            ERROR,
+            line,
+            'lines end with CR LF: sbatch refuses the script ("Batch script contains DOS line '
+            'breaks").',
+            source=text.split("\n")[line - 1].rstrip("\r"),
+            corrected=("the same lines, ending with LF alone",),
+            is_fixable=True,
+        )
+    ]
+
+
+def fix(text: str, around: Surroundings) -> str:
+    """The script with every error and warning put right for which a change is known."""
+    if "dos-line-ends" not in around.ignored:
+        text = text.replace("\r\n", "\n")
+    elif "\r\n" in text:
+        return text  # places are counted in lines that end with LF
+    for _ in range(_ROUNDS):
+        found = lint(text, around)
+        changed = apply_edits(text, *(each.edits for each in found if each.severity != HINT))
+        if changed == text:
+            break
+        text = changed
+    return text
+
+
+def missing_folders(findings: Collection[Finding], around: Surroundings) -> list[Path]:
+    """The folders that the log needs, as seen from where the script is submitted."""
+    named = [Path(each.folder) for each in findings if each.folder is not None]
+    return list(dict.fromkeys(around.cwd / folder for folder in named))

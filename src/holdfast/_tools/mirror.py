@@ -1,0 +1,223 @@
+"""What a person does with a mirror: look at it, copy to it now, have something back from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast._errors import FolderError, HoldfastError, MirrorError, NoGoodCheckpoint, RunIsLive
+from holdfast._run.resume.from_mirror import refuse_inside
+from holdfast._settings import Settings
+from holdfast._store.commit.retention import Kept
+from holdfast._store.folder import journal
+from holdfast._store.folder.atomic import create_atomic
+from holdfast._store.folder.attempts import (
+    find_run,
+    is_live,
+    known_origins,
+    lease_holder,
+    lives_elsewhere,
+    read_json,
+    write_json,
+)
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import is_on_line, trace_line
+from holdfast._store.mirror.child import piece_bytes
+from holdfast._store.mirror.fetch import Fetched, candidates, fetch_newest
+from holdfast._store.mirror.index import Holder, Shelf
+from holdfast._store.mirror.protocol import describe_trouble
+from holdfast._store.mirror.store import open_store
+from holdfast._store.mirror.uploader import Service, Uploader, alone
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A checkpoint in a mirror."""
+
+    step: int
+    attempt: int
+    name: str
+    age_seconds: float
+    size_bytes: int | None  # None: its index is damaged
+    is_here: bool  # in the run folder too
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorList:
+    """What a mirror holds."""
+
+    address: str
+    run_id: str | None
+    checkpoints: list[Copy]
+    damaged: list[str]
+
+
+def address_of(folder: Path, given: str | None) -> str:
+    """The mirror that is meant: the one that is given, or the one that the run has used."""
+    if given is not None:
+        found = Settings(mirror=given).mirror_address
+        assert found is not None
+        refuse_inside(folder.absolute(), found)
+        return found
+    known = read_json(RunLayout(folder.absolute()).mirror).get("address")
+    if not isinstance(known, str):
+        raise FolderError(
+            f"{folder}: no mirror of this run is known here.\n"
+            "Name it: --at s3://bucket/run (or a folder)."
+        )
+    return known
+
+
+def list_mirror(folder: Path, address: str) -> MirrorList:
+    """The checkpoints there, oldest first."""
+    with _Plainly(address):
+        shelf = Shelf(open_store(address))
+        run_id = shelf.identity()
+        layout = RunLayout(folder.absolute())
+        here = {path.name for _, _, path in layout.checkpoint_folders()}
+        found = [
+            Copy(
+                step=each.step,
+                attempt=each.attempt,
+                name=each.path.name,
+                age_seconds=max(0.0, time.time() - shelf.head(each.path.name).saved_at),
+                size_bytes=shelf.size_bytes(each.path.name),
+                is_here=each.path.name in here,
+            )
+            for each in (shelf.checkpoints() if run_id else [])
+        ]
+        return MirrorList(address, run_id, found, list(shelf.damaged))
+
+
+def push(
+    folder: Path, address: str, wait: Callable[[], None], tell_damage: Callable[[str], None]
+) -> dict[str, Any]:
+    """Copy the newest checkpoint now, whoever else is at it; returns what the mirror then has."""
+
+    def hear(kind: str, **told: Any) -> None:
+        if kind == "damaged":
+            tell_damage(told["text"])
+
+    layout, run_id = find_run(folder)
+    numbers = layout.attempt_numbers()
+    if not layout.checkpoint_folders():
+        raise FolderError(f"{folder}: there is no checkpoint to copy yet.")
+    known = read_json(layout.mirror)
+    keep, best = known.get("keep_last"), known.get("best")
+    service = Service(
+        layout=layout,
+        run_id=run_id,
+        attempt=numbers[-1] if numbers else 1,
+        address=address,
+        keep_last=keep if isinstance(keep, int) else 3,
+        best=(best[0], best[1]) if isinstance(best, list) else None,
+        piece_bytes=piece_bytes(),
+    )
+    uploader = Uploader(service, hear, is_known=known.get("address") in (None, address))
+    with _Plainly(address):
+        while not uploader.copy_newest():
+            if uploader.is_kept_waiting:
+                wait()
+    if not uploader.record["checkpoints"]:
+        raise NoGoodCheckpoint(
+            f"{folder}: no checkpoint here is whole, and none was copied.\n"
+            f"To look closer: holdfast verify {folder}"
+        )
+    return uploader.record
+
+
+def fetch(
+    folder: Path,
+    address: str,
+    step: int | None,
+    tell_damage: Callable[[str, str], None],
+    progress: Callable[[int, int], None],
+) -> Fetched:
+    """Have the newest whole checkpoint, or that of a step, in the run folder."""
+    layout = RunLayout(folder.absolute())
+    with _Plainly(address):
+        shelf = Shelf(open_store(address))
+        run_id = shelf.identity()
+        if run_id is None:
+            raise MirrorError(f"{address}: there is no run in this mirror.")
+        wanted = candidates(shelf)
+        attempts = shelf.newest_attempt()
+        if step is not None:
+            wanted = [each for each in wanted if each.step == step]
+        if not wanted:
+            what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise MirrorError(f"{address}: there is {what} in this mirror.")
+        _admit(layout, folder, run_id, attempts)
+        _refuse_strange(shelf, layout, folder, wanted[0])
+        with alone(layout, lambda: None):
+            found = fetch_newest(shelf, layout, tell_damage, progress, step)
+    if found is None:
+        raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")
+    journal.append(layout.journal, "restored", address=address, **asdict(found))
+    if not layout.mirror.exists():
+        write_json(layout.mirror, {"address": address, "time": time.time()}, durable=False)
+    return found
+
+
+def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
+    """Make a new folder one of this run; refuse one that is another's, or in use."""
+    own = read_json(layout.identity).get("run_id")
+    if own is None:
+        layout.checkpoints.mkdir(parents=True, exist_ok=True)
+        identity = {"run_id": run_id, "created": time.time(), "attempts_elsewhere": attempts}
+        create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode())
+        return
+    if own != run_id:
+        raise FolderError(
+            f"{folder}: is another run than the one in the mirror.\n"
+            "Fetch it into a folder that does not exist yet."
+        )
+    numbers = layout.attempt_numbers()
+    if numbers and is_live(layout, numbers[-1]):
+        holder = lease_holder(layout, numbers[-1])
+        assert holder is not None  # else it would not count as live
+        raise RunIsLive(
+            f"{folder}: the run trains now, and would not see it.\nStop it first (holdfast stop "
+            f"{folder}).",
+            pid=holder.pid,
+            host=holder.host,
+        )
+
+
+def _refuse_strange(shelf: Shelf, layout: RunLayout, folder: Path, wanted: Kept) -> None:
+    """A folder that has gone another way than the mirror would not go on from what is there."""
+    attempt, step = wanted.attempt, wanted.step
+    numbers = layout.attempt_numbers()
+    newest = max([0, *numbers, *(number for _, number, _ in layout.checkpoint_folders())])
+    line = trace_line(known_origins(layout), newest)
+    holder = Holder.of(layout, str(read_json(layout.identity)["run_id"]), newest)
+    claims = shelf.claims().get(attempt, set())
+    is_ours = not claims or any(holder.knows(attempt, each) for each in claims)
+    # A folder in which no training has begun yet has gone nowhere.
+    if line and attempt <= newest and not (is_ours and is_on_line(line, attempt, step)):
+        raise FolderError(
+            f"{folder}: has gone its own way since (attempt {newest} here, step {step} of attempt "
+            f"{attempt} there).\nFetch it into a folder that does not exist yet."
+        )
+    attempts = shelf.newest_attempt()
+    if attempts > lives_elsewhere(layout) and attempts > newest:
+        identity = {**read_json(layout.identity), "attempts_elsewhere": attempts}
+        write_json(layout.identity, identity)
+
+
+class _Plainly:
+    """What a store's library raises, in a sentence."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, HoldfastError):
+            raise MirrorError(f"{describe_trouble(self._address, error)}.") from error

@@ -1,0 +1,273 @@
+"""The plan: which interval is best, what it comes to, and where the rest of the time goes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from holdfast._run.past import daly_interval, young_interval
+from holdfast._tools.plan.inputs import MAX_OVERHEAD, Inputs, build_model
+from holdfast._tools.plan.model import Model
+from holdfast._tools.plan.simulate import Finished, Outcome, simulate, simulate_run
+from holdfast._tools.plan.units import as_setting, round_interval
+
+COMMON_SECONDS = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
+LONGEST_SECONDS = 14_400.0  # no model knows all that can happen to a run
+_SHORTEST_SECONDS = 1.0
+_POINTS = 33
+_CURVE_RUNS = 80  # the places of a curve help each other out
+_AS_GOOD = 0.001  # of the time: below it nobody can tell two intervals apart
+_WORTH_SAYING = 0.002  # of the time, that other snapshots would gain
+_LEAST_OVERHEAD = 1e-3  # fewer snapshots gain nothing any more that could be seen
+_RUN_LIVES = 2000  # a run of more is played out only in the long run
+
+
+@dataclass(frozen=True)
+class Row:
+    """One interval, and what it comes to."""
+
+    interval: float
+    goodput: float
+    error: float
+    parts: dict[str, float]
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of saving at its own best interval, and how it does at all others."""
+
+    name: str
+    best: float
+    goodput: float
+    error: float
+    intervals: list[float]
+    curve: list[float]
+
+
+@dataclass(frozen=True)
+class Better:
+    """Another share of the time for snapshots, with which the same run comes further."""
+
+    max_overhead: float
+    interval: float
+    goodput: float
+    most_lost: float  # by a process that dies while its host lives
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that `holdfast plan` prints and draws."""
+
+    model: Model
+    assumed: list[str]
+    young: float
+    daly: float
+    best: float  # by the simulation, before it is rounded
+    chosen: Row  # the interval to write down
+    as_good: tuple[float, float]
+    rows: list[Row]
+    ways: list[Way]  # the last one is that of the model
+    better: Better | None
+    finished: Finished | None
+    run_seconds: float
+    seed: int
+
+    @property
+    def setting(self) -> str:
+        """The line to write."""
+        return _setting(self.chosen.interval, self.model.max_overhead)
+
+    @property
+    def better_setting(self) -> str | None:
+        """And the one that would be better, if there is one."""
+        if self.better is None:
+            return None
+        return _setting(self.better.interval, self.better.max_overhead)
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts; times in seconds, and no time is null."""
+        model = self.model
+        derived = {
+            "checkpoint_cost": model.cost,
+            "extra_checkpoint_cost": model.extra_cost,
+            "snapshot_interval": model.snapshot_interval,
+            "losing_mtbf": model.losing_mtbf,
+        }
+        found = {
+            "setting": self.setting,
+            "checkpoint_every_seconds": self.chosen.interval,
+            "goodput": self.chosen.goodput,
+            "goodput_error": self.chosen.error,
+            "parts": self.chosen.parts,
+            "young_seconds": self.young,
+            "daly_seconds": self.daly,
+            "simulated_seconds": self.best,
+            "as_good_seconds": list(self.as_good),
+            "rows": [asdict(row) for row in self.rows],
+            "ways": [asdict(way) for way in self.ways],
+            "better": None if self.better is None else asdict(self.better),
+            "better_setting": self.better_setting,
+            "run_seconds": self.run_seconds,
+            "finished": None if self.finished is None else asdict(self.finished),
+            "model": asdict(model) | derived,
+            "assumed": self.assumed,
+            "seed": self.seed,
+        }
+        return {name: _finite(value) for name, value in found.items()}
+
+
+def make_plan(given: Inputs, seed: int = 0) -> Plan:
+    """Work it all out; takes about a second."""
+    model, assumed = build_model(given)
+    ways = [
+        _try_way("training stands still while it writes", model.standing_still(), seed),
+        _try_way("written beside the training", model.without_snapshots(), seed),
+    ]
+    if model.has_snapshots:
+        share = f"{100 * model.max_overhead:g}%"
+        ways.append(_try_way(f"and {share} of the time for snapshots in memory", model, seed))
+    better = None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed)
+    young = young_interval(model.extra_cost, model.losing_mtbf)
+    daly = daly_interval(model.extra_cost, model.losing_mtbf)
+    best, as_good = ways[-1].best, _as_good(ways[-1])
+    choice = _choose(model, best, as_good[1])
+    rows = _rows(model, choice, young, daly, given.run_seconds, seed)
+    chosen = next(row for row in rows if "best" in row.marks)
+    finished = None
+    if given.run_seconds / max(chosen.goodput, 1e-9) / model.mtbf < _RUN_LIVES:
+        finished = simulate_run(model, choice, given.run_seconds, seed=seed)
+    return Plan(
+        model=model,
+        assumed=assumed,
+        young=young,
+        daly=daly,
+        best=best,
+        chosen=chosen,
+        as_good=as_good,
+        rows=rows,
+        ways=ways,
+        better=better,
+        finished=finished,
+        run_seconds=given.run_seconds,
+        seed=seed,
+    )
+
+
+def _try_way(name: str, model: Model, seed: int) -> Way:
+    guess = min(young_interval(model.extra_cost, model.losing_mtbf), LONGEST_SECONDS)
+    least = max(model.least_interval, _SHORTEST_SECONDS)
+    low = max(least, min(guess / 20, COMMON_SECONDS[0]))
+    high = max(LONGEST_SECONDS, low * 4)
+    outcome = simulate(model, np.geomspace(low, high, _POINTS), seed=seed, runs=_CURVE_RUNS)
+    best = _smooth_best(outcome)
+    at_best = simulate(model, [best], seed=seed)
+    return Way(
+        name,
+        best,
+        float(at_best.goodput[0]),
+        float(at_best.error[0]),
+        [float(each) for each in outcome.intervals],
+        [float(each) for each in outcome.goodput],
+    )
+
+
+def _smooth_best(outcome: Outcome) -> float:
+    """The best interval, where chance makes small waves: losses are a + b/interval + c*interval."""
+    at = int(outcome.goodput.argmax())
+    top = float(outcome.intervals[at])
+    near = (outcome.intervals >= top / 4) & (outcome.intervals <= top * 4)
+    every = outcome.intervals[near]
+    terms = np.stack([np.ones_like(every), 1 / every, every], axis=1)
+    (_, shrinks, grows), *_ = np.linalg.lstsq(terms, -outcome.goodput[near], rcond=None)
+    if shrinks <= 0 or grows <= 0:
+        return top  # at an end of what was tried
+    found = math.sqrt(shrinks / grows)
+    return min(max(found, float(outcome.intervals[0])), float(outcome.intervals[-1]))
+
+
+def _rows(
+    model: Model, choice: float, young: float, daly: float, run_seconds: float, seed: int
+) -> list[Row]:
+    marks: dict[float, list[str]] = {}
+    if math.isclose(young, daly, rel_tol=0.02):
+        young = daly  # one row says it
+    for interval, mark in ((choice, "best"), (young, "Young"), (daly, "Daly")):
+        if model.least_interval <= interval < math.inf:
+            marks.setdefault(interval, []).append(mark)
+    longest = max(run_seconds, choice)
+    common = [float(each) for each in COMMON_SECONDS if model.least_interval <= each <= longest]
+    tried = sorted({*common, *marks})
+    outcome = simulate(model, tried, seed=seed)
+    return [
+        Row(
+            interval,
+            float(outcome.goodput[at]),
+            float(outcome.error[at]),
+            {name: float(share[at]) for name, share in outcome.parts.items()},
+            tuple(marks.get(interval, ())),
+        )
+        for at, interval in enumerate(tried)
+    ]
+
+
+def _as_good(way: Way) -> tuple[float, float]:
+    """From where to where an interval is as good as the best one, for all that matters."""
+    good = [
+        interval
+        for interval, goodput in zip(way.intervals, way.curve, strict=True)
+        if goodput >= max(way.curve) - _AS_GOOD  # of the same interruptions
+    ]
+    return (min(good, default=way.best), max(good, default=way.best))
+
+
+def _choose(model: Model, best: float, as_good_until: float) -> float:
+    """The interval to write down: round, and no shorter than makes a difference."""
+    least = max(model.least_interval, _SHORTEST_SECONDS)
+    calm = min(COMMON_SECONDS[0], as_good_until)
+    return round_interval(max(best, calm), least)
+
+
+def _setting(interval: float, overhead: float) -> str:
+    share = "" if overhead == MAX_OVERHEAD else f", max_overhead={overhead:g}"
+    return f'Settings(checkpoint_every="{as_setting(interval)}"{share})'
+
+
+def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
+    """Fewer snapshots or more, if that would gain something.
+
+    As Young has it: what snapshots cost against half the interval that a process's death loses.
+    """
+    share = (1 - model.notice_share) * (1 - model.host_loss_share)
+    if not model.has_snapshots:
+        return None
+
+    def loss(overhead: float) -> float:
+        interval = replace(model, max_overhead=overhead).snapshot_interval
+        return model.snapshot / interval + share * interval / (2 * model.mtbf)
+
+    best = math.sqrt(model.snapshot * share / (2 * model.mtbf))
+    best = min(max(float(f"{best:.1g}"), _LEAST_OVERHEAD), 1.0)
+    if loss(model.max_overhead) - loss(best) <= _WORTH_SAYING:
+        return None
+    other = replace(model, max_overhead=best)
+    way = _try_way("", other, seed)
+    interval = _choose(other, way.best, _as_good(way)[1])
+    goodput = float(simulate(other, [interval], seed=seed).goodput[0])
+    if goodput - goodput_now <= _WORTH_SAYING:
+        return None  # the run's time goes elsewhere, into a queue or into restarts
+    return Better(best, interval, goodput, min(other.snapshot_interval, interval))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what never comes."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,311 @@
+"""A copy of the user's folder for each course, and the command as it is given there.
+
+A course writes where the script always writes, so it must not write into the user's own
+files. What is copied is the course's alone. What is linked is large and taken for data;
+checkpoints are therefore copied whatever their size, since a script overwrites them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from holdfast._errors import HoldfastError
+from holdfast._store.folder.attempts import find_run, read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.read.find import remove_leftovers
+
+_SKIPPED = frozenset(
+    (".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+)
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what tells them from other folders
+_TEXTS = frozenset((".py", ".sh", ".json", ".yaml", ".toml", ".txt", ".cfg"))
+_CHECKPOINTS = frozenset((".pt", ".pth", ".ckpt", ".safetensors"))
+
+LARGE_BYTES = 100 << 20
+SMALL_BYTES = 1 << 20
+MOST_FILES = 5_000
+MOST_BYTES = 2 << 30
+MOST_SMALL_FILES = 20_000
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Something to be placed in the copy."""
+
+    path: Path
+    about: os.stat_result  # of the link itself where it is one
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.about.st_mode)
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.about.st_mode)
+
+    @property
+    def is_large_data(self) -> bool:
+        return self.about.st_size > LARGE_BYTES and self.path.suffix not in _CHECKPOINTS
+
+    @property
+    def is_small(self) -> bool:
+        return self.about.st_size < SMALL_BYTES or self.path.suffix in _TEXTS
+
+
+def copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> list[Path]:
+    """Copy a folder without what a script does not need; returns the originals that were linked.
+
+    `without` names further folders to leave out. The place of the copies themselves is
+    left out in any case, wherever it is.
+    """
+    source, target = source.resolve(), target.resolve()
+    left_out = {target, *(path.resolve() for path in without)}
+    if target.parent != source and target.parent.is_relative_to(source):
+        left_out.add(target.parent)  # where the copies for other courses are
+    entries = list(_walk(source, left_out))
+    files = [e for e in entries if not e.is_link and not e.is_folder and not e.is_large_data]
+    size_bytes = sum(entry.about.st_size for entry in files)
+    is_much = len(files) > MOST_FILES or size_bytes > MOST_BYTES
+    target.mkdir(parents=True, exist_ok=True)
+    linked: list[Path] = []
+    count = copied_bytes = 0
+    for entry in entries:
+        place = target / entry.path.relative_to(source)
+        if entry.is_folder:
+            place.mkdir(exist_ok=True)
+        elif entry.is_link:
+            linked += _link_anew(entry.path, place, source, target)
+        elif entry.is_large_data or (is_much and _is_beyond(entry, count, copied_bytes)):
+            place.symlink_to(entry.path)
+            linked.append(entry.path)
+        elif _copy(entry.path, place):
+            count += 1
+            copied_bytes += entry.about.st_size
+    for entry in reversed(entries):  # the innermost first: a copy inside changes a folder's time
+        if entry.is_folder:
+            _dress(entry.path, target / entry.path.relative_to(source))
+    return linked
+
+
+def _is_beyond(entry: _Entry, count: int, copied_bytes: int) -> bool:
+    """Whether enough was copied for this one to be linked."""
+    if entry.path.suffix in _CHECKPOINTS:
+        return False
+    if entry.is_small:
+        return count >= MOST_SMALL_FILES
+    return count >= MOST_FILES or copied_bytes + entry.about.st_size > MOST_BYTES
+
+
+def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[_Entry]:
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:  # not ours to read
+        return
+    for name in names:
+        path = folder / name
+        try:
+            about = path.lstat()
+        except OSError:  # gone meanwhile
+            continue
+        if stat.S_ISDIR(about.st_mode):
+            if path not in left_out and not _is_skipped(path) and not _is_run(path):
+                yield _Entry(path, about)
+                yield from _walk(path, left_out)
+        elif stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
+            yield _Entry(path, about)
+
+
+def _is_skipped(folder: Path) -> bool:
+    try:
+        return folder.name in _SKIPPED or any((folder / name).exists() for name in _ENVIRONMENTS)
+    except PermissionError:
+        return False
+
+
+def _is_run(folder: Path) -> bool:
+    return bool(read_json(RunLayout(folder).identity).get("run_id"))
+
+
+def _link_anew(link: Path, place: Path, source: Path, target: Path) -> list[Path]:
+    """Link again; returns the original that can be reached through it."""
+    try:
+        original = link.resolve()
+    except (OSError, RuntimeError):  # a ring of links
+        return []
+    if original.is_relative_to(source):
+        # To the copy's own: a script that writes through it must not reach the user's file.
+        place.symlink_to(target / original.relative_to(source))
+        return []
+    if not original.exists():
+        return []  # writing through it would make a file outside
+    place.symlink_to(original)
+    return [original]
+
+
+def _copy(path: Path, place: Path) -> bool:
+    """Copy a file with its mode and times; False if it cannot be read."""
+    try:
+        with path.open("rb") as reader, place.open("xb") as writer:
+            if not _clone(reader, writer):
+                shutil.copyfileobj(reader, writer, 1 << 20)
+    except (PermissionError, FileNotFoundError):
+        place.unlink(missing_ok=True)
+        return False
+    with contextlib.suppress(PermissionError):
+        shutil.copystat(path, place)
+    return True
+
+
+def _clone(reader: IO[bytes], writer: IO[bytes]) -> bool:
+    """Let the system copy: some file systems then share the blocks until one side changes."""
+    if not hasattr(os, "copy_file_range"):
+        return False
+    done, size = 0, os.fstat(reader.fileno()).st_size
+    with contextlib.suppress(OSError):  # across file systems, or not at all on this one
+        while done < size:
+            count = os.copy_file_range(reader.fileno(), writer.fileno(), size - done)
+            if count == 0:
+                break
+            done += count
+    if done == size:
+        return True
+    reader.seek(0)
+    writer.seek(0)
+    writer.truncate()
+    return False
+
+
+def _dress(folder: Path, place: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.copystat(folder, place)
+        # Also of a folder that nobody may write to: the copy must go away again.
+        place.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)
+
+
+# -- the command ------------------------------------------------------------------
+
+
+def place_command(
+    words: tuple[str, ...], folder: Path, copy: Path, substitutes: Mapping[str, str]
+) -> list[str]:
+    """The command for the copy of a folder.
+
+    >>> words = ("python", "/a/t.py", "--to={dir}")
+    >>> place_command(words, Path("/a"), Path("/b"), {"{dir}": "/c"})
+    ['python', '/b/t.py', '--to=/c']
+    """
+    return [_place(word, folder, copy, substitutes) for word in words]
+
+
+def _place(word: str, folder: Path, copy: Path, substitutes: Mapping[str, str]) -> str:
+    name, equals, value = word.partition("=")
+    if equals and not name.startswith(("/", ".")):
+        placed = f"{name}={_place_path(value, folder, copy)}"
+    else:
+        placed = _place_path(word, folder, copy)
+    for key, text in substitutes.items():
+        placed = placed.replace(key, text)
+    return placed
+
+
+def _place_path(word: str, folder: Path, copy: Path) -> str:
+    if "/" not in word and word != "..":
+        return word
+    # Links stay as they are: Python finds its environment by the path it was called by.
+    path = Path(os.path.normpath(folder / word))
+    inside = _inside(path, folder)
+    if inside is None:
+        goes_up = not Path(word).is_absolute() and word.startswith("..")
+        return str(path) if goes_up and path.exists() else word
+    if _is_in_skipped(inside, folder):
+        return str(folder / inside)  # an environment is not copied, but used where it is
+    if not Path(word).is_absolute() and not word.startswith(".."):
+        return word
+    return str(copy / inside) + ("/" if word.endswith("/") else "")
+
+
+def _inside(path: Path, folder: Path) -> Path | None:
+    """The path within the folder, also where one of the two was reached through a link."""
+    for one, other in (
+        (path, folder),
+        (path, folder.resolve()),
+        (path.resolve(), folder.resolve()),
+    ):
+        if one.is_relative_to(other):
+            return one.relative_to(other)
+    return None
+
+
+def _is_in_skipped(inside: Path, folder: Path) -> bool:
+    parts = [folder / parent for parent in (inside, *inside.parents)][:-1]
+    return any(part.is_dir() and _is_skipped(part) for part in parts)
+
+
+# -- Where a proof works: a temporary folder, of which nothing is left, or one that stays ----------
+
+
+_KEEPER_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def open_workplace(keep: Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """A folder to work in, with a short path, and where it is if it stays."""
+    if keep is None:
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-prove-")).resolve()
+        try:
+            yield folder, None
+        finally:
+            _forget_runs(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    keep.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="proof-", dir=keep)).resolve()
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as short:
+        # The path of a socket has room for about a hundred characters.
+        link = Path(short).resolve() / "p"
+        link.symlink_to(folder)
+        try:
+            yield link, folder
+        finally:
+            for place in (link, folder):  # after this one of the two is no path any more
+                _wait_for_keepers(place)
+
+
+def _forget_runs(folder: Path) -> None:
+    """Let the keepers end, and remove what nobody will ever resume from."""
+    _wait_for_keepers(folder)
+    for path in folder.rglob(RunLayout(Path()).identity.name):
+        with contextlib.suppress(HoldfastError, OSError):
+            remove_leftovers(find_run(path.parent)[1], sys.maxsize, ())
+
+
+def _wait_for_keepers(folder: Path) -> None:
+    """Wait for the keepers of runs below this folder: they have little to do, and then leave."""
+    deadline = time.monotonic() + _KEEPER_SECONDS
+    while any(map(_is_keeper_in(folder), psutil.process_iter())):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
+
+
+def _is_keeper_in(folder: Path) -> Callable[[psutil.Process], bool]:
+    def look(process: psutil.Process) -> bool:
+        try:
+            text = " ".join(process.cmdline())
+        except psutil.Error:
+            return False
+        return "holdfast._keeper" in text and f"{folder}/" in text
+
+    return look

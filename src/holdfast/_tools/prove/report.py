@@ -1,0 +1,273 @@
+"""A proof in plain words: for the terminal, for a failed test, and for a page of CI.
+
+One place says each thing, so that all three say the same.
+`python -m holdfast._tools.prove.report FILE` turns what `--json` has printed into Markdown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast._tools.prove.proof import (
+    DIFFERS,
+    EQUAL,
+    UNREPEATABLE,
+    UNTRIED,
+    Difference,
+    Interruption,
+    Proof,
+)
+
+HEADINGS = ("no.", "signal", "moment", "at step", "ended with", "went on from")
+_MOMENTS = {
+    "start": "start-up",
+    "step": "in a step",
+    "update": "optimizer's update",
+    "save": "saving",
+    "load": "loading",
+    "boundary": "between two steps",
+    "commit": "commit",
+    "phase": "evaluation",
+}
+Rows = list[tuple[str, str]]
+_MOST_OTHERS = 12
+_TARGET_AT = 2  # behind the signal, where there are several ranks
+
+
+def headline(proof: Proof) -> str:
+    """The verdict in a sentence."""
+    if proof.verdict == EQUAL:
+        struck = _count(proof)
+        if not struck:
+            return "Equal, but no interruption struck: nothing is shown by this."
+        return (
+            f"Equal to the bit: interrupted {_times(struck)} and started again, the script ends "
+            "as if nothing had happened."
+        )
+    if proof.verdict == DIFFERS:
+        return f"NOT equal: {_where(proof)} the script is not what it was."
+    if proof.verdict == UNREPEATABLE:
+        step = proof.unrepeatable and proof.unrepeatable.step
+        since = "" if step is None else f", from step {step} on"
+        return f"Not repeatable by itself: two undisturbed runs differ from each other{since}."
+    assert proof.verdict == UNTRIED
+    reason = (proof.trouble or "nothing is known of why").strip().splitlines()[0]
+    return f"Not tried: {reason}"
+
+
+def details(proof: Proof) -> Rows:
+    """What stands below the verdict: a label and a text each."""
+    rows: Rows = []
+    if proof.verdict == UNTRIED:
+        rows += [("", line) for line in (proof.trouble or "").strip().splitlines()[1:]]
+    if proof.unrepeatable is not None:
+        rows += _difference(proof.unrepeatable, ("one run", "the other"))
+    if proof.verdict == UNREPEATABLE:
+        rows += [("interrupted", _spread(proof))]
+    if proof.difference is not None and proof.within_spread is not True:
+        rows += _difference(proof.difference, ("expected", "found"))
+    if proof.replay is not None:
+        rows += [("to replay", proof.replay)]
+    if proof.compared and proof.verdict != UNTRIED:
+        rows += [("compared", ", ".join(proof.compared))]
+    if proof.verdict != UNTRIED:
+        rows += [("made", _made(proof))]
+    rows += [("note", note) for note in proof.notes]
+    if proof.kept is not None:
+        rows += [("kept in", proof.kept)]
+    return rows
+
+
+def headings(proof: Proof) -> tuple[str, ...]:
+    """The columns of its interruptions."""
+    return _with_target(proof, HEADINGS, "to")
+
+
+def _with_target(proof: Proof, row: tuple[str, ...], target: str) -> tuple[str, ...]:
+    if not any(each.target for each in proof.interruptions):
+        return row
+    return (*row[:_TARGET_AT], target, *row[_TARGET_AT:])
+
+
+def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
+    """All interruptions, as texts for the columns of `headings`."""
+    return [_with_target(proof, _row_of(each), each.target or "") for each in proof.interruptions]
+
+
+def _row_of(each: Interruption) -> tuple[str, ...]:
+    return (
+        str(each.number),
+        each.signal,
+        moment(each),
+        "" if each.step is None else str(each.step),
+        ended_with(each),
+        _went_on(each),
+    )
+
+
+def moment(interruption: Interruption) -> str:
+    """When it struck, in words."""
+    return _MOMENTS.get(interruption.moment, interruption.moment)
+
+
+def ended_with(interruption: Interruption) -> str:
+    """What the process left with."""
+    if not interruption.struck:
+        return "over before it came"
+    status = interruption.status
+    if status is None:
+        return "lived on"
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def plain_text(proof: Proof) -> str:
+    """The whole report: the verdict first, which is what a failed test shows."""
+    lines = [headline(proof)]
+    rows = details(proof)
+    width = max((len(label) for label, _ in rows), default=0)
+    lines += [f"  {label:<{width}}  {text}".rstrip() for label, text in rows]
+    table = interruption_rows(proof)
+    if table:
+        lines += ["", *_align([headings(proof), *table])]
+    return "\n".join(lines)
+
+
+def markdown(proof: Proof) -> str:
+    """The same for a page, the interruptions folded in."""
+    lines = [f"**{_escape(headline(proof))}**", ""]
+    for label, text in details(proof):
+        shown = f"`{text}`" if label == "to replay" else _escape(text)
+        lines += [f"- {label}: {shown}" if label else f"- {shown}"]
+    table = interruption_rows(proof)
+    if table:
+        lines += ["", f"<details><summary>{len(table)} interruptions</summary>", ""]
+        names = headings(proof)
+        lines += [_row(names), _row(["---"] * len(names)), *map(_row, table)]
+        lines += ["", "</details>"]
+    return "\n".join([f"`{' '.join(proof.command)}`", "", *lines, ""])
+
+
+def from_json(tree: dict[str, Any]) -> Proof:
+    """A proof as it was before it became JSON; what a later version has added is left out."""
+    values = _known(Proof, tree)
+    for name in ("command", "signals", "more"):
+        values[name] = tuple(values.get(name, ()))
+    for name in ("difference", "unrepeatable"):
+        if values.get(name) is not None:
+            known = _known(Difference, values[name])
+            values[name] = Difference(**known | {"others": tuple(known.get("others", ()))})
+    found = values.get("interruptions", ())
+    values["interruptions"] = [Interruption(**_known(Interruption, each)) for each in found]
+    return Proof(**values)
+
+
+def _known(kind: Any, tree: dict[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in dataclasses.fields(kind)}
+    return {name: value for name, value in tree.items() if name in names}
+
+
+def _difference(found: Difference, sides: tuple[str, str]) -> Rows:
+    rows: Rows = [("first difference", found.item)]
+    if found.step is not None:
+        rows += [("at step", str(found.step))]
+    if found.rank is not None:
+        rows += [("on rank", str(found.rank))]
+    rows += [(sides[0], found.expected), (sides[1], found.found)]
+    if found.others:
+        more = len(found.others) - _MOST_OTHERS
+        named = ", ".join(found.others[:_MOST_OTHERS])
+        rows += [("differs as well", f"{named} and {more} more" if more > 0 else named)]
+    if found.at_the_end is not None:
+        rows += [("at the end", found.at_the_end)]
+    return [
+        *rows,
+        ("likely cause", f"{found.cause}: {found.why}"),
+        ("what to do", found.remedy),
+    ]
+
+
+def _where(proof: Proof) -> str:
+    after = proof.difference and proof.difference.after
+    if after is None:
+        return "after it was interrupted"
+    found = next((each for each in proof.interruptions if each.number == after), None)
+    if found is None:
+        return f"after interruption {after}"
+    step = "" if found.step is None else f", at step {found.step}"
+    whom = "" if found.target is None else f" to {found.target}"
+    return f"after interruption {after} ({found.signal}{whom}, {moment(found)}{step})"
+
+
+def _spread(proof: Proof) -> str:
+    if proof.within_spread is None:
+        return "not compared: the undisturbed runs have to be the same first"
+    if proof.within_spread:
+        return "no further from the undisturbed runs than they are from each other"
+    return "further from the undisturbed runs than they are from each other"
+
+
+def _made(proof: Proof) -> str:
+    struck = _count(proof)
+    meant = len(proof.interruptions)
+    count = f"{struck} of {meant}" if struck < meant else str(struck)
+    parts = [
+        f"{proof.steps} {'step' if proof.steps == 1 else 'steps'}",
+        f"{count} {'interruption' if count == '1' else 'interruptions'}",
+        f"{proof.lives} {'life' if proof.lives == 1 else 'lives'}",
+    ]
+    if proof.ranks > 1:
+        parts += [f"{proof.ranks} ranks"]
+    return f"{', '.join(parts)}, in {proof.seconds:.0f} s (seed {proof.seed})"
+
+
+def _count(proof: Proof) -> int:
+    return sum(each.struck for each in proof.interruptions)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _went_on(each: Interruption) -> str:
+    if each.resumed_at is None:
+        return ""
+    return "the beginning" if each.resumed_at == 0 else f"step {each.resumed_at}"
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    # An item's name may be __init__ or List[int], which a page would take as its own.
+    return "".join(f"\\{each}" if each in "\\`*_[]<>|" else each for each in text)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the proofs of a file of JSON as Markdown."""
+    tree = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    for each in tree.get("proofs", [tree]):
+        print(markdown(from_json(each)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The part of a proof that runs inside the user's script."""

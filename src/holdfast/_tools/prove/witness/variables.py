@@ -1,0 +1,136 @@
+"""What a script holds in its variables: found by walking its frames, named by their path.
+
+Only frames, instances and containers of the script's own are walked, not those of libraries.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+Numbers = dict[str, int | float]
+_DEPTH = 5
+_MOST_ITEMS = 2000
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")}
+)
+_HERE = str(Path(__file__).resolve().parents[3])
+
+
+@functools.cache
+def is_own_file(name: str) -> bool:
+    """Whether code in this file is the user's, and no library's."""
+    if name.startswith("<") or "site-packages" in name or "dist-packages" in name:
+        return name == "<string>"  # python -c
+    whole = str(Path(name).resolve())
+    return not whole.startswith((*_LIBRARIES, _HERE))
+
+
+@functools.cache
+def is_own_class(kind: type) -> bool:
+    module: ModuleType | None = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and is_own_file(file))
+
+
+def own_frames(frame: FrameType | None) -> list[FrameType]:
+    """The script's own frames, the outermost first."""
+    found = []
+    while frame is not None:
+        if is_own_file(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+_modules: list[tuple[str, ModuleType]] = []
+_modules_known = 0
+
+
+def _own_modules() -> list[tuple[str, ModuleType]]:
+    """The script, and the modules of its own that it has imported."""
+    global _modules, _modules_known
+    if len(sys.modules) != _modules_known:
+        _modules_known = len(sys.modules)
+        _modules = [
+            ("" if name == "__main__" else f"{name}.", module)
+            for name, module in sys.modules.copy().items()
+            if name == "__main__" or is_own_file(getattr(module, "__file__", None) or "<none>")
+        ]
+    return _modules
+
+
+def roots(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
+    """Every variable of the script: the globals of its modules, then what functions hold."""
+    for prefix, module in _own_modules():
+        for name, value in list(vars(module).items()):
+            if not name.startswith("__"):
+                yield f"{prefix}{name}", value
+    for frame in frames:
+        if frame.f_code.co_name == "<module>":
+            continue
+        for name, value in list(frame.f_locals.items()):
+            yield f"{frame.f_code.co_name}.{name}", value
+
+
+def name_arguments(
+    arguments: tuple[Any, ...], named: dict[str, Any], frames: list[FrameType]
+) -> dict[str, Any]:
+    """The arguments of a call, by the variables of the script that hold them."""
+    variables = frames[-1].f_locals if frames else {}
+    held = {id(value): name for name, value in list(variables.items())[::-1]}
+    found = {held.get(id(v), f"argument {n}"): v for n, v in enumerate(arguments, start=1)}
+    return found | named
+
+
+class Finder:
+    """Walks variables; `is_leaf` says what to stop at and give."""
+
+    def __init__(self, is_leaf: Any, is_closed: Any) -> None:
+        self._is_leaf = is_leaf
+        self._is_closed = is_closed
+
+    def find(self, frames: list[FrameType]) -> tuple[dict[str, Any], Numbers]:
+        """What was found by path, and the numbers among the variables."""
+        self._found: dict[str, Any] = {}
+        self._seen: set[int] = set()
+        numbers: Numbers = {}
+        for path, value in roots(frames):
+            self._walk(path, value, 0, numbers)
+        return self._found, numbers
+
+    def _walk(self, path: str, value: Any, depth: int, numbers: Numbers) -> None:
+        if depth > _DEPTH or id(value) in self._seen or len(self._found) > _MOST_ITEMS:
+            return
+        if value is None or isinstance(value, str | bytes | int | float | type | ModuleType):
+            if isinstance(value, int | float) and type(value) is not bool:
+                numbers.setdefault(path, value)
+            return
+        if self._is_leaf(value) or isinstance(value, random.Random):
+            self._seen.add(id(value))
+            self._found.setdefault(path, value)
+        if self._is_closed(value):
+            return
+        if isinstance(value, dict | list | deque):
+            numbers.setdefault(f"len({path})", len(value))
+        if isinstance(
+            value, dict
+        ):  # no other mapping: one may load or compute what it is asked for
+            self._seen.add(id(value))
+            for key, item in list(dict.items(value))[:_MOST_ITEMS]:
+                self._walk(f"{path}[{key!r}]"[:200], item, depth + 1, numbers)
+        elif isinstance(value, list | tuple | deque) and len(value) <= _MOST_ITEMS:
+            self._seen.add(id(value))
+            for index, item in enumerate(value):
+                self._walk(f"{path}[{index}]", item, depth + 1, numbers)
+        elif is_own_class(value.__class__) and hasattr(value, "__dict__"):
+            self._seen.add(id(value))
+            for key, item in list(vars(value).items()):
+                self._walk(f"{path}.{key}", item, depth + 1, numbers)

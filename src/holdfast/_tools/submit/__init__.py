@@ -1,0 +1,1 @@
+"""`holdfast submit`: the batch script that it writes."""

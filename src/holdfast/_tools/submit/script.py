@@ -1,0 +1,352 @@
+"""The batch script that `holdfast submit` writes: every line is there for a reason.
+
+The warning goes to the first process of each task, so srun starts them, and that process is
+`holdfast run`, which passes it on and outlives a kill. The shell gets SIGTERM as well and must
+not die of it, or its last lines never run. Nothing in here is a secret: the script works
+with plain sbatch too, and each part says why it is there.
+
+In a container, `apptainer exec …` in the command, the leader stays outside: what it leads is below
+it all the same, and the holdfast inside needs nothing of SLURM. Where srun itself starts the
+container (`--container-image`), the path of this interpreter is not in it, and the leader is
+whatever `holdfast` the image has.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from holdfast._environment.slurm.options import batch_options, parse_signal, parse_time_limit
+from holdfast._environment.slurm.torchrun import says_where_to_meet, starts_torchrun
+from holdfast._errors import SettingsError
+
+MARK = "# Written by holdfast submit"
+LEAD_SECONDS = 120
+_SLACK_SECONDS = 30  # SLURM looks every half a minute, so the warning comes that much earlier
+_EXAMPLE = "holdfast submit --time=8:00:00 -- python train.py"
+_HEEDED = ("USR1", "USR2", "TERM", "INT")
+_APART = ("docker", "podman")  # the container is no child of the command that asks for it
+_PLAIN = re.compile(r"[\w@%+=:,./^~\[\]-]+")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, and what its writer should tell the person who asked for it."""
+
+    text: str
+    options: Mapping[str, str]  # long names, all that hold
+    notes: tuple[str, ...]
+
+
+def write_script(
+    words: Sequence[str], command: Sequence[str], *, python: str, lead_seconds: int | None = None
+) -> Script:
+    """The script for a command, with options for sbatch as a person writes them.
+
+    `python` is the interpreter whose holdfast leads the tasks.
+    """
+    lines = _option_lines(words)
+    if not command:
+        raise SettingsError(
+            f"There is no command to submit.\nWrite it behind --, for example: {_EXAMPLE}"
+        )
+    given = batch_options("\n".join(lines))
+    _refuse(given, lead_seconds)
+    notes: list[str] = []
+    for name, value in _defaults(given, command, lead_seconds, notes).items():
+        lines.append(f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}")
+    options = batch_options("\n".join(lines))
+    notes += _options_that_hurt(options)
+    notes += _commands_that_hurt(options, command)
+    parts = [
+        "#!/bin/bash\n" + "\n".join(lines),
+        f"{MARK}. To submit it again: sbatch THIS-FILE",
+        _SHELL,
+        *_environment(options, command),
+        _MARKER,
+        _start(options, command, python),
+        _REQUEUE,
+        'exit "$status"\n',
+    ]
+    return Script("\n\n".join(parts), options, tuple(notes))
+
+
+_SHELL = """\
+# SLURM ends the job with SIGTERM to this shell, too. With a trap it lives until srun returns.
+trap : TERM INT HUP USR1 USR2"""
+
+_MARKER = """\
+# Where a container has no scontrol, the run asks by this file to be started again: see the end.
+export HOLDFAST_MARKER="$PWD/.holdfast-requeue-$SLURM_JOB_ID"
+rm -f -- "$HOLDFAST_MARKER\""""
+
+# The same judgement as in cause.py, for those that cannot be asked there: a run without scontrol,
+# and a python that SIGTERM has ended before it had a run.
+_REQUEUE = """\
+# The job is started again if it was interrupted, and never if somebody has cancelled it.
+wish=none
+if [ -s "$HOLDFAST_MARKER" ]; then
+    read -r wish < "$HOLDFAST_MARKER" # requeue or ask
+    rm -f -- "$HOLDFAST_MARKER"
+elif [ "$status" -eq 143 ]; then
+    wish=look # SIGTERM came before there was a run: preempted?
+fi
+
+may_come_back() {
+    local facts=" ${1#* UserId=} " # without its name, which can be anything
+    [[ $1 == "JobId=$SLURM_JOB_ID "* ]] || return 1
+    # Else it is requeued already.
+    [[ $facts == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]] || return 1
+    case "$wish $facts" in
+        *" JobState=CANCELLED "* | *" Requeue=0 "*) return 1 ;;
+        "look "*" JobState=RUNNING "*" PreemptTime="[0-9]*) return 0 ;;
+        "look "*) return 1 ;;
+        *" Reason=TimeLimit "* | *" PreemptTime="[0-9]*) return 0 ;;
+        *" JobState=COMPLETING "*) return 1 ;; # all that is to be seen of scancel
+        "requeue "*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+start_again() {
+    # By the number of its last task, a whole array would be requeued.
+    local job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID} facts tries
+    job=${job:-$SLURM_JOB_ID}
+    # A controller can be away for a moment, and the job has nothing else to do: about a minute.
+    for tries in {1..12}; do
+        [ "$tries" -eq 1 ] || sleep 5
+        facts=$(ask show job -o "$job") || continue
+        may_come_back "$facts" || return
+        ask requeue "$job" && return
+    done
+}
+
+ask() {
+    if command -v timeout > /dev/null; then timeout 10 scontrol "$@"; else scontrol "$@"; fi
+}
+
+[ "$wish" = none ] || start_again"""
+
+
+def _option_lines(words: Sequence[str]) -> list[str]:
+    """One `#SBATCH` line for each option, with its value."""
+    lines: list[str] = []
+    takes_value = False
+    for word in words:
+        if "\n" in word or "\0" in word:
+            raise SettingsError(f"{word!r}: a line cannot hold this.\nLeave the line break out.")
+        if word == ":":
+            raise SettingsError(
+                "A job of several different parts (with :) is not supported.\n"
+                "Submit one kind of node: give the options of one part."
+            )
+        is_option = word.startswith("-") and not re.fullmatch(r"-\d+", word)
+        if is_option:
+            name, equals, value = word.partition("=")
+            lines.append(f"#SBATCH {_quote(name)}{equals}{_quote(value)}")
+            takes_value = not equals
+        elif takes_value:
+            lines[-1] += f" {_quote(word)}"
+            takes_value = False
+        else:
+            raise SettingsError(
+                f"{word!r} is no option of sbatch.\nPut -- before the command: {_EXAMPLE}"
+            )
+    return lines
+
+
+def _quote(text: str) -> str:
+    """As sbatch reads it: a backslash and a quote only mean themselves behind a backslash."""
+    if not text or _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _refuse(given: Mapping[str, str], lead_seconds: int | None) -> None:
+    if "wrap" in given:
+        raise SettingsError(
+            f"--wrap: holdfast writes the script itself.\nPut the command behind --: {_EXAMPLE}"
+        )
+    if lead_seconds is not None and "signal" in given:
+        raise SettingsError(
+            "--lead and --signal both say how long before its end the job is warned.\n"
+            "Give one of them; --lead 300 is --signal=USR2@300."
+        )
+
+
+def _defaults(
+    given: Mapping[str, str],
+    command: Sequence[str],
+    lead_seconds: int | None,
+    notes: list[str],
+) -> dict[str, str]:
+    """What is added to the person's own options."""
+    found: dict[str, str] = {}
+    if "job-name" not in given:
+        found["job-name"] = job_name(command)
+    if "output" not in given:
+        found["output"] = "logs/%x-%A_%a.out" if "array" in given else "logs/%x-%j.out"
+    if "open-mode" not in given:
+        found["open-mode"] = "append"  # else each attempt wipes the log of the one before
+    if "requeue" not in given and "no-requeue" not in given:
+        found["requeue"] = ""
+    if "signal" not in given:
+        limit = parse_time_limit(given.get("time", ""))
+        lead, why = _choose_lead(limit, lead_seconds)
+        found["signal"] = f"USR2@{lead}"
+        notes += [why] if why else []
+    tasks = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core")
+    if starts_torchrun(command) and not any(name in given for name in tasks):
+        found["ntasks-per-node"] = "1"  # torchrun starts the ranks of a node
+    return found
+
+
+def _choose_lead(limit: float | None, wished: int | None) -> tuple[int, str]:
+    """How long before the end SLURM warns, and what is to be said about it."""
+    if wished is not None:
+        return wished, ""
+    if limit is None or limit >= 2 * LEAD_SECONDS + _SLACK_SECONDS:
+        return LEAD_SECONDS, ""
+    lead = max(1, int(limit - _SLACK_SECONDS) // 2)
+    return lead, (
+        f"--signal=USR2@{lead}: the limit of {limit:.0f} s is short, so the warning comes later "
+        f"than the usual {LEAD_SECONDS} s before the end."
+    )
+
+
+def job_name(command: Sequence[str]) -> str:
+    """The name of what is run, without its folder.
+
+    >>> job_name(["torchrun", "--nproc-per-node=4", "src/train.py", "--data=x.py"])
+    'train'
+    >>> job_name(["python", "-m", "my.training", "--lr", "1"])
+    'training'
+    """
+    for index, word in enumerate(command):
+        if word == "-m" and index + 1 < len(command) and not starts_torchrun(command[index:][:2]):
+            return _clean(command[index + 1].rpartition(".")[2])
+        if word.endswith((".py", ".sh")) and not word.startswith("-"):
+            return _clean(PurePath(word).stem)
+    return _clean(PurePath(command[0]).name)
+
+
+def _clean(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-") or "job"
+
+
+def _options_that_hurt(options: Mapping[str, str]) -> list[str]:
+    """Those of the person's own that defeat what the script is for."""
+    found = []
+    warning = parse_signal(options["signal"])
+    if warning is not None and warning.to_batch:
+        found.append(
+            f"--signal={options['signal']}: B: warns the script's shell alone, and the training "
+            "never hears of it. Leave B: out."
+        )
+    elif warning is not None and warning.name not in _HEEDED:
+        found.append(
+            f"--signal={options['signal']}: holdfast stops at {', '.join(_HEEDED[:-1])} or "
+            f"{_HEEDED[-1]}. Leave it out, for USR2."
+        )
+    limit = parse_time_limit(options.get("time", ""))
+    if warning is not None and limit is not None and warning.seconds >= limit - _SLACK_SECONDS:
+        found.append(
+            f"--signal={options['signal']}: with a limit of {limit:.0f} s the warning can come "
+            "before the training begins, and is lost then. "
+            f"Choose less than {max(1, limit - _SLACK_SECONDS):.0f} s."
+        )
+    if "no-requeue" in options:
+        found.append("--no-requeue: interrupted, the job ends and does not come back by itself.")
+    if options["open-mode"].startswith("t"):
+        found.append(
+            f"--open-mode={options['open-mode']}: each attempt wipes out the log of the one before."
+        )
+    if "no-kill" in options:
+        found.append(
+            "--no-kill: when a node fails, the job keeps the others, and they wait for the lost "
+            "ranks a minute before they leave."
+        )
+    return found
+
+
+def _commands_that_hurt(options: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    found = []
+    program = PurePath(command[0]).name
+    if program in _APART:
+        found.append(
+            f"{program}: what it starts is no part of the job, and neither signals nor limits "
+            f"reach it. Use apptainer, or put the leader inside: {program} run … holdfast run -- …"
+        )
+    if program in ("srun", "sbatch", "mpirun", "mpiexec"):
+        found.append(f"{program}: the script starts the tasks with srun already. Leave it out.")
+    if not starts_torchrun(command):
+        return found
+    per_node, tasks = options.get("ntasks-per-node", "1"), options.get("ntasks", "1")
+    if per_node != "1" or (tasks != options.get("nodes", "1") and "ntasks" in options):
+        found.append(
+            "torchrun starts the ranks of a node itself, and each task starts a torchrun. "
+            "Use --ntasks-per-node=1, and torchrun's --nproc-per-node."
+        )
+    if "cpus-per-task" not in options and "exclusive" not in options:
+        found.append(
+            "torchrun's ranks share the processors of one task, which by default are few. "
+            "Give --cpus-per-task=N, enough for all of them."
+        )
+    return found
+
+
+def _environment(options: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """What the tasks need to know, where SLURM does not say it by itself."""
+    found = [
+        "# Of a job from which this one was submitted: these would make every rank a wrong one.\n"
+        "unset HOLDFAST_LEADER HOLDFAST_LED HOLDFAST_RESTART HOLDFAST_HANG_TIMEOUT\n"
+        "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    ]
+    if "cpus-per-task" in options:
+        found.append(
+            "# Since SLURM 22.05, srun does not take this over from sbatch.\n"
+            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+        )
+    if options.get("export", "ALL").partition(",")[0] != "ALL":
+        found.append(
+            "# --export was for this script; the tasks get what the script has.\n"
+            "unset SLURM_EXPORT_ENV"
+        )
+    if starts_torchrun(command) and not says_where_to_meet(command):
+        found.append(
+            "# torchrun takes these for its flags: where its launchers meet, by a port of this "
+            "job's own.\n"
+            'if [ "${SLURM_JOB_NUM_NODES:-1}" -eq 1 ]; then\n'
+            "    export PET_STANDALONE=1\n"
+            "else\n"
+            '    export PET_NNODES="$SLURM_JOB_NUM_NODES"\n'
+            '    PET_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+            "    export PET_MASTER_ADDR PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))\n"
+            "fi"
+        )
+    return found
+
+
+def _start(options: Mapping[str, str], command: Sequence[str], python: str) -> str:
+    """The line that starts the tasks."""
+    guard = 'trap "" USR1 USR2; '
+    if starts_torchrun(command) and not says_where_to_meet(command):
+        guard += 'export PET_NODE_RANK="$SLURM_NODEID"; '
+    guard += 'exec "$@"'
+    leader = [python, "-P", "-m", "holdfast"]
+    if any(name.startswith("container") and name != "container" for name in options):
+        leader = ["holdfast"]  # that of the image
+    return (
+        "# Each task is led by `holdfast run`, which outlives a trainer that is killed. A warning\n"
+        "# that comes while Python starts is ignored, instead of killing it. One rank's end must\n"
+        "# not have srun end the others: they save first.\n"
+        "srun --kill-on-bad-exit=0 --wait=0 \\\n"
+        f"    bash -c {shlex.quote(guard)} _ \\\n"
+        f"    {shlex.join(leader)} run -- \\\n"
+        f"    {shlex.join(command)}\n"
+        "status=$?"
+    )
