@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast._adapters.registry import adapter_of
-from holdfast._resume.removed import tell_of_removed
 from holdfast._run.data.course import Position
 from holdfast._run.resume.agree import Party, find_together
 from holdfast._run.resume.previous_death import LifeBefore
+from holdfast._run.resume.removed_folder import tell_of_removed
 from holdfast._state.adopted import settle_adopted
 from holdfast._state.capture import capture, without_collector
 from holdfast._state.restore import decode_extra, restore_again, restore_state

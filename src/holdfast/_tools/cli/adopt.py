@@ -112,7 +112,7 @@ def adopt(
 
 
 def _adopt_memory(folder: Path, source: Path, *, is_plain: bool) -> None:
-    from holdfast._adopt.from_memory import adopt_memory
+    from holdfast._tools.convert.adopt.from_memory import adopt_memory
 
     if not is_plain:
         raise click.UsageError("A state in memory is taken as it is, without further options.")
