@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,7 +13,8 @@ import pytest
 
 from tests.hangs.stage import Stage
 
-SPINNERS = 40
+# Forty in all, also where several tests run at once.
+SPINNERS = 40 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # Each looks now and then whether the tests are still there: they may have been killed.
 _SPIN = "while kill -0 $PPID 2>/dev/null; do n=0; while [ $n -lt 50000 ]; do n=$((n+1)); done; done"
 

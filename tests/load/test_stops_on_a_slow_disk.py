@@ -1,9 +1,9 @@
 """Sixty stops on a disk on which a flush takes 4 s, on a crowded machine.
 
 Never is less kept than the line at the signal has called certain, and the newest state is durable
-first. About 45 minutes:
+first. About 45 minutes, or 12 with four at once (`-n 4`), since most of it is waiting:
 
-    .venv/bin/python -m pytest -q -m nightly tests/load/test_stops_on_a_slow_disk.py
+    .venv/bin/python -m pytest -q -m nightly -n 4 tests/load/test_stops_on_a_slow_disk.py
 
 Three of them on a quiet machine, in two minutes: the same with `-k quiet`. The same promises on a
 quicker disk are in tests/processes/test_slow_disk.py, for `make test`.
