@@ -73,10 +73,12 @@ def prepare(layer: str) -> None:
     if borrowed:
         print("Using the torch that is installed already.", flush=True)
         words = []
-    has_holdfast = (folder / "bin" / "holdfast").exists() and layer != "demo"
-    if not has_holdfast:
+    # Its entry points may be others than those of the last installation.
+    project, installed = _digest([ROOT / "pyproject.toml"], ""), folder / ".holdfast"
+    if not installed.exists() or installed.read_text() != project:
         words += ["-e", str(ROOT)]
     _pip(folder, words, f"{folder.relative_to(ROOT)} ({layer})")
+    installed.write_text(project)
     stamp.write_text(wanted)
 
 
