@@ -35,6 +35,10 @@ def test_no_forged_file_ends_in_a_traceback(shop, name):
 
 FORGED_VALUES = {
     "a part of a pytree that looks like a shard": {"$node": {"$shard": None}},
+    "a set that holds a dict": {"$set": [{".": None}]},
+    "a dict with a dict as its key": {"$dict": [[{".": None}, 1]]},
+    "a device that there is none of": {"$torch.device": "nonsense"},
+    "a type without a name": {"$torch.dtype": None},
     "a generator with a state that no generator has": {
         "$generator": {
             "bit_generator": "PCG64",

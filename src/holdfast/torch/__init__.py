@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from holdfast._errors import missing_framework
+from holdfast._errors import StateMismatch, missing_framework
 from holdfast._store.format.image import STORED_AS, TensorSpec
 
 try:
@@ -146,7 +146,12 @@ def encode_other(value: object) -> dict[str, str] | None:
 
 
 def decode_other(tag: str, value: str) -> torch.dtype | torch.device:
-    return _dtype(value) if tag == "$torch.dtype" else torch.device(value)
+    try:
+        return _dtype(value) if tag == "$torch.dtype" else torch.device(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise StateMismatch(
+            f"the checkpoint holds a {tag[1:]} {value!r}, which this torch lacks."
+        ) from error
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -233,7 +233,7 @@ class _Tree:
             self._check_number(inner)
             spec: TensorSpec = self._specs[inner]
             return spec.kind == "torch" or spec.dtype == "bytes" or spec.dtype[:7] == "scalar "
-        return tag in _HASHABLE or "." in tag
+        return tag in _HASHABLE or (tag.startswith("$") and "." in tag)
 
     def _pairs(self, pairs: Any) -> Iterable[Any]:
         is_made_of_pairs = type(pairs) is list and all(
