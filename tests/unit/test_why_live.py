@@ -68,6 +68,7 @@ def test_a_process_whose_steps_nobody_counts_is_told_by_what_it_does():
     verdict = judge_strictly(evidence)
     assert verdict.cause is Cause.RUNNING
     assert "running; just now it waits" in verdict.sentence
+    assert verdict.sure is Sure.LIKELY  # its steps are not counted
     assert "train.py:10 in two()" in verdict.sentence
 
 

@@ -262,7 +262,7 @@ def _times(pace: _Pace) -> str:
 
 
 def _running(evidence: Evidence, pace: _Pace, looks: list[Record], disturbed: list[str]) -> Verdict:
-    step = _text.whole(evidence.beat.get("step"))
+    step, sure = _text.whole(evidence.beat.get("step")), Sure.CERTAIN
     said = "It has not ended: it is running" + ("" if step is None else f", at step {step}")
     phase = _text.text(evidence.beat.get("phase"))
     if phase and pace.rests:
@@ -273,7 +273,9 @@ def _running(evidence: Evidence, pace: _Pace, looks: list[Record], disturbed: li
             as_ever = f"; in its fastest time it was {_text.duration(pace.best)}"
         said += f", with {_text.duration(pace.now)} a step{as_ever}"
     elif evidence.kind != "run" and looks and activity_of(looks[0]) not in _AT_WORK:
-        said += f"; just now it {what_holds(looks[0]).words}"  # nobody counts its steps
+        # Its steps are not counted, so this may last.
+        said += f"; just now it {what_holds(looks[0]).words}"
+        sure = Sure.LIKELY
     told: list[str] = []
     process = _text.record(evidence.process)
     if state := _text.text(process.get("state")):
@@ -286,7 +288,7 @@ def _running(evidence: Evidence, pace: _Pace, looks: list[Record], disturbed: li
         advice += [f"{let_go(name)}." for name in named_best(disturbed)][:2]
     told += sizes
     told += [f"{name} is at work in it" for name in disturbed]
-    return _verdict(evidence, Cause.RUNNING, f"{said}.", Sure.CERTAIN, told, advice)
+    return _verdict(evidence, Cause.RUNNING, f"{said}.", sure, told, advice)
 
 
 def _sizes(evidence: Evidence, disturbed: list[str]) -> list[str]:
