@@ -4,7 +4,7 @@
 
 changes a manifest, a tree, a journal and the other records, an arena and a .pt file in a few
 places, as often as the time allows. It leaves with 1 if anything raised what is no error of
-holdfast. tests/unit/test_forged.py shows the same in `make test`, with few examples.
+holdfast. tests/unit/store/test_forged.py shows the same in `make test`, with few examples.
 """
 
 from __future__ import annotations

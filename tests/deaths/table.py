@@ -5,7 +5,7 @@ heard of holdfast and is led by `holdfast run`. None: in that way it cannot be t
 death, or it is no death at all, and `instead` says what is told.
 
 `make nightly` makes each by real processes. `make test` makes a few (`often`), and judges the
-recorded evidence of all: tests/unit/test_recorded_deaths.py.
+recorded evidence of all: tests/unit/diagnose/test_recorded_deaths.py.
 """
 
 from __future__ import annotations

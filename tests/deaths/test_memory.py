@@ -16,7 +16,7 @@ from tests.support import checkpoint_steps
 _OOM = next(d for d in DEATHS if d.how == "oom")
 
 
-# The figures of each by itself are in tests/unit/test_recorded_deaths.py.
+# The figures of each by itself are in tests/unit/diagnose/test_recorded_deaths.py.
 @pytest.mark.nightly
 def test_the_keeper_outlives_it_and_leader_and_keeper_tell_the_same(on_stage):
     stage = on_stage(_OOM)

@@ -1,7 +1,7 @@
 """Every death of one process, made for real, and the verdict on it.
 
 The table says which of them `make test` makes; the evidence of all is judged there by
-tests/unit/test_recorded_deaths.py.
+tests/unit/diagnose/test_recorded_deaths.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Small commands that know nothing of holdfast: each dies or hangs in its own way, and `why` tells.
 
 Nightly, since each starts a process or three. In `make test`, test_one_process.py has the same
-deaths of a run, tests/unit/test_why_scenarios.py what such commands print, and
-tests/unit/test_why_pids.py the hangs.
+deaths of a run, tests/unit/diagnose/test_why_scenarios.py what such commands print, and
+tests/unit/diagnose/test_why_pids.py the hangs.
 """
 
 from __future__ import annotations

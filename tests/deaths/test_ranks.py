@@ -1,7 +1,7 @@
 """Deaths among ranks: the verdict names whose fault it was, not who noticed it first.
 
-All are nightly. `make test` judges their evidence in tests/unit/test_recorded_deaths.py, and
-tests/ranks/test_deaths.py there shows real ranks that die.
+All are nightly. `make test` judges their evidence in
+tests/unit/diagnose/test_recorded_deaths.py, and tests/ranks/test_deaths.py shows real ranks die.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What cannot be made here: the verdict on the text of a death.
 
-An OOM kill of the whole machine is in tests/unit/test_recorded_deaths.py, by its counters.
+An OOM kill of the whole machine is in tests/unit/diagnose/test_recorded_deaths.py, by its counters.
 """
 
 from __future__ import annotations

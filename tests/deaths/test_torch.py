@@ -1,7 +1,7 @@
 """Deaths that need torch: loaders and their workers, a full /dev/shm, torch.save.
 
 Importing torch takes longer than dying, so all are nightly; `make test` judges their evidence in
-tests/unit/test_recorded_deaths.py.
+tests/unit/diagnose/test_recorded_deaths.py.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_asked_by_an_ordinary_user_it_says_the_same(on_users_stage):
     assert found["advice"]
 
 
-# Every record of tests/unit/test_recorded_deaths.py is of another machine.
+# Every record of tests/unit/diagnose/test_recorded_deaths.py is of another machine.
 @pytest.mark.nightly
 @pytest.mark.parametrize("death", [_OOM, _RAISES], ids=lambda d: d.name)
 def test_a_run_folder_that_was_copied_from_another_machine(death, on_stage, tmp_path):

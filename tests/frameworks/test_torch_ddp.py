@@ -57,7 +57,7 @@ def test_what_is_wrapped_and_what_is_replicated(act: Act) -> None:
     act("state", 2)
 
 
-@pytest.mark.nightly  # tests/unit/test_stragglers.py
+@pytest.mark.nightly  # tests/unit/keeper/test_stragglers.py
 @pytest.mark.parametrize(("late", "where", "world"), [(0, "data", 2), (3, "backward", 4)])
 def test_a_rank_that_sleeps_is_named_within_fifty_steps(
     act: Act, late: int, where: str, world: int

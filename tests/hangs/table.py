@@ -1,7 +1,7 @@
 """The table of hangs: how each one is made, and the verdict that it must get.
 
 `make nightly` makes each by real processes. `make test` makes a few (`often`), and judges the
-recorded evidence of all: tests/unit/test_recorded_hangs.py.
+recorded evidence of all: tests/unit/diagnose/test_recorded_hangs.py.
 """
 
 from __future__ import annotations

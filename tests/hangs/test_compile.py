@@ -37,7 +37,7 @@ with holdfast.Run(sys.argv[1], model=model, optimizer=optimizer, settings=settin
 """
 
 
-@pytest.mark.nightly  # what moves is slow: tests/unit/test_hang_judge.py
+@pytest.mark.nightly  # what moves is slow: tests/unit/keeper/test_hang_judge.py
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler of C++")
 def test_a_compilation_amid_steps_of_50_ms_is_slow_and_no_hang(tmp_path):

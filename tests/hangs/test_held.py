@@ -59,7 +59,7 @@ def test_stopped_by_a_signal(stage):
     _check_goes_on(stage)
 
 
-# The look at it is in tests/processes/test_look.py, the verdict in tests/unit/test_why_live.py.
+# The look is in tests/processes/test_look.py, the verdict in tests/unit/diagnose/test_why_live.py.
 @pytest.mark.nightly
 def test_frozen_with_its_cgroup(stage):
     reason = cgroups.why_no_freezer()

@@ -57,7 +57,7 @@ def test_it_is_found_and_named(hang, stages, keep_evidence):
     stage.end()
 
 
-@pytest.mark.nightly  # its evidence is judged in tests/unit/test_recorded_hangs.py
+@pytest.mark.nightly  # its evidence is judged in tests/unit/diagnose/test_recorded_hangs.py
 def test_a_file_system_that_does_not_answer_holds_nobody_else(stage, keep_evidence):
     reason = why_not()
     if reason is not None:
@@ -78,7 +78,8 @@ def test_a_file_system_that_does_not_answer_holds_nobody_else(stage, keep_eviden
     assert trainer.wait(20) == -signal.SIGKILL
 
 
-@pytest.mark.nightly  # the lock is found above; what is learned is in tests/unit/test_patience.py
+# The lock is found above; what is learned is in tests/unit/environment/test_patience.py.
+@pytest.mark.nightly
 def test_with_steps_of_50_ms_a_hang_is_found_within_30_s_without_being_told_how_long(stage):
     trainer = stage.start(_LOCK.how, "--sleep", 0.05, "--at", 60)
     trainer.wait_for("hanging")
@@ -90,7 +91,7 @@ def test_with_steps_of_50_ms_a_hang_is_found_within_30_s_without_being_told_how_
     check(stage.why(), _LOCK)
 
 
-@pytest.mark.nightly  # tests/unit/test_hang_judge.py
+@pytest.mark.nightly  # tests/unit/keeper/test_hang_judge.py
 def test_a_hang_that_ends_by_itself_is_forgotten(stage):
     """Nobody knows how long a call of the user's may take; when a step is made, all is well."""
     trainer = stage.start("waits", "--timeout", 1)

@@ -27,12 +27,12 @@ def _check(stage, *says):
     return verdict
 
 
-@pytest.mark.nightly  # tests/unit/test_why_live.py
+@pytest.mark.nightly  # tests/unit/diagnose/test_why_live.py
 @pytest.mark.parametrize(
     ("how", "by"),
     [
         ("traced", "sys.settrace"),
-        # A profiler is named in the same way: tests/unit/test_pulse.py.
+        # A profiler is named in the same way: tests/unit/run/test_pulse.py.
         pytest.param("profiled", "sys.setprofile", marks=pytest.mark.nightly),
     ],
 )
@@ -45,7 +45,7 @@ def test_steps_20_times_slower_since_something_looks_on(how, by, stage):
     _check(stage, by)
 
 
-@pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
+@pytest.mark.nightly  # by its figures: tests/unit/diagnose/test_why_live.py
 def test_more_threads_than_cores(stage):
     """Twelve that never end, and at times the main thread or our own beside them."""
     trainer = stage.start("many-threads", "--timeout", 1, "--at", 50)

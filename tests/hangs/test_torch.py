@@ -41,7 +41,7 @@ def test_the_ranks_are_compared(hang, stage, keep_evidence):
 
 
 # That it is no hang is shown in tests/ranks/test_hangs.py, and who is named in
-# tests/unit/test_why_hang_ranks.py.
+# tests/unit/diagnose/test_why_hang_ranks.py.
 @pytest.mark.nightly
 def test_a_rank_waits_for_one_that_somebody_has_stopped(stage):
     """Neither is called a hang, and the one that is stopped is named."""
@@ -63,7 +63,7 @@ def _slow(how: str) -> Hang:
     return Hang(name=how, script="hanging_torch.py", how=how, cause=Cause.SLOW)
 
 
-@pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
+@pytest.mark.nightly  # by its figures: tests/unit/diagnose/test_why_live.py
 def test_a_storm_of_recompilations_is_slow_and_no_hang(stage):
     stage.start_hang(_slow("compile"))
     wait_until(lambda: (stage.pace.get("compiles_lately") or 0) > 20, 60, "a storm")
@@ -74,7 +74,7 @@ def test_a_storm_of_recompilations_is_slow_and_no_hang(stage):
     assert not stage.layout.hang(1).exists()
 
 
-@pytest.mark.nightly  # by its figures: tests/unit/test_why_live.py
+@pytest.mark.nightly  # by its figures: tests/unit/diagnose/test_why_live.py
 def test_a_profiler_that_keeps_everything_is_told_by_the_memory_that_it_takes(stage):
     """Against what the run itself took before."""
     stage.start_hang(_slow("profiler"))

@@ -16,7 +16,7 @@ from tests.support import SCRIPTS, Trainer, journal_events, wait_for_keeper_gone
 SCRIPT = SCRIPTS / "auto_cadence.py"
 
 
-@pytest.mark.nightly  # tests/unit/test_cadence.py
+@pytest.mark.nightly  # tests/unit/run/test_cadence.py
 def test_each_kill_shortens_the_interval_and_a_stop_does_not(tmp_path):
     folder = tmp_path / "run"
     for life in range(4):

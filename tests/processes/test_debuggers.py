@@ -167,7 +167,7 @@ def test_debugpy_holds_the_trainer_at_a_breakpoint_and_the_pulse_goes_on(folder,
 
 
 # tests/hangs/test_held.py has strace; a call that holds the interpreter is in
-# tests/unit/test_recorded_hangs.py and test_supervisor_hangs.py.
+# tests/unit/diagnose/test_recorded_hangs.py and test_supervisor_hangs.py.
 @pytest.mark.nightly
 def test_the_pulse_stops_while_a_call_holds_the_lock_and_strace_is_seen(folder, training, start):
     trainer = start(folder, script=training)

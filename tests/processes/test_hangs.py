@@ -1,6 +1,6 @@
 """The keeper finds a run that stands still, says why, and is not deceived by what only takes long.
 
-Here with times that are given or short; what is learned is in tests/unit/test_patience.py.
+Here with given or short times; learned times are in tests/unit/environment/test_patience.py.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_what_is_stopped_is_no_hang_and_is_never_killed(folder, light):
     assert len(journal_events(folder, "resumed")) == 1
 
 
-@pytest.mark.nightly  # tests/unit/test_hang_judge.py
+@pytest.mark.nightly  # tests/unit/keeper/test_hang_judge.py
 def test_a_run_that_waits_for_a_reader_of_what_it_prints_is_never_ended(folder, script):
     trainer = script(
         folder,
@@ -166,7 +166,8 @@ def test_a_run_that_waits_for_a_reader_of_what_it_prints_is_never_ended(folder, 
     assert journal_events(folder, "hang") == []
 
 
-@pytest.mark.nightly  # tests/unit/test_patience.py: test_who_was_away_himself_counts_anew
+# tests/unit/environment/test_patience.py: test_who_was_away_himself_counts_anew
+@pytest.mark.nightly
 def test_a_keeper_that_was_stopped_together_with_its_trainer_raises_no_alarm(folder, light):
     trainer = light(folder, *_STEPS, *_GIVEN)
     trainer.ready()
@@ -182,7 +183,7 @@ def test_a_keeper_that_was_stopped_together_with_its_trainer_raises_no_alarm(fol
     assert journal_events(folder, "hang") == journal_events(folder, "paused") == []
 
 
-# Each of them by its times: tests/unit/test_patience.py and test_hang_judge.py.
+# Each of them by its times: tests/unit/environment/test_patience.py and test_hang_judge.py.
 @pytest.mark.nightly
 def test_no_alarm_for_a_slow_first_step_an_evaluation_or_work_that_moves(folder, script):
     trainer = script(
@@ -219,7 +220,8 @@ def test_no_alarm_for_a_slow_first_step_an_evaluation_or_work_that_moves(folder,
     assert not {0, 20} & set(slow), "what has a patience of its own is not called slow"
 
 
-# tests/unit/test_patience.py: test_a_keeper_that_takes_over_does_not_know_how_long_it_stood_before
+# tests/unit/environment/test_patience.py:
+# test_a_keeper_that_takes_over_does_not_know_how_long_it_stood_before
 @pytest.mark.nightly
 def test_a_keeper_that_takes_over_knows_nothing_of_the_time_before(folder, light, gate):
     trainer = light(folder, *_STEPS, "--settings", '{"hang_timeout": 2.5}', "--hold-at", 30)

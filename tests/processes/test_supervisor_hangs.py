@@ -132,7 +132,7 @@ def test_it_is_started_again_where_that_is_wanted(led, state):
     assert [life["status"] for life in _lives(state)] == [-signal.SIGTERM, 0]
 
 
-@pytest.mark.nightly  # tests/unit/test_hang_judge.py
+@pytest.mark.nightly  # tests/unit/keeper/test_hang_judge.py
 def test_whatever_prints_or_computes_is_no_hang(led, tmp_path):
     trainer = led(
         """\
@@ -216,7 +216,7 @@ print("went on with", state["x"])
 
 
 # A run at a prompt of pdb is in tests/hangs/test_held.py; the leader waits for either in one way.
-@pytest.mark.nightly  # tests/unit/test_hang_judge.py
+@pytest.mark.nightly  # tests/unit/keeper/test_hang_judge.py
 @pytest.mark.parametrize(
     "text",
     [_PLAIN, pytest.param(_IN_A_RUN, marks=pytest.mark.nightly)],

@@ -136,7 +136,7 @@ def test_an_error_before_the_first_step_is_never_restarted(supervised, state):
     assert len(_lives(state)) == 1, trainer.output
 
 
-@pytest.mark.nightly  # tests/unit/test_restarts.py
+@pytest.mark.nightly  # tests/unit/supervise/test_restarts.py
 def test_three_lives_without_a_new_step_are_the_last(supervised, state):
     ends = dict.fromkeys(range(1, 20), (10, KILL))
     trainer = supervised(ends)

@@ -139,7 +139,7 @@ def _killed_at_8(folder: Path, light) -> int:
     return in_memory
 
 
-@pytest.mark.nightly  # tests/unit/test_attempts.py has the judgement
+@pytest.mark.nightly  # tests/unit/store/test_attempts.py has the judgement
 def test_a_silent_process_of_another_host_is_taken_over_after_a_bounded_watch(
     folder, light, light_reference
 ):

@@ -63,7 +63,7 @@ def test_a_rank_that_is_stopped_makes_the_others_wait_and_is_no_hang(jobs, undis
     assert jobs.events("hang") == []
 
 
-# tests/unit/test_hang_judge.py:
+# tests/unit/keeper/test_hang_judge.py:
 # test_a_rank_in_a_phase_is_waited_for_as_long_as_the_phase_may_take
 @pytest.mark.nightly
 def test_ranks_that_wait_for_an_evaluation_of_one_do_not_hang(jobs):

@@ -1,7 +1,7 @@
 """Published batch scripts on a real SLURM, as `lint --fix` leaves them: the warning arrives.
 
-tests/unit/test_lint_public.py has all of them, and shows in `make test` that they mean the same
-after a fix; here ten of them are warned as SLURM warns, also while the training still imports.
+tests/unit/tools/test_lint_public.py has all of them, and shows in `make test` that they mean the
+same after a fix; here ten of them are warned as SLURM warns, also while the training still imports.
 """
 
 from __future__ import annotations

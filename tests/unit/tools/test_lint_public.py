@@ -17,7 +17,7 @@ import pytest
 from holdfast._tools.lint.finding import HINT, NOT_UNDERSTOOD
 from holdfast._tools.lint.lint import Surroundings, fix, lint
 
-SCRIPTS = sorted((Path(__file__).parent / "sbatch" / "public").glob("*.sbatch"))
+SCRIPTS = sorted((Path(__file__).parents[1] / "sbatch" / "public").glob("*.sbatch"))
 # Options of srun with a value in the next word are not in these scripts.
 _SRUN = '#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nexec "$@"\n'
 _NOTE = """#!/bin/bash

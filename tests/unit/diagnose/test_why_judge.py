@@ -10,7 +10,7 @@ from holdfast._diagnose.evidence import case
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Restart, Sure, restart_after
-from tests.unit.test_why_judge_python import TABLE as PYTHON
+from tests.unit.diagnose.test_why_judge_python import TABLE as PYTHON
 from tests.unit.why_evidence import (
     CALM,
     GB,

@@ -90,7 +90,7 @@ def test_a_missing_file_is_missing(tmp_path):
 
 @pytest.fixture
 def linter():
-    path = Path(__file__).parents[2] / "tools" / "check-opens"
+    path = Path(__file__).parents[3] / "tools" / "check-opens"
     loader = importlib.machinery.SourceFileLoader("check_opens", str(path))
     spec = importlib.util.spec_from_loader("check_opens", loader)
     module = importlib.util.module_from_spec(spec)

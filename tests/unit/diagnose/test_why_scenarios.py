@@ -17,7 +17,7 @@ from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.log_file import gather_log
 from tests.unit.why_evidence import printed
 
-LOGS = Path(__file__).parent / "why_logs"
+LOGS = Path(__file__).parents[1] / "why_logs"
 _SURE = ("unknown", "by-exclusion", "likely", "certain")
 
 

@@ -16,7 +16,7 @@ from holdfast._tools.doctor.finding import worst
 from holdfast._tools.doctor.limits import Limits, judge_limits
 from holdfast._tools.doctor.software import judge_gpus, judge_packages, python_of
 from holdfast._tools.doctor.stacks import judge_stacks
-from tests.unit.test_doctor import GB, told
+from tests.unit.tools.test_doctor import GB, told
 
 
 def only(checks):

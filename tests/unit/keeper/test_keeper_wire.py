@@ -16,7 +16,7 @@ from holdfast._keeper.network.connection import MOST_BYTES
 from tests.support import wait_until
 from tests.unit.posts import QUICK, End, Proxy, hub, member
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from holdfast._tools.lint.pod import quantity
 from holdfast._tools.lint.pod_text import is_manifest, read_documents
 from holdfast._tools.lint.rules_pod import lint_manifest
 
-_EXAMPLES = sorted((Path(__file__).parents[2] / "examples/kubernetes").glob("*.yaml"))
+_EXAMPLES = sorted((Path(__file__).parents[3] / "examples/kubernetes").glob("*.yaml"))
 _GOOD = _EXAMPLES[-1].read_text()
 
 

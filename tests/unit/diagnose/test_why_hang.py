@@ -11,6 +11,7 @@ from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.evidence.evidence import Evidence, RankEvidence
 from holdfast._diagnose.hangs.judge import explain_strictly
 from holdfast._diagnose.verdict import Cause, Restart
+from tests.unit.diagnose.test_why_judge_any import anything
 from tests.unit.hang_looks import (
     EVENT,
     GET,
@@ -25,7 +26,6 @@ from tests.unit.hang_looks import (
     ranks,
     thread,
 )
-from tests.unit.test_why_judge_any import anything
 from tests.unit.why_evidence import NOW, counters, died, raised
 
 Record = dict[str, Any]

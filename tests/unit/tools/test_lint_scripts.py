@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast._tools.lint.finding import HINT
 from holdfast._tools.lint.lint import Surroundings, fix, lint
 
-SCRIPTS = Path(__file__).parent / "sbatch"
+SCRIPTS = Path(__file__).parents[1] / "sbatch"
 GOOD = sorted((SCRIPTS / "good").glob("*.sbatch"))
 BAD = sorted((SCRIPTS / "bad").glob("*.sbatch"))
 TEXTS = [path.read_bytes().decode() for path in (*GOOD, *BAD)]

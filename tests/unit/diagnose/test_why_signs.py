@@ -19,7 +19,7 @@ from holdfast._diagnose.texts.lines import split_prefix
 from holdfast._diagnose.texts.signs import Sign, culprits_of, last_traceback, read_signs
 from holdfast._diagnose.texts.system import SYSTEM
 
-TEXTS = Path(__file__).parent / "deaths_texts"
+TEXTS = Path(__file__).parents[1] / "deaths_texts"
 
 # The file, the kind that must be among its signs, the rank, and some of the details.
 EXPECTED: list[tuple[str, str, int | None, dict[str, Any]]] = [
