@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from holdfast._environment import variables
 from holdfast._errors import FolderError, HoldfastError
 from holdfast._store.folder.attempts import keeper_of
 from holdfast._store.folder.layout import RunLayout
@@ -99,8 +100,13 @@ def live(
     command += ["--sabotage"] if sabotage else []
     found = Life()
     log = folder.with_name(f"{folder.name}.log")
+    # The matrices are small: on a busy machine more threads than one only wait for each other.
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = {**variables.whole(), **one_thread}
     with log.open("ab") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        )
     try:
         assert process.stdout is not None
         for line in process.stdout:
