@@ -132,10 +132,10 @@ def test_every_framework_can_be_installed_with_holdfast():
 
 def test_the_import_is_quick():
     program = (
-        "import time; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t)"
+        "import time; t = time.process_time(); import holdfast; print(time.process_time() - t)"
     )
     seconds = [float(subprocess.check_output([sys.executable, "-c", program])) for _ in range(5)]
-    # The figure to hold is 60 ms (see bench/); machines that run tests are busy.
+    # In time of the processor: the machine may be busy. The figure to hold is 60 ms, see bench/.
     assert statistics.median(seconds) < 3 * 0.060
 
 
