@@ -218,7 +218,7 @@ def test_a_folder_that_was_deleted_and_made_again_never_meets_the_old_arena(
 def test_a_process_whose_run_was_taken_over_writes_nothing_more_and_leaves(folder, gate, light):
     # Each step waits for the checkpoint before it, and only checkpoints take slots: one is free.
     settings = '{"checkpoint_every": 1, "max_overhead": 0}'
-    arguments = ("--hold-at", 8, "--patience", 30, "--settings", settings)
+    arguments = ("--hold-at", 8, "--patience", 5, "--settings", settings)
     trainer = light(folder, "--total", 400, *arguments)
     in_memory = int(trainer.wait_for("holding").split()[1])
     wait_until(lambda: checkpoint_steps(folder)[2:] == [in_memory], what="the last three")
