@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._store.commit.retention import Kept, choose_kept, list_checkpoints, remove_others
+from holdfast._store.commit.write import begin_checkpoint
 from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.format.manifest import Manifest
@@ -138,3 +140,18 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_stop_the_training(layout, 
     monkeypatch.setattr(Path, "rename", refuse)
     remove_others(layout, {1: None}, 1, None)
     assert [step for step, _, _ in layout.checkpoint_folders()] == [10, 20, 30]
+
+
+def test_what_a_killed_keeper_has_begun_goes_with_the_next_checkpoint(tmp_path):
+    layout = RunLayout(tmp_path)
+    layout.checkpoints.mkdir()
+    final, killed = layout.checkpoint(40, 2), 999_999_999
+    gone = [layout.partial(layout.checkpoint(30, 2), killed), layout.partial(final, killed)]
+    stays = [
+        layout.partial(layout.checkpoint(30, 2, at_turn=True), os.getpid()),  # is written beside
+        layout.partial(layout.checkpoint(30, 1), killed),  # of an attempt that may still run
+    ]
+    for folder in (*gone, *stays):
+        folder.mkdir()
+    made = begin_checkpoint(layout, final)
+    assert sorted(layout.partial_folders()) == sorted([made, *stays])

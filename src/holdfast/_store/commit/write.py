@@ -86,9 +86,8 @@ def commit_checkpoint(
 
 def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
     """The folder in which a checkpoint is put together."""
-    for stale in layout.partials_of(final):
-        # Of a keeper that was killed in this very commit: nobody else writes this state.
-        remove_folder(stale)
+    for stale in layout.stale_partials(final, os.getpid()):
+        remove_folder(stale)  # a keeper was killed in this commit, or in an older one
     partial = layout.partial(final, os.getpid())
     partial.mkdir()
     pass_point("begun")

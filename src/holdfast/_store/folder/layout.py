@@ -255,9 +255,17 @@ class RunLayout:
         """Checkpoints that have not come whole from a mirror."""
         return sorted(self.checkpoints.glob(".fetching-*"))
 
-    def partials_of(self, checkpoint: Path) -> list[Path]:
-        """This checkpoint as it was begun, by whomever."""
-        return sorted(self.checkpoints.glob(f".partial-{checkpoint.name}.*"))
+    def stale_partials(self, checkpoint: Path, pid: int) -> list[Path]:
+        """This checkpoint as it was begun, and what other processes have begun in its attempt."""
+        attempt = _CHECKPOINT.fullmatch(checkpoint.name)[2]  # type: ignore[index]  # ours
+        found = []
+        for path in self.partial_folders():
+            name, _, writer = path.name.removeprefix(".partial-").rpartition(".")
+            match = _CHECKPOINT.fullmatch(name)
+            is_of_attempt = match is not None and match[2] == attempt and writer != str(pid)
+            if name == checkpoint.name or is_of_attempt:
+                found.append(path)
+        return found
 
     def attempt_numbers(self) -> list[int]:
         """The attempts so far, oldest first."""
