@@ -82,14 +82,14 @@ def judge_python(case: Case) -> Finding | None:
 
 
 def _breakpoint(case: Case, fault: Fault, evidence: list[str]) -> Finding:
-    """pdb has left: somebody typed q, or nobody could type."""
+    """pdb has ended the process: q was typed, or there was no terminal to type at."""
     at = f", at {fault.place}" if fault.place else ""
     said = "Take the breakpoint out"
     if "in DataLoader worker" in fault.message:
-        why = "a worker of a data loader has no terminal, so nobody could answer there"
+        why = "a worker of a data loader has no terminal, so pdb got no answer there"
         said += ", or debug with num_workers=0 at a terminal"
     else:
-        why = "somebody left pdb there with q, or there was no terminal to answer at"
+        why = "pdb was left there with q, or there was no terminal to answer at"
         said += ", or start it at a terminal"
     sentence = f"{case.opening} ended at a breakpoint (breakpoint() or pdb){at}: {why}."
     return Finding(

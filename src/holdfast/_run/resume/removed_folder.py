@@ -2,7 +2,7 @@
 
 The id of the run went with the folder, so no start finds the arenas by itself. An arena knows the
 folder of its run. A new run in that folder says what is in memory and how to get it, and begins
-from nothing: to remove a folder is also how people begin anew.
+from nothing: people also remove a folder to begin again.
 """
 
 from __future__ import annotations
