@@ -19,7 +19,7 @@ from holdfast._errors import UnstorableState
 from holdfast._state.capture import Captured, capture, capture_generators
 from holdfast._state.capture_cache import Recall
 from holdfast._state.rank_shares import _Living
-from holdfast.torch.flat import flat_state
+from holdfast.torch.fast_capture import flat_state
 
 
 class Colour(enum.IntEnum):

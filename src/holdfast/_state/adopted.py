@@ -18,8 +18,7 @@ from holdfast._state.restore import decode_state
 from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.format.image import TensorSpec
-from holdfast._store.read.devices import SentAhead
-from holdfast._store.read.verify import Loaded
+from holdfast._store.read.verify import Loaded, SentAhead
 
 
 def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[str]]:

@@ -25,9 +25,9 @@ import json
 import struct
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapter_of, adapters, exact_types
 from holdfast._errors import StateMismatch, UnstorableState
 from holdfast._state.plain_values import (
@@ -131,25 +131,21 @@ def is_stateful(value: object) -> bool:
 def parts_of(value: object) -> dict[str, Any] | None:
     """What an object holds, if its state is that of its parts, each loaded by itself."""
     adapter = None if keeps_state(value) else _adapter_for(value)
-    found: dict[str, Any] | None = getattr(adapter, "object_parts", lambda _: None)(value)
-    return found
+    return None if adapter is None else adapter.object_parts(value)
 
 
 def keeps_state(value: Any) -> bool:
     """Whether an object has a state_dict, and no adapter knows better."""
-    if any(getattr(each, "knows_better", _never)(value) for each in adapters()):
+    if any(each.overrides_state_dict(value) for each in adapters()):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
 
 
-def _adapter_for(value: object) -> ModuleType | None:
+def _adapter_for(value: object) -> Adapter | None:
     """The adapter that knows the state of an object which has no state_dict."""
-    for adapter in adapters():
-        if getattr(adapter, "is_object", _never)(value):
-            return adapter
-    return None
+    return next((each for each in adapters() if each.is_object(value)), None)
 
 
 def state_of(value: Any) -> Any:
@@ -171,12 +167,9 @@ def give_state(value: Any, state: Any) -> None:
     adapter.load_object(value, state)
 
 
-def node_adapter(value: object) -> ModuleType | None:
+def node_adapter(value: object) -> Adapter | None:
     """The adapter that takes a value apart which cannot change in place, and makes it anew."""
-    for adapter in adapters():
-        if getattr(adapter, "is_node", _never)(value):
-            return adapter
-    return None
+    return next((each for each in adapters() if each.is_node(value)), None)
 
 
 SpecCache = dict[str, tuple[Hashable, TensorSpec]]
@@ -206,7 +199,7 @@ def refuse_unstorable(state: Mapping[str, Any]) -> None:
     """Raise UnstorableState if any of the state cannot be captured."""
     for name, value in state.items():
         for adapter in adapters():
-            reason = getattr(adapter, "refuse", lambda _: None)(value)
+            reason = adapter.refuse(value)
             if reason is not None:
                 raise UnstorableState(f"{name}: {reason}", path=name)
     with without_collector():
@@ -277,7 +270,7 @@ class Encoder:
         """The state of an object."""
         return state_of(value)
 
-    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+    def generator_state(self, adapter: Adapter, value: Any) -> Any:
         return adapter.generator_state(value)
 
     def encode(self, value: Any, path: str) -> Any:
@@ -289,7 +282,7 @@ class Encoder:
         if type(value) is not dict:
             for adapter in self._adapters:
                 if adapter.is_array(value):
-                    if getattr(adapter, "is_sharded", _never)(value):
+                    if adapter.is_sharded(value):
                         return self._shard(adapter, value, path)
                     return self._array(adapter, value, path)
         self._depth += 1
@@ -301,7 +294,7 @@ class Encoder:
         self._depth -= 1
         return encoded
 
-    def _array(self, adapter: ModuleType, value: Any, path: str) -> dict[str, Any]:
+    def _array(self, adapter: Adapter, value: Any, path: str) -> dict[str, Any]:
         name = self._name_elsewhere(adapter, value)
         return {"$t": self._tensor(adapter, value, path)} if name is None else {"$r": name}
 
@@ -361,7 +354,7 @@ class Encoder:
         """What belongs to the form of the tree and not to its values."""
         return self.encode(value, path)
 
-    def _name_elsewhere(self, adapter: ModuleType, value: Any) -> str | None:
+    def _name_elsewhere(self, adapter: Adapter, value: Any) -> str | None:
         if not self._elsewhere:
             return None
         key = adapter.alias_key(value)
@@ -371,10 +364,10 @@ class Encoder:
             self.met(adapter, key, None)
         return name
 
-    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
+    def met(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         """Called for every tensor in turn: for whoever wants to know it again."""
 
-    def _shard(self, adapter: ModuleType, value: Any, path: str) -> Any:
+    def _shard(self, adapter: Adapter, value: Any, path: str) -> Any:
         try:
             description, part = adapter.sharding().shard_of(value, replicas=self._replicas)
         except ValueError as error:
@@ -382,7 +375,7 @@ class Encoder:
         number = None if part is None else self._tensor(adapter, part, path)
         return {"$shard": {"t": number, **description}}
 
-    def _tensor(self, adapter: ModuleType, value: Any, path: str) -> int:
+    def _tensor(self, adapter: Adapter, value: Any, path: str) -> int:
         # The key has everything that the description depends on, and where the memory is.
         key = adapter.alias_key(value)
         if key is not None and key in self._seen:
@@ -412,7 +405,3 @@ class Encoder:
         while f"{path}~{count}" in self._names:
             count += 1
         return f"{path}~{count}"
-
-
-def _never(_value: object) -> bool:
-    return False

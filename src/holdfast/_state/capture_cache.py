@@ -16,9 +16,9 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from types import ModuleType
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters, exact_types
 from holdfast._state.capture import (
     Captured,
@@ -67,7 +67,7 @@ class Walk:
     def __init__(self) -> None:
         self.form: list[Any] = []
         self.leaves: list[Any] = []  # tensors, and each as often as it is met
-        self.adapters: dict[int, ModuleType] = {}  # of leaves that are not of an exact type
+        self.adapters: dict[int, Adapter] = {}  # of leaves that are not of an exact type
         self.plain_values: list[Any] = []  # as they are encoded
         self.states: dict[int, tuple[Any, Any]] = {}  # of objects and generators, by their id
         self.of_state = 0  # so many of the leaves: the others stand beside it
@@ -96,7 +96,7 @@ class Walk:
         if kind is not dict:
             for adapter in self._adapters:
                 if adapter.is_array(value):
-                    if getattr(adapter, "is_sharded", lambda _: False)(value):
+                    if adapter.is_sharded(value):
                         raise UnknownForm
                     self.form.append(_LEAF)
                     self.adapters[len(self.leaves)] = adapter
@@ -213,7 +213,7 @@ class Walk:
         if keeps_state(value):
             for adapter in self._adapters:
                 # The same as by its state_dict(), without a new object for each tensor.
-                found = getattr(adapter, "flat_state", lambda _: None)(value)
+                found = adapter.flat_state(value)
                 if found is not None:
                     form, tensors = found
                     self.form += form
@@ -302,7 +302,7 @@ class _Recorder(Encoder):
         self._walk = walk
         self._solid = 0
         self.plain_values: list[Any] = []
-        self.adapters: list[ModuleType] = []
+        self.adapters: list[Adapter] = []
         self.keys: list[Hashable | None] = []
         self.numbers: list[int | None] = []
 
@@ -336,11 +336,11 @@ class _Recorder(Encoder):
         known = self._walk.states.get(id(value))
         return super().state_of(value) if known is None else known[1]
 
-    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+    def generator_state(self, adapter: Adapter, value: Any) -> Any:
         known = self._walk.states.get(id(value))
         return super().generator_state(adapter, value) if known is None else known[1]
 
-    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
+    def met(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         self.adapters.append(adapter)
         self.keys.append(key)
         self.numbers.append(number)
@@ -425,7 +425,7 @@ class _Plan:
             return
         adapter = self._adapters[stable[0]]  # one framework has such tensors
         tensors = [leaves[leaf] for leaf in stable]
-        self._still = adapter.still(tensors)
+        self._still = adapter.placement_guard(tensors)
         for leaf, tensor in zip(stable, tensors, strict=True):
             number = self._numbers[leaf]
             if number is not None and self._firsts[number] == leaf:

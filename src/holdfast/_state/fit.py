@@ -144,7 +144,7 @@ class _Fit:
 
     def _look(self, encoded: Any, live: Any, path: str) -> None:
         kind = next(iter(encoded), "") if isinstance(encoded, dict) else ""
-        if _holds_array(live) and (kind == "$t" or copies_of(encoded)):
+        if any(a.holds_array(live) for a in adapters()) and (kind == "$t" or copies_of(encoded)):
             self._match(_one_tensor(encoded), _spec(path, live), path, live)
         elif kind == "$state":
             self._look_at_object(encoded["$state"], live, path)
@@ -210,7 +210,7 @@ class _Fit:
             self._look_at_parts(dict(_items(encoded)), parts, path)
             return
         for adapter in adapters():
-            strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
+            strict = adapter.strict_tensors(live)
             if strict is None:
                 continue
             found = {key: _one_tensor(item) for key, item in _items(encoded)}
@@ -232,31 +232,15 @@ class _Fit:
             dtype, size = then.dtype, list(then.shape)
             if {then.kind, now.kind} == {"jax", "numpy"}:  # each has names of its own for types
                 dtype, now_dtype = then.stored_as, now.stored_as
-            if _takes_size(live, size):
+            if any(a.takes_size(live, size) for a in adapters()):
                 now_size = size
         if (dtype, size) != (now_dtype, now_size):
             self.reshaped.append(f"{path} ({dtype} {size} → {now_dtype} {now_size})")
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    found: TensorSpec = next(
-        a for a in adapters() if a.is_array(value) or _takes_array(a, value)
-    ).spec(name, value)
-    return found
-
-
-def _holds_array(value: Any) -> bool:
-    return any(_takes_array(adapter, value) for adapter in adapters())
-
-
-def _takes_array(adapter: Any, value: Any) -> bool:
-    """Whether a stored array can be put into it, and it is more than that: a tf.Variable."""
-    return bool(getattr(adapter, "holds_array", lambda _: False)(value))
-
-
-def _takes_size(live: Any, size: list[int]) -> bool:
-    """Whether a variable may have values of this size, whatever that of today's is."""
-    return any(getattr(a, "takes_size", lambda *_: False)(live, size) for a in adapters())
+    adapter = next(a for a in adapters() if a.is_array(value) or a.holds_array(value))
+    return adapter.spec(name, value)
 
 
 def copies_of(encoded: Any) -> list[Any]:
@@ -325,7 +309,7 @@ def _is_needed(live: Any) -> bool:
 
 def _is_value_array(live: Any) -> bool:
     """An array that is a value, never changed in place: the state of a JAX training."""
-    return any(getattr(a, "is_value_array", lambda _: False)(live) for a in adapters())
+    return any(a.arrays_are_values and a.is_array(live) for a in adapters())
 
 
 def _is_container(live: Any) -> bool:

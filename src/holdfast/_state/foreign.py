@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters
 from holdfast._errors import StateMismatch
 from holdfast._state.capture import (
@@ -157,7 +158,7 @@ class _Laying:
         ]
         return made
 
-    def _array(self, adapter: Any, live: Any, stored: Any, path: str) -> Any:
+    def _array(self, adapter: Adapter, live: Any, stored: Any, path: str) -> Any:
         then_adapter = _array_adapter(stored)
         now = adapter.spec(path, live)
         if then_adapter is None:
@@ -179,7 +180,7 @@ class _Laying:
         made = stored if now.kind == then.kind and not is_key else adapter.own(now, data)
         return self._one_of(adapter, live, made, path)
 
-    def _one_of(self, adapter: Any, live: Any, made: Any, path: str) -> Any:
+    def _one_of(self, adapter: Adapter, live: Any, made: Any, path: str) -> Any:
         """The one value of all names of an array: a file may have it once for each of them."""
         place = adapter.alias_key(live)
         first = made if place is None else self._known.setdefault(place, made)
@@ -220,11 +221,11 @@ def _plain(live: Any, stored: Any) -> Any:
     return stored
 
 
-def _from_number(adapter: Any, live: Any, stored: Any) -> Any:
+def _from_number(adapter: Adapter, live: Any, stored: Any) -> Any:
     """An array without dimensions from a number, where a state has one of the two."""
     if type(stored) not in (int, float, bool) or tuple(live.shape) != ():
         return None
-    if adapter.KIND != "torch":
+    if adapter.kind != "torch":
         return None
     from holdfast.torch.match import number_like
 
@@ -250,7 +251,7 @@ def _any(stored: Any) -> bool:
     return _array_adapter(stored) is not None
 
 
-def _array_adapter(value: Any) -> Any:
+def _array_adapter(value: Any) -> Adapter | None:
     if isinstance(value, bytes | bytearray):
         return None
     return next((each for each in adapters() if each.is_array(value)), None)
@@ -271,7 +272,7 @@ def _objects(state: Any) -> list[Any]:
 
 def _torch_match(live: Any) -> Any:
     """What knows modules and optimizers, where torch is loaded."""
-    if not any(getattr(adapter, "KIND", "") == "torch" for adapter in adapters()):
+    if not any(adapter.kind == "torch" for adapter in adapters()):
         return None
     from holdfast.torch import match
 

@@ -63,8 +63,7 @@ def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iter
         live = state.get(name)
         if not isinstance(encoded, dict) or "$state" not in encoded or not is_stateful(live):
             continue
-        copies = (getattr(each, "copies_what_it_loads", None) for each in adapters())
-        if parts_of(live) is not None or any(copy is not None and copy(live) for copy in copies):
+        if parts_of(live) is not None or _copies_what_it_loads(live):
             continue
         leaves = [leaf for _, leaf in tensor_leaves(encoded["$state"], name)]
         if any("$shard" in leaf for leaf in leaves):
@@ -217,19 +216,15 @@ class _Loader:
         if parts is not None:
             self.load(encoded, parts, path)  # they are the object's own, and change in place
             return
-        adapter = next(
-            (a for a in adapters() if getattr(a, "copies_what_it_loads", lambda _: False)(live)),
-            None,
-        )
-        borrowed = adapter is not None
+        borrowed = _copies_what_it_loads(live)
         try:
-            near = _partners(live)
+            near = _load_targets(live)
             stored = self.value(encoded, path, near, borrowed=borrowed)
             give_state(live, stored)
             if borrowed and self._is_kept(live):
                 give_state(live, self.value(encoded, path, near, borrowed=False))
             for each in adapters():
-                getattr(each, "settle", lambda *_: None)(live, stored)
+                each.after_load(live, stored)
         except HoldfastError:
             raise
         except Exception as error:
@@ -240,14 +235,12 @@ class _Loader:
 
     def _is_kept(self, live: Any) -> bool:
         """Whether an object kept a tensor that only borrows the image's memory."""
-        import ctypes
-
         ranges = []
         for view in self._loaded.memory:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
             ranges.append((start, start + view.nbytes))
         ranges += self._loaded.sent.memory
-        tensors = next(filter(None, (_only_tensors(each, live) for each in adapters())), None)
+        tensors = next(filter(None, (each.only_tensors(live) for each in adapters())), None)
         if tensors is None:
             tensors = capture({"object": live}, replicas=True).values
         addresses = [v.data_ptr() for v in tensors if hasattr(v, "data_ptr")]
@@ -315,10 +308,8 @@ class _Loader:
         return _decode_plain(tag, inner)
 
 
-def _only_tensors(adapter: Any, live: Any) -> list[Any] | None:
-    """The tensors of an object that has nothing else; None if it may."""
-    found: list[Any] | None = getattr(adapter, "only_tensors", lambda _: None)(live)
-    return found
+def _copies_what_it_loads(live: object) -> bool:
+    return any(each.copies_what_it_loads(live) for each in adapters())
 
 
 def _part_of(near: Any, key: Any) -> Any:
@@ -328,9 +319,9 @@ def _part_of(near: Any, key: Any) -> Any:
     return near[key] if is_there else None
 
 
-def _partners(live: Any) -> Any:
+def _load_targets(live: Any) -> Any:
     """What is now where an object's stored state will go; None if none of it can be sharded."""
-    found = (getattr(each, "partners", lambda _: None)(live) for each in adapters())
+    found = (each.load_targets(live) for each in adapters())
     return next((each for each in found if each is not None), None)
 
 
@@ -359,10 +350,6 @@ def _decoded(tag: str, inner: Any) -> Any:
         return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
     if tag == "$complex":
         return complex(float(inner[0]), float(inner[1]))
-    if tag.startswith("$torch."):
-        return adapter_of("torch").decode_other(tag, inner)
-    if tag.startswith("$tensorflow."):
-        return adapter_of("tensorflow").decode_other(tag, inner)
-    if tag.startswith("$jax."):
-        return adapter_of("jax").decode_other(tag, inner)
+    if tag.startswith(("$torch.", "$tensorflow.")):
+        return adapter_of(tag[1:].partition(".")[0]).decode_other(tag, inner)
     raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast._adapters import plain
+from holdfast._adapters.plain import ADAPTER as PLAIN
 from holdfast._state.capture import Captured, capture
 from holdfast._store.format.image import TensorSpec
 from holdfast._text import say
@@ -36,7 +36,7 @@ class Beside:
                 self._data = _describe(captured, state)
             self._specs = captured.specs
             if self._data is not None:
-                self._all_specs = [*captured.specs, plain.spec(_NAME, self._data)]
+                self._all_specs = [*captured.specs, PLAIN.spec(_NAME, self._data)]
         if self._data is None:
             return captured
         if captured.addresses is not self._addresses[0] and captured.addresses is not None:

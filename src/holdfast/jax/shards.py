@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from holdfast._adapters import shared
+from holdfast._adapters.adapter import StoredArray
 from holdfast._adapters.shared import Box
-from holdfast._adapters.shared import Stored as Stored
 from holdfast._store.format.image import TensorSpec
 from holdfast.jax import arrays
 
@@ -88,9 +88,13 @@ def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None
 # -- and back -----------------------------------------------------------------
 
 
-def assemble(stored: Stored, near: object, path: str) -> tuple[Any, Part] | None:
+def assemble(stored: StoredArray, near: object, path: str) -> tuple[Any, Part] | None:
     """A stored array, laid out as `near` is, and the part of it that is here."""
-    about, shape, item_bytes = stored.description, stored.shape, stored.item_bytes
+    about, shape, item_bytes = (
+        stored.description,
+        shared.shape_of(stored),
+        shared.item_bytes_of(stored),
+    )
     dtype, where = str(about["dtype"]), str(about.get("where", ""))
     sharding = arrays.layout(where, near, is_in_parts=not stored.is_whole)
     pieces: dict[Box, shared.Array] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,13 +20,11 @@ from keras.src.utils.module_utils import tensorflow as tf
 from keras.src.utils.naming import to_snake_case
 
 from holdfast._errors import StateMismatch
-from holdfast.keras.names import Names
 
 # Stored values of metrics and optimizers that are not built yet, until they are.
 _waiting: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 # Whoever was asked for its state: an optimizer that is not built yet finds its weights there.
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
-_names = Names()
 
 
 def object_state(value: Any) -> dict[str, Any]:
@@ -374,3 +372,45 @@ def _slot_name(
     of_one_name = references[prefix]
     number, reference = of_one_name[min(count, len(of_one_name) - 1)]
     return f"{name[len(prefix) :]}/{number}/{reference}"
+
+
+# -- Names, remembered: to make 800 of them takes longer than to copy the values ---------
+
+
+class VariableNames:
+    """What the variables of an object are called, as long as it is made of the same parts."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, tuple[list[Any], list[str], list[str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(
+        self,
+        owner: Any,
+        parts: Sequence[Any],
+        words: Sequence[str],
+        variables: Sequence[Any],
+        make: Callable[[], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """The variables by name, which depend on `parts` (which objects they are) and `words`."""
+        known = self._known.get(owner)
+        if known is not None:
+            references, then, names = known
+            if (
+                list(words) == then
+                and len(references) == len(parts)
+                and all(
+                    reference() is part for reference, part in zip(references, parts, strict=True)
+                )
+            ):
+                return dict(zip(names, variables, strict=True))
+        found = make()
+        self._known.pop(owner, None)
+        if len(found) == len(variables):
+            # A reference would keep the memory of variables that are gone.
+            self._known[owner] = (list(map(weakref.ref, parts)), list(words), list(found))
+        return found
+
+
+_names = VariableNames()

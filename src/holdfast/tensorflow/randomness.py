@@ -49,18 +49,9 @@ def restore_generator(value: Any, state: Mapping[str, Any]) -> None:
     distribute.assign(value.state, tf.constant(state["state"]))
 
 
-def reseed(value: Any, seed: int) -> None:
-    """Seed a generator that somebody holds."""
-    value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-
-def is_global(value: object) -> bool:
-    """Whether a generator is the one that TensorFlow gives to whoever asks for any."""
-    return value is _global_generator()
-
-
-def _global_generator() -> Any:
-    # To ask TensorFlow for it would make one.
+def global_generator() -> Any:
+    """The generator that TensorFlow gives to code that asks for any; None if there is none yet."""
+    # Asking TensorFlow itself would make one.
     return stateful_random_ops.global_generator
 
 
@@ -90,14 +81,14 @@ def seed_global(seed: int) -> None:
         held._rng = random.Random(held._seed)
 
 
-def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  they are variables on the host
+def generators() -> dict[str, Any]:
     states: dict[str, Any] = {"tensorflow": None}
     now = global_state()
     if now is not None:
         seed, (version, words, gauss) = now
         states["tensorflow"] = (seed, version, struct.pack(f"<{len(words)}I", *words), gauss)
-    if _global_generator() is not None:
-        states["tensorflow.generator"] = generator_state(_global_generator())
+    if global_generator() is not None:
+        states["tensorflow.generator"] = generator_state(global_generator())
     find_hidden_draws()
     return states
 
@@ -118,13 +109,13 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
 def _restore_global_generator(state: Mapping[str, Any] | None) -> list[str]:
     if state is None:
         return []
-    if _global_generator() is None:
+    if global_generator() is None:
         fresh = tf.random.Generator.from_state(state["state"], state["algorithm"])
         tf.random.set_global_generator(fresh)
         return []
     try:
         # In place: a tf.function may have captured it.
-        restore_generator(_global_generator(), state)
+        restore_generator(global_generator(), state)
     except ValueError as error:
         return [f"TensorFlow's global generator ({error})"]
     return []

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast.torch.adapter import ADAPTER
 from holdfast.torch.pt_file import Refused as Refused
 from holdfast.torch.pt_file import load_pt, read_known
 
@@ -82,7 +82,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         spec = _spec_of(name, entry)
         if not 0 <= first <= last <= data.nbytes or last - first != spec.size_bytes:
             raise Incomplete(f"{name} should be {spec.size_bytes} bytes, and is not")
-        found[name] = adapter.borrow(spec, data[first:last])
+        found[name] = ADAPTER.borrow(spec, data[first:last])
     return found
 
 
@@ -90,7 +90,7 @@ def _spec_of(name: str, entry: dict[str, Any]) -> TensorSpec:
     if entry["dtype"] not in _TORCH_NAMES:
         raise Incomplete(f"{name} is of type {entry['dtype']}, which this holdfast lacks")
     dtype, shape = _TORCH_NAMES[entry["dtype"]], tuple(entry["shape"])
-    size = adapter.item_bytes(dtype)
+    size = ADAPTER.item_bytes(dtype)
     return TensorSpec(
         name, "torch", dtype, entry["dtype"], shape, None, size, math.prod(shape) * size
     )

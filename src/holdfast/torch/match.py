@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from holdfast import torch as adapter
+from holdfast.torch.adapter import ADAPTER
 
 # What wraps a module and puts its name before those of all parameters.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
@@ -105,9 +105,9 @@ def _note_tied(
 
 def _place(now: Any) -> Hashable | None:
     """Equal for two names of one tensor; None where that is not known."""
-    if not isinstance(now, torch.Tensor) or adapter.is_sharded(now):
+    if not isinstance(now, torch.Tensor) or ADAPTER.is_sharded(now):
         return None
-    return adapter.alias_key(now)
+    return ADAPTER.alias_key(now)
 
 
 def _one_of(known: Any, now: Any, then: Any, path: str, unfit: Unfit) -> Any:
@@ -118,7 +118,7 @@ def _one_of(known: Any, now: Any, then: Any, path: str, unfit: Unfit) -> Any:
         return then
     if first.dtype != then.dtype or first.shape != then.shape:
         return then  # noted already
-    if bytes(adapter.bytes_of(first)) != bytes(adapter.bytes_of(then)):
+    if bytes(ADAPTER.bytes_of(first)) != bytes(ADAPTER.bytes_of(then)):
         unfit.changed.append(f"{path} (is tied to another here, and has values of its own there)")
     return first
 

@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast.torch.adapter import ADAPTER
 
 _TORCH_NAMES = {stored: name for name, stored in STORED_AS.items()}
 
@@ -48,11 +48,11 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
     if spec.kind == "torch":
         on_cpu = replace(spec, device="")
         # A borrowed tensor needs no second copy in memory, but has forgotten its strides.
-        return adapter.borrow(on_cpu, data) if spec.strides is None else adapter.own(on_cpu, data)
+        return ADAPTER.borrow(on_cpu, data) if spec.strides is None else ADAPTER.own(on_cpu, data)
     # An array of another framework: as the file has it, which is raw bytes where torch has
     # no such dtype.
     dtype = _TORCH_NAMES[spec.stored_as]
-    found = adapter.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
+    found = ADAPTER.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
     is_number = spec.dtype.startswith("scalar ") and found.ndim == 0
     return found.item() if is_number else found
 
@@ -142,7 +142,7 @@ def _replaced(value: Any, tensor: Callable[[str, tuple[int, ...], memoryview], A
             dense = value.dequantize() if value.is_quantized else value.to_dense()
             return _replaced(dense, tensor)
         dtype = str(value.dtype).removeprefix("torch.")
-        return tensor(dtype, tuple(value.shape), adapter.bytes_of(value))
+        return tensor(dtype, tuple(value.shape), ADAPTER.bytes_of(value))
     if isinstance(value, dict):
         return {key: _replaced(item, tensor) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -14,15 +14,15 @@ What is used of torch and not promised by it, and the versions that have it:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdfast import torch as adapter
+from holdfast._adapters.adapter import StoredArray, StoredPart
 from holdfast._errors import DamagedCheckpoint
-from holdfast._store.format.image import TensorSpec
+from holdfast.torch.adapter import ADAPTER, dtype_of
 
 try:
     from torch.distributed.tensor import DTensor, Replicate
@@ -132,27 +132,6 @@ def _plan(value: DTensor) -> Layout:
 # -- and back --------------------------------------------------------------------
 
 
-class Part(Protocol):
-    """What one rank stored of a tensor."""
-
-    @property
-    def description(self) -> dict[str, Any]: ...
-    @property
-    def spec(self) -> TensorSpec: ...
-    @property
-    def data(self) -> memoryview: ...
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor as a checkpoint has it: in parts, or whole, which is a single part."""
-
-    description: dict[str, Any]  # of the part that this rank stored, or would have
-    own: Part | None  # that part, if it did
-    parts: Callable[[], Sequence[Part]]  # those of all ranks: asked for only if need be
-    is_whole: bool
-
-
 class Entries(dict[Any, Any]):
     """What an optimizer holds for a parameter; an entry that is not there yet is like that."""
 
@@ -165,7 +144,7 @@ class Entries(dict[Any, Any]):
         return Entries(self.parameter, {}) if found is None else found
 
 
-def partners(value: Any) -> Any:
+def load_targets(value: Any) -> Any:
     """What is now where a stored state will go: the tensors that say how to shard it."""
     if not isinstance(value, torch.optim.Optimizer):
         return value.state_dict()
@@ -177,12 +156,14 @@ def partners(value: Any) -> Any:
 
 
 @torch.no_grad()
-def assemble(stored: Stored, near: object, path: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+def assemble(
+    stored: StoredArray, near: object, path: str
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """A stored tensor, sharded as `near` is, and this rank's part of it in the CPU's memory.
 
     None if neither is sharded. The part may share the checkpoint's memory, the whole does not.
     """
-    size, dtype = stored.description["size"], adapter._dtype(stored.description["dtype"])
+    size, dtype = stored.description["size"], dtype_of(stored.description["dtype"])
     like = _like(size, dtype, near, was_sharded=not stored.is_whole)
     if like is not None:
         part = _part(stored, layout_of(like).description["offsets"], like, path)
@@ -217,14 +198,14 @@ def _like(
     return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def _part(stored: Stored, offsets: list[int], like: torch.Tensor, path: str) -> torch.Tensor:
+def _part(stored: StoredArray, offsets: list[int], like: torch.Tensor, path: str) -> torch.Tensor:
     """The values of the part of `like` that is here, on the CPU."""
     sizes = like._local_tensor.shape if isinstance(like, DTensor) else like.shape
     if stored.own is not None:
         described = stored.own.description
         if (described["offsets"], described["sizes"]) == (offsets, list(sizes)):
-            return adapter.borrow(stored.own.spec, stored.own.data)
-    target = torch.empty(sizes, dtype=adapter._dtype(stored.description["dtype"]))
+            return ADAPTER.borrow(stored.own.spec, stored.own.data)
+    target = torch.empty(sizes, dtype=dtype_of(stored.description["dtype"]))
     if target.numel() > 0:
         # A tensor of the same name on another mesh is another one.
         mesh = stored.description.get("mesh")
@@ -232,7 +213,7 @@ def _part(stored: Stored, offsets: list[int], like: torch.Tensor, path: str) -> 
     return target
 
 
-def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path: str) -> None:
+def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[StoredPart], path: str) -> None:
     """Copy every stored part to where torch's planner says that it belongs."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
@@ -243,7 +224,7 @@ def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path:
     for item in planner.create_local_plan().items:
         number = item.storage_index.index
         assert number is not None
-        source = adapter.borrow(parts[number].spec, parts[number].data)
+        source = ADAPTER.borrow(parts[number].spec, parts[number].data)
         source = _narrowed(source, item.storage_offsets, item.lengths)
         _narrowed(target, item.dest_offsets, item.lengths).copy_(source)
         _narrowed(filled, item.dest_offsets, item.lengths).fill_(True)
@@ -257,7 +238,7 @@ def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path:
         )
 
 
-def _metadata(parts: Sequence[Part], like: torch.Tensor) -> Metadata:
+def _metadata(parts: Sequence[StoredPart], like: torch.Tensor) -> Metadata:
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,
@@ -286,8 +267,8 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 def load_in_place(live: object, value: torch.Tensor) -> bool:
     """Copy what was assembled like `live` into it."""
     if not isinstance(value, DTensor):
-        whole = adapter.bytes_of(value)
-        return adapter.load_in_place(live, adapter.spec("", value), whole)
+        whole = ADAPTER.bytes_of(value)
+        return ADAPTER.load_in_place(live, ADAPTER.spec("", value), whole)
     if not isinstance(live, DTensor) or live.dtype != value.dtype:
         return False
     live._local_tensor.copy_(value._local_tensor)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from holdfast import torch as adapter
+from holdfast.torch.adapter import ADAPTER
 
 _DEPTH = 5
 _MOST_OBJECTS = 2000
@@ -34,7 +34,7 @@ def class_name(value: object) -> str | None:
 def is_forgotten(optimizer: Any, state: Mapping[str, Any], tensors: Iterable[Any]) -> bool:
     """Whether an optimizer keeps something that is not in the state, whose tensors are given."""
     own = [
-        adapter.part_here(value).data_ptr()
+        ADAPTER.part_here(value).data_ptr()
         for entry in optimizer.state.values()
         if isinstance(entry, Mapping)
         for value in entry.values()
@@ -42,7 +42,7 @@ def is_forgotten(optimizer: Any, state: Mapping[str, Any], tensors: Iterable[Any
     ]
     if own:
         stored = {
-            adapter.part_here(value).data_ptr()
+            ADAPTER.part_here(value).data_ptr()
             for value in tensors
             if isinstance(value, torch.Tensor)
         }

@@ -21,7 +21,7 @@ from holdfast._store.folder.invalid import set_aside_void
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.read.merge_ranks import join, read_checkpoint
-from holdfast._store.read.verify import Loaded, send_ahead, slot_source, verify_image
+from holdfast._store.read.verify import Loaded, SendToDevice, slot_source, verify_image
 
 if TYPE_CHECKING:
     from holdfast._store.memory.arena import Arena, SlotRecord
@@ -128,12 +128,13 @@ def find_newest(
     line: dict[int, int | None],
     leftovers: list[Leftover],
     say: Callable[[str], None],
+    send: SendToDevice | None = None,
 ) -> Found | None:
     """The newest state on the line that is whole; None if there never was one."""
     damaged = 0
     for candidate in _candidates(layout, line, leftovers):
         try:
-            return read_candidate(candidate)
+            return read_candidate(candidate, send=send)
         except DamagedCheckpoint as error:
             damaged += report_damage(candidate, error, layout, say)
     refuse_to_begin_anew(layout, damaged)
@@ -221,12 +222,17 @@ def age(candidate: Candidate) -> tuple[int, int, bool, int, str]:
     return (candidate.attempt, candidate.step, in_memory, sequence, name)
 
 
-def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
-    """Read and check it; DamagedCheckpoint if it is no good."""
+def read_candidate(candidate: Candidate, rank: int = 0, send: SendToDevice | None = None) -> Found:
+    """Read and check it; DamagedCheckpoint if it is no good.
+
+    With `send`, tensors that were on a device are sent there.
+    """
     if candidate.folder is not None:
         loaded = read_checkpoint(candidate.folder, rank)
         _refuse_another_step(candidate, loaded, str(candidate.folder))
-        return Found(candidate.attempt, candidate.step, send_ahead(loaded))
+        if send is not None:
+            loaded.sent.send(send, loaded.plan.specs, loaded.tensors, hashed=False)
+        return Found(candidate.attempt, candidate.step, loaded)
     assert candidate.leftover is not None
     arena, record = candidate.leftover.arena, candidate.record
     where = f"the snapshot of step {record.step} in memory"
@@ -235,7 +241,7 @@ def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
     except ValueError as error:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
-    loaded = verify_image(image, plan, arena.digests(record.slot), where, sends=True)
+    loaded = verify_image(image, plan, arena.digests(record.slot), where, send)
     world = loaded.head.get("world", 1)
     if world != max(1, len(candidate.peers)):
         raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")
