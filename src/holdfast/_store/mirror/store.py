@@ -1,7 +1,7 @@
-"""A place that holds bytes under keys: what all mirrors have in common.
+"""A place that holds bytes under keys.
 
-Nothing here need be atomic. A put that was cut leaves something that its checksum does not fit,
-and whatever reads it treats that as absent.
+Nothing here need be atomic: what a put that was cut leaves does not fit its checksum, and readers
+treat it as absent.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Store(Protocol):
         """Remove what is there of these."""
 
     def tidy(self, prefix: str) -> None:
-        """Remove what a put that was killed has left, and no list shows."""
+        """Remove what a killed put has left, which `list` does not show."""
 
 
 class MissingPlace(OSError):
-    """What a mirror's folder is to stand in is not there, so nobody can tell what is in it."""
+    """The parent of a mirror's folder is missing, so its content is unknown."""
 
 
 class FolderStore:
     """A folder: another disk, a network file system.
 
-    It is made where it is missing; what it stands in is not. A disk that is not mounted would look
-    like a mirror that is empty, and the copies would fill the disk below.
+    It is made if it is missing; its parent is not. A disk that is not mounted would look like an
+    empty mirror, and the copies would fill the disk below.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class FolderStore:
         for folder, _, names in os.walk(self._folder / prefix, onerror=_refuse_unlisted):
             for name in names:
                 path = Path(folder) / name
-                if not name.startswith("."):  # else it was being written
+                if not name.startswith("."):  # else it is being written
                     with contextlib.suppress(FileNotFoundError):
                         key = path.relative_to(self._folder).as_posix()
                         found[key] = Held(path.stat().st_size)
@@ -106,13 +106,13 @@ class FolderStore:
 
 
 def _refuse_unlisted(error: OSError) -> None:
-    """What cannot be listed is not empty: else all that is in it would be taken for lost."""
+    """A folder that cannot be listed is not empty: else its content would count as lost."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def _forget(path: Path) -> None:
-    """Let the next read come from the disk: what is read back to be checked must not be memory."""
+    """Drop a file from the page cache: what is read back for a check must come from the disk."""
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -133,8 +133,6 @@ def open_store(address: str) -> Store:
     folder = folder_of(address)
     if folder is not None:
         return FolderStore(folder)
-    from holdfast._store.mirror.remote import (
-        RemoteStore,  # fsspec, and what it needs for this address
-    )
+    from holdfast._store.mirror.remote import RemoteStore  # loads fsspec
 
     return RemoteStore(address)
