@@ -1,4 +1,4 @@
-"""Sharded tensors on the way back: from parts in images to what the live objects are to hold."""
+"""Sharded tensors are restored: from stored parts to what the live objects hold."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class _Expected:
 
 
 def kind_of(description: dict[str, Any]) -> str:
-    """Whose a sharded tensor is; those of torch do not say so."""
+    """The framework of a sharded tensor; those of torch do not name it."""
     return str(description.get("kind", "torch"))
 
 
 class Assembler:
-    """Makes what is to be loaded where the stored tensor, or the live one, is sharded."""
+    """Makes the tensor to be loaded if the stored one, or the live one, is sharded."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -65,7 +65,7 @@ class Assembler:
         return found
 
     def load_in_place(self, live: object, value: Any) -> bool:
-        """Copy what was made for `live` into it, if it can hold that."""
+        """Copy what was made for `live` into it, if possible."""
         adapter = next(each for each in adapters() if each.is_array(value))
         return adapter.sharding().load_in_place(live, value)
 
@@ -98,13 +98,13 @@ class Assembler:
         if found is None:
             return None
         value, part = found
-        # Before it is handed over: whoever gets it may change it.
+        # Now: the object that gets it may change it.
         known = digest(adapter.bytes_of(part))
         self._expected[path] = _Expected(stored.description["dtype"], tuple(part.shape), known)
         return value
 
     def whole_bytes(self, description: dict[str, Any], path: str) -> tuple[TensorSpec, memoryview]:
-        """An array of JAX that is stored in parts, as one: nobody needs JAX to read it."""
+        """A whole array of JAX that is stored in parts, without JAX."""
         from holdfast._adapters import shared  # with NumPy, which is rarely needed here
 
         number = description["t"]
@@ -125,7 +125,7 @@ class Assembler:
         return spec, shared.as_bytes(joined)
 
     def differing(self, captured: Captured) -> list[str]:
-        """What was assembled and is lost, of another kind, or of other values now."""
+        """Assembled tensors that are lost, or whose type or values differ now."""
         now = {
             path: leaf.get("$t", leaf.get("$shard", {}).get("t"))
             for name, encoded in captured.tree["state"].items()
@@ -154,6 +154,6 @@ class Assembler:
 
 
 def _may_be_sharded(near: object) -> bool:
-    """Whether a tensor that is there now is sharded, or the parameter that its entry is for."""
+    """Whether a live tensor is sharded, or the parameter that an optimizer's entry is for."""
     candidates = (near, getattr(near, "parameter", None))
     return any(adapter.is_sharded(each) for adapter in adapters() for each in candidates)
