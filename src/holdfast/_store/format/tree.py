@@ -1,4 +1,4 @@
-"""The tensors that a stored tree refers to."""
+"""Visitors of the stored tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint or a slot: every byte is read once and checked before it is used."""
+"""Read a checkpoint or a slot: every byte is read once and checked before it is used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoredShard:
 
     @property
     def data(self) -> memoryview:
-        """Its bytes: read only by whoever needs this part."""
+        """Its bytes, read on demand."""
         return self.read()
 
 
@@ -117,16 +117,16 @@ class SentAhead:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A verified state in memory: the image of one rank, and what others hold for it."""
+    """A verified state in memory: the image of one rank, and what others stored for it."""
 
-    plan: ImagePlan  # its specs go on behind those of the image with what others hold
+    plan: ImagePlan  # the specs of the image, then those of tensors that others stored
     tensors: tuple[memoryview, ...]  # the bytes of each
-    memory: tuple[memoryview, ...]  # all that they may be in
+    memory: tuple[memoryview, ...]  # all memory that contains them
     head: dict[str, Any]  # the scalars: step, tree, metrics, …
     digests: dict[str, bytes]  # of each tensor, by name
     find_shards: Callable[[str], list[StoredShard]] | None = None
     world: int = 1  # the ranks that stored it
-    sent: SentAhead = field(default_factory=SentAhead)  # what is on its device already
+    sent: SentAhead = field(default_factory=SentAhead)
 
     def data(self, index: int) -> memoryview:
         """The bytes of tensor number `index`."""
@@ -181,7 +181,7 @@ def verify_image(
 
 
 def slot_source(arena: Any, record: Any, where: str) -> Loaded:
-    """A slot of another rank as it is in memory; its tensors are checked when they are used."""
+    """A slot of another rank in memory; its tensors are checked when they are used."""
     try:
         plan = arena.plan(record.slot)
     except ValueError as error:
@@ -192,7 +192,7 @@ def slot_source(arena: Any, record: Any, where: str) -> Loaded:
 
 
 def loaded_from(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
-    """The state in an image that lies in one piece."""
+    """The state in an image that is contiguous in memory."""
     plan = _parsed(image[: header_bytes(image[:8])], where)
     views = [image[e.offset : e.offset + e.size_bytes] for e in plan.extents()]
     return loaded_of(plan, views, (image,), digests, where)
@@ -205,7 +205,7 @@ def loaded_of(
     digests: dict[str, bytes],
     where: Path | str,
 ) -> Loaded:
-    """The state in the parts of an image: header, tensors in their order there, scalars."""
+    """The state in the parts of an image: header, tensors in file order, scalars."""
     tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
     try:
         head = decode_scalars(views[-1])
