@@ -1,11 +1,11 @@
-"""From a CUDA device into a slot, without keeping training waiting.
+"""Copies from a CUDA device into a slot while training goes on.
 
-With room on the device: all tensors are copied into a spare buffer there, at the speed of its
-memory; the work that training queues from then on waits for that and for nothing else. The
-buffer goes home behind the next steps, on a stream of its own, into memory that is registered
-with the driver. Without room, `HeldBack` copies straight into the slot.
+With room on the device, all tensors are copied into a spare buffer there, at the speed of its
+memory; only that delays the work that training queues next. The buffer is then copied to the host
+during the next steps, on a stream of its own, into memory that is registered with the driver.
+Without room, `HeldBack` copies straight into the slot.
 
-A slot is whole only when its last byte has come (see _run/saving/async_copy.py).
+A slot is whole only when its last byte has arrived (see _run/saving/async_copy.py).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from holdfast._store.format.image import TensorSpec
 from holdfast._text import say
 
-_ALIGNMENT = 512  # as the allocator has it: a kernel copies aligned memory faster
+_ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
 _LEAST_ROOM_BYTES = 1 << 30
-_ROOM_SHARE = 16  # of the device's memory, one part in so many stays free for training
-_POOL_STREAMS = 32  # torch hands out so many of each priority, in turn
+_ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
+_POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
 _PORTABLE = 1  # registered for every device
-_BESIDE_SHARE = 0.02  # of its time, a copy home slows what the device does meanwhile
-_BYTES_PER_SECOND = 1e12  # of a copy on the device, until one was measured
+_BESIDE_SHARE = 0.02  # of its time: how much a copy to the host slows the device
+_BYTES_PER_SECOND = 1e12  # of a copy on the device, until one is measured
 _REMEMBERED = 8
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
-class _Run:
-    """Tensors that follow one another in the image: they come home in one copy."""
+class _Span:
+    """Tensors that are adjacent in the image: one copy to the host."""
 
     offset: int  # in the image
     size_bytes: int
@@ -54,7 +54,7 @@ class Timing:
 
     @classmethod
     def new(cls) -> Timing:
-        # Blocking: whoever waits for it sleeps, where it would else burn a core.
+        # Blocking: the waiting thread sleeps instead of spinning.
         return cls(*(torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(3)))
 
 
@@ -73,8 +73,8 @@ class Devices:
         size_bytes = sum(spec.size_bytes for spec, _ in places)
         self._costs: deque[float] = deque([2 * size_bytes / _BYTES_PER_SECOND], _REMEMBERED)
         self._is_measured = False
-        self.stall_seconds = 0.0  # for which the last copy kept training waiting
-        self.is_ahead = False  # the processor, of devices that still had work at the last copy
+        self.stall_seconds = 0.0  # how long the last copy delayed training
+        self.is_ahead = False  # True if the device still had queued work at the last copy
         with torch.cuda.device(next(iter(by_device))):
             self._is_registered = _register(mapped)
         self._parts = [
@@ -86,19 +86,19 @@ class Devices:
     def cost_seconds(self) -> float:
         return statistics.median(self._costs)
 
-    def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _Flight:
+    def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
         self.is_ahead = any(not part.is_idle() for part in self._parts)
         home = self._host[self._slots[slot] :]
-        flights = [
+        copies = [
             part.begin(home, [values[i] for i in indices], careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)
         ]
-        return _Flight(self, flights)
+        return _AllCopies(self, copies)
 
     def note_cost(self, seconds: float) -> None:
         if not self._is_measured:
             self._is_measured = True
-            self._costs.clear()  # what was guessed
+            self._costs.clear()  # the estimate
         self._costs.append(seconds)
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class Devices:
         del self._host
 
 
-class _Flight:
-    """The copies of all devices for one slot."""
+class _AllCopies:
+    """The copies of all devices into one slot."""
 
     def __init__(self, devices: Devices, parts: Sequence[Any]) -> None:
         self._devices = devices
@@ -140,7 +140,7 @@ class _OneDevice:
         self._places = places
         self._stream = torch.cuda.Stream(device)
         self._others = _pool_streams(device, self._stream)
-        self._runs, self._staged_at, self._stage_bytes = _find_runs(places)
+        self._spans, self._staged_at, self._stage_bytes = _find_spans(places)
         self._stage: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._groups: list[list[int]] = []
@@ -158,7 +158,7 @@ class _OneDevice:
         return self._held_back.begin(home, values, busy, [busy[0], *self._others], careful=careful)
 
     def is_idle(self) -> bool:
-        """Whether the device has done all that training has asked of it."""
+        """Whether the device has done all queued work of training."""
         return torch.cuda.current_stream(self.device).query()
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class _OneDevice:
         if self._held_back is not None:
             self._held_back.close()
 
-    def _by_stage(self, home: torch.Tensor, values: list[torch.Tensor]) -> _StagedFlight:
+    def _by_stage(self, home: torch.Tensor, values: list[torch.Tensor]) -> _StagedCopy:
         assert self._stage is not None
         timing = Timing.new()
         busy = self._busy_streams()
@@ -177,31 +177,31 @@ class _OneDevice:
             for group in self._groups:
                 torch._foreach_copy_([self._views[i] for i in group], [values[i] for i in group])
             timing.freed.record()
-        # What any of them does next may change what is being copied: also one that is idle now.
+        # The next work of any stream may change what is being copied, even of one that is idle now.
         for stream in (busy[0], *self._others):
             stream.wait_event(timing.freed)
         pieces = [
             (
-                home[run.offset : run.offset + run.size_bytes],
-                self._stage[run.staged : run.staged + run.size_bytes],
+                home[span.offset : span.offset + span.size_bytes],
+                self._stage[span.staged : span.staged + span.size_bytes],
             )
-            for run in self._runs
+            for span in self._spans
         ]
-        flight = _StagedFlight(timing, self._stream, pieces)
+        copy = _StagedCopy(timing, self._stream, pieces)
         if self._is_registered:
-            flight.send_home()
-        return flight
+            copy.send_home()
+        return copy
 
     def _busy_streams(self) -> list[torch.cuda.Stream]:
-        """The current stream, and whichever other of torch's has not done all its work.
+        """The current stream, and every other stream of torch that has queued work.
 
-        An update on a stream of the user's own may still be under way.
+        An update may still run on a stream of the user.
         """
         current = torch.cuda.current_stream(self.device)
         return [current, *(each for each in self._others if not each.query() and each != current)]
 
     def _has_stage(self) -> bool:
-        """Whether there is a spare buffer: made once, and given up when memory runs short."""
+        """Whether there is a spare buffer: made once, and freed when memory runs short."""
         if not self._may_stage:
             return False
         free, total = torch.cuda.mem_get_info(self.device)
@@ -225,7 +225,7 @@ class _OneDevice:
             _typed(stage, at, spec)
             for at, (spec, _) in zip(self._staged_at, self._places, strict=True)
         ]
-        # One kernel copies many tensors if they are of one type and in the same order.
+        # One kernel copies many tensors if they have one dtype and one memory order.
         groups: dict[Any, list[int]] = {}
         for index, (spec, _) in enumerate(self._places):
             if spec.size_bytes:
@@ -234,7 +234,7 @@ class _OneDevice:
         self._groups = list(groups.values())
 
 
-class _StagedFlight:
+class _StagedCopy:
     """A copy from the spare buffer into a slot."""
 
     def __init__(
@@ -250,7 +250,7 @@ class _StagedFlight:
         self.stall_seconds = self.cost_seconds = 0.0
 
     def send_home(self) -> None:
-        """Queue the copies; into memory that is not registered, this waits for them."""
+        """Queue the copies; if the memory is not registered, this waits for them."""
         self._is_sent = True
         with torch.cuda.stream(self._stream):
             for target, source in self._pieces:
@@ -276,19 +276,19 @@ def _typed(base: torch.Tensor, at: int, spec: TensorSpec) -> torch.Tensor:
     return base[at : at + spec.size_bytes].view(dtype).view(spec.shape)
 
 
-def _find_runs(
+def _find_spans(
     places: Sequence[tuple[TensorSpec, int]],
-) -> tuple[list[_Run], list[int], int]:
-    """The runs in the image, where each tensor stands in the spare buffer, and its size."""
+) -> tuple[list[_Span], list[int], int]:
+    """The spans in the image, the place of each tensor in the spare buffer, and its size."""
     order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0].size_bytes))
-    runs: list[_Run] = []
+    runs: list[_Span] = []
     staged_at = [0] * len(places)
     size = 0
     for index in order:
         spec, offset = places[index]
         if not runs or runs[-1].offset + runs[-1].size_bytes != offset:
             start = -(-size // _ALIGNMENT) * _ALIGNMENT + offset % _ALIGNMENT
-            runs.append(_Run(offset, 0, start))
+            runs.append(_Span(offset, 0, start))
         run = runs[-1]
         staged_at[index] = run.staged + run.size_bytes
         run.size_bytes += spec.size_bytes
@@ -297,7 +297,7 @@ def _find_runs(
 
 
 def _pool_streams(device: torch.device, own: torch.cuda.Stream) -> list[torch.cuda.Stream]:
-    """Every stream that torch may have given to anybody: it hands out the same few in turn."""
+    """Every stream that torch may have given to the script: it uses the same few in turn."""
     found = {}
     for priority in (0, -1):
         for _ in range(_POOL_STREAMS):
@@ -309,7 +309,7 @@ def _pool_streams(device: torch.device, own: torch.cuda.Stream) -> list[torch.cu
 
 
 def _register(mapped: Any) -> bool:
-    """Tell the driver of the arena, so that it copies there without the processor's help."""
+    """Register the arena with the driver, so that the device copies there by DMA."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     result = torch.cuda.cudart().cudaHostRegister(address, len(mapped), _PORTABLE)
     return int(result) == 0
@@ -328,12 +328,12 @@ def _register(mapped: Any) -> bool:
 
 @dataclass
 class _Watch:
-    """What optimizers do, as their hook sees it."""
+    """What the hook of all optimizers observes."""
 
     steps: int = 0
-    in_graph: bool = False  # a step was captured, and is replayed without being seen
+    in_graph: bool = False  # a step was captured in a CUDA graph: its replays are not observed
     optimizers: weakref.WeakSet[torch.optim.Optimizer] = field(default_factory=weakref.WeakSet)
-    flights: list[weakref.ref[_HeldBackCopy]] = field(default_factory=list)
+    copies: list[weakref.ref[_HeldBackCopy]] = field(default_factory=list)
 
 
 _watch = _Watch()
@@ -347,12 +347,12 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     _watch.steps += 1
     _watch.optimizers.add(optimizer)
-    for reference in list(_watch.flights):
-        flight = reference()
-        if flight is None or flight.landed.query():
-            _watch.flights.remove(reference)
+    for reference in list(_watch.copies):
+        copy = reference()
+        if copy is None or copy.landed.query():
+            _watch.copies.remove(reference)
         else:
-            flight.hold_back()
+            copy.hold_back()
 
 
 class HeldBack:
@@ -382,9 +382,9 @@ class HeldBack:
         *,
         careful: bool,
     ) -> _HeldBackCopy:
-        """Begin to copy when the busy streams are done with what they have; all wait for it.
+        """Begin to copy when the busy streams have done their queued work.
 
-        A careful copy holds back everything that training does next.
+        A careful copy delays everything that training does next.
         """
         has_stepped, self._steps = _watch.steps > self._steps, _watch.steps
         holds_back = self._may_hold_back and has_stepped and not _watch.in_graph and not careful
@@ -393,27 +393,27 @@ class HeldBack:
         targets = [_typed(home, at, spec) for spec, at in self._places]
         for stream in busy:
             self._stream.wait_stream(stream)
-        flight = _HeldBackCopy(self, [targets[i] for i in later])
+        copy = _HeldBackCopy(self, [targets[i] for i in later])
         with torch.no_grad(), torch.cuda.stream(self._stream):
-            flight.began.record()
+            copy.began.record()
             if later:
-                flight.expect(torch.stack([_sum(values[i]) for i in later]))
+                copy.expect(torch.stack([_sum(values[i]) for i in later]))
             self._copy([targets[i] for i in at_once], [values[i] for i in at_once])
-            flight.freed.record()
+            copy.freed.record()
             for stream in everyone:
-                stream.wait_event(flight.freed)
+                stream.wait_event(copy.freed)
             self._copy([targets[i] for i in later], [values[i] for i in later])
-            flight.landed.record()
+            copy.landed.record()
         if later:
-            _watch.flights.append(weakref.ref(flight))
-        return flight
+            _watch.copies.append(weakref.ref(copy))
+        return copy
 
     def _copy(self, targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         for target, value in zip(targets, values, strict=True):
             target.copy_(value, non_blocking=True)
 
     def distrust(self) -> None:
-        """Something else than an optimizer changes these tensors."""
+        """Something other than an optimizer changes these tensors."""
         if self._may_hold_back:
             self._may_hold_back = False
             say(
@@ -426,7 +426,7 @@ class HeldBack:
 
 
 class _HeldBackCopy:
-    """Tensors on their way home."""
+    """A copy to the host that the optimizer waits for."""
 
     def __init__(self, owner: HeldBack, later: list[torch.Tensor]) -> None:
         self._owner = owner
@@ -438,12 +438,12 @@ class _HeldBackCopy:
         self.stall_seconds = self.cost_seconds = 0.0
 
     def expect(self, sums: torch.Tensor) -> None:
-        """Take down, on this stream, what the tensors add up to now."""
+        """Record, on this stream, the sums of the tensors now."""
         self._sums = torch.empty_like(sums, device="cpu", pin_memory=True)
         self._sums.copy_(sums, non_blocking=True)
 
     def hold_back(self) -> None:
-        """An optimizer is about to step: not before all is home."""
+        """An optimizer is about to step: let it wait for the copy."""
         stream = torch.cuda.current_stream(self._owner._device)
         before = torch.cuda.Event(enable_timing=True)
         after = torch.cuda.Event(enable_timing=True)
@@ -456,7 +456,7 @@ class _HeldBackCopy:
         self.landed.synchronize()
         self.stall_seconds = self.cost_seconds = self.began.elapsed_time(self.freed) / 1e3
         for before, after in list(self._held):
-            if after.query():  # else the optimizer has not come to it yet, and need not wait
+            if after.query():  # else the optimizer has not reached it yet
                 self.cost_seconds += before.elapsed_time(after) / 1e3
         if self._sums is None:
             return True
@@ -467,7 +467,7 @@ class _HeldBackCopy:
 
 
 def _of_optimizers(values: Sequence[torch.Tensor]) -> list[int]:
-    """Which of the tensors are an optimizer's own, or parameters: only its step changes them."""
+    """Which tensors are an optimizer's moments or parameters: only its step changes them."""
     memory: set[int] = set()
     for optimizer in list(_watch.optimizers):
         for group in optimizer.param_groups:
@@ -483,5 +483,5 @@ def _of_optimizers(values: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _sum(value: torch.Tensor) -> torch.Tensor:
-    """All words of a tensor as one number: the same in any order, and on any device."""
+    """The sum of a tensor's words: the same in any order and on any device."""
     return value.view(_WORDS[value.element_size()]).sum(dtype=torch.int64)

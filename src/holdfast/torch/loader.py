@@ -1,8 +1,8 @@
 """A torch DataLoader that can go on in the middle of an epoch.
 
-The user's loader is never changed: a shallow copy gets a sampler that numbers what the
-loader's own draws, and a data set that makes each batch from a seed of its own. For a data
-set by index nothing is loaded twice: the sampler draws again, and what was used is skipped.
+The user's loader is never changed: a shallow copy gets a sampler that numbers what the loader's own
+sampler draws, and a data set that makes each batch from a seed of its own. With a data set by index
+nothing is loaded twice: the sampler draws again, and used batches are skipped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from holdfast._errors import name_place
 
-# How a position is found again:
-SKIPS = "skips"  # the sampler draws again, and what was used is not loaded
+# How a position is restored:
+SKIPS = "skips"  # the sampler draws again, and used batches are not loaded
 KEEPS = "keeps"  # the loader has a state of its own
-DATA_KEEPS = "data keeps"  # its data set has one, and no worker runs ahead of it
+DATA_KEEPS = "data keeps"  # its data set has one, and no worker prefetches
 REPLAYS = "replays"  # all batches are made again
 
 Apart = Callable[[], AbstractContextManager[None]]
@@ -43,7 +43,7 @@ def is_loader(source: object) -> bool:
 
 
 def way_of(loader: DataLoader[Any]) -> str:
-    """How a position in this loader is found again."""
+    """How a position in this loader is restored."""
     data = loader.dataset
     own_iter = type(loader).__iter__ is DataLoader.__iter__ or _keeps_state(loader)
     is_pipe = isinstance(data, IterDataPipe | MapDataPipe)
@@ -63,22 +63,22 @@ def _keeps_state(value: object) -> bool:
 
 
 def _has_no_state(data: object) -> bool:
-    """Whether a loader that keeps states finds none here, and would replay by itself.
+    """Whether a stateful loader finds no state here, and would replay by itself.
 
-    The data set has none, and its iterator is a generator of Python's, which has none either.
+    The data set has none, and its iterator is a Python generator, which has none either.
     """
     begin = getattr(type(data), "__iter__", None)
     return not _keeps_state(data) and inspect.isgeneratorfunction(begin)
 
 
 def can_be_copied(loader: DataLoader[Any]) -> bool:
-    """Whether a copy with our sampler does what the loader does."""
+    """Whether a copy with our sampler behaves like the loader."""
     own_iter = type(loader).__iter__ is DataLoader.__iter__ or _keeps_state(loader)
     return own_iter and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
 
 
 def length_of(loader: DataLoader[Any]) -> int | None:
-    """The number of batches, if it is known for sure: of an iterable it is only a guess."""
+    """The number of batches, if it is certain: for an iterable it is only a guess."""
     if isinstance(loader.dataset, IterableDataset):
         return None
     try:
@@ -95,7 +95,7 @@ def batch_size_of(loader: DataLoader[Any]) -> int | None:
 
 
 def samplers_of(loader: DataLoader[Any]) -> list[Any]:
-    """Whoever decides on the order."""
+    """All samplers that decide on the order."""
     found: list[Any] = []
     for each in (loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", 0)):
         if each is not None and not any(each is other for other in found):
@@ -104,17 +104,16 @@ def samplers_of(loader: DataLoader[Any]) -> list[Any]:
 
 
 def set_epoch(listeners: list[Any], epoch: int) -> None:
-    """Tell the epoch to whoever asks for it: a DistributedSampler shuffles by it."""
+    """Set the epoch of those that have one: a DistributedSampler shuffles by it."""
     for each in listeners:
-        tell = getattr(each, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
+        if callable(set_it := getattr(each, "set_epoch", None)):
+            set_it(epoch)
 
 
 def draws_by_itself(loader: DataLoader[Any]) -> bool:
     """Whether a sampler may draw from the global generators in the middle of a pass.
 
-    torch's own draw when a pass begins, and never again.
+    torch's own samplers draw only when a pass begins.
     """
     own = [
         type(each).__module__.startswith(("torch.utils.data", "torchdata."))
@@ -124,7 +123,7 @@ def draws_by_itself(loader: DataLoader[Any]) -> bool:
 
 
 class Tickets:
-    """Stands where the loader's sampler stood: the same draws, each with number and seed."""
+    """Replaces the loader's sampler: the same draws, each with number and seed."""
 
     def __init__(
         self,
@@ -145,9 +144,9 @@ class Tickets:
     def aim(
         self, epoch: int, seed: int, skip: int, mix: Callable[..., int], instead: Any = None
     ) -> None:
-        """Say which pass comes next; one that is under way goes on as it was.
+        """Set the next pass; a pass in progress is not affected.
 
-        `instead` draws in place of the loader's sampler, in this pass only.
+        `instead` replaces the loader's sampler in this pass only.
         """
 
         def ticket(drawn: Any, number: int) -> Ticket:
@@ -156,7 +155,7 @@ class Tickets:
         self._skip, self._ticket, self._instead = skip, ticket, instead
 
     def catch_up(self) -> Drawing | None:
-        """Draw what was used, or else the first, now: while the generators are as they were."""
+        """Draw the used batches, or else the first one, now: while the generators are unchanged."""
         if self._drawing is not None:
             self._drawing.catch_up()
         return self._drawing
@@ -188,7 +187,7 @@ class Drawing:
         self._number = skip
         self._ticket = ticket
         self._has_drawn = False
-        self._ahead: deque[int] = deque()  # the sizes of batches that were drawn, but not used
+        self._ahead: deque[int] = deque()  # the sizes of batches that were drawn but not used
         self._used = 0
         self._samples: int | None = 0  # in the batches that were used
 
@@ -200,13 +199,13 @@ class Drawing:
             self._ahead.append(self._size_of(drawn))
         self.samples_after(self._skip)
         if not self._skip:
-            # A sampler draws its order with the first batch: before anything else does.
+            # A sampler draws its order with the first batch: do it before any other draw.
             self._draws = itertools.chain([*itertools.islice(self._draws, 1)], self._draws)
 
     def samples_after(self, batches: int) -> int | None:
-        """How many indices the first batches had; never asked for fewer than before.
+        """How many samples the first batches had; `batches` must not decrease.
 
-        Workers are given batches ahead of those that are used: these do not count yet.
+        Workers prefetch batches: those do not count yet.
         """
         while self._used < batches and self._ahead:
             size = self._ahead.popleft()
@@ -227,19 +226,19 @@ class Drawing:
 
 
 def _length_of_draw(drawn: Any) -> int:
-    """The samples of a batch; -1 if it cannot be told."""
+    """The number of samples of a batch; -1 if it is unknown."""
     return len(drawn) if hasattr(drawn, "__len__") else -1
 
 
 def _one(_: Any) -> int:
-    return 1  # a loader without batches draws one index, of whatever type
+    return 1  # a loader without batches draws one index at a time
 
 
 def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
-    """Draw each batch but the first from a stream of the sampler's own.
+    """Draw each batch except for the first with generators of the sampler's own.
 
-    Draws from the global generators would come at other moments after a restart: it does not
-    repeat what the training drew in between. Most samplers draw all in the beginning, as ever.
+    With the global generators, draws would differ after a restart, which does not repeat the draws
+    of the training in between. Most samplers draw everything at the beginning.
     """
     draws = iter(sampler)
     for drawn in draws:
@@ -257,14 +256,14 @@ def _draw_apart(sampler: Any, apart: Apart) -> Iterator[Any]:
 def copy_loader(
     loader: DataLoader[Any], seed: Seed, apart: Callable[[], Apart] | None
 ) -> tuple[DataLoader[Any], Tickets]:
-    """The loader as we run it, and the sampler by which to aim it."""
+    """The loader as we run it, and its sampler."""
     data = loader.dataset
     is_iterable = isinstance(data, IterableDataset)
     mine = copy.copy(loader)
-    attributes = mine.__dict__  # DataLoader refuses to have these set
+    attributes = mine.__dict__  # DataLoader refuses to set these
     attributes["_iterator"] = None
     if "_initial_iter_for_state_dict" in attributes:
-        # torchdata's, once asked for its state: a first iterator is there, which was the user's.
+        # torchdata's loader, after state_dict(): its first iterator belongs to the user.
         attributes["_initial_iter_for_state_dict"] = False
     batched = loader.batch_sampler is not None
     tickets = Tickets(
@@ -284,11 +283,11 @@ def copy_loader(
         attributes["dataset"] = NamedSamples(data, loader.collate_fn, seed)
     elif way_of(loader) != KEEPS:
         attributes["dataset"] = LazySamples(data, loader.collate_fn, seed)
-        # Without batches no ticket reaches the workers: new ones begin with the pass's seed.
+        # Without batches no ticket reaches the workers: new workers begin with the pass's seed.
         attributes["persistent_workers"] = loader.persistent_workers and batched
     if mine.persistent_workers:
-        # They are made in the first pass of a life and draw a seed then: from the global
-        # generator, each life would take one number more from it.
+        # They draw a seed in the first pass of each attempt. With the global generator, each
+        # attempt would take one more number from it.
         attributes["generator"] = torch.Generator()
     return mine, tickets
 
@@ -299,7 +298,7 @@ def copy_loader(
 
 
 class Seed(Protocol):
-    """Seeds what the process that makes a batch draws from."""
+    """Seeds the generators of the process that makes a batch."""
 
     def __call__(self, holders: list[Any], seed: int, in_worker: bool) -> None: ...
 
@@ -316,10 +315,10 @@ class Ticket:
         self.epoch = epoch
         self.number = number
         self.seed = seed
-        self.sow = sow  # for an iterable data set, which is not asked by index
+        self.sow = sow  # for an iterable data set, which has no indices
 
     def __iter__(self) -> Iterator[Any]:
-        # A loader goes through the indices as it begins to take a batch from an iterable.
+        # A loader iterates over the indices when it begins a batch of an iterable.
         worker = get_worker_info()
         if self.sow is not None and worker is not None:
             if isinstance(worker.dataset, _Wrapped):
@@ -333,10 +332,10 @@ class Ticket:
 
 
 class _TrainersExit:
-    """Whether the trainer's interpreter ends: a pipe that it closes then, as forked workers see.
+    """Whether the trainer's interpreter exits: it closes a pipe then, which forked workers poll.
 
-    At its end multiprocessing sends SIGTERM to what is left of the workers, of a loop that an
-    exception has left, and waits for them.
+    At exit multiprocessing sends SIGTERM to the remaining workers, of a loop that an exception has
+    left, and waits for them.
     """
 
     _known: _TrainersExit | None = None
@@ -344,7 +343,7 @@ class _TrainersExit:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._seen, self._held = os.pipe()
-        atexit.register(self.let_go)  # after multiprocessing's own, and so called before it
+        atexit.register(self.let_go)  # registered after multiprocessing's, so called before it
 
     @classmethod
     def of_this_process(cls) -> _TrainersExit:
@@ -353,26 +352,26 @@ class _TrainersExit:
         return cls._known
 
     def let_go(self) -> None:
-        """Close the end that says that the trainer lives; in a worker, its copy of it."""
+        """Close the write end; in a worker, its copy of it."""
         with contextlib.suppress(OSError):
             os.close(self._held)
 
     def has_begun(self) -> bool:
-        """In a worker: nobody holds the other end any more."""
+        """In a worker: whether the trainer has closed the write end."""
         return bool(select.select([self._seen], [], [], 0)[0])
 
 
 class WorkerStart:
-    """The first thing in a worker: its life is tied to the trainer's, then the user's own start.
+    """The worker_init_fn: ties the worker to the trainer's life, then calls the user's own.
 
-    torch's workers look who their parent is once they run. One whose trainer was killed before
-    takes the system's first process for it, and stays for ever, with all that it has mapped.
-    Tied so, it may answer a SIGTERM later than at once: a scheduler sends it to all processes of
-    a job, and the step that is to be finished needs its data. Not so when the trainer exits: then
-    it is the trainer that sends it, and waits.
+    torch's workers check their parent once they run. If the trainer was killed before, the parent
+    is the system's first process, and the worker would stay for ever with all its mappings. A tied
+    worker can delay its reaction to SIGTERM: a scheduler sends it to all processes of a job, and
+    the last step still needs its data. When the trainer exits, it sends SIGTERM itself and waits:
+    then the worker leaves at once.
     """
 
-    _LATER_SECONDS = 12.0  # than the time that a trainer takes for its last step by default
+    _LATER_SECONDS = 12.0  # longer than a trainer's default time for its last step
 
     _PR_SET_PDEATHSIG = 1
 
@@ -381,13 +380,13 @@ class WorkerStart:
         self._is_served = method == "forkserver"
         self._exit = _TrainersExit.of_this_process() if method == "fork" else None
         self._trainer = os.getpid()
-        # The system counts the end of the thread that has started it, and only this one stays.
+        # The signal comes when the starting thread ends; only the main thread lasts.
         self._is_tied = (
             sys.platform == "linux" and threading.current_thread() is threading.main_thread()
         )
 
     def __call__(self, worker: int) -> None:
-        # The parent of a worker from a fork server is the server, which lives as long as it likes.
+        # The parent of a worker from a fork server is the server.
         if self._is_tied and not self._is_served:
             import ctypes
 
@@ -396,7 +395,7 @@ class WorkerStart:
                 os._exit(1)
             if self._exit is not None:
                 self._exit.let_go()
-            # No blocked mask: what a data set starts itself would be born with it.
+            # A handler, not a blocked mask: child processes of a data set would inherit that.
             signal.signal(signal.SIGTERM, self._leave_later)
         if self._users is not None:
             self._users(worker)
@@ -416,7 +415,7 @@ def _name_sample(error: Exception, ticket: Ticket, sample: Any) -> None:
 
 
 class _Wrapped:
-    """Attributes of the data set itself, for worker_init_fn and whoever else looks at it."""
+    """Passes attributes of the data set through, for worker_init_fn and other code."""
 
     _holdfast_data: Any
     _holdfast_collate: Any  # it may hold generators too
@@ -432,7 +431,7 @@ class _Wrapped:
         return (type(self), parts)
 
     def holdfast_sow(self, seed: int) -> None:
-        """Let what is drawn from here on come from this seed."""
+        """Seed all generators that a batch may draw from."""
         self._holdfast_seed(self._holders(), seed, get_worker_info() is not None)
 
     def _holders(self) -> list[Any]:
@@ -451,7 +450,7 @@ class _Wrapped:
 
 
 class NamedSamples(_Wrapped, Dataset[Any]):
-    """A data set by index: made from the ticket's seed, and an error names its sample."""
+    """A data set by index: batches are made from the ticket's seed, and errors name the sample."""
 
     def __getitems__(self, ticket: Ticket) -> Any:
         return self._made(ticket, self._make_batch)
@@ -495,9 +494,9 @@ class NamedSamples(_Wrapped, Dataset[Any]):
 
 
 class LazySamples(_Wrapped, IterableDataset[Any]):
-    """An iterable data set that begins with its first batch, so that this one's seed counts.
+    """An iterable data set that starts with its first batch, after that batch's seed is set.
 
-    Workers that outlive an epoch begin it with generators that the last one has left.
+    Persistent workers would begin an epoch with the generators of the last one.
     """
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
-"""What fills a device when its memory has run out, by the names that the user knows it by.
+"""What fills a device when its memory has run out, by the names that the user knows.
 
-The exception's frames are still there, and with them every tensor that they hold. What only
-the graphs of autograd hold has no Python object: it is what is left over.
+The exception's frames still exist, and with them every tensor that they hold. What only graphs of
+autograd hold has no Python object: it is the rest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SAID = {
 }
 _DEVICE = re.compile(r"GPU (\d+)\b")
 _MOST_SHOWN = 12
-_MOST_ASKED = 3  # each question goes through every object that there is
+_MOST_ASKED = 3  # each one scans all objects
 _OF_GRAPHS = "held by graphs of autograd"
-_AT_ONCE = 4096  # objects between two looks at the clock
+_AT_ONCE = 4096  # objects between two checks of the clock
 
 
 def describe(
@@ -44,9 +44,9 @@ def describe(
     counts: tuple[int, ...],
     until: float,
 ) -> dict[str, Any]:
-    """The device's memory if it is in use, and graphs of autograd that the user's code keeps."""
+    """The device's memory if it is in use, and graphs of autograd that the script keeps."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # what fails here hides none of the rest
+    with contextlib.suppress(Exception):  # a failure must not hide the rest
         found["graphs"] = find_kept_graphs(of_user, counts, until)
     with contextlib.suppress(Exception):  # as above
         found["gpu"] = _of_device(error, views, state, until)
@@ -54,14 +54,14 @@ def describe(
 
 
 def said_sizes(message: str) -> dict[str, int]:
-    """The sizes in a message about memory that has run out, of any version of torch."""
+    """The sizes in an out-of-memory message of any version of torch."""
     found = {}
     for name, pattern in _SAID.items():
         match = pattern.search(message)
         if match is not None:
             number, unit = (part for part in match.groups() if part is not None)
             found[name] = int(float(number) * _UNITS[unit])
-    # Either is said, and the other follows.
+    # A message has one of the two; the other follows.
     if {"allocated", "cached_free"} <= found.keys():
         found["reserved"] = found["allocated"] + found["cached_free"]
     elif {"allocated", "reserved"} <= found.keys():
@@ -82,20 +82,20 @@ def _of_device(
 ) -> dict[str, Any] | None:
     said = _DEVICE.search(str(error))
     if not torch.cuda.is_initialized():
-        # A message that was handed on, by a worker or another library, still has its sizes.
+        # A message from a worker or another library still has the sizes.
         sizes = said_sizes(str(error)) if is_out_of_memory(error) else {}
         return {"device": int(said[1]) if said else None, **sizes} if sizes else None
     index = int(said[1]) if said else torch.cuda.current_device()
     found: dict[str, Any] = {"device": index}
     with contextlib.suppress(Exception):  # after an error of the device any may fail
         found["model"] = torch.cuda.get_device_name(index)
-    with contextlib.suppress(Exception):  # it fails for ever after an error of the device
+    with contextlib.suppress(Exception):  # it fails after an error of the device
         found["free"], found["total"] = torch.cuda.mem_get_info(index)
     with contextlib.suppress(Exception):  # as above
         found.update(_figures(torch.cuda.memory_stats(index)))
     allocated_now = int(found.get("allocated", 0))
     if is_out_of_memory(error):
-        # As it was in that moment: on the way here some of it has been given back.
+        # The sizes at that moment: some memory has been freed since.
         found.update(said_sizes(str(error)))
         with contextlib.suppress(Exception):  # as above
             largest, seen = largest_tensors(torch.device("cuda", index), views, state, until)
@@ -111,7 +111,7 @@ def _figures(stats: Mapping[str, int]) -> dict[str, int]:
         "reserved": reserved,
         "cached_free": reserved - allocated,
         "peak": stats.get("allocated_bytes.all.peak", 0),
-        # In blocks that are partly in use: what larger requests cannot have.
+        # In blocks that are partly in use: not available to larger requests.
         "split": stats.get("inactive_split_bytes.all.current", 0),
         "retries": stats.get("num_alloc_retries", 0),
     }
@@ -123,7 +123,7 @@ def largest_tensors(
     state: Mapping[str, Any],
     until: float,
 ) -> tuple[list[dict[str, Any]], int]:
-    """What holds most of a device's memory, the largest first, and all that was seen."""
+    """What holds most of a device's memory, the largest first, and the total found."""
     names = StorageNames(device)
     names.learn_state(state)
     names.learn_frames(views)
@@ -154,13 +154,13 @@ def largest_tensors(
                 entry.update(most=size_bytes, shape=shape, dtype=dtype, name=name, one=tensor)
     ordered = sorted(groups.values(), key=lambda entry: -int(entry["bytes"]))[:_MOST_SHOWN]
     for entry in [each for each in ordered if each["group"] is None][:_MOST_ASKED]:
-        if time.monotonic() < until and _is_held_by_nobody(entry["one"], (tensors, entry)):
+        if time.monotonic() < until and _is_held_by_graph(entry["one"], (tensors, entry)):
             entry["name"] = _OF_GRAPHS
     return [_shown(entry) for entry in ordered], seen
 
 
-def _is_held_by_nobody(tensor: torch.Tensor, ours: tuple[object, ...]) -> bool:
-    """Whether no Python object refers to a tensor: then a graph of autograd does."""
+def _is_held_by_graph(tensor: torch.Tensor, ours: tuple[object, ...]) -> bool:
+    """Whether no Python object refers to a tensor: then a graph of autograd holds it."""
     referrers = gc.get_referrers(tensor)
     return all(isinstance(each, FrameType) or any(each is o for o in ours) for each in referrers)
 
@@ -173,12 +173,12 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _live_tensors(until: float) -> list[torch.Tensor]:
-    """Every tensor that Python knows of, as far as the time goes."""
+    """Every tensor that Python knows, as far as the time allows."""
     kinds: dict[type, bool] = {}
     found = []
     objects = gc.get_objects()
     for number, each in enumerate(objects):
-        kind = type(each)  # not isinstance, which asks the object itself
+        kind = type(each)  # not isinstance, which calls the object
         is_tensor = kinds.get(kind)
         if is_tensor is None:
             is_tensor = kinds[kind] = issubclass(kind, torch.Tensor)
@@ -194,11 +194,11 @@ def _live_tensors(until: float) -> list[torch.Tensor]:
 
 _MOST_NAMED = 10_000
 View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # see _run/exit/exception_frames.py
-Named = tuple[str, str | None, Any]  # what it is part of, its own name, the tensor
+Named = tuple[str, str | None, Any]  # its group, its own name, the tensor
 
 
 class StorageNames:
-    """The storages of one device, each under the first name that it is known by."""
+    """The storages of one device, each under its first name."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -206,11 +206,11 @@ class StorageNames:
         self.tensors: list[torch.Tensor] = []
 
     def of(self, storage: int) -> tuple[str | None, str | None]:
-        """What a storage is part of, and its own name."""
+        """The group of a storage, and its own name."""
         return self._names.get(storage, (None, None))
 
     def learn_state(self, state: Mapping[str, Any]) -> None:
-        """Learn the names of what the run was given: an optimizer's after the modules'."""
+        """Learn the names in the run's state."""
         for name, value in state.items():
             self._learn(_of_value(name, value, ""))
 
@@ -222,9 +222,9 @@ class StorageNames:
                 self._learn(_of_value(name, value, place))
 
     def _learn(self, named: Iterator[Named]) -> None:
-        with contextlib.suppress(Exception):  # objects of any kind are looked into
+        with contextlib.suppress(Exception):  # objects of any kind are inspected
             for group, name, tensor in named:
-                with contextlib.suppress(Exception):  # the others have names all the same
+                with contextlib.suppress(Exception):  # continue with the others
                     if tensor.device == self._device:
                         self._names.setdefault(tensor.untyped_storage()._cdata, (group, name))
                         self.tensors.append(tensor)
@@ -262,7 +262,7 @@ def _of_optimizer(name: str, optimizer: torch.optim.Optimizer) -> Iterator[Named
                 yield f"{name} {key}", None, value
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            # Where the module is not known, its parameters are those that are trained.
+            # If the module is not known, the optimizer's parameters are.
             yield f"parameters of {name}", None, parameter
             if parameter.grad is not None:
                 yield f"gradients of {name}", None, parameter.grad
@@ -272,8 +272,8 @@ def _of_optimizer(name: str, optimizer: torch.optim.Optimizer) -> Iterator[Named
 # Each keeps what its backward pass would need: the activations of a whole step.
 
 
-_FEW = 8  # graphs that a single step may well keep
-_LONG_SUM = 1000  # additions that no single step makes
+_FEW = 8  # graphs that one step may keep
+_LONG_SUM = 1000  # more additions than one step makes
 _MOST_ITEMS = 100_000
 _MOST_ATTRIBUTES = 1000
 _MOST_HOLDERS = 8
@@ -287,7 +287,7 @@ def find_kept_graphs(
 ) -> list[dict[str, Any]]:
     """The variables of the user's frames that keep many graphs, most first.
 
-    `counts` are the steps that a sum over all of them would have as many terms as.
+    `counts` are numbers of steps: a sum over all steps has as many terms.
     """
     found: dict[int, dict[str, Any]] = {}
     looked_at: set[int] = set()
@@ -312,14 +312,14 @@ def _all_of(
 ) -> Iterator[tuple[str, Any, bool]]:
     for name, value in variables.items():
         yield name, value, False
-    if code.co_name != "<module>":  # whose variables these are already
+    if code.co_name != "<module>":  # its variables are the globals
         for name, value in list(others.items()):
             if not name.startswith("__"):
                 yield name, value, True
 
 
 def _one_level(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A container or a tensor as it is; of another object those in its attributes."""
+    """A container or a tensor itself; of another object those in its attributes."""
     if isinstance(value, (*_CONTAINERS, torch.Tensor)):
         yield name, value
         return
@@ -334,8 +334,8 @@ def _one_level(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _count_graphs(held: Any, counts: tuple[int, ...]) -> int:
-    """How many graphs are kept, if they are more than one step has use for; else 0."""
-    with contextlib.suppress(Exception):  # a container may change while we look
+    """How many graphs are kept, if one step does not need that many; else 0."""
+    with contextlib.suppress(Exception):  # a container may change meanwhile
         if isinstance(held, torch.Tensor):
             if held.dim() or held.grad_fn is None:
                 return 0
@@ -361,7 +361,7 @@ def _tensors_in(held: Any) -> Iterator[torch.Tensor]:
 
 
 def _terms(node: Any) -> int:
-    """How long the sum is whose end a node is: `total += loss` makes each term the last."""
+    """The number of terms of the sum that ends in a node, as `total += loss` makes it."""
     terms, seen = 0, 0
     level = {node} if _adds(node) else set()
     while level and seen < _MOST_NODES:
@@ -376,8 +376,8 @@ def _adds(node: Any) -> bool:
 
 
 def _is_freed(held: Any) -> bool | None:
-    """Whether a backward pass has given back what the graphs held; None if it cannot be told."""
-    with contextlib.suppress(Exception):  # a private part of torch, which may change
+    """Whether a backward pass has freed what the graphs held; None if unknown."""
+    with contextlib.suppress(Exception):  # private to torch, which may change it
         tensors = [held] if isinstance(held, torch.Tensor) else _tensors_in(held)
         first = next(tensor for tensor in tensors if tensor.grad_fn is not None)
         nodes, seen = deque([first.grad_fn]), 0
@@ -396,7 +396,7 @@ def _is_freed(held: Any) -> bool | None:
 
 
 def _place(holder: str, code: CodeType, line: int, is_global: bool) -> str:
-    """The line that fills the holder, if the source shows it; else where the function was."""
+    """The line that fills the holder, if the source shows it; else the function's current line."""
     name = Path(code.co_filename).name
     own = {number for _, _, number in code.co_lines() if number is not None}
     last = re.escape(holder.rpartition(".")[2])

@@ -24,7 +24,7 @@ from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
 _BUFFER_BYTES = 8 << 20
-_MOST_THREADS = 12  # more of them only wait for each other: measured with 16 cores
+_MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
 _MAPPING_THREADS = 4
 _MAPPED_AT_ONCE_BYTES = 32 << 20
 _SMALL_BYTES = 1 << 16
@@ -40,23 +40,23 @@ class OnDevice:
         self._whole = sent.whole
         self.digests = sent.digests
         self.tensors = [_typed(raw, spec) for raw, spec in zip(sent.raw, specs, strict=True)]
-        # Whoever writes into one of them moves its version on.
+        # A write into one of them increments its version.
         self._versions = [(each, each._version) for each in (sent.whole, *self.tensors)]
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody has changed what was only to be copied from."""
+        """Whether the tensors, which are only copied from, have not been changed."""
         return all(each._version == version for each, version in self._versions)
 
     @property
     def memory(self) -> tuple[int, int]:
-        """The addresses, of the device, where they begin and end."""
+        """The addresses on the device where they begin and end."""
         return self._whole.data_ptr(), self._whole.data_ptr() + self._whole.nbytes
 
 
 def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if raw.nbytes and raw.data_ptr() % spec.item_bytes:
-        raw = raw.clone()  # in a file of several checkpoints it may stand at any byte
+        raw = raw.clone()  # in a file of several checkpoints it may be at any byte
     return typed(raw, spec)
 
 
@@ -66,7 +66,7 @@ def send(
     """Send tensors to the device that they were on; None if it is not there, or has no room."""
     device = _device(name)
     size_bytes = sum(spec.size_bytes for spec in specs)
-    # Beside them there must be room for those that an optimizer is going to keep.
+    # There must also be room for those that an optimizer will keep.
     if device is None or _room(device) < 2 * size_bytes + _SPARE_BYTES:
         return None
     try:
@@ -89,7 +89,7 @@ def _room(device: torch.device) -> int:
 
 
 def own_of(stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A tensor of its own with the values and the layout of one that is on its device."""
+    """A new tensor with the values and the layout of one that was sent."""
     if spec.strides is None:
         return stored.clone()
     for axis in repeated_axes(spec.shape, spec.strides):
@@ -102,7 +102,7 @@ def own_of(stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 @torch.no_grad()
 def copy_in(live: Any, stored: torch.Tensor) -> bool:
-    """Copy into a tensor that is there, if it is alike and on the same device."""
+    """Copy into a live tensor, if it is alike and on the same device."""
     if not is_comparable(live, stored) or repeated_axes(live.shape, live.stride()):
         return False
     live.detach().copy_(stored)
@@ -110,7 +110,7 @@ def copy_in(live: Any, stored: torch.Tensor) -> bool:
 
 
 def fresh(spec: TensorSpec) -> torch.Tensor | None:
-    """Memory for a stored tensor; None if more than its bytes have to be looked at."""
+    """Memory for a stored tensor; None if it is more than bytes in C order."""
     if spec.device or spec.strides is not None or not spec.size_bytes:
         return None
     return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
@@ -128,7 +128,7 @@ def is_comparable(live: Any, stored: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Of each pair, whether any bit differs; found on the device, and asked for once."""
+    """For each pair, whether any bit differs; computed on the device, and read once."""
     found = [_differ(_bits(live), _bits(stored)) for live, stored in pairs]
     by_device: dict[torch.device, list[int]] = {}
     for number, flag in enumerate(found):
@@ -160,15 +160,15 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class Sent(NamedTuple):
-    """What is on the device now."""
+    """What was sent to the device."""
 
     whole: torch.Tensor  # one allocation
     raw: list[torch.Tensor]  # the bytes of each
-    digests: list[bytes]  # of the bytes here; empty if nobody asked
+    digests: list[bytes]  # of the bytes on the host; empty if not asked for
 
 
-class _Run(NamedTuple):
-    """Bytes that lie one behind the other, here and on the device."""
+class _Span(NamedTuple):
+    """Bytes that are contiguous on the host and on the device."""
 
     address: int
     size_bytes: int
@@ -176,7 +176,7 @@ class _Run(NamedTuple):
 
 
 def threads_of_use() -> int:
-    """One for each core that this process may use."""
+    """The number of threads: one for each core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(_MOST_THREADS, cores or 1))
 
@@ -193,16 +193,16 @@ def upload(
     With `hashed` their digests are found meanwhile.
     """
     addresses = [_address(view) if view.nbytes else 0 for view in views]
-    runs, places, total = _lay_out(addresses, views)
-    pieces = [piece for run in runs for piece in _cut(run, _BUFFER_BYTES)]
+    spans, places, total = _lay_out(addresses, views)
+    pieces = [piece for span in spans for piece in _cut(span, _BUFFER_BYTES)]
     count = max(1, min(threads or threads_of_use(), len(pieces) + len(views)))
-    # Pinning memory and mapping what this process has not touched yet take their time, each.
-    mapping = threading.Thread(target=_populate, args=(runs,), name="holdfast-map", daemon=True)
+    # Pinning memory and mapping untouched pages both take time: do them at once.
+    mapping = threading.Thread(target=_populate, args=(spans,), name="holdfast-map", daemon=True)
     mapping.start()
     whole = torch.empty(total, dtype=torch.uint8, device=device)
     senders = _senders(device, min(count, len(pieces)))
     if device.type == "cuda":
-        # The memory may be one that kernels of the caller's stream still read.
+        # Kernels of the caller's stream may still read the reused memory.
         torch.cuda.current_stream(device).synchronize()
     mapping.join()
 
@@ -211,7 +211,7 @@ def upload(
     sending = iter(pieces)
     large, small = _by_size(views) if hashed else ([], [])
     hashing = iter([[index] for index in large])
-    few = iter([small] if small else [])  # by one thread: others would only wait for it
+    few = iter([small] if small else [])  # by one thread: hashing small ones holds the GIL
 
     def send_all(sender: Any) -> None:
         for piece in _taken(sending, lock, errors):
@@ -242,7 +242,7 @@ def upload(
 
 
 def _unpin(device: torch.device) -> None:
-    """Give the pinned memory back, which torch would keep for the next one who asks for some."""
+    """Free the pinned memory, which torch would keep in a cache."""
     give_back = getattr(torch._C, "_host_emptyCache", None)  # 2.5 and newer
     if device.type == "cuda" and give_back is not None:
         give_back()
@@ -269,7 +269,7 @@ def _by_threads(work: Callable[[int], None], count: int, errors: list[BaseExcept
 
 
 def _taken(waiting: Iterator[Any], lock: threading.Lock, errors: list[BaseException]) -> Any:
-    """What this thread takes of what all of them share; nothing more once one has failed."""
+    """The items that this thread takes from a shared iterator; none after a failure."""
     while not errors:
         with lock:
             found = next(waiting, None)
@@ -284,10 +284,10 @@ def _address(view: memoryview) -> int:
 
 def _lay_out(
     addresses: list[int], views: Sequence[memoryview]
-) -> tuple[list[_Run], list[int], int]:
-    """Runs of views that touch each other, the place of each view on the device, and all bytes."""
+) -> tuple[list[_Span], list[int], int]:
+    """Spans of adjacent views, the place of each view on the device, and the total size."""
     places = [0] * len(views)
-    runs: list[_Run] = []
+    spans: list[_Span] = []
     total = start = end = place = 0
     for index in sorted(range(len(views)), key=lambda i: (addresses[i], views[i].nbytes)):
         address, size = addresses[index], views[index].nbytes
@@ -295,22 +295,22 @@ def _lay_out(
             continue
         if address != end:
             if end:
-                runs.append(_Run(start, end - start, place))
-            # Aligned as it is here, so that every tensor is.
+                spans.append(_Span(start, end - start, place))
+            # The same alignment as on the host, so that every tensor is aligned.
             place = -(-total // _ALIGNMENT) * _ALIGNMENT + address % _ALIGNMENT
             start = address
         places[index] = place + address - start
         end = address + size
         total = place + end - start
     if end:
-        runs.append(_Run(start, end - start, place))
-    return runs, places, total
+        spans.append(_Span(start, end - start, place))
+    return spans, places, total
 
 
-def _cut(run: _Run, size_bytes: int) -> list[_Run]:
+def _cut(span: _Span, size_bytes: int) -> list[_Span]:
     return [
-        _Run(run.address + at, min(size_bytes, run.size_bytes - at), run.place + at)
-        for at in range(0, run.size_bytes, size_bytes)
+        _Span(span.address + at, min(size_bytes, span.size_bytes - at), span.place + at)
+        for at in range(0, span.size_bytes, size_bytes)
     ]
 
 
@@ -321,9 +321,9 @@ def _by_size(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
     return large, order[len(large) :]
 
 
-def _populate(runs: Sequence[_Run]) -> None:
-    """Map all pages. A kernel that has no call for that maps each when it is touched."""
-    pieces = iter([piece for run in runs for piece in _cut(run, _MAPPED_AT_ONCE_BYTES)])
+def _populate(spans: Sequence[_Span]) -> None:
+    """Map all pages. Without this call, an older kernel maps each at its first touch."""
+    pieces = iter([piece for span in spans for piece in _cut(span, _MAPPED_AT_ONCE_BYTES)])
     lock, errors = threading.Lock(), list[BaseException]()
     libc = ctypes.CDLL(None)
 
@@ -339,13 +339,13 @@ def _populate(runs: Sequence[_Run]) -> None:
 def _senders(device: torch.device, count: int) -> list[Any]:
     if device.type != "cuda":
         return [_PlainSender() for _ in range(count)]
-    # One allocation: each would wait for the device.
+    # One allocation: each one waits for the device.
     pinned = torch.empty((count, 2, _BUFFER_BYTES), dtype=torch.uint8, pin_memory=True)
     return [_Sender(device, buffers) for buffers in pinned]
 
 
 class _Sender:
-    """Two pinned buffers of one thread: one is filled while the other is on its way."""
+    """Two pinned buffers of one thread: one is filled while the other is being sent."""
 
     def __init__(self, device: torch.device, buffers: torch.Tensor) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -367,10 +367,10 @@ class _Sender:
 
 
 class _PlainSender:
-    """Where there is no such device: it shows that the rest is right."""
+    """The same for the CPU, for tests without a GPU."""
 
     def send(self, address: int, target: torch.Tensor) -> None:
         ctypes.memmove(target.data_ptr(), address, target.nbytes)
 
     def finish(self) -> None:
-        """Nothing is on its way."""
+        """Nothing is pending."""

@@ -1,8 +1,8 @@
-"""The order of an epoch that ranks share out among them, and what is left for other ranks.
+"""The order of an epoch that is divided among ranks, and its rest for another number of ranks.
 
-A DistributedSampler deals one order out to the ranks like cards. After as many batches on
-each rank they have used a beginning of that order, whatever their number: so the rest can be
-dealt out anew to any number of ranks, and no sample comes twice or not at all.
+A DistributedSampler deals one order to the ranks like cards. After the same number of batches on
+each rank, they have used a prefix of that order: so the rest can be dealt to any number of ranks,
+and no sample comes twice or is left out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _KNOWN = ("torch.utils.data", "torchdata.")
 
 
 def share_of(loader: DataLoader[Any], world: int) -> Share | None:
-    """How this loader shares an order with others, if it does."""
+    """How this loader shares an order with other ranks; None if it does not."""
     batches = loader.batch_sampler
     sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     if isinstance(sampler, DistributedSampler):
         return Share(sampler, batches, sampler.rank, sampler.num_replicas, sampler.drop_last)
     if world == 1 and type(sampler) is SequentialSampler and hasattr(loader.dataset, "__len__"):
-        # All of it, for one process: what a DistributedSampler without shuffling shares out.
+        # One process reads all of the order that a DistributedSampler without shuffling divides.
         return Share(sampler, batches, 0, 1, False)
     return None
 
@@ -34,26 +34,26 @@ class Share:
     """One rank's share of an order."""
 
     sampler: Any
-    batches: Any  # makes batches of what the sampler gives; None if there are none
+    batches: Any  # the batch sampler; None if there are no batches
     rank: int
     shares: int
     drop_last: bool
 
     @property
     def order(self) -> dict[str, Any]:
-        """What tells one order from another, and among how many it is shared out."""
+        """What identifies an order, and among how many ranks it is divided."""
         seed = int(self.sampler.seed) if getattr(self.sampler, "shuffle", False) else None
         return {"samples": self.samples, "seed": seed, "shares": self.shares}
 
     @property
     def samples(self) -> int:
-        """How many the whole order has."""
+        """The length of the whole order."""
         if isinstance(self.sampler, DistributedSampler):
             return len(self.sampler.dataset)  # type: ignore[arg-type]  # it needs one with a length
         return len(self.sampler)
 
     def rest(self, before: int) -> Rest:
-        """This rank's share of what is left behind the first samples, in this epoch."""
+        """This rank's share of what follows the first samples of this epoch."""
         left = self._whole()[before:]
         mine = deal(left, self.rank, self.shares, self.drop_last)
         draws = self._batched(mine)
@@ -61,9 +61,9 @@ class Share:
         return Rest(draws, len(draws) if is_known else None, len(left))
 
     def follows_order(self) -> bool:
-        """Whether its batches are pieces of the order, one behind the other.
+        """Whether its batches are consecutive pieces of the order.
 
-        Samplers of the user's own may put like samples together, or do without this one.
+        A sampler of the user may group samples by length, or not use the order.
         """
         share = list(copy.copy(self.sampler))
         if not _is_known(self.sampler):
@@ -79,7 +79,7 @@ class Share:
         return drawn == share[: len(drawn)]
 
     def _whole(self) -> list[Any]:
-        """The order of this epoch, drawn by the sampler itself as if it had no others."""
+        """The order of this epoch, drawn by the sampler as if there were one rank."""
         alone = copy.copy(self.sampler)
         if isinstance(alone, DistributedSampler):
             alone.num_replicas, alone.rank, alone.drop_last = 1, 0, False
@@ -96,9 +96,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Rest:
-    """What is left of an order, for one rank."""
+    """The rest of an order, for one rank."""
 
-    draws: Any  # stands where the loader's batch sampler stood
+    draws: Any  # replaces the loader's batch sampler
     length: int | None  # of the batches, if it is known
     samples: int  # for all ranks together
 
@@ -117,7 +117,7 @@ class _Drawn:
 
 
 def deal(order: list[Any], rank: int, shares: int, drop_last: bool) -> list[Any]:
-    """One rank's share, as a DistributedSampler deals: all have the same number.
+    """One rank's share, as a DistributedSampler deals: all have the same length.
 
     >>> [deal([5, 6, 7], rank, 2, drop_last=False) for rank in range(2)]
     [[5, 7], [6, 5]]
@@ -132,6 +132,6 @@ def deal(order: list[Any], rank: int, shares: int, drop_last: bool) -> list[Any]
 
 
 def _is_known(sampler: Any) -> bool:
-    """Whether it draws and counts as torch's own do."""
+    """Whether it draws and counts like torch's own samplers."""
     methods = [getattr(type(sampler), name, None) for name in ("__iter__", "__len__")]
     return all(str(getattr(each, "__module__", "")).startswith(_KNOWN) for each in methods)
