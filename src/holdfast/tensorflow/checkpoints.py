@@ -1,4 +1,4 @@
-"""Files of tf.train.Checkpoint: read to start a run from them, written to give one back."""
+"""Files of tf.train.Checkpoint: read for `adopt`, written for `export`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a checkpoint of TensorFlow holds."""
+    """A checkpoint of TensorFlow."""
 
     prefix: str
     graph: Graph  # each variable is named after its key in the checkpoint
     values: dict[str, Any]  # tensors by that key
-    left_out: list[str]  # the ways to what is no variable
+    left_out: list[str]  # the paths of other objects than variables
 
 
 def find_prefix(path: Path) -> str:
-    """The checkpoint that is meant: the newest one of a folder, or the one that is named."""
+    """The newest checkpoint of a folder, or the named one."""
     if path.is_dir():
         newest = tf.train.latest_checkpoint(str(path))
         if newest is not None:
@@ -62,7 +62,7 @@ def _choice(folder: Path, names: list[str]) -> str:
 
 
 def read_bundle(prefix: str) -> Bundle:
-    """Read a checkpoint; TensorFlow checks the sum of every tensor that it reads."""
+    """Read a checkpoint; TensorFlow verifies the checksum of every tensor."""
     try:
         reader = tf.train.load_checkpoint(prefix)
         types = reader.get_variable_to_dtype_map()
@@ -82,7 +82,7 @@ def read_bundle(prefix: str) -> Bundle:
         )
     except HoldfastError:
         raise
-    except Exception as error:  # what is damaged makes the reader fail in many ways
+    except Exception as error:  # a damaged file makes the reader fail in many ways
         reason = (getattr(error, "message", "") or str(error)).splitlines()[0]
         raise DamagedCheckpoint(
             f"{prefix}: cannot be read ({reason}).\nNothing was changed. Adopt the one before it."
@@ -118,10 +118,10 @@ def write_bundle(
     *,
     strip: bool = False,
 ) -> set[str]:
-    """Write `ckpt-1` of these states into a folder, as tf.train.CheckpointManager would.
+    """Write `ckpt-1` of these states into a folder, like tf.train.CheckpointManager.
 
-    `read` gives a tensor by its name in the state; returns the names of those that were written.
-    With `strip` the one state is the checkpoint itself: tf.train.Checkpoint(model).
+    `read` returns a tensor by its name in the state. Returns the names of the written tensors. With
+    `strip` the one state is the root of the checkpoint: tf.train.Checkpoint(model).
     """
     proto = TrackableObjectGraph()
     children = {name: graph.nodes[0].children[name] for name in names}
@@ -139,10 +139,10 @@ def write_bundle(
             key = _key(way)
             written[key] = node
             made.attributes.add(name=_VALUE, full_name=node.full_name, checkpoint_key=key)
-    # TensorFlow counts what it has saved, and misses the number where it is not there.
+    # TensorFlow expects its counter of saves.
     proto.nodes[0].children.add(node_id=len(ways), local_name=_COUNTER)
     proto.nodes.add().attributes.add(name=_VALUE, full_name=_COUNTER, checkpoint_key=_key(_COUNTER))
-    _mark_what_has_values(proto)
+    _mark_nodes_with_values(proto)
     tf.raw_ops.SaveV2(
         prefix=str(folder / "ckpt-1"),
         tensor_names=[*written, _key(_COUNTER), _GRAPH],
@@ -153,7 +153,7 @@ def write_bundle(
             tf.constant(proto.SerializeToString()),
         ],
     )
-    # Named without its folder, so that it is found wherever the folder is moved.
+    # Relative, so that the folder can be moved.
     (folder / "checkpoint").write_text(
         'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "ckpt-1"\n'
     )
@@ -161,7 +161,7 @@ def write_bundle(
 
 
 def _value(node: Node, read: Callable[[str], Any]) -> Any:
-    """What reading the variable gives, as TensorFlow saves it."""
+    """The value of a variable, with copies merged as TensorFlow does."""
     assert node.tensor is not None
     values = [tf.convert_to_tensor(read(name)) for name in (node.tensor, *node.others)]
     if len(values) == 1:
@@ -174,8 +174,8 @@ def _key(way: str) -> str:
     return f"{way}/.ATTRIBUTES/{_VALUE}"
 
 
-def _mark_what_has_values(proto: Any) -> None:
-    """Say of each object whether it or a part of it has a value: TensorFlow restores no other."""
+def _mark_nodes_with_values(proto: Any) -> None:
+    """Mark each object that has a value, or a part with one: TensorFlow restores no other."""
     has = [bool(node.attributes) for node in proto.nodes]
     is_settled = False
     while not is_settled:

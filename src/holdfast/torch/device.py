@@ -281,19 +281,19 @@ def _find_spans(
 ) -> tuple[list[_Span], list[int], int]:
     """The spans in the image, the place of each tensor in the spare buffer, and its size."""
     order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0].size_bytes))
-    runs: list[_Span] = []
+    spans: list[_Span] = []
     staged_at = [0] * len(places)
     size = 0
     for index in order:
         spec, offset = places[index]
-        if not runs or runs[-1].offset + runs[-1].size_bytes != offset:
+        if not spans or spans[-1].offset + spans[-1].size_bytes != offset:
             start = -(-size // _ALIGNMENT) * _ALIGNMENT + offset % _ALIGNMENT
-            runs.append(_Span(offset, 0, start))
-        run = runs[-1]
-        staged_at[index] = run.staged + run.size_bytes
-        run.size_bytes += spec.size_bytes
-        size = run.staged + run.size_bytes
-    return runs, staged_at, max(1, size)
+            spans.append(_Span(offset, 0, start))
+        span = spans[-1]
+        staged_at[index] = span.staged + span.size_bytes
+        span.size_bytes += spec.size_bytes
+        size = span.staged + span.size_bytes
+    return spans, staged_at, max(1, size)
 
 
 def _pool_streams(device: torch.device, own: torch.cuda.Stream) -> list[torch.cuda.Stream]:
