@@ -26,11 +26,11 @@ from holdfast._store.mirror.index import (
     encode_index,
 )
 from holdfast._store.mirror.protocol import ask, why
-from holdfast._store.mirror.store import FolderStore, MissingPlace, Store, open_store
+from holdfast._store.mirror.store import FolderStore, MirrorStore, MissingPlace, open_store
 
 
 @pytest.fixture(params=["folder", "fsspec"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> MirrorStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "mirror")
     pytest.importorskip("fsspec", reason="pip install 'holdfast[mirror]'")

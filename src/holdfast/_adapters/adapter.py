@@ -10,7 +10,7 @@ raises. Standard library only: this module is loaded where there is no framework
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast._store.format.image import TensorSpec
@@ -306,3 +306,12 @@ class Receiving(Protocol):
 
     def differing(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
         """For each pair, whether any bit differs."""
+
+
+@dataclass
+class Unfit:
+    """What of a stored state does not fit the live objects."""
+
+    missing: list[str] = field(default_factory=list)  # only here
+    unexpected: list[str] = field(default_factory=list)  # only in the checkpoint
+    changed: list[str] = field(default_factory=list)

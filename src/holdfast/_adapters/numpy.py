@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from holdfast._adapters.adapter import Adapter, Places
+from holdfast._adapters.shared import Array, as_bytes, view, views
 from holdfast._store.format.image import STORED_AS, TensorSpec
-
-Array = np.ndarray[Any, Any]
 
 
 class NumpyAdapter(Adapter):
@@ -64,23 +63,21 @@ class NumpyAdapter(Adapter):
         return int(found.itemsize)
 
     def destinations(self, buffer: Any, places: Places, start: int) -> list[Array]:
-        whole = memoryview(buffer)
-        return [_typed(whole[start + at : start + at + s.size_bytes], s) for s, at in places]
+        return views(buffer, places, start)
 
     def copy_all(self, targets: Sequence[Array], values: Sequence[Any]) -> None:
         for target, value in zip(targets, values, strict=True):
             np.copyto(target, value, casting="no")
 
     def bytes_of(self, value: Any) -> memoryview:
-        flat = np.ascontiguousarray(value).reshape(-1)
-        return flat.view(np.uint8).data if flat.size else memoryview(b"")
+        return as_bytes(value)
 
     def borrow(self, spec: TensorSpec, data: memoryview) -> Any:
-        array = _typed(data, spec)
+        array = view(data, spec)
         return array[()] if spec.dtype.startswith("scalar ") else array
 
     def own(self, spec: TensorSpec, data: memoryview) -> Any:
-        array = _typed(data, spec)
+        array = view(data, spec)
         if spec.dtype.startswith("scalar "):
             return array[()]
         strides = spec.strides
@@ -98,7 +95,7 @@ class NumpyAdapter(Adapter):
             return False
         if live.dtype != _dtype(spec.dtype) or live.shape != spec.shape or not live.flags.writeable:
             return False
-        np.copyto(live, _typed(data, spec), casting="no")
+        np.copyto(live, view(data, spec), casting="no")
         return True
 
     def is_generator(self, value: object) -> bool:
@@ -156,12 +153,6 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 
 def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name.removeprefix("scalar "))
-
-
-def _typed(data: memoryview, spec: TensorSpec) -> Array:
-    if spec.size_bytes == 0:
-        return np.empty(spec.shape, _dtype(spec.dtype))
-    return np.frombuffer(data, np.uint8).view(_dtype(spec.dtype)).reshape(spec.shape)
 
 
 def _folded(seed: int) -> int:

@@ -30,7 +30,8 @@ def spec_of(name: str, kind: str, dtype: np.dtype[Any], shape: Sequence[int]) ->
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The type of this name, of NumPy or of ml_dtypes (bfloat16, …)."""
+    """The type of this name, of NumPy or of ml_dtypes (bfloat16, …); "scalar " may precede it."""
+    name = name.removeprefix("scalar ")
     try:
         return np.dtype(name)
     except TypeError:

@@ -8,10 +8,10 @@ From there on the two are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast._adapters.adapter import Adapter
+from holdfast._adapters.adapter import Adapter, Unfit
 from holdfast._adapters.registry import adapter_of, adapters
 from holdfast._errors import StateMismatch
 from holdfast._state.capture import (
@@ -258,13 +258,6 @@ class _Overlaid:
     unused: list[str]  # names that only the checkpoint has
 
 
-@dataclass
-class _Unfit:
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-
-
 def _overlay(
     stored: Mapping[str, Any], state: dict[str, Any], adopted: dict[str, Any]
 ) -> _Overlaid:
@@ -309,7 +302,7 @@ class _Overlay:
     """Puts stored values in the place of live ones, without changing these."""
 
     def __init__(self, state: dict[str, Any]) -> None:
-        self.unfit = _Unfit()
+        self.unfit = Unfit()
         self._state = state
         self._known: dict[Any, Any] = {}  # the stored value for each live array
 

@@ -237,7 +237,7 @@ class CaptureCache:
 
     def __init__(self) -> None:
         self._specs: SpecCache = {}
-        self._plan: _Plan | None = None
+        self._plan: _CapturePlan | None = None
         self._failures = 0
         self._moves = 0
 
@@ -280,7 +280,7 @@ class CaptureCache:
                 len(recorder.left_out),
                 text=_fill(_cut(text), recorder.plain_values),
             )
-        plan = _Plan(walk, recorder, text, elsewhere)
+        plan = _CapturePlan(walk, recorder, text, elsewhere)
         if not recorder.agrees():
             self._failures += 1
             walk.plain_values = recorder.plain_values
@@ -362,7 +362,7 @@ def _fill(template: tuple[list[str], list[int]], plain_values: list[Any]) -> str
     return "".join(filled)
 
 
-class _Plan:
+class _CapturePlan:
     """What a walk must find for the previous capture to be reusable."""
 
     def __init__(

@@ -63,7 +63,11 @@ def nan_at_start(state: Mapping[str, Any]) -> list[str]:
 
     Tensors of torch are left out: a module says which of them are trained.
     """
-    return sorted(name for name, spec, value in _arrays(state) if _has_nan(spec, value))
+    return sorted(
+        name
+        for name, spec, value in _arrays(state)
+        if has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
+    )
 
 
 def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
@@ -71,10 +75,6 @@ def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
     for spec, value in zip(captured.specs, captured.values, strict=True):
         if spec.kind != "torch" and spec.stored_as in _EXPONENTS:
             yield spec.name, spec, value
-
-
-def _has_nan(spec: TensorSpec, value: Any) -> bool:
-    return has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
 
 
 def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> frozenset[str]:

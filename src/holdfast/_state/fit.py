@@ -50,7 +50,7 @@ def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
         for path, leaf in tensor_leaves(encoded, name):
             if "$shard" in leaf:
                 _check_sharded(leaf["$shard"], path)
-    _Fit(loaded).check(stored, state)
+    _FitCheck(loaded).check(stored, state)
 
 
 def _check_type(spec: TensorSpec) -> None:
@@ -100,7 +100,7 @@ def name_all(label: str, names: list[str]) -> list[str]:
     return [f"  {label}: {each}" for each in counted[:_LINES]] + more
 
 
-class _Fit:
+class _FitCheck:
     """Finds what no longer fits, before anything is changed."""
 
     def __init__(self, loaded: Loaded) -> None:
@@ -157,7 +157,7 @@ class _Fit:
         elif is_stateful(live) or _is_generator(live) or node_adapter(live) is not None:
             self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
         elif kind in ("$t", "$shard"):
-            if _is_container(live):
+            if isinstance(live, dict | list | tuple) and live:
                 self.reshaped.append(f"{path} (was an array, is a {_type(live)})")
             self._check_array(encoded, live, path)
         elif _is_value_array(live) and list(_entries(encoded)):
@@ -311,10 +311,6 @@ def _is_needed(live: Any) -> bool:
 def _is_value_array(live: Any) -> bool:
     """An array that is a value, never changed in place: the state of a JAX training."""
     return any(a.arrays_are_values and a.is_array(live) for a in adapters())
-
-
-def _is_container(live: Any) -> bool:
-    return isinstance(live, dict | list | tuple) and len(live) > 0
 
 
 def _has_other_fields(live: Any, count: int) -> bool:

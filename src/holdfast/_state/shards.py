@@ -15,7 +15,7 @@ from holdfast._store.read.verify import Loaded
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankPart:
     """What one rank stored of a tensor."""
 
     description: dict[str, Any]
@@ -90,8 +90,8 @@ class Assembler:
         adapter = adapter_of("jax" if spec.kind == "jax" else "torch")
         return adapter, StoredArray(place, own, lambda: [own], is_whole=True)
 
-    def _own(self, description: dict[str, Any], number: int) -> _Part:
-        return _Part(description, self._loaded.plan.specs[number], self._loaded.data(number))
+    def _own(self, description: dict[str, Any], number: int) -> _RankPart:
+        return _RankPart(description, self._loaded.plan.specs[number], self._loaded.data(number))
 
     def _assemble(self, adapter: Adapter, stored: StoredArray, near: object, path: str) -> Any:
         found = adapter.sharding().assemble(stored, near, path)

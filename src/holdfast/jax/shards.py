@@ -23,7 +23,7 @@ from holdfast.jax import arrays
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """What this process holds of an array, on its devices or in the memory of the host."""
 
     pieces: Sequence[Any]
@@ -53,14 +53,14 @@ class Part:
             arrays.numbers_of(piece).copy_to_host_async()
 
 
-def _part(pieces: Sequence[Any], dtype: str, item_bytes: int) -> Part:
+def _part(pieces: Sequence[Any], dtype: str, item_bytes: int) -> ArrayPart:
     if len(pieces) == 1:
-        return Part(pieces, dtype, item_bytes, tuple(pieces[0].shape))
+        return ArrayPart(pieces, dtype, item_bytes, tuple(pieces[0].shape))
     count = sum(math.prod(piece.shape) for piece in pieces)
-    return Part(pieces, dtype, item_bytes, (count,))
+    return ArrayPart(pieces, dtype, item_bytes, (count,))
 
 
-def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None]:
+def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], ArrayPart | None]:
     """The description of this process's part, and the part itself; None if it stores none."""
     arrays.refuse_unreadable(value)
     found: dict[Box, Any] = {}
@@ -87,7 +87,7 @@ def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None
 # -- Restored -----------------------------------------------------------------
 
 
-def assemble(stored: StoredArray, near: object, path: str) -> tuple[Any, Part] | None:
+def assemble(stored: StoredArray, near: object, path: str) -> tuple[Any, ArrayPart] | None:
     """A stored array, sharded as `near` is, and the part that is here."""
     about, shape, item_bytes = (
         stored.description,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from holdfast._errors import DamagedCheckpoint, FolderError, HoldfastError
-from holdfast.tensorflow.graph import Graph, Node
+from holdfast.tensorflow.graph import Graph, GraphNode
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "VARIABLE_VALUE"
@@ -93,10 +93,10 @@ def read_bundle(prefix: str) -> Bundle:
     return Bundle(prefix, graph, values, [ways[n] for n in left_out if n in ways])
 
 
-def _nodes(proto: Any, types: Mapping[str, Any]) -> tuple[list[Node], list[int]]:
+def _nodes(proto: Any, types: Mapping[str, Any]) -> tuple[list[GraphNode], list[int]]:
     nodes, left_out = [], []
     for number, each in enumerate(proto.nodes):
-        node = Node({child.local_name: child.node_id for child in each.children})
+        node = GraphNode({child.local_name: child.node_id for child in each.children})
         for attribute in each.attributes:
             key = attribute.checkpoint_key
             if attribute.name == _VALUE and types.get(key) not in (None, tf.string):
@@ -127,10 +127,10 @@ def write_bundle(
     children = {name: graph.nodes[0].children[name] for name in names}
     if strip:
         children = dict(graph.nodes[children[names[0]]].children) if children else {}
-    root = Graph([Node(children), *graph.nodes[1:]])
+    root = Graph([GraphNode(children), *graph.nodes[1:]])
     ways = list(root.below(0))
     numbers = {old: new for new, (_, old) in enumerate(ways)}
-    written: dict[str, Node] = {}  # by key
+    written: dict[str, GraphNode] = {}  # by key
     for way, old in ways:
         node, made = root.nodes[old], proto.nodes.add()
         for name, child in node.children.items():
@@ -160,7 +160,7 @@ def write_bundle(
     return {name for node in written.values() for name in (str(node.tensor), *node.others)}
 
 
-def _value(node: Node, read: Callable[[str], Any]) -> Any:
+def _value(node: GraphNode, read: Callable[[str], Any]) -> Any:
     """The value of a variable, with copies merged as TensorFlow does."""
     assert node.tensor is not None
     values = [tf.convert_to_tensor(read(name)) for name in (node.tensor, *node.others)]

@@ -50,10 +50,6 @@ def is_iterator(value: object) -> bool:
     return isinstance(value, iterator_ops.OwnedIterator | dataset_ops.NumpyIterator)
 
 
-def is_distributed_iterator(value: object) -> bool:
-    return isinstance(value, tf.distribute.DistributedIterator)
-
-
 def write_state(iterator: Any) -> bytes:
     """An iterator's state; OpError if one of its datasets cannot be serialized."""
     resource = _owned(iterator)._iterator_resource

@@ -19,7 +19,7 @@ from holdfast.tensorflow import distribute
 
 
 @dataclass
-class Node:
+class GraphNode:
     """One object: its parts by name, and the tensor that it is, if it is a variable."""
 
     children: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Node:
 class Graph:
     """All objects of a state; the first node is the root, with the names of the state."""
 
-    nodes: list[Node]
+    nodes: list[GraphNode]
 
     def to_bytes(self) -> bytes:
         rows = [list(vars(node).values()) for node in self.nodes]
@@ -42,7 +42,7 @@ class Graph:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Graph:
-        return cls([Node(*row) for row in json.loads(zlib.decompress(data))])
+        return cls([GraphNode(*row) for row in json.loads(zlib.decompress(data))])
 
     def below(self, start: int) -> Iterator[tuple[str, int]]:
         """Every node that is reachable from one, nearest first, with its path."""
@@ -96,14 +96,14 @@ def describe(state: Mapping[str, Any], names: Sequence[str], values: Sequence[An
     """The graph of a state with these tensors; None if it has no variables."""
     by_key = {id(value): name for name, value in zip(names, values, strict=True)}
     known = set(names)
-    nodes = [Node()]
+    nodes = [GraphNode()]
     numbers: dict[int, int] = {}
     queue: list[tuple[str, Any, int]] = []
 
     def number_of(path: str, part: Any) -> int:
         if id(part) not in numbers:
             numbers[id(part)] = len(nodes)
-            nodes.append(Node())
+            nodes.append(GraphNode())
             queue.append((path, part, numbers[id(part)]))
         return numbers[id(part)]
 

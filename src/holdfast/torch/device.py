@@ -36,7 +36,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
-class _Span:
+class _ImageSpan:
     """Tensors that are adjacent in the image: one copy to the host."""
 
     offset: int  # in the image
@@ -278,17 +278,17 @@ def _typed(base: torch.Tensor, at: int, spec: TensorSpec) -> torch.Tensor:
 
 def _find_spans(
     places: Sequence[tuple[TensorSpec, int]],
-) -> tuple[list[_Span], list[int], int]:
+) -> tuple[list[_ImageSpan], list[int], int]:
     """The spans in the image, the place of each tensor in the spare buffer, and its size."""
     order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0].size_bytes))
-    spans: list[_Span] = []
+    spans: list[_ImageSpan] = []
     staged_at = [0] * len(places)
     size = 0
     for index in order:
         spec, offset = places[index]
         if not spans or spans[-1].offset + spans[-1].size_bytes != offset:
             start = -(-size // _ALIGNMENT) * _ALIGNMENT + offset % _ALIGNMENT
-            spans.append(_Span(offset, 0, start))
+            spans.append(_ImageSpan(offset, 0, start))
         span = spans[-1]
         staged_at[index] = span.staged + span.size_bytes
         span.size_bytes += spec.size_bytes

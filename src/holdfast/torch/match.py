@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from holdfast._adapters.adapter import Unfit
 from holdfast.torch.adapter import ADAPTER
 
 # Prefixes of wrappers in the names of parameters.
@@ -32,15 +32,6 @@ _FOR_EACH_VALUE = frozenset(
         "prev",
     }
 )
-
-
-@dataclass
-class Unfit:
-    """What does not fit."""
-
-    missing: list[str] = field(default_factory=list)  # only here
-    unexpected: list[str] = field(default_factory=list)  # only in the checkpoint
-    changed: list[str] = field(default_factory=list)
 
 
 def is_module(value: object) -> bool:

@@ -36,7 +36,7 @@ _POPULATE_READ = 22
 class OnDevice:
     """Tensors as they were stored, on their device: only to be copied from."""
 
-    def __init__(self, sent: Sent, specs: Sequence[TensorSpec]) -> None:
+    def __init__(self, sent: SentTensors, specs: Sequence[TensorSpec]) -> None:
         self._whole = sent.whole
         self.digests = sent.digests
         self.tensors = [_typed(raw, spec) for raw, spec in zip(sent.raw, specs, strict=True)]
@@ -159,7 +159,7 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 # -- Sent by several threads, and hashed meanwhile -------------------------------------
 
 
-class Sent(NamedTuple):
+class SentTensors(NamedTuple):
     """What was sent to the device."""
 
     whole: torch.Tensor  # one allocation
@@ -167,7 +167,7 @@ class Sent(NamedTuple):
     digests: list[bytes]  # of the bytes on the host; empty if not asked for
 
 
-class _Span(NamedTuple):
+class _HostSpan(NamedTuple):
     """Bytes that are contiguous on the host and on the device."""
 
     address: int
@@ -187,7 +187,7 @@ def upload(
     *,
     hashed: bool = True,
     threads: int | None = None,
-) -> Sent:
+) -> SentTensors:
     """Send the bytes of each view to a device; OutOfMemoryError of torch if they do not fit.
 
     With `hashed` their digests are found meanwhile.
@@ -238,7 +238,7 @@ def upload(
         senders.clear()
         _unpin(device)
     raw = [whole[place : place + view.nbytes] for place, view in zip(places, views, strict=True)]
-    return Sent(whole, raw, digests)
+    return SentTensors(whole, raw, digests)
 
 
 def _unpin(device: torch.device) -> None:
@@ -284,10 +284,10 @@ def _address(view: memoryview) -> int:
 
 def _lay_out(
     addresses: list[int], views: Sequence[memoryview]
-) -> tuple[list[_Span], list[int], int]:
+) -> tuple[list[_HostSpan], list[int], int]:
     """Spans of adjacent views, the place of each view on the device, and the total size."""
     places = [0] * len(views)
-    spans: list[_Span] = []
+    spans: list[_HostSpan] = []
     total = start = end = place = 0
     for index in sorted(range(len(views)), key=lambda i: (addresses[i], views[i].nbytes)):
         address, size = addresses[index], views[index].nbytes
@@ -295,7 +295,7 @@ def _lay_out(
             continue
         if address != end:
             if end:
-                spans.append(_Span(start, end - start, place))
+                spans.append(_HostSpan(start, end - start, place))
             # The same alignment as on the host, so that every tensor is aligned.
             place = -(-total // _ALIGNMENT) * _ALIGNMENT + address % _ALIGNMENT
             start = address
@@ -303,13 +303,13 @@ def _lay_out(
         end = address + size
         total = place + end - start
     if end:
-        spans.append(_Span(start, end - start, place))
+        spans.append(_HostSpan(start, end - start, place))
     return spans, places, total
 
 
-def _cut(span: _Span, size_bytes: int) -> list[_Span]:
+def _cut(span: _HostSpan, size_bytes: int) -> list[_HostSpan]:
     return [
-        _Span(span.address + at, min(size_bytes, span.size_bytes - at), span.place + at)
+        _HostSpan(span.address + at, min(size_bytes, span.size_bytes - at), span.place + at)
         for at in range(0, span.size_bytes, size_bytes)
     ]
 
@@ -321,7 +321,7 @@ def _by_size(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
     return large, order[len(large) :]
 
 
-def _populate(spans: Sequence[_Span]) -> None:
+def _populate(spans: Sequence[_HostSpan]) -> None:
     """Map all pages. Without this call, an older kernel maps each at its first touch."""
     pieces = iter([piece for span in spans for piece in _cut(span, _MAPPED_AT_ONCE_BYTES)])
     lock, errors = threading.Lock(), list[BaseException]()

@@ -13,7 +13,12 @@ from holdfast._store.commit.chunks import Labour
 from holdfast._store.commit.dedup import Former
 from holdfast._store.commit.retention import Kept, remove_others
 from holdfast._store.commit.source import Source
-from holdfast._store.commit.write import Commit, close_checkpoint, commit_checkpoint, explain
+from holdfast._store.commit.write import (
+    CheckpointCommit,
+    close_checkpoint,
+    commit_checkpoint,
+    explain,
+)
 from holdfast._store.commit.write_queue import Turns
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import remove_folder
@@ -69,7 +74,7 @@ def keep_checkpoint(
     former: Former | None = None,
     turns: Turns | None = None,
 ) -> Durable | None:
-    """Commit an image and record it in the journal; None if it is committed already."""
+    """CheckpointCommit an image and record it in the journal; None if it is committed already."""
     began = time.monotonic()
     commit = commit_of(policy, state, turns)
     if commit.final.exists():
@@ -89,7 +94,7 @@ def keep_parts(
     began: float,
     turns: Turns,
 ) -> None:
-    """Commit a checkpoint whose parts the ranks have written."""
+    """CheckpointCommit a checkpoint whose parts the ranks have written."""
     commit = commit_of(policy, state, turns)
     size_bytes = sum(file.image_bytes for file in files)
     own_bytes = sum(file.size_bytes for file in files)
@@ -104,9 +109,9 @@ def keep_parts(
         note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
 
 
-def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> Commit:
+def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> CheckpointCommit:
     """The commit of this state."""
-    return Commit(
+    return CheckpointCommit(
         layout=policy.layout,
         run_id=policy.run_id,
         attempt=state.attempt,
@@ -124,7 +129,7 @@ def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> Commi
 def note_checkpoint(
     policy: Policy,
     state: State,
-    commit: Commit,
+    commit: CheckpointCommit,
     size_bytes: int,
     own_bytes: int,
     seconds: float,

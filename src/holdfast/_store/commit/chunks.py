@@ -31,7 +31,7 @@ _GROUP = Path("/proc/self/autogroup")
 _TRIES, _TRY_SECONDS = 4, 0.04  # the kernel accepts one change of a group in a tenth of a second
 
 
-class Quiet:
+class BackgroundPriority:
     """How many threads of this process work in the background, and whether any must hurry."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def _set_group(niceness: int) -> bool:
     return False
 
 
-QUIET = Quiet()  # the group is one for the whole process
+QUIET = BackgroundPriority()  # the group is one for the whole process
 
 Piece = TypeVar("Piece")
 _PATIENCE_SECONDS = 10.0

@@ -89,7 +89,7 @@ class Hashing(Pieces[Sequence[int] | Begun]):
         return self.found
 
 
-class Known(Hashing):
+class KnownDigests(Hashing):
     """Checksums that are known already."""
 
     def __init__(self, digests: list[bytes]) -> None:

@@ -37,7 +37,7 @@ class Fenced(SaveFailed):
 
 
 @dataclass(frozen=True)
-class Commit:
+class CheckpointCommit:
     """What is to be committed, and by which attempt."""
 
     layout: RunLayout
@@ -64,7 +64,7 @@ class Commit:
 
 
 def commit_checkpoint(
-    commit: Commit, source: Source, labour: Labour, former: Former | None = None
+    commit: CheckpointCommit, source: Source, labour: Labour, former: Former | None = None
 ) -> Former:
     """Make an image durable as a checkpoint; returns what the next one may share with it."""
     layout = commit.layout
@@ -142,7 +142,7 @@ def _in_hex(digests: Sequence[bytes]) -> list[str]:
     return [each.hex() for each in digests]
 
 
-def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -> None:
+def close_checkpoint(commit: CheckpointCommit, partial: Path, files: Sequence[DataFile]) -> None:
     """All parts are durable: write the manifest, and give the checkpoint its name."""
     manifest = Manifest(
         run_id=commit.run_id,
@@ -175,7 +175,7 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
         raise
 
 
-def _refuse_if_fenced(commit: Commit) -> None:
+def _refuse_if_fenced(commit: CheckpointCommit) -> None:
     newest = commit.layout.attempt_numbers()[-1:]
     if newest and newest[0] > commit.writer_attempt:
         raise Fenced(
@@ -184,7 +184,7 @@ def _refuse_if_fenced(commit: Commit) -> None:
         )
 
 
-def _refuse_if_void(commit: Commit) -> None:
+def _refuse_if_void(commit: CheckpointCommit) -> None:
     """A rule may have called the state bad while it was being written."""
     if is_void(void_steps(commit.layout), commit.attempt, commit.step):
         raise SaveFailed(f"a rule has called step {commit.step} bad")

@@ -160,10 +160,10 @@ def check_head(head: dict[str, Any], specs: Sequence[TensorSpec]) -> None:
     _require(isinstance(tree, dict) and isinstance(tree.get("state"), dict), "its tree is none")
     assert isinstance(tree, dict)
     _require(isinstance(tree.get("extra", {}), dict), "its tree is none")
-    _Tree(specs).check([*tree["state"].values(), tree.get("extra", {})])
+    _TreeCheck(specs).check([*tree["state"].values(), tree.get("extra", {})])
 
 
-class _Tree:
+class _TreeCheck:
     """A tree of `_state/capture.py`, checked level by level: a forged one may be deep."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:

@@ -54,7 +54,8 @@ def reserve(
     OSError if the system refuses it for another reason.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not _leaves_enough(size_bytes):
+    # The training itself needs room to grow.
+    while (free := available_bytes()) - size_bytes < reserve_bytes(free):
         # The system may still be freeing the memory of the last attempt.
         if size_bytes < _LARGE_BYTES or time.monotonic() > deadline:
             return None
@@ -168,12 +169,6 @@ def populate(mapped: mmap.mmap) -> None:
 def available_bytes() -> int:
     """Free memory of the machine and the cgroup."""
     return min(_machine_bytes(), _cgroup_bytes())
-
-
-def _leaves_enough(size_bytes: int) -> bool:
-    """Whether the training still has room to grow."""
-    available = available_bytes()
-    return available - size_bytes >= reserve_bytes(available)
 
 
 def reserve_bytes(available: int) -> int:

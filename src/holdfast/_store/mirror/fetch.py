@@ -36,7 +36,7 @@ from holdfast._store.mirror.index import (
     read_chunks,
 )
 from holdfast._store.mirror.protocol import NO_ROOM, why
-from holdfast._store.mirror.store import Store
+from holdfast._store.mirror.store import MirrorStore
 from holdfast._store.mirror.upload import THREADS
 from holdfast._store.read.files import place_of
 from holdfast._text import size as in_words
@@ -166,7 +166,7 @@ def _report(progress: Callable[[int, int], None], before: int, total: int, done:
 
 
 def _fetch_file(
-    store: Store, path: Path, file: IndexedFile, progress: Callable[[int], None]
+    store: MirrorStore, path: Path, file: IndexedFile, progress: Callable[[int], None]
 ) -> int:
     """Fill a file with its chunks; returns how many bytes were fetched."""
     descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -197,7 +197,7 @@ def _fetch_file(
         os.close(descriptor)
 
 
-def _get(store: Store, key: str) -> bytes:
+def _get(store: MirrorStore, key: str) -> bytes:
     """A chunk, in spite of a network that fails now and then."""
     pauses = list(_PAUSES_SECONDS)
     while True:

@@ -35,7 +35,7 @@ from holdfast._store.folder.lineage import Origin, trace_line
 from holdfast._store.format import manifest
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.manifest import Manifest, Part
-from holdfast._store.mirror.store import Store
+from holdfast._store.mirror.store import MirrorStore
 from holdfast._store.read.files import all_files, name_part
 
 FORMAT = 1
@@ -254,7 +254,7 @@ class Holder:
 class MirrorIndex:
     """The checkpoints of a mirror; nothing is read twice."""
 
-    store: Store
+    store: MirrorStore
     _heads: dict[str, Manifest] = field(default_factory=dict)  # without their files
     _indexes: dict[str, list[IndexedFile]] = field(default_factory=dict)
     damaged: list[str] = field(

@@ -12,7 +12,7 @@ import fsspec
 import fsspec.config
 from fsspec.core import url_to_fs
 
-from holdfast._store.mirror.store import Held
+from holdfast._store.mirror.store import StoredObject
 
 # These have no folders; making one may make a bucket, which only its owner should do.
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "b2", "r2", "hf")
@@ -55,7 +55,7 @@ class RemoteStore:
             _refuse_missing_bucket(error)
             raise
 
-    def list(self, prefix: str) -> dict[str, Held]:
+    def list(self, prefix: str) -> dict[str, StoredObject]:
         self._files.invalidate_cache()
         top = self._path(prefix).rstrip("/")
         try:
@@ -64,7 +64,9 @@ class RemoteStore:
             return {}
         start = len(self._files._strip_protocol(self._root).rstrip("/")) + 1
         return {
-            self._files._strip_protocol(path)[start:]: Held(int(info["size"] or 0), _md5_of(info))
+            self._files._strip_protocol(path)[start:]: StoredObject(
+                int(info["size"] or 0), _md5_of(info)
+            )
             for path, info in found.items()
             if info.get("type") == "file"
         }

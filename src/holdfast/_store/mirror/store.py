@@ -15,26 +15,26 @@ from typing import NamedTuple, Protocol
 from holdfast._store.folder.atomic import write_atomic
 
 
-class Held(NamedTuple):
+class StoredObject(NamedTuple):
     """What a store says of one of its objects."""
 
     size_bytes: int
     md5: str | None = None  # where the store itself has computed one
 
 
-class Store(Protocol):
+class MirrorStore(Protocol):
     """One mirror."""
 
     @property
     def address(self) -> str: ...
 
     def put(self, key: str, data: bytes) -> None:
-        """Store bytes, in place of others."""
+        """MirrorStore bytes, in place of others."""
 
     def get(self, key: str) -> bytes:
         """What is stored; FileNotFoundError if there is nothing."""
 
-    def list(self, prefix: str) -> dict[str, Held]:
+    def list(self, prefix: str) -> dict[str, StoredObject]:
         """All keys that begin with a folder's name."""
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -76,7 +76,7 @@ class FolderStore:
             self._refuse_missing_place()
             raise
 
-    def list(self, prefix: str) -> dict[str, Held]:
+    def list(self, prefix: str) -> dict[str, StoredObject]:
         found = {}
         for folder, _, names in os.walk(self._folder / prefix, onerror=_refuse_unlisted):
             for name in names:
@@ -84,7 +84,7 @@ class FolderStore:
                 if not name.startswith("."):  # else it is being written
                     with contextlib.suppress(FileNotFoundError):
                         key = path.relative_to(self._folder).as_posix()
-                        found[key] = Held(path.stat().st_size)
+                        found[key] = StoredObject(path.stat().st_size)
         return found
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -128,7 +128,7 @@ def folder_of(address: str) -> Path | None:
     return Path(address.removeprefix("file://")) if address.startswith("file://") else None
 
 
-def open_store(address: str) -> Store:
+def open_store(address: str) -> MirrorStore:
     """The mirror at an address, which need not be there yet."""
     folder = folder_of(address)
     if folder is not None:

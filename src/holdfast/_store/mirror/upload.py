@@ -42,7 +42,7 @@ from holdfast._store.mirror.index import (
     read_chunks,
     size_of,
 )
-from holdfast._store.mirror.store import Held, Store
+from holdfast._store.mirror.store import MirrorStore, StoredObject
 from holdfast._store.read.files import open_file, place_of
 
 THREADS = 4  # a store answers several requests at once; each holds a chunk in memory
@@ -75,7 +75,7 @@ class Upload:
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         self._index = index
-        self._store: Store = index.store
+        self._store: MirrorStore = index.store
         self._folder = folder
         self._piece_bytes = piece_bytes
         self._verified = verified  # chunks that this process knows to be complete there
@@ -118,7 +118,7 @@ class Upload:
         self,
         file: StoredFile,
         descriptor: int,
-        held: dict[str, Held],
+        held: dict[str, StoredObject],
         senders: _Senders,
         total: int,
     ) -> IndexedFile:
@@ -133,7 +133,7 @@ class Upload:
         check.finish()
         return IndexedFile(file.name, file.size_bytes, self._piece_bytes, tuple(checksums))
 
-    def _send_chunk(self, key: str, data: bytes, held: Held | None, total: int) -> None:
+    def _send_chunk(self, key: str, data: bytes, held: StoredObject | None, total: int) -> None:
         with self._lock:
             is_known = key in self._sent or key in self._verified
         if is_known and (held is not None or key in self._sent):
@@ -149,7 +149,7 @@ class Upload:
         self._count(len(data), total)
         pass_point("mirror-piece")
 
-    def _is_whole(self, key: str, held: Held, md5: str, data: bytes | None = None) -> bool:
+    def _is_whole(self, key: str, held: StoredObject, md5: str, data: bytes | None = None) -> bool:
         """Whether the store has the right bytes for a key: by its own MD5, or read back."""
         if held.size_bytes != size_of(key):
             return False
@@ -175,7 +175,7 @@ class Upload:
                 senders.submit(self._verify_chunk, key, held.get(key), md5)
                 self._progress(self._done, total)  # reading it all back may take minutes
 
-    def _verify_chunk(self, key: str, held: Held | None, md5: str) -> None:
+    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str) -> None:
         if held is None or not self._is_whole(key, held, md5):
             self._store.remove([key])  # so that the next try sends it again
             raise StoreDiffers(f"{self._store.address} has other bytes for {key} than it was sent")

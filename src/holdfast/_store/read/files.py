@@ -77,7 +77,7 @@ def read_parts(folder: Path, file: DataFile) -> tuple[list[memoryview], list[mem
     views: list[memoryview] = [memoryview(b"")] * len(parts)
     buffers = []
     with contextlib.ExitStack() as stack:
-        pieces: list[_Piece] = []
+        pieces: list[_FilePiece] = []
         for name, size_bytes in all_files(file):
             path = place_of(folder, name)
             numbers = places.get("" if name == file.name else name, [])
@@ -177,10 +177,12 @@ class _Source:
             raise DamagedCheckpoint(f"{self.path}: {name_part(part.name)} is not in it.")
         return self.buffer[part.offset : end]
 
-    def pieces(self, wanted: list[tuple[Part, memoryview]]) -> list[_Piece]:
+    def pieces(self, wanted: list[tuple[Part, memoryview]]) -> list[_FilePiece]:
         """The pieces to read for these parts; each knows the parts that it completes."""
-        wanted = sorted((pair for pair in wanted if pair[0].size_bytes), key=_where)
-        pieces = [_Piece(self, *span) for span in _spans([part for part, _ in wanted])]
+        wanted = sorted(
+            (pair for pair in wanted if pair[0].size_bytes), key=lambda pair: pair[0].offset
+        )
+        pieces = [_FilePiece(self, *span) for span in _spans([part for part, _ in wanted])]
         starts = [piece.start for piece in pieces]
         for part, view in wanted:
             first = bisect.bisect_right(starts, part.offset) - 1
@@ -194,7 +196,7 @@ class _Source:
         self._choose_how(pieces)
         return pieces
 
-    def _choose_how(self, pieces: list[_Piece]) -> None:
+    def _choose_how(self, pieces: list[_FilePiece]) -> None:
         """Read directly what is not in the page cache, if the file system allows it."""
         if not hasattr(os, "O_DIRECT") or self.size_bytes < _WORTH_PASSING_THE_CACHE:
             return
@@ -205,13 +207,13 @@ class _Source:
             held = pages[piece.start // PAGE : -(-piece.end // PAGE)]
             piece.is_direct = self._direct >= 0 and sum(held) * 2 < len(held)
 
-    def fill(self, piece: _Piece) -> None:
+    def fill(self, piece: _FilePiece) -> None:
         done = self._fill_directly(piece) if piece.is_direct else piece.start
         end = min(piece.end, self.size_bytes)
         if done < end:
             read_range(self._buffered, self._whole[done:end], done, self.path)
 
-    def _fill_directly(self, piece: _Piece) -> int:
+    def _fill_directly(self, piece: _FilePiece) -> int:
         """Read in whole pages; returns how far that went: the rest is read through the cache."""
         done = piece.start
         while done < min(piece.end, self.size_bytes):
@@ -227,7 +229,7 @@ class _Source:
         return done
 
 
-class _Piece:
+class _FilePiece:
     """A range of whole pages of a file, and the parts that begin and end in it."""
 
     def __init__(self, source: _Source, start: int, end: int) -> None:
@@ -274,10 +276,6 @@ class _LongPart:
                 self._hashing.release()
 
 
-def _where(pair: tuple[Part, memoryview]) -> int:
-    return pair[0].offset
-
-
 def _spans(parts: list[Part]) -> Iterator[tuple[int, int]]:
     """The pages of these parts, in pieces; gaps between parts are not read."""
     start = end = 0
@@ -303,7 +301,7 @@ def _compare(path: Path, part: Part, actual: bytes) -> None:
         )
 
 
-def _read_all(pieces: list[_Piece]) -> None:
+def _read_all(pieces: list[_FilePiece]) -> None:
     """Read and check every piece, by several threads; the first error is raised here."""
     numbers = itertools.count()
     errors: list[Exception] = []
