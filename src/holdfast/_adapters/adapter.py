@@ -1,8 +1,8 @@
 """The contract between holdfast and a framework.
 
-Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. The
-defaults say "this framework has nothing of the kind"; a method of arrays that has no default
-raises. Standard library only: this module is loaded where there is no framework at all.
+Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. A
+default means that the framework has nothing of the kind; a method without a default raises.
+Standard library only: this module is loaded where there is no framework at all.
 """
 
 # ruff: noqa: ARG002  a default has no use for its arguments
@@ -24,10 +24,16 @@ Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a
 class Adapter:
     """What one framework can do; arguments of type Any are values of that framework."""
 
-    kind: str  # of its tensors, as checkpoints name it
+    kind = ""  # of its tensors, as checkpoints name it
     global_generator: str = "python"  # the name of its global generator, if it has one
     exact_types: tuple[type, ...] = ()  # objects of these very classes are plain tensors
     arrays_are_values = False  # True if an array never changes: a step makes new ones
+
+    def __init_subclass__(cls) -> None:
+        # A misspelt method would silently leave its default in place.
+        unknown = [n for n in vars(cls) if not n.startswith("_") and not hasattr(Adapter, n)]
+        if unknown:
+            raise TypeError(f"{cls.__name__} has {', '.join(unknown)}, which Adapter lacks")
 
     # -- Arrays: described and read -------------------------------------------------
 

@@ -118,7 +118,6 @@ def _finite(value: float) -> float | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a Python number that fits into a float."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
 
 
@@ -136,7 +135,6 @@ def _plain(value: Any) -> Any:
 
 
 def _held(name: str, value: Any) -> Any:
-    """The value without its graph, to be read later."""
     if isinstance(value, int):  # too large for a float
         return math.inf if value > 0 else -math.inf
     number = _plain(value)  # now: a sum in place would differ later

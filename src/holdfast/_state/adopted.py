@@ -104,7 +104,6 @@ def _renumbered(encoded: Any, first: int) -> tuple[Any, list[int]]:
 def _as_stored(
     loaded: Loaded, specs: Sequence[TensorSpec], views: tuple[memoryview, ...], tree: Any
 ) -> Loaded:
-    """The same checkpoint with another state in it."""
     names = [spec.name for spec in specs]
     return replace(
         loaded,
@@ -190,7 +189,6 @@ def _refuse(
     build: str = "Build the objects as they were",
     fresh: str = "--fresh NAME",
 ) -> None:
-    """Raise StateMismatch if anything does not fit."""
     if not (missing or unexpected or reshaped):
         return
     lines = [f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given."]
@@ -453,7 +451,6 @@ def _holds_arrays(live: Any) -> bool:
 
 
 def _any(stored: Any) -> bool:
-    """Whether a stored value has an array in it."""
     if isinstance(stored, Mapping):
         return any(_any(item) for item in stored.values())
     if isinstance(stored, list | tuple):
@@ -472,7 +469,6 @@ def _is_generator(value: Any) -> bool:
 
 
 def _objects(state: Any) -> list[Any]:
-    """All objects of a state, also those in lists and dicts."""
     if isinstance(state, dict):
         return [each for item in state.values() for each in _objects(item)]
     if isinstance(state, list | tuple):

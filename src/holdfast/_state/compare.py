@@ -92,7 +92,6 @@ def _tensors_of_other_replicas(then: Any, now: Any) -> Iterator[int]:
 
 
 def _tensor_numbers(encoded: Any) -> Iterator[int]:
-    """The numbers of all tensors that an encoded value refers to."""
     if isinstance(encoded, dict):
         if "$t" in encoded:
             yield encoded["$t"]

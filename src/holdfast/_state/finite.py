@@ -91,7 +91,6 @@ def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> f
 
 
 def _gradients(state: Mapping[str, Any]) -> list[str]:
-    """The gradients of the modules in a state that are not finite."""
     found = []
     for name, parameter in _parameters(state):
         gradient = getattr(parameter, "grad", None)

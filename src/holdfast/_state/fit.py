@@ -101,8 +101,6 @@ def name_all(label: str, names: list[str]) -> list[str]:
 
 
 class _FitCheck:
-    """Finds what no longer fits, before anything is changed."""
-
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self.missing: list[str] = []
@@ -302,7 +300,6 @@ def _has_object(live: Any) -> bool:
 
 
 def _is_needed(live: Any) -> bool:
-    """Whether a stored value for it must exist."""
     if _has_object(live) or _is_value_array(live):
         return True
     return any(_is_needed(item) for _, item in _live_entries(live))
@@ -326,7 +323,6 @@ def _type(value: Any) -> str:
 
 
 def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
-    """The entries of an encoded mapping with string keys."""
     if not isinstance(encoded, dict):
         return []
     if "$odict" in encoded:

@@ -16,8 +16,6 @@ from holdfast._store.read.verify import Loaded
 
 @dataclass(frozen=True)
 class _RankPart:
-    """What one rank stored of a tensor."""
-
     description: dict[str, Any]
     spec: TensorSpec
     data: memoryview

@@ -239,7 +239,6 @@ def _nodes(function: Any) -> Iterator[Any]:
 
 
 def _draws_seeds(dataset: Any) -> bool:
-    """Whether it draws new seeds for each of its iterators."""
     return type(dataset).__name__ in ("_ShuffleDataset", "_RandomDataset")
 
 

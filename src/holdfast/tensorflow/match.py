@@ -81,7 +81,6 @@ def _is_known(found: Match, part: Any) -> bool:
 
 
 def _all_parts(part: Any) -> list[tuple[str, Any]]:
-    """An object and all its parts, each with its path."""
     seen, queue = {id(part)}, [("", part)]
     for way, each in queue:
         for name, child in parts_of(each).items():
@@ -145,7 +144,6 @@ def _record_rest(
     fresh: list[str],
     waiting: set[int],
 ) -> None:
-    """Record what is only in the checkpoint, and what is only live."""
     bound = {number for _, number, part in met if variable_of(part) is not None}
     named = {below for number in waiting for _, below in graph.below(number)}
     for name, number, part in pairs:

@@ -106,7 +106,6 @@ def _is_of_keras(value: object) -> bool:
 
 
 def _plain(part: Any) -> Any:
-    """Unwrap a variable of Keras."""
     keras = sys.modules.get("keras")
     is_wrapped = hasattr(keras, "__version__") and isinstance(part, keras.Variable)  # type: ignore[union-attr]  # its version says that it is loaded
     return part.value if is_wrapped else part

@@ -85,7 +85,6 @@ def _wrappers(state: Mapping[str, Any]) -> list[DistributedDataParallel]:
 
 
 def _parts(value: Any, depth: int = 0) -> Iterator[torch.nn.Module | Optimizer]:
-    """The modules and optimizers in a state, in its order."""
     if isinstance(value, torch.nn.Module | Optimizer):
         yield value
     elif depth < _DEPTH and isinstance(value, Mapping | list | tuple):
@@ -119,7 +118,6 @@ def _reducer(module: DistributedDataParallel) -> Any:
 
 
 def _reducer_size(module: DistributedDataParallel) -> int:
-    """For how many parameters it sums gradients."""
     reducer = _reducer(module)
     return 0 if reducer is None else len(reducer.get_backward_stats())
 

@@ -111,8 +111,6 @@ class Devices:
 
 
 class _AllCopies:
-    """The copies of all devices into one slot."""
-
     def __init__(self, devices: Devices, parts: Sequence[Any]) -> None:
         self._devices = devices
         self._parts = parts
@@ -127,8 +125,6 @@ class _AllCopies:
 
 
 class _OneDevice:
-    """The tensors of one device."""
-
     def __init__(
         self,
         device: torch.device,
@@ -235,8 +231,6 @@ class _OneDevice:
 
 
 class _StagedCopy:
-    """A copy from the spare buffer into a slot."""
-
     def __init__(
         self,
         timing: Timing,
@@ -341,7 +335,6 @@ _hook: Any = None
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Called before every step of every optimizer."""
     if torch.cuda.is_current_stream_capturing():
         _watch.in_graph = True
         return

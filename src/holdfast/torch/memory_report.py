@@ -348,7 +348,6 @@ def _count_graphs(held: Any, counts: tuple[int, ...]) -> int:
 
 
 def _tensors_in(held: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a container, and of the containers in it."""
     items = held.values() if isinstance(held, dict) else held
     for item, _ in zip(list(items), range(_MOST_ITEMS), strict=False):
         if isinstance(item, torch.Tensor):

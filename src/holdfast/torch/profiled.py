@@ -74,7 +74,6 @@ class Profiled:
 
 
 def _is_active(profiler: Any) -> bool:
-    """Whether it has begun and has no results yet."""
     has_results = getattr(profiler, "kineto_results", None) is not None
     return bool(getattr(profiler, "entered", True)) and not has_results
 

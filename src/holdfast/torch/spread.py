@@ -104,8 +104,6 @@ class Rest:
 
 
 class _Drawn:
-    """A sampler whose order is known."""
-
     def __init__(self, indices: list[Any]) -> None:
         self._indices = indices
 

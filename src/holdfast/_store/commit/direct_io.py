@@ -108,7 +108,6 @@ class _Writing(Pieces[tuple[int, int]]):
                 self._leave_direct()
 
     def _leave_direct(self) -> None:
-        """Continue with plain writes, in all threads."""
         with self._change:
             _set_direct(self._descriptor, on=False)
             self._is_direct = False
@@ -127,7 +126,6 @@ class _Writing(Pieces[tuple[int, int]]):
         return buffer[:whole]
 
     def _cut(self, offset: int, size: int) -> list[memoryview]:
-        """The parts of the views that make up a chunk."""
         found = []
         index = bisect_right(self._starts, offset) - 1
         while size > 0:
@@ -141,7 +139,6 @@ class _Writing(Pieces[tuple[int, int]]):
 
 
 def _is_aligned(view: memoryview) -> bool:
-    """Whether memory and size are whole pages."""
     if view.nbytes % PAGE or view.readonly:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % PAGE == 0

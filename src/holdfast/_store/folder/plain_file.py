@@ -84,7 +84,6 @@ def read_plain(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> bytes:
 
 
 def _kind(path: Path) -> str:
-    """What is there instead of a file."""
     try:
         found = os.lstat(path).st_mode
     except OSError:

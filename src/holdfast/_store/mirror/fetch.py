@@ -223,7 +223,6 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def _check(path: Path, file: StoredFile, progress: Callable[[int], None]) -> None:
-    """Check the file on disk against the manifest."""
     check = PartsCheck(file)
     descriptor = open_plain(path)
     try:

@@ -212,7 +212,6 @@ class _Senders:
         self._futures.append(future)
 
     def _raise_first(self) -> None:
-        """Raise the first error so far."""
         done = [future for future in self._futures if future.done()]
         self._futures = [future for future in self._futures if future not in done]
         for future in done:
