@@ -202,7 +202,7 @@ class Adapter:
         return False
 
     def encode_other(self, value: object) -> dict[str, Any] | None:
-        """A value of the framework as JSON, under a tag of its own; None if it is none."""
+        """A value of the framework as JSON, under a tag of its own; None for any other value."""
         return None
 
     def decode_other(self, tag: str, value: Any) -> Any:

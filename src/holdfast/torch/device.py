@@ -310,14 +310,13 @@ def _register(mapped: Any) -> bool:
 
 
 # -- Without room on the device: straight into the slot --------------------------------
-# What only an optimizer changes goes home behind the next forward and backward pass, and the
-# optimizer's next step waits for it if it comes first. Everything else (running means, a scaler)
-# is copied before training goes on.
+# Tensors that only an optimizer changes are copied to the host during the next forward and backward
+# pass, and the optimizer's next step waits for that. Everything else (running means, a scaler) is
+# copied before training goes on.
 #
-# Whether really nothing but the optimizer changed those tensors is checked: their sums are taken
-# on the device before training goes on, and again of what came home. If they differ (weights
-# that were swapped for an evaluation, say), the slot is not used, and from then on training waits
-# for each copy.
+# It is checked that only the optimizer changes those tensors: their sums are computed on the device
+# before training goes on, and again of the copies. If they differ (weights that were swapped for an
+# evaluation, say), the slot is not used, and from then on training waits for each copy.
 
 
 @dataclass
