@@ -29,6 +29,7 @@ from holdfast._state.restore import decode_state
 from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.tree import replace_tag
 from holdfast._store.read.verify import Loaded, SentAhead
 
 
@@ -88,17 +89,11 @@ def _renumbered(encoded: Any, first: int) -> tuple[Any, list[int]]:
     """A tree whose tensors are numbered from `first`, and the numbers that they had."""
     numbers: list[int] = []
 
-    def walk(item: Any) -> Any:
-        if isinstance(item, list):
-            return [walk(each) for each in item]
-        if not isinstance(item, dict):
-            return item
-        if item.keys() == {"$t"}:
-            numbers.append(item["$t"])
-            return {"$t": first + len(numbers) - 1}
-        return {key: walk(each) for key, each in item.items()}
+    def renumber(number: int) -> dict[str, int]:
+        numbers.append(number)
+        return {"$t": first + len(numbers) - 1}
 
-    return walk(encoded), numbers
+    return replace_tag(encoded, "$t", renumber), numbers
 
 
 def _as_stored(

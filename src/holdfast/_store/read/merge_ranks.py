@@ -18,7 +18,7 @@ from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import ImagePlan, decode_scalars, parse_header
 from holdfast._store.format.manifest import DataFile
 from holdfast._store.format.schema import check_head
-from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.format.tree import replace_tag, tensor_leaves
 from holdfast._store.read.files import all_files, name_part, open_file, place_of, read_range
 from holdfast._store.read.verify import Loaded, StoredShard, read_manifest, read_state
 
@@ -103,7 +103,11 @@ def join(sources: Sequence[RankState], own: int, places: Sequence[Any]) -> Loade
     loaded = sources[own]
     assert isinstance(loaded, Loaded)
     wanted: dict[str, int] = {}
-    tree = _numbered(loaded.head["tree"], len(loaded.plan.specs), wanted)
+    first = len(loaded.plan.specs)
+    # A number behind the rank's own tensors for each tensor that another rank stored.
+    tree = replace_tag(
+        loaded.head["tree"], "$r", lambda name: {"$t": wanted.setdefault(name, first + len(wanted))}
+    )
     specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
     find = _Finder(sources)
     for name in wanted:
@@ -124,18 +128,6 @@ def join(sources: Sequence[RankState], own: int, places: Sequence[Any]) -> Loade
         find_shards=_Shards(sources).find,
         world=len(sources),
     )
-
-
-def _numbered(encoded: Any, first: int, wanted: dict[str, int]) -> Any:
-    """The tree with a number for each tensor of another rank; its name goes to `wanted`."""
-    if isinstance(encoded, list):
-        return [_numbered(item, first, wanted) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    name = encoded.get("$r")
-    if name is None or len(encoded) != 1:
-        return {key: _numbered(item, first, wanted) for key, item in encoded.items()}
-    return {"$t": wanted.setdefault(name, first + len(wanted))}
 
 
 class _Finder:
