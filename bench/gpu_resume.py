@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python bench/gpu_resume.py [--gigabytes 8] [--device cuda]
 
-Prints GB/s of the link alone (from pinned memory), and of `holdfast.torch.upload` from a new
+Prints GB/s of the link alone (from pinned memory), and of `holdfast.torch.receive` from a new
 mapping, as after a kill: the better of two rounds, and the first time in the process. With
 --device cpu it only shows that the bytes arrive.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from holdfast.torch.upload import upload
+from holdfast.torch.receive import upload
 
 _ROUNDS = 2
 

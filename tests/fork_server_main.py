@@ -39,6 +39,7 @@ _OF_TORCH = (
     *(
         "holdfast._run.data.loader_feed",
         "holdfast._tools.prove.witness.torch_watch",
+        "holdfast.torch.adapter",
         "holdfast.torch.group",
     ),
     *("holdfast.torch.launch", "holdfast.torch.loader"),
@@ -49,10 +50,15 @@ MODULES = {
     "torch": _OF_TORCH,
     "lightning": (*_OF_TORCH, "lightning.pytorch", "holdfast.lightning.callback"),
     "transformers": (*_OF_TORCH, "transformers.trainer", "holdfast.transformers.callback"),
-    "jax": ("jax.numpy", "optax", "holdfast.jax"),
+    "jax": ("jax.numpy", "optax", "holdfast.jax.adapter"),
     "tensorflow": (
-        *("tensorflow", "keras", "holdfast._run.data.tensorflow_feed", "holdfast.tensorflow"),
-        "holdfast.keras",
+        *(
+            "tensorflow",
+            "keras",
+            "holdfast._run.data.tensorflow_feed",
+            "holdfast.tensorflow.adapter",
+        ),
+        "holdfast.keras.adapter",
     ),
 }
 _OF_ALL = (

@@ -10,7 +10,12 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._state.capture import Captured, capture, capture_generators
 from holdfast._store.commit.chunks import Labour
 from holdfast._store.commit.source import Ranges, Source
-from holdfast._store.commit.write import Commit, begin_checkpoint, close_checkpoint, write_part
+from holdfast._store.commit.write import (
+    CheckpointCommit,
+    begin_checkpoint,
+    close_checkpoint,
+    write_part,
+)
 from holdfast._store.folder.attempts import claim, note_origin, open_folder
 from holdfast._store.format.image import encode_scalars, plan_image
 
@@ -20,7 +25,7 @@ def make_run(folder: Path, ranks: Sequence[Captured | dict[str, Any]], step: int
     layout, run_id = open_folder(folder)
     attempt = claim(layout, folder, lambda _: None)
     note_origin(layout, attempt, None)
-    commit = Commit(layout, run_id, attempt, attempt, step, False, "made", {}, "0")
+    commit = CheckpointCommit(layout, run_id, attempt, attempt, step, False, "made", {}, "0")
     partial = begin_checkpoint(layout, commit.final)
     files = []
     for rank, state in enumerate(ranks):

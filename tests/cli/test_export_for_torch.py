@@ -13,7 +13,7 @@ safetensors = pytest.importorskip("safetensors", reason="pip install safetensors
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from holdfast.torch import bytes_of
+from holdfast.torch.adapter import ADAPTER
 from tests.cli.command import succeed
 from tests.scripts import train_varied
 from tests.support import SCRIPTS, Trainer
@@ -65,7 +65,7 @@ def test_everything_that_can_be_stored_is_in_the_pt_file(varied):
     for name, value in then["tensors"].items():
         found = state["tensors"][name]
         assert (found.dtype, found.shape) == (value.dtype, value.shape)
-        assert bytes(bytes_of(found)) == bytes(bytes_of(value))
+        assert bytes(ADAPTER.bytes_of(found)) == bytes(ADAPTER.bytes_of(value))
     assert state["tensors"]["turned"].stride() == then["tensors"]["turned"].stride()
     arrays = state["arrays"]
     assert torch.equal(arrays["f4"], torch.arange(3.0))

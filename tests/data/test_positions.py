@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 pytest.importorskip("torchdata", reason="pip install torchdata")
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from holdfast.torch.samples import WorkerStart
+from holdfast.torch.loader import WorkerStart
 from tests.data.broken import Split, give_part
 from tests.data.kinds import VARIATIONS
 from tests.data.sources import OwnOrder, Samples

@@ -33,7 +33,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.torch import alias_key
+from holdfast.torch.adapter import ADAPTER
 from holdfast.torch.ddp import WaitMeter, find_ddp, refuse, replicated_keys, settle_buckets
 
 WIDTH = 12
@@ -207,10 +207,12 @@ def replicated_is_what_all_ranks_have_alike() -> None:
     keys = replicated_keys(state, find_ddp(state))
     stored = model.module.state_dict()
     buffers = {name for name, _ in model.module.named_buffers()}
-    assert {name for name, value in stored.items() if alias_key(value) not in keys} == buffers
+    assert {
+        name for name, value in stored.items() if ADAPTER.alias_key(value) not in keys
+    } == buffers
     moments = list(tensors(optimizer.state_dict()))
     assert len(moments) == 18
-    assert all(alias_key(value) in keys for value in moments)
+    assert all(ADAPTER.alias_key(value) in keys for value in moments)
     mine = [*(stored[name] for name in sorted(stored.keys() - buffers)), *moments]
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, (mine, [stored[name] for name in sorted(buffers)]))
@@ -218,13 +220,13 @@ def replicated_is_what_all_ranks_have_alike() -> None:
     assert not all(same(of_all[0][1], theirs) for _, theirs in of_all)
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert not keys.is_current()
-    assert not any(alias_key(value) in keys for value in tensors(optimizer.state_dict()))
+    assert not any(ADAPTER.alias_key(value) in keys for value in tensors(optimizer.state_dict()))
 
 
 def memory_that_was_freed_is_not_replicated() -> None:
     model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
     keys = replicated_keys({"model": model}, [model])
-    old = alias_key(model.module.weight)
+    old = ADAPTER.alias_key(model.module.weight)
     assert old in keys
     assert None not in keys
     with torch.no_grad():
@@ -287,7 +289,7 @@ def parts_of_an_optimizer_are_not_replicated() -> None:
     zero.step()
     keys = replicated_keys({"whole": zero, "part": zero.optim}, [model])
     assert len(keys) == 2
-    assert not any(alias_key(value) in keys for value in tensors(dict(zero.optim.state)))
+    assert not any(ADAPTER.alias_key(value) in keys for value in tensors(dict(zero.optim.state)))
     said = refuse(zero)
     assert said is not None
     assert said.startswith("a ZeroRedundancyOptimizer cannot be stored")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import holdfast
-from holdfast import torch as adapter
+from holdfast.torch.adapter import ADAPTER as adapter
 
 
 def store(folder: Path, *, steps: int = 1, **state: Any) -> None:

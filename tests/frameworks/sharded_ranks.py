@@ -27,7 +27,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from holdfast import torch as adapter
 from holdfast._state.capture import Captured, capture
 from holdfast._state.restore import restore_state
 from holdfast._store.format.checksum import digest_all
@@ -35,6 +34,7 @@ from holdfast._store.format.image import encode_scalars, parse_header, plan_imag
 from holdfast._store.format.tree import tensor_leaves
 from holdfast._store.read.merge_ranks import join
 from holdfast._store.read.verify import Loaded, StoredShard, verify_image
+from holdfast.torch.adapter import ADAPTER as adapter
 
 State = dict[str, Any]
 

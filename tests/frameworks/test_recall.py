@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import UnstorableState
 from holdfast._state.capture import Captured, capture, capture_generators
-from holdfast._state.capture_cache import Recall
+from holdfast._state.capture_cache import CaptureCache
 from holdfast._state.rank_shares import _Living
-from holdfast.torch.flat import flat_state
+from holdfast.torch.fast_capture import flat_state
 
 
 class Colour(enum.IntEnum):
@@ -230,7 +230,7 @@ def assert_same(found: Captured, expected: Captured) -> None:
             assert spec.size_bytes == value.numel() * value.element_size()
 
 
-def look(recall: Recall, state: dict[str, Any]) -> Captured:
+def look(recall: CaptureCache, state: dict[str, Any]) -> Captured:
     # One that answers differently each time is set back, so that both are told the same.
     counters = [each for each in state["items"] if isinstance(each, Counter)]
     extra = {"generators": capture_generators(), "position": {"step": 3}}
@@ -246,7 +246,7 @@ def look(recall: Recall, state: dict[str, Any]) -> Captured:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(EDITS), max_size=6))
 def test_any_edits_are_seen(edits: list[Callable[[dict[str, Any]], None]]) -> None:
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     look(recall, state)
     look(recall, state)
     for edit in edits:
@@ -256,7 +256,7 @@ def test_any_edits_are_seen(edits: list[Callable[[dict[str, Any]], None]]) -> No
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
 def test_each_edit_is_seen_and_then_remembered(edit: Callable[[dict[str, Any]], None]) -> None:
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     look(recall, state)
     edit(state)
     look(recall, state)
@@ -264,7 +264,7 @@ def test_each_edit_is_seen_and_then_remembered(edit: Callable[[dict[str, Any]], 
 
 
 def test_what_has_not_changed_is_the_same_object() -> None:
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     del state["generator"]  # which gives another tensor each time
     look(recall, state)
     before = look(recall, state)
@@ -278,7 +278,7 @@ def test_what_has_not_changed_is_the_same_object() -> None:
 
 
 def test_tensors_that_are_made_anew_each_time_keep_the_layout() -> None:
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     state["items"][2] = Counter()
     before = look(recall, state)
     for _ in range(4):
@@ -287,7 +287,7 @@ def test_tensors_that_are_made_anew_each_time_keep_the_layout() -> None:
 
 
 def test_a_state_that_moves_as_a_whole_each_time_is_captured_all_the_same() -> None:
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     for _ in range(6):
         replace_all_memory(state)
         look(recall, state)
@@ -296,7 +296,7 @@ def test_a_state_that_moves_as_a_whole_each_time_is_captured_all_the_same() -> N
 def test_nothing_that_is_captured_is_held() -> None:
     import weakref
 
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     for _ in range(3):
         look(recall, state)
     held = weakref.ref(state["model"][0].weight)
@@ -306,7 +306,7 @@ def test_nothing_that_is_captured_is_held() -> None:
 
 
 def test_a_view_with_the_negative_bit_is_no_raw_memory() -> None:
-    recall = Recall()
+    recall = CaptureCache()
     state = {"a": torch.ones(3), "b": torch._neg_view(torch.ones(3)), "items": []}
     look(recall, state)
     found = look(recall, state)
@@ -314,7 +314,7 @@ def test_a_view_with_the_negative_bit_is_no_raw_memory() -> None:
 
 
 def test_an_error_names_the_path_each_time() -> None:
-    recall = Recall()
+    recall = CaptureCache()
     state = {"deep": {"er": [1, object()]}}
     for _ in range(5):
         with pytest.raises(UnstorableState, match=r"deep\.er\.1"):
@@ -322,7 +322,7 @@ def test_an_error_names_the_path_each_time() -> None:
 
 
 def test_a_tensor_that_is_replaced_by_a_sparse_one_is_refused_by_its_path() -> None:
-    state, recall = some_state(), Recall()
+    state, recall = some_state(), CaptureCache()
     look(recall, state)
     state["plain"]["a"] = torch.ones(2).to_sparse()
     with pytest.raises(UnstorableState, match=r"plain\.a: a tensor of layout torch\.sparse_coo"):
@@ -335,7 +335,7 @@ def test_types_of_one_code_are_told_apart() -> None:
     memory = np.arange(4, dtype=np.uint8)
     one, other = memory.view(types.float8_e4m3fn), memory.view(types.float8_e4m3fnuz)
     assert one.dtype.str == other.dtype.str
-    recall = Recall()
+    recall = CaptureCache()
     state = {"one": one, "other": other, "again": other.view(), "items": []}
     names = [spec.dtype for spec in look(recall, state).specs][:2]
     assert names == ["float8_e4m3fn", "float8_e4m3fnuz"]
@@ -345,7 +345,7 @@ def test_types_of_one_code_are_told_apart() -> None:
 
 def test_ranks_of_which_nothing_is_the_same_remember_too() -> None:
     # Without torch's DDP there is nobody to say what is the same on all ranks.
-    recall, nothing = Recall(), _Living({}, None)
+    recall, nothing = CaptureCache(), _Living({}, None)
     state = some_state()
     for _ in range(3):
         found = recall.capture(state, {"step": 1}, nothing)

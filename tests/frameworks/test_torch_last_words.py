@@ -18,7 +18,7 @@ from holdfast._store.folder.layout import RunLayout
 from tests.support import SCRIPTS, wait_until
 
 torch = pytest.importorskip("torch", reason="pip install torch")
-last_words = pytest.importorskip("holdfast.torch.last_words")
+last_words = pytest.importorskip("holdfast.torch.memory_report")
 
 NEW = (
     "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 3 has a total capacity of 79.15 GiB of "

@@ -13,13 +13,13 @@ import torch
 import xxhash
 
 import holdfast
-from holdfast import torch as adapter
+from holdfast._adapters.registry import send_to_device
 from holdfast._state.capture import capture
 from holdfast._state.restore import restore_state
 from holdfast._store.format.image import encode_scalars, plan_image
-from holdfast._store.read.devices import SentAhead
-from holdfast._store.read.verify import verify_image
-from holdfast.torch import receive, upload
+from holdfast._store.read.verify import SentAhead, verify_image
+from holdfast.torch import receive
+from holdfast.torch.adapter import ADAPTER as adapter
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
@@ -27,7 +27,7 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_every_byte_arrives_wherever_it_lies(device, threads, monkeypatch):
-    monkeypatch.setattr(upload, "_BUFFER_BYTES", 1 << 16)
+    monkeypatch.setattr(receive, "_BUFFER_BYTES", 1 << 16)
     chance = random.Random(threads)
     whole = memoryview(bytearray(chance.randbytes(1 << 20)))
     views, at = [], 0
@@ -37,19 +37,19 @@ def test_every_byte_arrives_wherever_it_lies(device, threads, monkeypatch):
         at += size + chance.choice([0, 0, 0, 5])  # what is between them is not sent
     chance.shuffle(views)
     views.append(memoryview(bytearray(b"of another memory")))
-    sent = upload.upload(views, torch.device(device), threads=threads)
+    sent = receive.upload(views, torch.device(device), threads=threads)
     assert sent.digests == [xxhash.xxh3_128_digest(view) for view in views]
     assert [bytes(raw.cpu().numpy()) for raw in sent.raw] == [bytes(view) for view in views]
-    assert upload.upload(views, torch.device(device), hashed=False).digests == []
+    assert receive.upload(views, torch.device(device), hashed=False).digests == []
 
 
 def test_what_a_thread_fails_with_is_raised(monkeypatch):
     def fail(*_):
         raise RuntimeError("no such device")
 
-    monkeypatch.setattr(upload._PlainSender, "send", fail)
+    monkeypatch.setattr(receive._PlainSender, "send", fail)
     with pytest.raises(RuntimeError, match="no such device"):
-        upload.upload([memoryview(bytearray(100))], torch.device("cpu"))
+        receive.upload([memoryview(bytearray(100))], torch.device("cpu"))
 
 
 def objects(seed=0):
@@ -79,7 +79,7 @@ def loaded_from(state, damage=None):
     digests = [xxhash.xxh3_128_digest(image[e[1] : e[1] + e[2]]) for e in extents]
     if damage is not None:
         image[plan.offsets[damage] + 1] ^= 1
-    return verify_image(memoryview(image), plan, digests, "here", sends=True)
+    return verify_image(memoryview(image), plan, digests, "here", send_to_device)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def as_device(monkeypatch):
     """Everything was on a device, and the CPU's memory is that device."""
     here = torch.device("cpu")
 
-    def send(self, specs, views, *, hashed):
-        batch = receive.OnDevice(upload.upload(views, here, hashed=hashed), specs)
+    def send(self, _, specs, views, *, hashed):
+        batch = receive.OnDevice(receive.upload(views, here, hashed=hashed), specs)
         self._batches.append(batch)
         self.tensors.update(enumerate(batch.tensors))
         return dict(enumerate(batch.digests))

@@ -20,7 +20,7 @@ from holdfast._settings import Settings
 from holdfast._store.folder.attempts import find_run, write_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.mirror.fetch import fetch_newest
-from holdfast._store.mirror.index import Holder, Shelf
+from holdfast._store.mirror.index import Holder, MirrorIndex
 from holdfast._store.mirror.store import FolderStore
 from holdfast._store.mirror.upload import Upload
 from holdfast._store.mirror.uploader import Service, Uploader
@@ -91,7 +91,7 @@ def test_what_the_old_machine_removes_while_it_is_fetched_is_not_taken_for_damag
     damaged: list[str] = []
     layout = RunLayout(tmp_path / "new")
     found = fetch_newest(
-        Shelf(Meddled(mirror, go_on)), layout, lambda name, _: damaged.append(name)
+        MirrorIndex(Meddled(mirror, go_on)), layout, lambda name, _: damaged.append(name)
     )
     assert found is not None
     assert (found.step, damaged) == (20, [])
@@ -104,7 +104,7 @@ def test_the_uploader_of_an_earlier_life_yields_to_that_of_a_later_one(folder, m
     later = Holder.of(layout, run_id, 2)
 
     def begin() -> None:
-        Shelf(FolderStore(mirror)).enter(later)
+        MirrorIndex(FolderStore(mirror)).enter(later)
 
     _uploader(folder, mirror, monkeypatch, begin).serve()  # it leaves by itself
     assert not list(mirror.glob("checkpoints/*/manifest.json"))
@@ -232,12 +232,12 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_fetch_keeps_what_has_come(
         return pwrite(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", fail)
-    shelf = Shelf(FolderStore(mirror))
+    index = MirrorIndex(FolderStore(mirror))
     with pytest.raises(MirrorError, match="there is no room for step 10"):
-        fetch_newest(shelf, layout, pytest.fail)
+        fetch_newest(index, layout, pytest.fail)
     assert layout.checkpoint_folders() == []
     monkeypatch.setattr(os, "pwrite", pwrite)
-    found = fetch_newest(shelf, layout, pytest.fail)
+    found = fetch_newest(index, layout, pytest.fail)
     assert found is not None
     assert found.size_bytes - found.came_bytes == 3 * PIECE_BYTES
     assert not layout.fetching_folders()
@@ -288,14 +288,14 @@ def test_what_takes_long_is_heard_of_while_it_is_checked(folder, mirror, tmp_pat
     def hear(*told: int) -> None:
         heard.append(told)
 
-    shelf = Shelf(FolderStore(mirror))
+    index = MirrorIndex(FolderStore(mirror))
     layout, run_id = find_run(folder)
-    shelf.enter(Holder.of(layout, run_id, 1))
-    Upload(shelf, made, PIECE_BYTES, set(), hear).run(lambda: None)
+    index.enter(Holder.of(layout, run_id, 1))
+    Upload(index, made, PIECE_BYTES, set(), hear).run(lambda: None)
     pieces = len(list((mirror / "pieces").iterdir()))
     assert len(heard) == 2 * pieces  # sent, and read back
     heard.clear()
-    fetch_newest(shelf, RunLayout(tmp_path / "new"), pytest.fail, hear)
+    fetch_newest(index, RunLayout(tmp_path / "new"), pytest.fail, hear)
     assert len(heard) > pieces
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
-from holdfast.torch import bytes_of
+from holdfast.torch.adapter import ADAPTER
 
 
 def built(seed):
@@ -42,7 +42,7 @@ def whole(value):
         return {key: whole(item) for key, item in value.items()}
     if isinstance(value, torch.Tensor):
         found = value.full_tensor() if hasattr(value, "full_tensor") else value
-        return (found.dtype, found.shape, bytes(bytes_of(found)))
+        return (found.dtype, found.shape, bytes(ADAPTER.bytes_of(found)))
     return value
 
 

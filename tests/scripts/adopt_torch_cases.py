@@ -21,6 +21,7 @@ from tests.scripts.adopting import command, refused, run_all
 from torch import nn
 
 import holdfast
+import holdfast.torch.adapter
 
 
 def case_a_dict_of_state_dicts_goes_on_to_the_bit(here):
@@ -266,7 +267,7 @@ def case_every_dtype_there_and_back(here):
             continue
         try:
             raw = torch.arange(1, 1 + 4 * kind.itemsize, dtype=torch.uint8).view(kind)
-            holdfast.torch.spec("x", raw)
+            holdfast.torch.adapter.ADAPTER.spec("x", raw)
             torch.save(raw.clone(), here / "probe.pt")
         except (ValueError, RuntimeError, TypeError, AttributeError):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from holdfast.torch import bytes_of
+from holdfast.torch.adapter import ADAPTER
 
 X = torch.arange(48.0).reshape(12, 4) / 48
 
@@ -52,7 +52,7 @@ def same(one, other, path="state"):
         one, other = one.state_dict(), other.state_dict()
     if isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape) == (other.dtype, other.shape), path
-        assert bytes(bytes_of(one)) == bytes(bytes_of(other)), path
+        assert bytes(ADAPTER.bytes_of(one)) == bytes(ADAPTER.bytes_of(other)), path
     elif isinstance(one, dict):
         assert one.keys() == other.keys(), (path, one.keys() ^ other.keys())
         for key, item in one.items():

@@ -1,4 +1,4 @@
-"""The metrics of the last step, read only when somebody needs their values."""
+"""The metrics of the last step; values on a device are read only when they are needed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _LARGEST = sys.float_info.max
 
 
 class Metrics:
-    """What `run.log` was given; a tensor on a device is not waited for until it is wanted."""
+    """What `run.log` was given; a tensor on a device is waited for only when it is read."""
 
     def __init__(self, best: tuple[str, str] | None) -> None:
         self._latest: dict[str, Any] = {}
         self._mode, self._watched = best or ("", "")
         self._best: float | None = None
-        self.are_numbers = True  # what was last noted, and no tensors or arrays
-        self._read: dict[str, float | None] = {}  # as they were last waited for
-        self._late: dict[str, float] = {}  # read from a device since somebody asked
+        self.are_numbers = True  # True if the last values were plain numbers, no tensors
+        self._read: dict[str, float | None] = {}  # as last read
+        self._late: dict[str, float] = {}  # read from a device since `take_late`
 
     def note(self, metrics: dict[str, Any]) -> bool:
         """Keep the values; True if the watched metric is better than ever before.
 
-        What stands in `metrics` afterwards may be held: it has no graph, and does not change.
+        The values in `metrics` afterwards may be kept: they have no graph and do not change.
         """
         self.are_numbers = True
         for name, value in metrics.items():
@@ -46,16 +46,16 @@ class Metrics:
         return True
 
     def held(self, name: str) -> Any:
-        """The latest value of a metric as it was given, without its graph."""
+        """The latest value of a metric, without its graph."""
         return self._latest[name]
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value so far, by what was watched: another life may watch something else."""
+        """The best value so far, by the watched metric: another attempt may watch another one."""
         return {} if self._best is None else {f"{self._mode}:{self._watched}": self._best}
 
     def glance(self) -> dict[str, float | None]:
-        """The latest values that can be had without waiting for a device."""
+        """The latest values that are available without waiting for a device."""
         found = dict(self._read)
         for name, value in list(self._latest.items()):
             number = ready(value)
@@ -64,7 +64,7 @@ class Metrics:
         return found
 
     def values(self) -> dict[str, float | None]:
-        """The latest value of each metric; None for what is no finite number."""
+        """The latest value of each metric; None if it is not finite."""
         for name, value in list(self._latest.items()):
             if not isinstance(value, int | float):
                 self._latest[name] = number = float(value)
@@ -74,7 +74,7 @@ class Metrics:
         return dict(self._read)
 
     def take_late(self) -> dict[str, float]:
-        """What was read from a device since the last call: whoever does not wait lacks that."""
+        """The values that were read from a device since the last call."""
         late, self._late = self._late, {}
         return late
 
@@ -86,10 +86,10 @@ class Metrics:
 
 
 def is_on_host(value: Any) -> bool:
-    """Whether a number is in this machine's memory: what is on a device is not waited for."""
+    """Whether a number is in the memory of the host, so that reading it waits for no device."""
     device = getattr(value, "device", "cpu")  # torch: an object; TensorFlow: a path; JAX: both
     named = getattr(device, "type", None) or getattr(device, "platform", None) or device
-    if not isinstance(named, str):  # an array of JAX that is on several
+    if not isinstance(named, str):  # an array of JAX on several devices
         devices = getattr(value, "devices", None)
         found = devices() if callable(devices) else ()
         named = next((str(each.platform) for each in found), "")
@@ -97,7 +97,7 @@ def is_on_host(value: Any) -> bool:
 
 
 def without_devices(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be held for long: one number on a device may hold the whole tensor it is part of."""
+    """What may be kept for long: a number on a device may keep a whole tensor alive."""
     return {
         name: value
         for name, value in metrics.items()
@@ -106,10 +106,10 @@ def without_devices(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ready(value: Any) -> float | None:
-    """The number that is held, if it can be had without waiting for a device."""
+    """The number, if it is available without waiting for a device."""
     if isinstance(value, int | float):
         return float(value)
-    is_ready = getattr(value, "is_ready", None)  # of JAX: its CPU works on its own too
+    is_ready = getattr(value, "is_ready", None)  # JAX computes asynchronously on the CPU too
     return float(value) if is_on_host(value) and (is_ready is None or is_ready()) else None
 
 
@@ -118,28 +118,26 @@ def _finite(value: float) -> float | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one of Python that can be had as a float."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
 
 
 def _plain(value: Any) -> Any:
-    """The number of torch or NumPy that is simply there in memory; None for any other thing."""
+    """The number of torch or NumPy that is in the memory of the host; else None."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return float(value) if value.dtype.kind in "biuf" else None
     if numpy is not None and isinstance(value, numpy.ndarray):
         return value.item() if value.size == 1 and value.dtype.kind in "biuf" else None
-    # Not of its subclasses: one may be a shard, whose number all ranks have to ask for.
+    # Not of subclasses: reading a shard needs all ranks.
     if type(value).__name__ == "Tensor" and getattr(value, "is_cpu", False):
         return value.item() if value.numel() == 1 else None
     return None
 
 
 def _held(name: str, value: Any) -> Any:
-    """The value without its graph, to be read later."""
-    if isinstance(value, int):  # so large that no float can hold it
+    if isinstance(value, int):  # too large for a float
         return math.inf if value > 0 else -math.inf
-    number = _plain(value)  # now: what is added up in place would be another one later
+    number = _plain(value)  # now: a sum in place would differ later
     if isinstance(number, int | float):
         return number
     size = getattr(value, "numel", None)
@@ -153,7 +151,7 @@ def _held(name: str, value: Any) -> Any:
         )
     value = value.detach() if hasattr(value, "detach") else value
     if getattr(value, "is_fully_addressable", True) is False:
-        value = value.addressable_data(0)  # of JAX, on several processes: each has the number
-    # NumPy makes no number of an array that has dimensions, not even of one element.
+        value = value.addressable_data(0)  # JAX on several processes: each has the number
+    # NumPy converts no array with dimensions to a number, not even one of one element.
     has_dimensions = hasattr(value, "reshape") and len(value.shape) > 0
     return value.reshape(()) if has_dimensions else value

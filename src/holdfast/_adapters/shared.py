@@ -1,70 +1,22 @@
-"""What an adapter is without arrays and generators of its own.
-
-An adapter takes from here what its framework does not have.
-"""
+"""Arrays that share their memory with NumPy, in a mapping and out of it, and parts of arrays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from holdfast._adapters.adapter import Places, StoredArray, StoredPart
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.format.image import STORED_AS, TensorSpec
-
-GENERATOR = "python"  # a seed for whoever has no global generator is not used
-
-
-def is_array(_: object) -> bool:
-    return False
-
-
-def encode_other(_: object) -> None:
-    return None
-
-
-def is_generator(_: object) -> bool:
-    return False
-
-
-def is_global(_: object) -> bool:
-    return False
-
-
-def global_state() -> None:
-    return None
-
-
-def set_global_state(_: Any) -> None:
-    return None
-
-
-def seed_global(_: int) -> None:
-    return None
-
-
-def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  there are none
-    return {}
-
-
-def restore_generators(_: Mapping[str, Any]) -> list[str]:
-    return []
-
-
-# -- Arrays of frameworks that share their memory with NumPy, in the mapping and out of it ---------
-
 
 Array = np.ndarray[Any, Any]
 
 
 def spec_of(name: str, kind: str, dtype: np.dtype[Any], shape: Sequence[int]) -> TensorSpec:
     """The description of an array in C order."""
-    count = 1
-    for size in shape:
-        count *= size
     return TensorSpec(
         name=name,
         kind=kind,
@@ -73,12 +25,13 @@ def spec_of(name: str, kind: str, dtype: np.dtype[Any], shape: Sequence[int]) ->
         shape=tuple(shape),
         strides=None,
         item_bytes=dtype.itemsize,
-        size_bytes=count * dtype.itemsize,
+        size_bytes=math.prod(shape) * dtype.itemsize,
     )
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The type of this name, among them those of ml_dtypes (bfloat16, …)."""
+    """The type of this name, of NumPy or of ml_dtypes (bfloat16, …); "scalar " may precede it."""
+    name = name.removeprefix("scalar ")
     try:
         return np.dtype(name)
     except TypeError:
@@ -98,7 +51,7 @@ def view(data: memoryview, spec: TensorSpec) -> Array:
     return np.frombuffer(data, np.uint8).view(dtype).reshape(spec.shape)
 
 
-def views(buffer: Any, places: Sequence[tuple[TensorSpec, int]], start: int) -> list[Array]:
+def views(buffer: Any, places: Places, start: int) -> list[Array]:
     """Where each array goes: views of the mapping, made once and used for every snapshot."""
     whole = memoryview(buffer)
     return [view(whole[start + at : start + at + s.size_bytes], s) for s, at in places]
@@ -117,39 +70,20 @@ def as_bytes(array: Array) -> memoryview:
     return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
-# -- Parts of an array, put together by where they lie: bytes are moved, never looked at -----------
-# A box is where a part lies in the whole: its first corner and its sizes. Nothing here needs the
-# framework that the array is from, so whoever reads a checkpoint can do it.
+# -- Parts of an array, put together by where they lie -----------------------------------
+# A box is where a part lies in the whole: its first corner and its sizes. Bytes are moved and not
+# interpreted, so the framework of the array is not needed.
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # the corner, the sizes
 
 
-class StoredPart(Protocol):
-    """What one rank stored of an array: several boxes, one behind the other."""
-
-    @property
-    def description(self) -> dict[str, Any]: ...
-    @property
-    def data(self) -> memoryview: ...
+def shape_of(stored: StoredArray) -> tuple[int, ...]:
+    return tuple(stored.description["size"])
 
 
-@dataclass(frozen=True)
-class Stored:
-    """An array as a checkpoint has it: in parts, or whole, which is a single part."""
-
-    description: dict[str, Any]  # of the part that this rank stored, or would have
-    own: StoredPart | None  # that part, if it did
-    parts: Callable[[], Sequence[StoredPart]]  # those of all ranks: asked for only if need be
-    is_whole: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.description["size"])
-
-    @property
-    def item_bytes(self) -> int:
-        return int(self.description["item_bytes"])
+def item_bytes_of(stored: StoredArray) -> int:
+    return int(stored.description["item_bytes"])
 
 
 def whole_box(shape: Sequence[int]) -> Box:
@@ -163,10 +97,10 @@ def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
     return tuple(r[0] for r in ranges), tuple(r[1] - r[0] for r in ranges)
 
 
-def read_box(stored: Stored, box: Box, path: str) -> Array:
-    """The stored values of one box, as items without a meaning."""
-    item_bytes = stored.item_bytes
-    if stored.own is not None:  # what this rank stored itself is there without asking others
+def read_box(stored: StoredArray, box: Box, path: str) -> Array:
+    """The stored values of one box, as items without a type."""
+    item_bytes = item_bytes_of(stored)
+    if stored.own is not None:  # what this rank stored itself needs no other file
         for known, values in _boxes_in(stored.own, item_bytes):
             if known == box:
                 return values
@@ -194,14 +128,14 @@ def _boxes_in(part: StoredPart, item_bytes: int) -> Iterable[tuple[Box, Array]]:
 
 
 def as_items(data: memoryview, item_bytes: int) -> Array:
-    """Stored bytes as items without a meaning."""
+    """Stored bytes as items without a type."""
     if not data.nbytes:
         return np.empty(0, f"V{item_bytes}")
     return np.frombuffer(data, np.uint8).view(f"V{item_bytes}")
 
 
 def fill(target: Array, wanted: Box, parts: Iterable[tuple[Box, Array]]) -> tuple[int, int]:
-    """Copy into `target` what of it is in `parts`; how many items are there, how many were copied.
+    """Copy what `parts` hold of `target`; how many items are filled, and how many were copied.
 
     Both are the size of the target, unless some are missing or stored twice.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast._errors import SaveFailed
 from holdfast._store.commit.chunks import QUIET
-from holdfast._store.commit.source import Hashing, Known, Ranges, Source
+from holdfast._store.commit.source import Hashing, KnownDigests, Ranges, Source
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE, header_bytes, read_extents
 from holdfast._store.memory.arena import Arena, NotAnArena, SlotRecord
@@ -81,7 +81,7 @@ class HeldArena:
             if hashing is None or hashing.has_failed:
                 source = Source([self.arena.image(record.slot)], ranges)
                 if any(r.sequence == record.sequence and r.is_hashed for r in self.arena.whole()):
-                    source.hashing = Known(self.arena.digests(record.slot))
+                    source.hashing = KnownDigests(self.arena.digests(record.slot))
                 source.hashing.then = functools.partial(self.arena.set_digests, *key)
                 # Of what was in this slot before nobody asks any more.
                 kept = {k: h for k, h in self._hashings.items() if k[0] != record.slot}

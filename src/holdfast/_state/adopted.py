@@ -1,43 +1,54 @@
-"""The first start from a checkpoint that another library wrote, and that `holdfast adopt` took.
+"""The first start from a checkpoint of another library that `holdfast adopt` took over.
 
-Such a state knows its objects only by the way to them. Here it becomes an ordinary one: that of
-the objects of today, with the stored values in it. From there on nothing tells the two apart.
+TensorFlow's has a graph of objects; those of torch, Lightning, Hugging Face and Orbax have names.
+Here such a state becomes an ordinary one: that of the live objects, with the stored values in it.
+From there on the two are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast._adapters.registry import adapter_of
+from holdfast._adapters.adapter import Adapter, Unfit
+from holdfast._adapters.registry import adapter_of, adapters
 from holdfast._errors import StateMismatch
-from holdfast._state.capture import Captured, capture
+from holdfast._state.capture import (
+    Captured,
+    Encoder,
+    capture,
+    is_stateful,
+    keeps_state,
+    node_adapter,
+    parts_of,
+    state_of,
+)
 from holdfast._state.fit import name_some
 from holdfast._state.restore import decode_state
 from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.format.checksum import digest_all
 from holdfast._store.format.image import TensorSpec
-from holdfast._store.read.devices import SentAhead
-from holdfast._store.read.verify import Loaded
+from holdfast._store.format.tree import replace_tag
+from holdfast._store.read.verify import Loaded, SentAhead
 
 
 def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[str]]:
-    """The stored state as it would be of these objects, and what is to be said of it."""
+    """The stored state as if these objects had stored it, and what is to be reported."""
     adopted = loaded.head.get("adopted")
     if adopted is None:
         return loaded, []
     if adopted.get("kind"):
         return _settle_foreign(loaded, state, adopted)
-    matched, captured, sources = _look(loaded, state, adopted, builds=False)
+    matched, captured, sources = _match(loaded, state, adopted, builds=False)
     if matched.unbuilt:
-        matched, captured, sources = _look(loaded, state, adopted, builds=True)
+        matched, captured, sources = _match(loaded, state, adopted, builds=True)
     by_name = _numbers(loaded)
     tree = dict(captured.tree["state"])
     for name in matched.by_path.keys() & tree.keys():
         tree[name] = _number(loaded, by_name[matched.by_path[name]], name, state[name])
     pairs = zip(captured.specs, captured.values, strict=True)
-    # Copies: the live values are about to change, and these are what is compared with.
+    # Copies: the live values are about to change, and are compared with these.
     own = [memoryview(bytearray(adapter_of(s.kind).bytes_of(value))) for s, value in pairs]
     views = tuple(
         memoryview(bytearray(view.nbytes))
@@ -57,16 +68,14 @@ def settle_adopted(loaded: Loaded, state: dict[str, Any]) -> tuple[Loaded, list[
 def _settle_foreign(
     loaded: Loaded, state: dict[str, Any], adopted: dict[str, Any]
 ) -> tuple[Loaded, list[str]]:
-    """Of torch, Lightning, Hugging Face, Orbax: no graph, but names that the objects know."""
-    from holdfast._state.foreign import settle
-
-    # What travels beside it has tensors of its own, which keep their numbers behind the others.
-    settled = settle(decode_state(loaded), state, adopted)
+    """A state of torch, Lightning, Hugging Face or Orbax: matched by names."""
+    # The tensors of `extra` are numbered behind the others.
+    settled = _overlay(decode_state(loaded), state, adopted)
     captured = settled.captured
     extra, numbers = _renumbered(loaded.head["tree"]["extra"], len(captured.specs))
     specs = [*captured.specs, *(loaded.plan.specs[number] for number in numbers)]
     views = [
-        # Those of the script are about to change, and are what is compared with.
+        # Values of the script are about to change, and are compared with these.
         memoryview(bytearray(view)) if spec.name.partition(".")[0] in settled.fresh else view
         for spec, value in zip(captured.specs, captured.values, strict=True)
         if (view := adapter_of(spec.kind).bytes_of(value)) is not None
@@ -80,23 +89,16 @@ def _renumbered(encoded: Any, first: int) -> tuple[Any, list[int]]:
     """A tree whose tensors are numbered from `first`, and the numbers that they had."""
     numbers: list[int] = []
 
-    def walk(item: Any) -> Any:
-        if isinstance(item, list):
-            return [walk(each) for each in item]
-        if not isinstance(item, dict):
-            return item
-        if item.keys() == {"$t"}:
-            numbers.append(item["$t"])
-            return {"$t": first + len(numbers) - 1}
-        return {key: walk(each) for key, each in item.items()}
+    def renumber(number: int) -> dict[str, int]:
+        numbers.append(number)
+        return {"$t": first + len(numbers) - 1}
 
-    return walk(encoded), numbers
+    return replace_tag(encoded, "$t", renumber), numbers
 
 
 def _as_stored(
     loaded: Loaded, specs: Sequence[TensorSpec], views: tuple[memoryview, ...], tree: Any
 ) -> Loaded:
-    """The same checkpoint with another state in it."""
     names = [spec.name for spec in specs]
     return replace(
         loaded,
@@ -113,10 +115,10 @@ def _numbers(loaded: Loaded) -> dict[str, int]:
     return {spec.name: number for number, spec in enumerate(loaded.plan.specs)}
 
 
-def _look(
+def _match(
     loaded: Loaded, state: dict[str, Any], adopted: dict[str, Any], *, builds: bool
 ) -> tuple[Any, Captured, list[int | None]]:
-    """What belongs together, and for each tensor of today the number of the stored one."""
+    """The matching, and for each live tensor the number of the stored one."""
     adapter_of("tensorflow")  # says how to install it
     from holdfast.tensorflow.graph import Graph
     from holdfast.tensorflow.match import match
@@ -128,27 +130,34 @@ def _look(
     by_name = _numbers(loaded)
     sources = [by_name.get(_source(matched, captured, n)) for n in range(len(captured.specs))]
     reshaped = [
-        _tell(spec, loaded.plan.specs[source])
+        _describe_change(spec, loaded.plan.specs[source])
         for spec, source in zip(captured.specs, sources, strict=True)
         if source is not None and not _is_alike(spec, loaded.plan.specs[source])
     ]
-    _refuse(adopted, matched, reshaped)
+    _refuse(
+        adopted,
+        matched.missing,
+        matched.unexpected,
+        reshaped + matched.unlike,
+        matched.unused,
+        build="Build the objects as they were (a Keras model: call it once before Run)",
+    )
     return matched, captured, sources
 
 
 def _source(matched: Any, captured: Captured, number: int) -> str:
-    """The stored tensor for one of those that were captured; empty if there is none."""
+    """The name of the stored tensor for a captured one; empty if there is none."""
     found: str | None = matched.by_key.get(id(captured.values[number]))
     return found or str(matched.by_path.get(captured.specs[number].name, ""))
 
 
 def _is_alike(now: TensorSpec, then: TensorSpec) -> bool:
-    # Of a copy in NumPy the type may be written in another way; the bytes are the same.
+    # A copy in NumPy may name its type differently; the bytes are the same.
     is_same_type = now.dtype == then.dtype or now.kind != then.kind
     return is_same_type and (now.shape, now.item_bytes) == (then.shape, then.item_bytes)
 
 
-def _tell(now: TensorSpec, then: TensorSpec) -> str:
+def _describe_change(now: TensorSpec, then: TensorSpec) -> str:
     return f"{now.name} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
 
 
@@ -165,28 +174,35 @@ def _number(loaded: Loaded, source: int, name: str, live: Any) -> Any:
         ) from error
 
 
-def _refuse(adopted: dict[str, Any], matched: Any, reshaped: list[str]) -> None:
-    reshaped = reshaped + matched.unlike
-    if not (matched.missing or matched.unexpected or reshaped):
+def _refuse(
+    adopted: dict[str, Any],
+    missing: list[str],
+    unexpected: list[str],
+    reshaped: list[str],
+    unused: list[str],
+    *,
+    build: str = "Build the objects as they were",
+    fresh: str = "--fresh NAME",
+) -> None:
+    if not (missing or unexpected or reshaped):
         return
     lines = [f"the adopted checkpoint {adopted['from']} does not fit the state that Run was given."]
     for what, names in (
-        ("not in the checkpoint", matched.missing),
-        ("only in the checkpoint", matched.unexpected),
+        ("not in the checkpoint", missing),
+        ("only in the checkpoint", unexpected),
         ("changed", reshaped),
-        ("names that Run does not have", matched.unused),
+        ("names that Run does not have", unused),
     ):
         if names:
             lines.append(f"  {what}: {name_some(names)}")
     lines.append(
-        "Nothing was changed. Build the objects as they were (a Keras model: call it once before "
-        "Run), or adopt into a new folder, with --name NEW=OLD for another name and --fresh NAME "
-        "for what is to begin anew."
+        f"Nothing was changed. {build}, or adopt into a new folder, with --name NEW=OLD for "
+        f"another name and {fresh} for what is to begin anew."
     )
     raise StateMismatch(
         "\n".join(lines),
-        missing=tuple(matched.missing),
-        unexpected=tuple(matched.unexpected),
+        missing=tuple(missing),
+        unexpected=tuple(unexpected),
         reshaped=tuple(reshaped),
     )
 
@@ -200,3 +216,269 @@ def _lines(begun: list[str], unused: list[str]) -> list[str]:
         if names:
             lines.append(f"{what}: {name_some(names)}.")
     return lines
+
+
+# -- A state without a graph: a tree of containers, numbers and tensors under the names of Run -----
+# Objects get it as their state, arrays as their values.
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """Stands for an object or a generator, with the state that it will be given."""
+
+    tag: str
+    state: Any
+
+
+class _PlaceholderEncoder(Encoder):
+    """Captures placeholders as if they were the objects."""
+
+    def __init__(self) -> None:
+        super().__init__({}, {})
+
+    def encode(self, value: Any, path: str) -> Any:
+        if isinstance(value, _Placeholder):
+            return {value.tag: super().encode(value.state, path)}
+        return super().encode(value, path)
+
+
+@dataclass
+class _Overlaid:
+    """The captured state, and what is to be reported of it."""
+
+    captured: Captured
+    fresh: list[str]  # states that begin as the script made them
+    unused: list[str]  # names that only the checkpoint has
+
+
+def _overlay(
+    stored: Mapping[str, Any], state: dict[str, Any], adopted: dict[str, Any]
+) -> _Overlaid:
+    """The live state with the stored values in it; StateMismatch if they do not fit."""
+    overlay = _Overlay(state)
+    made: dict[str, Any] = {}
+    fresh: list[str] = []
+    for name, live in state.items():
+        if name in adopted["fresh"] or (name not in stored and not _is_required(live)):
+            made[name] = live
+            fresh.append(name)
+        elif name not in stored:
+            overlay.unfit.missing.append(name)
+        else:
+            made[name] = overlay.value(live, stored[name], name)
+    unused = [name for name in stored if name not in state or name in fresh]
+    unfit = overlay.unfit
+    whole = " ".join(f"--fresh {name}" for name in unfit.missing if "." not in name)
+    _refuse(
+        adopted,
+        unfit.missing,
+        unfit.unexpected,
+        unfit.changed,
+        unused,
+        fresh=whole or "--fresh NAME",
+    )
+    encoder = _PlaceholderEncoder()
+    tree = encoder.tree(made, None)
+    return _Overlaid(Captured(tree, encoder.specs, encoder.values), fresh, unused)
+
+
+def _is_required(live: Any) -> bool:
+    """Whether training would start from scratch without it: an object, a generator, an array."""
+    if is_stateful(live) or _array_adapter(live) or _is_generator(live) or node_adapter(live):
+        return True
+    if isinstance(live, dict):
+        return any(_is_required(item) for item in live.values())
+    return isinstance(live, list | tuple) and any(_is_required(item) for item in live)
+
+
+class _Overlay:
+    """Puts stored values in the place of live ones, without changing these."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.unfit = Unfit()
+        self._state = state
+        self._known: dict[Any, Any] = {}  # the stored value for each live array
+
+    def value(self, live: Any, stored: Any, path: str) -> Any:
+        """A placeholder for a live value, with the stored one in it."""
+        if is_stateful(live):
+            return self._object(live, stored, path)
+        adapter = _array_adapter(live)
+        if adapter is not None:
+            return self._array(adapter, live, stored, path)
+        if _is_generator(live):
+            return _Placeholder("$generator", stored)
+        if (node := node_adapter(live)) is not None:
+            return _Placeholder("$node", self._parts(node.node_parts(live), stored, path))
+        if isinstance(live, dict) and _is_required(live):
+            return self._parts(live, stored, path)
+        if isinstance(live, list | tuple) and _is_required(live):
+            names = getattr(live, "_fields", range(len(live)))
+            parts = self._parts(dict(zip(names, live, strict=True)), stored, path)
+            items = [parts.get(name) for name in names]
+            return tuple(items) if isinstance(live, tuple) else items
+        return _plain(live, stored)
+
+    def _object(self, live: Any, stored: Any, path: str) -> Any:
+        if not isinstance(stored, Mapping):
+            self.unfit.changed.append(f"{path} (is a {_type(live)}, and no state of one there)")
+            return live
+        of_torch = _torch_match(live)
+        if of_torch is not None and of_torch.is_module(live):
+            return _Placeholder(
+                "$state", of_torch.module_state(live, stored, path, self.unfit, self._known)
+            )
+        if of_torch is not None and of_torch.is_optimizer(live):
+            modules = [v for v in _objects(self._state) if of_torch.is_module(v)]
+            names = of_torch.names_of_parameters(modules)
+            made = of_torch.optimizer_state(live, stored, names, path, self.unfit)
+            return _Placeholder("$state", made)
+        if keeps_state(live):
+            return _Placeholder("$state", stored)
+        now = state_of(live) if parts_of(live) is None else None
+        if not isinstance(now, dict):
+            self.unfit.changed.append(f"{path} (a {_type(live)} takes no state of this format)")
+            return live
+        return _Placeholder("$state", self._parts(now, stored, path))
+
+    def _parts(self, live: Mapping[Any, Any], stored: Any, path: str) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        found = _by_name(stored)
+        for key, item in live.items():
+            name = key if key in found else str(key)
+            below = found.get(name, _NOTHING)
+            if below is _NOTHING:
+                below = _below(stored, str(key))
+            if below is not _NOTHING and below is not None:
+                made[key] = self.value(item, below, f"{path}.{key}")
+            elif _holds_arrays(item):
+                self.unfit.missing.append(f"{path}.{key}")
+            else:
+                made[key] = item  # a plain value, or a part without any
+        known = {str(key).partition("/")[0].partition(".")[0] for key in live} | {*map(str, live)}
+        self.unfit.unexpected += [
+            f"{path}.{key}" for key, item in found.items() if str(key) not in known and _any(item)
+        ]
+        return made
+
+    def _array(self, adapter: Adapter, live: Any, stored: Any, path: str) -> Any:
+        then_adapter = _array_adapter(stored)
+        now = adapter.spec(path, live)
+        if then_adapter is None:
+            made = _from_number(adapter, live, stored)
+            if made is None:
+                self.unfit.changed.append(f"{path} (was a {_type(stored)}, is a {_type(live)})")
+            return live if made is None else made
+        then = then_adapter.spec(path, stored)
+        data = then_adapter.bytes_of(stored)
+        is_key = now.dtype.startswith("key<") and data.nbytes == now.size_bytes
+        same_type = now.dtype == then.dtype if now.kind == then.kind else (
+            now.stored_as == then.stored_as and now.item_bytes == then.item_bytes
+        )  # fmt: skip
+        if not is_key and not (same_type and now.shape == then.shape):
+            self.unfit.changed.append(
+                f"{path} ({then.dtype} {list(then.shape)} → {now.dtype} {list(now.shape)})"
+            )
+            return live
+        made = stored if now.kind == then.kind and not is_key else adapter.own(now, data)
+        return self._one_of(adapter, live, made, path)
+
+    def _one_of(self, adapter: Adapter, live: Any, made: Any, path: str) -> Any:
+        """The one value of all names of an array: a file may have one for each name."""
+        place = adapter.alias_key(live)
+        first = made if place is None else self._known.setdefault(place, made)
+        if bytes(adapter.bytes_of(first)) != bytes(adapter.bytes_of(made)):
+            self.unfit.changed.append(
+                f"{path} (is tied to another here, and has values of its own there)"
+            )
+        return first
+
+
+_NOTHING = object()
+
+
+def _by_name(stored: Any) -> dict[Any, Any]:
+    if isinstance(stored, Mapping):
+        return dict(stored)
+    return dict(enumerate(stored)) if isinstance(stored, list | tuple) else {}
+
+
+def _below(stored: Any, path: str) -> Any:
+    """What is at a path of several names, or under a number that is stored as a string."""
+    for sign in ("/", "."):
+        first, found, rest = path.partition(sign)
+        inner = _by_name(stored)
+        key = first if first in inner else int(first) if first.isdigit() else first
+        if found and key in inner:
+            return _below(inner[key], rest)
+        if not found and key in inner:
+            return inner[key]
+    return _NOTHING
+
+
+def _plain(live: Any, stored: Any) -> Any:
+    """A plain value; from an array without dimensions its number."""
+    if type(live) in (int, float, bool) and _array_adapter(stored) and stored.ndim == 0:
+        value = stored.item()
+        return type(live)(value) if type(live)(value) == value else value
+    return stored
+
+
+def _from_number(adapter: Adapter, live: Any, stored: Any) -> Any:
+    """An array without dimensions from a stored number; None if that is not possible."""
+    if type(stored) not in (int, float, bool) or tuple(live.shape) != ():
+        return None
+    if adapter.kind != "torch":
+        return None
+    from holdfast.torch.match import number_like
+
+    return number_like(stored, live)
+
+
+def _holds_arrays(live: Any) -> bool:
+    if (node := node_adapter(live)) is not None:
+        return any(_holds_arrays(item) for item in node.node_parts(live).values())
+    if isinstance(live, dict):
+        return any(_holds_arrays(item) for item in live.values())
+    if isinstance(live, list | tuple):
+        return any(_holds_arrays(item) for item in live)
+    return _is_required(live)
+
+
+def _any(stored: Any) -> bool:
+    if isinstance(stored, Mapping):
+        return any(_any(item) for item in stored.values())
+    if isinstance(stored, list | tuple):
+        return any(_any(item) for item in stored)
+    return _array_adapter(stored) is not None
+
+
+def _array_adapter(value: Any) -> Adapter | None:
+    if isinstance(value, bytes | bytearray):
+        return None
+    return next((each for each in adapters() if each.is_array(value)), None)
+
+
+def _is_generator(value: Any) -> bool:
+    return any(adapter.is_generator(value) for adapter in adapters())
+
+
+def _objects(state: Any) -> list[Any]:
+    if isinstance(state, dict):
+        return [each for item in state.values() for each in _objects(item)]
+    if isinstance(state, list | tuple):
+        return [each for item in state for each in _objects(item)]
+    return [state]
+
+
+def _torch_match(live: Any) -> Any:
+    """Matches modules and optimizers by name, if torch is loaded."""
+    if not any(adapter.kind == "torch" for adapter in adapters()):
+        return None
+    from holdfast.torch import match
+
+    return match if match.is_module(live) or match.is_optimizer(live) else None
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__

@@ -6,47 +6,83 @@ lacks is tagged:
     {"$t": 3}                tensor number 3          {"$state": …}      an object's state_dict()
     {"$tuple": […]}          a tuple                  {"$generator": …}  a random generator
     {"$dict": [[key, …]]}    keys that are no strings {"$bytes": "…"}    short bytes, base64
-    {"$odict": …}            an OrderedDict           {"$float": "nan"}  what JSON cannot say
-    {"$set": […]}            a set, or "$frozenset"   {"$int": "0x…"}    more digits than it takes
+    {"$odict": …}            an OrderedDict           {"$float": "nan"}  not in JSON
+    {"$set": […]}            a set, or "$frozenset"   {"$int": "0x…"}    a very large number
     {"$shard": {"t": 3, …}}  this rank's part of a sharded tensor, and which part that is
-    {"$r": "model.weight"}   a tensor that is the same on all ranks, and that another one stores
+    {"$r": "model.weight"}   a tensor that is the same on all ranks, and another rank stores
     {"$node": {…}}           the parts of a value that cannot change in place (a JAX pytree)
 
-A tensor that appears twice (tied weights) is stored once, and both places refer to it. Of the
-parts of a sharded tensor that several ranks hold alike, one rank has the number and the others
-have None, as has an empty part.
+A tensor that appears twice (tied weights) is stored once, and both places refer to it. If several
+ranks hold the same part of a sharded tensor, one rank has the number and the others have None; so
+has an empty part.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import json
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapter_of, adapters, exact_types
 from holdfast._errors import StateMismatch, UnstorableState
-from holdfast._state.plain_values import (
-    PLAIN_TYPES,
-    encode_plain,
-    encode_uncommon,
-    in_order,
-    is_flat,
-)
 from holdfast._store.format.image import SCALARS, TensorSpec, encode_scalars
 
-# -- A state at one moment: what was found in the live objects, ready to be copied -----------------
+# -- Values that JSON has, or can express in a few words -------------------------------------
+
+_INT_BITS = 1024  # Python refuses to print a few thousand decimal digits
+PLAIN_TYPES = frozenset({type(None), bool, str, int, float})
+
+
+def encode_plain(value: Any) -> Any:
+    """A value of one of PLAIN_TYPES, as JSON has it."""
+    if type(value) is int:
+        return value if value.bit_length() <= _INT_BITS else {"$int": hex(value)}
+    if type(value) is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    return value
+
+
+def is_flat(value: list[Any]) -> bool:
+    """Whether a list is plain JSON: an optimizer numbers its parameters, by thousands."""
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return int(max(max(value), -min(value))).bit_length() <= _INT_BITS
+    return kinds == {str}
+
+
+def encode_uncommon(value: Any) -> Any:
+    """Plain values of other types; None for anything else."""
+    if isinstance(value, bytes | bytearray):
+        tag = "$bytes" if isinstance(value, bytes) else "$bytearray"
+        return {tag: base64.b64encode(value).decode("ascii")}
+    if isinstance(value, complex):
+        return {"$complex": [repr(value.real), repr(value.imag)]}
+    for plain_type in (bool, int, float, str):  # an IntEnum, a subclass of str
+        if isinstance(value, plain_type):
+            return encode_plain(plain_type(value))
+    return None
+
+
+def in_order(value: set[Any] | frozenset[Any]) -> list[Any]:
+    """The items of a set, in the order in which they are stored."""
+    return sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+
+
+# -- A captured state, ready to be copied -----------------------------------------------------
 
 
 class Captured:
     """A tree of plain values, and the live tensors that it refers to.
 
-    `specs` is the same list as at the capture before as long as the layout is the same, and
-    `addresses` as long as no tensor has moved, so that whoever compares may begin with `is`.
+    As long as the layout is the same, `specs` is the same list as at the previous capture; as long
+    as no tensor has moved, so is `addresses`. Comparisons can begin with `is`.
     """
 
     def __init__(
@@ -60,11 +96,11 @@ class Captured:
         addresses: list[int] | None = None,
     ) -> None:
         self._tree = tree
-        self._text = text  # the tree as JSON, where that is had without making the tree
+        self._text = text  # the tree as JSON, if that is known without the tree
         self.specs = specs
         self.values = values
         self.left_out = left_out  # tensors that other ranks store
-        # Where the bytes of each value are in this process, in C order; 0 where it has to be asked.
+        # Where the bytes of each value are in this process, in C order; 0 if that is not known.
         self.addresses = addresses
 
     @property
@@ -74,7 +110,7 @@ class Captured:
         return self._tree
 
     def scalars(self, head: Mapping[str, Any]) -> bytes:
-        """The tree behind what stands in `head`, as the bytes that an image takes."""
+        """`head` and the tree, as the bytes for an image."""
         if self._text is None:
             return encode_scalars({**head, "tree": self._tree})
         start = encode_scalars(dict(head))[:-1]
@@ -83,7 +119,7 @@ class Captured:
     def and_one_more(
         self, name: str, value: Any, specs: list[TensorSpec], addresses: list[int] | None
     ) -> Captured:
-        """The same with one tensor at the end of the tree's `extra`, which is its last entry."""
+        """The same with one more tensor, at the end of the tree's `extra`."""
         entry = {"$t": len(self.specs)}
         tree, text = None, None
         if self._text is None:
@@ -94,12 +130,9 @@ class Captured:
         return Captured(tree, specs, values, self.left_out, text=text, addresses=addresses)
 
 
-# -- Work that makes very many objects, none of which is garbage yet -------------------------------
-
-
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """The collector would look through all that there is several times, and find nothing."""
+    """For work that makes many objects, none of them garbage: collections would find nothing."""
     if not gc.isenabled():
         yield
         return
@@ -110,9 +143,9 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-_STUMBLES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
+_BAD_STATE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
 _DEPTH = 200
-# What stands beside the tensors in the header and the manifest.
+# Other entries of the header and the manifest.
 _TAKEN_NAMES = frozenset({SCALARS, "__metadata__", "header"})
 STORABLE = (
     "objects with state_dict and load_state_dict, Keras models and optimizers, tf.Modules, JAX "
@@ -122,38 +155,33 @@ STORABLE = (
 
 
 def is_stateful(value: object) -> bool:
-    """Whether an object has a state that it takes back: by itself, or by its adapter."""
+    """Whether an object has a state that can be restored, by itself or by its adapter."""
     if isinstance(value, type):
         return False
     return keeps_state(value) or _adapter_for(value) is not None
 
 
 def parts_of(value: object) -> dict[str, Any] | None:
-    """What an object holds, if its state is that of its parts, each loaded by itself."""
+    """The parts of an object whose state is theirs, each loaded by itself; else None."""
     adapter = None if keeps_state(value) else _adapter_for(value)
-    found: dict[str, Any] | None = getattr(adapter, "object_parts", lambda _: None)(value)
-    return found
+    return None if adapter is None else adapter.object_parts(value)
 
 
 def keeps_state(value: Any) -> bool:
-    """Whether an object has a state_dict, and no adapter knows better."""
-    if any(getattr(each, "knows_better", _never)(value) for each in adapters()):
+    """Whether an object has a state_dict, and no adapter overrides it."""
+    if any(each.overrides_state_dict(value) for each in adapters()):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
 
 
-def _adapter_for(value: object) -> ModuleType | None:
-    """The adapter that knows the state of an object which has no state_dict."""
-    for adapter in adapters():
-        if getattr(adapter, "is_object", _never)(value):
-            return adapter
-    return None
+def _adapter_for(value: object) -> Adapter | None:
+    """The adapter for the state of an object without a state_dict."""
+    return next((each for each in adapters() if each.is_object(value)), None)
 
 
 def state_of(value: Any) -> Any:
-    """The state of an object."""
     if keeps_state(value):
         return value.state_dict()
     adapter = _adapter_for(value)
@@ -162,7 +190,7 @@ def state_of(value: Any) -> Any:
 
 
 def give_state(value: Any, state: Any) -> None:
-    """Give an object a state back."""
+    """Restore the state of an object."""
     if keeps_state(value):
         value.load_state_dict(state)
         return
@@ -171,12 +199,9 @@ def give_state(value: Any, state: Any) -> None:
     adapter.load_object(value, state)
 
 
-def node_adapter(value: object) -> ModuleType | None:
-    """The adapter that takes a value apart which cannot change in place, and makes it anew."""
-    for adapter in adapters():
-        if getattr(adapter, "is_node", _never)(value):
-            return adapter
-    return None
+def node_adapter(value: object) -> Adapter | None:
+    """The adapter of a value that cannot change in place and is made of parts."""
+    return next((each for each in adapters() if each.is_node(value)), None)
 
 
 SpecCache = dict[str, tuple[Hashable, TensorSpec]]
@@ -192,10 +217,10 @@ def capture(
 ) -> Captured:
     """Capture the user's state, with `extra` (the generators) beside it.
 
-    Raises UnstorableState with the path and the type of the first value that
-    cannot be stored. A `cache` that is kept from one capture to the next saves
-    describing every tensor anew. With `replicas`, parts of sharded tensors that
-    another rank stores are there too. Tensors in `elsewhere` are only named.
+    Raises UnstorableState with the path and the type of the first value that cannot be stored.
+    A `cache` that is kept for the next capture saves describing every tensor again. With
+    `replicas`, parts of sharded tensors that another rank stores are included. Tensors in
+    `elsewhere` are only named.
     """
     encoder = Encoder({} if cache is None else cache, elsewhere or {}, replicas=replicas)
     tree = encoder.tree(state, extra)
@@ -206,7 +231,7 @@ def refuse_unstorable(state: Mapping[str, Any]) -> None:
     """Raise UnstorableState if any of the state cannot be captured."""
     for name, value in state.items():
         for adapter in adapters():
-            reason = getattr(adapter, "refuse", lambda _: None)(value)
+            reason = adapter.refuse(value)
             if reason is not None:
                 raise UnstorableState(f"{name}: {reason}", path=name)
     with without_collector():
@@ -214,7 +239,7 @@ def refuse_unstorable(state: Mapping[str, Any]) -> None:
 
 
 def capture_generators(*, devices: bool = True) -> dict[str, Any]:
-    """The state of every global random generator in use, those of devices only if asked for."""
+    """The states of all global random generators in use; those of devices if `devices`."""
     import random
 
     version, words, gauss = random.getstate()
@@ -226,7 +251,7 @@ def capture_generators(*, devices: bool = True) -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any]) -> list[str]:
-    """Put the global random generators back; returns what could not be."""
+    """Restore the global random generators; returns what could not be restored."""
     import random
 
     lost: list[str] = []
@@ -236,13 +261,13 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
         random.setstate((version, words, gauss))
         for kind in {name.partition(".")[0]: None for name in states if name != "python"}:
             lost += adapter_of(kind).restore_generators(states)
-    except _STUMBLES as error:
+    except _BAD_STATE as error:
         raise StateMismatch(f"the stored generators cannot be put back: {error!r}") from error
     return lost
 
 
 class Encoder:
-    """Makes the tree of a state, and the list of its tensors."""
+    """Makes the tree of a state and the list of its tensors; subclasses observe it."""
 
     def __init__(
         self,
@@ -270,14 +295,13 @@ class Encoder:
         return tree
 
     def plain(self, encoded: Any) -> Any:
-        """What has no tensor in it, on its way into the tree."""
+        """Called with every value that contains no tensor."""
         return encoded
 
     def state_of(self, value: Any) -> Any:
-        """The state of an object."""
         return state_of(value)
 
-    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+    def generator_state(self, adapter: Adapter, value: Any) -> Any:
         return adapter.generator_state(value)
 
     def encode(self, value: Any, path: str) -> Any:
@@ -289,7 +313,7 @@ class Encoder:
         if type(value) is not dict:
             for adapter in self._adapters:
                 if adapter.is_array(value):
-                    if getattr(adapter, "is_sharded", _never)(value):
+                    if adapter.is_sharded(value):
                         return self._shard(adapter, value, path)
                     return self._array(adapter, value, path)
         self._depth += 1
@@ -301,7 +325,7 @@ class Encoder:
         self._depth -= 1
         return encoded
 
-    def _array(self, adapter: ModuleType, value: Any, path: str) -> dict[str, Any]:
+    def _array(self, adapter: Adapter, value: Any, path: str) -> dict[str, Any]:
         name = self._name_elsewhere(adapter, value)
         return {"$t": self._tensor(adapter, value, path)} if name is None else {"$r": name}
 
@@ -358,10 +382,10 @@ class Encoder:
         return encoded
 
     def key(self, value: Any, path: str) -> Any:
-        """What belongs to the form of the tree and not to its values."""
+        """Encode what belongs to the form of the tree, not to its values."""
         return self.encode(value, path)
 
-    def _name_elsewhere(self, adapter: ModuleType, value: Any) -> str | None:
+    def _name_elsewhere(self, adapter: Adapter, value: Any) -> str | None:
         if not self._elsewhere:
             return None
         key = adapter.alias_key(value)
@@ -371,10 +395,10 @@ class Encoder:
             self.met(adapter, key, None)
         return name
 
-    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
-        """Called for every tensor in turn: for whoever wants to know it again."""
+    def met(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
+        """Called for every tensor in order."""
 
-    def _shard(self, adapter: ModuleType, value: Any, path: str) -> Any:
+    def _shard(self, adapter: Adapter, value: Any, path: str) -> Any:
         try:
             description, part = adapter.sharding().shard_of(value, replicas=self._replicas)
         except ValueError as error:
@@ -382,8 +406,8 @@ class Encoder:
         number = None if part is None else self._tensor(adapter, part, path)
         return {"$shard": {"t": number, **description}}
 
-    def _tensor(self, adapter: ModuleType, value: Any, path: str) -> int:
-        # The key has everything that the description depends on, and where the memory is.
+    def _tensor(self, adapter: Adapter, value: Any, path: str) -> int:
+        # The key contains everything that the spec depends on, and the address.
         key = adapter.alias_key(value)
         if key is not None and key in self._seen:
             self.met(adapter, key, self._seen[key])
@@ -412,7 +436,3 @@ class Encoder:
         while f"{path}~{count}" in self._names:
             count += 1
         return f"{path}~{count}"
-
-
-def _never(_value: object) -> bool:
-    return False

@@ -1,12 +1,12 @@
-"""A capture that remembers the one before: for most snapshots only the values have changed.
+"""A capture that reuses the previous one: for most snapshots only the values have changed.
 
-To describe 100,000 tensors takes longer than to copy them. So the state is first walked without
+Describing 100,000 tensors takes longer than copying them. So the state is first walked without
 describing anything, which gives its form (containers, keys, classes), its tensors and its plain
-values, each as one flat list. If form and tensors are those of last time, to the address, the
-descriptions and the text of the tree are too, but for the plain values, which are always new.
+values, each as one flat list. If form and tensors are those of last time, to the address, then so
+are the descriptions and the text of the tree, except for the plain values, which are always new.
 
-Whatever the walk does not know makes it give up, and the state is captured as if for the first
-time. So is a state whose form has changed.
+The walk gives up at anything it does not know. Then, and if the form has changed, the state is
+captured in full.
 """
 
 from __future__ import annotations
@@ -16,40 +16,37 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from types import ModuleType
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter, PlacementGuard
 from holdfast._adapters.registry import adapters, exact_types
 from holdfast._state.capture import (
+    PLAIN_TYPES,
     Captured,
     Encoder,
     SpecCache,
     capture,
+    encode_plain,
+    encode_uncommon,
+    in_order,
+    is_flat,
     is_stateful,
     keeps_state,
     node_adapter,
     state_of,
     without_collector,
 )
-from holdfast._state.plain_values import (
-    PLAIN_TYPES,
-    encode_plain,
-    encode_uncommon,
-    in_order,
-    is_flat,
-)
 
-# -- The way through a state that describes nothing: its form, its tensors and its plain values.
-# The form is a flat list of marks, keys and classes from which the containers could be made again:
-# two states have equal ones only if they differ in tensors and plain values alone.
+# -- The walk: the form of a state, its tensors and its plain values ---------------------------
+# The form is a flat list of marks, keys and classes from which the containers could be rebuilt:
+# two states have equal forms only if they differ in nothing but tensors and plain values.
 
-
-_DEPTH = 150  # less than a capture allows: whoever is deeper is left to it
+_DEPTH = 150  # less than a full capture allows
 _WIDE = 8
 
 
 class UnknownForm(Exception):
-    """Part of the state is of a kind that has to be captured anew each time."""
+    """Part of the state is of a kind that needs a full capture each time."""
 
 
 class _Mark:
@@ -62,22 +59,22 @@ _STATE, _NODE, _GENERATOR, _VERSIONS, _EXTRA = (_Mark() for _ in range(5))
 
 
 class Walk:
-    """One way through a state, in the order in which a capture meets things."""
+    """One walk through a state, in the order of a capture."""
 
     def __init__(self) -> None:
         self.form: list[Any] = []
-        self.leaves: list[Any] = []  # tensors, and each as often as it is met
-        self.adapters: dict[int, ModuleType] = {}  # of leaves that are not of an exact type
+        self.leaves: list[Any] = []  # tensors; a shared one appears several times
+        self.adapters: dict[int, Adapter] = {}  # of leaves that are not of an exact type
         self.plain_values: list[Any] = []  # as they are encoded
         self.states: dict[int, tuple[Any, Any]] = {}  # of objects and generators, by their id
-        self.of_state = 0  # so many of the leaves: the others stand beside it
+        self.of_state = 0  # this many of the leaves; the others are in `extra`
         self.is_whole = False
         self._adapters = adapters()
         self._depth = 0
         self.exact_types = frozenset(exact_types(self._adapters))
 
     def begin(self, state: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        """Go through all of it; UnknownForm if it cannot be."""
+        """Walk all of it; UnknownForm if that is not possible."""
         self._mapping(dict(state), is_ordered=False)
         self.form.append(_EXTRA)
         self.of_state = len(self.leaves)
@@ -96,7 +93,7 @@ class Walk:
         if kind is not dict:
             for adapter in self._adapters:
                 if adapter.is_array(value):
-                    if getattr(adapter, "is_sharded", lambda _: False)(value):
+                    if adapter.is_sharded(value):
                         raise UnknownForm
                     self.form.append(_LEAF)
                     self.adapters[len(self.leaves)] = adapter
@@ -177,10 +174,10 @@ class Walk:
             self.form.append(int)  # 1 is equal to True, and to 1.0
         elif kinds and kinds != {str}:
             raise UnknownForm
-        self.form.extend(value)  # += would ask TensorFlow's wrapped dicts to add
+        self.form.extend(value)  # += would call the __radd__ of TensorFlow's wrapped dicts
 
     def _rows(self, rows: list[dict[Any, Any]]) -> bool:
-        """Many dicts with the same keys and only tensors: what an optimizer has for parameters."""
+        """Many dicts with the same keys and only tensors, as in an optimizer's state."""
         first = list(rows[0])
         keys: list[Any] = []
         tensors: list[Any] = []
@@ -196,7 +193,7 @@ class Walk:
         return True
 
     def _versions(self, metadata: Any) -> None:
-        """What torch keeps beside the state of a module: a number for each module in it."""
+        """The versions that torch keeps with the state of a module, one for each submodule."""
         self.form.append(_VERSIONS)
         if metadata is None:
             return
@@ -212,8 +209,8 @@ class Walk:
         self.form.append(_STATE)
         if keeps_state(value):
             for adapter in self._adapters:
-                # The same as by its state_dict(), without a new object for each tensor.
-                found = getattr(adapter, "flat_state", lambda _: None)(value)
+                # The same as state_dict(), without a new object for each tensor.
+                found = adapter.flat_state(value)
                 if found is not None:
                     form, tensors = found
                     self.form += form
@@ -222,7 +219,7 @@ class Walk:
         self._visit(self._once(value, state_of))
 
     def _once(self, value: Any, ask: Callable[[Any], Any]) -> Any:
-        """The answer of an object: to ask twice may give two."""
+        """The state of an object, asked for once: a second answer may differ."""
         known = self.states.get(id(value))
         if known is None:
             known = self.states[id(value)] = (value, ask(value))
@@ -230,17 +227,17 @@ class Walk:
 
 
 _HOLE = f"hole-{secrets.token_hex(8)}-"
-_MOST_FAILURES = 3  # in a row, until the walk is not worth its time
-_MOST_MOVES = 2  # of most tensors at once, until they are taken for ones that always do
+_MOST_FAILURES = 3  # in a row, until the walk is no longer tried
+_MOST_MOVES = 2  # of most tensors at once, until they are expected to move always
 _dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-class Recall:
+class CaptureCache:
     """Captures one state again and again."""
 
     def __init__(self) -> None:
         self._specs: SpecCache = {}
-        self._plan: _Plan | None = None
+        self._plan: _CapturePlan | None = None
         self._failures = 0
         self._moves = 0
 
@@ -250,7 +247,7 @@ class Recall:
         extra: Mapping[str, Any],
         elsewhere: Mapping[Hashable, str] | None = None,
     ) -> Captured:
-        """The same as `capture`, with the cache that it keeps."""
+        """The same as `capture`, using what is known from the previous one."""
         if self._failures >= _MOST_FAILURES:
             return capture(state, extra, self._specs, elsewhere=elsewhere)
         walk = Walk()
@@ -283,31 +280,31 @@ class Recall:
                 len(recorder.left_out),
                 text=_fill(_cut(text), recorder.plain_values),
             )
-        plan = _Plan(walk, recorder, text, elsewhere)
+        plan = _CapturePlan(walk, recorder, text, elsewhere)
         if not recorder.agrees():
             self._failures += 1
             walk.plain_values = recorder.plain_values
             return plan.captured(walk, recorder.values)
         self._failures = 0
-        plan.learn(walk, restless=self._moves >= _MOST_MOVES)
+        plan.learn(walk, always_move=self._moves >= _MOST_MOVES)
         self._plan = plan
         return plan.captured(walk)
 
 
 class _Recorder(Encoder):
-    """Makes the tree with a hole for every plain value, and notes what it meets."""
+    """Makes the tree with a hole for every plain value, and records its tensors."""
 
     def __init__(self, cache: SpecCache, elsewhere: Mapping[Hashable, str], walk: Walk) -> None:
         super().__init__(cache, elsewhere)
         self._walk = walk
         self._solid = 0
         self.plain_values: list[Any] = []
-        self.adapters: list[ModuleType] = []
+        self.adapters: list[Adapter] = []
         self.keys: list[Hashable | None] = []
         self.numbers: list[int | None] = []
 
     def agrees(self) -> bool:
-        """Whether the walk has met the same, in the same order."""
+        """Whether the walk has found the same, in the same order."""
         walk = self._walk
         return (
             len(walk.leaves) == len(self.keys)
@@ -336,11 +333,11 @@ class _Recorder(Encoder):
         known = self._walk.states.get(id(value))
         return super().state_of(value) if known is None else known[1]
 
-    def generator_state(self, adapter: ModuleType, value: Any) -> Any:
+    def generator_state(self, adapter: Adapter, value: Any) -> Any:
         known = self._walk.states.get(id(value))
         return super().generator_state(adapter, value) if known is None else known[1]
 
-    def met(self, adapter: ModuleType, key: Hashable | None, number: int | None) -> None:
+    def met(self, adapter: Adapter, key: Hashable | None, number: int | None) -> None:
         self.adapters.append(adapter)
         self.keys.append(key)
         self.numbers.append(number)
@@ -365,8 +362,8 @@ def _fill(template: tuple[list[str], list[int]], plain_values: list[Any]) -> str
     return "".join(filled)
 
 
-class _Plan:
-    """What a walk must find for everything to be as it was."""
+class _CapturePlan:
+    """What a walk must find for the previous capture to be reusable."""
 
     def __init__(
         self,
@@ -399,10 +396,10 @@ class _Plan:
         }
         self._addresses: list[int] | None = None
 
-    def learn(self, walk: Walk, *, restless: bool) -> None:
-        """Remember which tensors are where; those of restless states are expected to move."""
-        kinds = frozenset() if restless else walk.exact_types
-        # Generators, which stand behind the state, are made anew; and each object once.
+    def learn(self, walk: Walk, *, always_move: bool) -> None:
+        """Remember where the tensors are, unless they are expected to move."""
+        kinds = frozenset() if always_move else walk.exact_types
+        # Each tensor once; those behind the state belong to generators, which are always new.
         firsts: dict[int, int] = {}
         for place, leaf in enumerate(walk.leaves[: walk.of_state]):
             firsts.setdefault(id(leaf), place)
@@ -411,12 +408,12 @@ class _Plan:
             for place in firsts.values()
             if self._keys[place] is not None and self._types[place] in kinds
         ]
-        self._settle(stable, walk.leaves)
+        self._guard_stable(stable, walk.leaves)
 
-    def _settle(self, stable: list[int], leaves: list[Any]) -> None:
-        """Remember where the tensors are that do not move."""
+    def _guard_stable(self, stable: list[int], leaves: list[Any]) -> None:
+        """Remember where the tensors are that have not moved."""
         self._stable = stable
-        self._still = None
+        self._guard: PlacementGuard | None = None
         self._addresses = addresses = [0] * len(self._specs)
         here = set(stable)
         self._loose = [leaf for leaf in range(len(leaves)) if leaf not in here]
@@ -425,37 +422,37 @@ class _Plan:
             return
         adapter = self._adapters[stable[0]]  # one framework has such tensors
         tensors = [leaves[leaf] for leaf in stable]
-        self._still = adapter.still(tensors)
+        self._guard = adapter.placement_guard(tensors)
         for leaf, tensor in zip(stable, tensors, strict=True):
             number = self._numbers[leaf]
             if number is not None and self._firsts[number] == leaf:
                 addresses[number] = adapter.raw_address(tensor)
 
     def knows(self, walk: Walk, elsewhere: Mapping[Hashable, str] | None) -> bool:
-        """Whether all is as it was, but for plain values and tensors that have no fixed place."""
+        """Whether all is the same, except for plain values and tensors without a fixed place."""
         self.has_moved = False
         return (
             elsewhere is self._elsewhere
             and walk.form == self._form
             and list(map(type, walk.leaves)) == self._types
-            and (elsewhere is None or self._still_elsewhere(elsewhere))
-            and self._stable_are_still(walk.leaves)
+            and (elsewhere is None or self._same_elsewhere(elsewhere))
+            and self._stable_unmoved(walk.leaves)
             and walk.adapters == self._met
             and self._loose_are_alike(walk.leaves)
         )
 
-    def _still_elsewhere(self, elsewhere: Mapping[Hashable, str]) -> bool:
+    def _same_elsewhere(self, elsewhere: Mapping[Hashable, str]) -> bool:
         pairs = zip(self._keys, self._numbers, strict=True)
         return all(
             (number is None) == (key is not None and elsewhere.get(key) is not None)
             for key, number in pairs
         )
 
-    def _stable_are_still(self, leaves: list[Any]) -> bool:
-        if self._still is None:
+    def _stable_unmoved(self, leaves: list[Any]) -> bool:
+        if self._guard is None:
             return True
         tensors = [leaves[leaf] for leaf in self._stable] if self._loose else leaves
-        moved = self._still.moved(tensors)
+        moved = self._guard.moved(tensors)
         if moved is None:
             return False
         if not moved:
@@ -467,17 +464,17 @@ class _Plan:
         stay = [leaf for leaf in self._stable if leaf not in gone]
         if any(self._adapters[leaf].alias_key(leaves[leaf]) != self._keys[leaf] for leaf in stay):
             return False
-        self._settle(stay, leaves)
+        self._guard_stable(stay, leaves)
         return True
 
     def _loose_are_alike(self, leaves: list[Any]) -> bool:
-        """Tensors that are made anew for each capture: described alike, and no two of them one."""
+        """Tensors that are new in each capture: same specs, and no two share memory."""
         seen: dict[Hashable, int | None] = {}
         for leaf in self._loose:
             adapter, known, number = self._adapters[leaf], self._keys[leaf], self._numbers[leaf]
             key = adapter.alias_key(leaves[leaf])
             if key is not None and seen.setdefault(key, number) != number:
-                return False  # two have become one
+                return False  # two share memory now
             if key is not None and key == known:
                 continue
             if number is None or key in self._stable_keys or number in self._shared:

@@ -1,4 +1,4 @@
-"""Whether objects hold what they were given: captured again, and compared to the bit."""
+"""Whether objects hold what they were given: captured again, and compared bit by bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED = 8
 
 
 def compare(state: dict[str, Any], stored: Any, loaded: Loaded, sharded: Assembler) -> list[str]:
-    """Capture again and compare with what was stored, to the bit; returns what else changed."""
+    """Capture again and compare tensors bit by bit; returns which plain values differ."""
     captured = capture(state, replicas=True)
     unsharded = set(_tensor_numbers(stored)) - sharded.numbers
     unsharded.difference_update(_tensors_of_other_replicas(stored, captured.tree["state"]))
@@ -35,7 +35,7 @@ def compare(state: dict[str, Any], stored: Any, loaded: Loaded, sharded: Assembl
 
 
 def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> list[str]:
-    """The stored tensors that are lost, of another kind, or of other values now."""
+    """The stored tensors that are lost, or whose type or values differ now."""
     now = {spec.name: index for index, spec in enumerate(captured.specs)}
     differing: list[str] = []
     views: list[memoryview] = []
@@ -73,7 +73,7 @@ def _compare_tensors(stored: set[int], captured: Captured, loaded: Loaded) -> li
 
 
 def _tensors_of_other_replicas(then: Any, now: Any) -> Iterator[int]:
-    """Of variables with copies for more or fewer replicas than today: they were put together."""
+    """The tensors of variables that had another number of replicas: they were merged."""
     if isinstance(then, dict) and isinstance(now, dict):
         if "$t" in then and "$t" in now:
             return
@@ -92,7 +92,6 @@ def _tensors_of_other_replicas(then: Any, now: Any) -> Iterator[int]:
 
 
 def _tensor_numbers(encoded: Any) -> Iterator[int]:
-    """The numbers of all tensors that an encoded value refers to."""
     if isinstance(encoded, dict):
         if "$t" in encoded:
             yield encoded["$t"]
@@ -108,7 +107,7 @@ def _tensor_numbers(encoded: Any) -> Iterator[int]:
 def _compare_plain(then: Any, now: Any, path: str, changed: list[str]) -> None:
     """Collect what differs in the rest of the tree: numbers, strings, keys, lengths."""
     if _is_tensor(then) and _is_tensor(now):
-        return  # compared already, and what was sharded need not be so now
+        return  # compared already; what was sharded may be whole now
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
         for key in then:
             inner = path if key.startswith("$") else f"{path}.{key}"

@@ -1,4 +1,4 @@
-"""Which tensors of a state are not finite: looked for when a rule has found that it is bad."""
+"""Which tensors of a state are not finite: searched when a rule has called it bad."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast._adapters.registry import adapter_of
 from holdfast._state.capture import capture
 from holdfast._store.format.image import TensorSpec
 
-# Bytes of an item, and the bits of its exponent: if all of them are set, it is NaN or infinite.
+# Bytes of an item, and the bits of its exponent: if all are set, it is NaN or infinite.
 _EXPONENTS = {
     "F64": (8, 0x7FF0_0000_0000_0000),
     "F32": (4, 0x7F80_0000),
@@ -51,7 +51,7 @@ def _any_set(view: memoryview, size: int, mask: int, only_nan: bool) -> bool:
     unsigned, least = (1 << (8 * size - 1)) - 1, mask + only_nan
     try:
         import numpy as np
-    except ImportError:  # as slow as it may be: it is looked at once
+    except ImportError:  # slow, but it runs once
         read = struct.unpack(f"={view.nbytes // size}{_FORMATS[size]}", view)
         return any(item & unsigned >= least for item in read)
     items = np.frombuffer(view, dtype=f"u{size}")
@@ -59,11 +59,15 @@ def _any_set(view: memoryview, size: int, mask: int, only_nan: bool) -> bool:
 
 
 def nan_at_start(state: Mapping[str, Any]) -> list[str]:
-    """The names of arrays that hold a NaN before anything is trained, and so are meant to.
+    """The names of arrays that hold a NaN before anything is trained, so by intention.
 
-    A module of torch says which of its tensors are trained: its tensors are not looked at.
+    Tensors of torch are left out: a module says which of them are trained.
     """
-    return sorted(name for name, spec, value in _arrays(state) if _has_nan(spec, value))
+    return sorted(
+        name
+        for name, spec, value in _arrays(state)
+        if has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
+    )
 
 
 def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
@@ -71,10 +75,6 @@ def _arrays(state: Mapping[str, Any]) -> Iterator[tuple[str, TensorSpec, Any]]:
     for spec, value in zip(captured.specs, captured.values, strict=True):
         if spec.kind != "torch" and spec.stored_as in _EXPONENTS:
             yield spec.name, spec, value
-
-
-def _has_nan(spec: TensorSpec, value: Any) -> bool:
-    return has_not_finite(adapter_of(spec.kind).bytes_of(value), spec.stored_as, only_nan=True)
 
 
 def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> frozenset[str]:
@@ -91,7 +91,6 @@ def trained(state: Mapping[str, Any], meant: Collection[str] | None = None) -> f
 
 
 def _gradients(state: Mapping[str, Any]) -> list[str]:
-    """Of the modules in a state, if they are still there."""
     found = []
     for name, parameter in _parameters(state):
         gradient = getattr(parameter, "grad", None)

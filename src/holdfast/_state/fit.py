@@ -1,4 +1,4 @@
-"""Whether a stored state fits the objects of today: found before any of them is touched."""
+"""Whether a stored state fits the live objects: checked before any of them is changed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import tensor_leaves
 from holdfast._store.read.verify import Loaded
 
-# -- The classes of optimizers and schedulers: a stored state fits no other, even of the same form.
-
 
 def class_names(state: dict[str, Any]) -> dict[str, str]:
-    """The class of each optimizer and scheduler of torch in a state, by where it is."""
+    """The class of each optimizer and scheduler of torch in a state, by its path.
+
+    A stored state fits no other class, even of the same form.
+    """
     if not hasattr(sys.modules.get("torch"), "__version__"):
         return {}
     return dict(_named(state.items(), ""))
@@ -49,16 +50,16 @@ def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
         for path, leaf in tensor_leaves(encoded, name):
             if "$shard" in leaf:
                 _check_sharded(leaf["$shard"], path)
-    _Fit(loaded).check(stored, state)
+    _FitCheck(loaded).check(stored, state)
 
 
 def _check_type(spec: TensorSpec) -> None:
-    """A type that this installation lacks: found now, not when half of the state is loaded."""
+    """Find a type that this installation lacks now, not when half of the state is loaded."""
     try:
         if adapter_of(spec.kind).item_bytes(spec.dtype) == spec.item_bytes:
             return
         reason = f"an item of it has another size than {spec.item_bytes} here"
-    except ImportError as error:  # with the command that installs it
+    except ImportError as error:  # it names the command that installs the framework
         reason = str(error)
     except (ValueError, StateMismatch) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
@@ -66,7 +67,7 @@ def _check_type(spec: TensorSpec) -> None:
 
 
 def _check_sharded(description: dict[str, Any], path: str) -> None:
-    """Of a sharded tensor this rank may have stored nothing, so that no spec tells its type."""
+    """The same for a sharded tensor, of which this rank may have stored nothing."""
     kind, dtype = description.get("kind", "torch"), description["dtype"]
     try:
         adapter_of(kind).check_sharded(dtype)
@@ -88,7 +89,7 @@ def name_some(names: list[str]) -> str:
 
 
 def name_all(label: str, names: list[str]) -> list[str]:
-    """One a line, those of a module together; of very many their modules."""
+    """One line for each, grouped by module; for very many only the modules."""
     modules: dict[str, list[str]] = {}
     for name in names:
         modules.setdefault(name.partition(" ")[0].rpartition(".")[0], []).append(name)
@@ -99,9 +100,7 @@ def name_all(label: str, names: list[str]) -> list[str]:
     return [f"  {label}: {each}" for each in counted[:_LINES]] + more
 
 
-class _Fit:
-    """Finds what no longer fits, before anything is changed."""
-
+class _FitCheck:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self.missing: list[str] = []
@@ -113,7 +112,7 @@ class _Fit:
         self.missing += [name for name in state if name not in stored]
         for name, encoded in stored.items():
             if name in state:
-                self._look(encoded, state[name], name)
+                self._check(encoded, state[name], name)
         then, now = self._loaded.head.get("classes", {}), class_names(state)
         self.reshaped += [
             f"{path} (was a {then[path]}, is a {name})"
@@ -142,75 +141,75 @@ class _Fit:
             reshaped=tuple(self.reshaped),
         )
 
-    def _look(self, encoded: Any, live: Any, path: str) -> None:
+    def _check(self, encoded: Any, live: Any, path: str) -> None:
         kind = next(iter(encoded), "") if isinstance(encoded, dict) else ""
-        if _holds_array(live) and (kind == "$t" or copies_of(encoded)):
+        if any(a.holds_array(live) for a in adapters()) and (kind == "$t" or copies_of(encoded)):
             self._match(_one_tensor(encoded), _spec(path, live), path, live)
         elif kind == "$state":
-            self._look_at_object(encoded["$state"], live, path)
+            self._check_object(encoded["$state"], live, path)
         elif kind == "$generator":
             if not _is_generator(live):
                 self.reshaped.append(f"{path} (was a random generator, is a {_type(live)})")
         elif kind == "$node":
-            self._look_at_node(encoded["$node"], live, path)
+            self._check_node(encoded["$node"], live, path)
         elif is_stateful(live) or _is_generator(live) or node_adapter(live) is not None:
             self.reshaped.append(f"{path} (was a plain value, is a {_type(live)})")
         elif kind in ("$t", "$shard"):
-            if _is_container(live):
+            if isinstance(live, dict | list | tuple) and live:
                 self.reshaped.append(f"{path} (was an array, is a {_type(live)})")
-            self._look_at_array(encoded, live, path)
+            self._check_array(encoded, live, path)
         elif _is_value_array(live) and list(_entries(encoded)):
             self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
         elif kind == "$tuple" and _has_other_fields(live, len(encoded[kind])):
             was, now = len(encoded[kind]), len(live)
             self.reshaped.append(f"{path} (was made of {was} parts, is a {_type(live)} of {now})")
         else:
-            self._look_inside(dict(_entries(encoded)), dict(_live_entries(live)), path)
+            self._check_container(dict(_entries(encoded)), dict(_live_entries(live)), path)
 
-    def _look_inside(self, stored: dict[Any, Any], live: dict[Any, Any], path: str) -> None:
-        """Plain values of a container may come and go; an object must be there to be loaded."""
+    def _check_container(self, stored: dict[Any, Any], live: dict[Any, Any], path: str) -> None:
+        """Plain values of a container may come and go; an object must exist to be loaded."""
         for key, item in stored.items():
             if key in live:
-                self._look(item, live[key], f"{path}.{key}")
+                self._check(item, live[key], f"{path}.{key}")
             elif _needs_object(item):
                 self.unexpected.append(f"{path}.{key}")
         self.missing += [
             f"{path}.{key}" for key, item in live.items() if key not in stored and _is_needed(item)
         ]
 
-    def _look_at_node(self, stored: dict[str, Any], live: Any, path: str) -> None:
-        """A value that is made anew has the parts that it had, neither more nor fewer."""
+    def _check_node(self, stored: dict[str, Any], live: Any, path: str) -> None:
+        """A value that is rebuilt must have exactly the parts that it had."""
         adapter = node_adapter(live)
         if adapter is None:
             self.reshaped.append(f"{path} (was made of parts, is a {_type(live)})")
             return
-        self._look_at_parts(stored, adapter.node_parts(live), path)
+        self._check_parts(stored, adapter.node_parts(live), path)
 
-    def _look_at_parts(self, stored: dict[str, Any], parts: dict[str, Any], path: str) -> None:
+    def _check_parts(self, stored: dict[str, Any], parts: dict[str, Any], path: str) -> None:
         self.unexpected += [f"{path}.{key}" for key in stored if key not in parts]
         self.missing += [f"{path}.{key}" for key in parts if key not in stored]
         for key, item in stored.items():
             if key in parts:
-                self._look(item, parts[key], f"{path}.{key}")
+                self._check(item, parts[key], f"{path}.{key}")
 
-    def _look_at_array(self, encoded: Any, live: Any, path: str) -> None:
+    def _check_array(self, encoded: Any, live: Any, path: str) -> None:
         for adapter in adapters():
             if adapter.is_array(live):
                 now = adapter.spec(path, live)
-                # Bytes and scalars are replaced whole: another length or type is another value.
+                # Bytes and scalars are replaced as a whole: their length or type may change.
                 if now.kind != "bytes" and not now.dtype.startswith("scalar "):
                     self._match(encoded, now, path)
 
-    def _look_at_object(self, encoded: Any, live: Any, path: str) -> None:
+    def _check_object(self, encoded: Any, live: Any, path: str) -> None:
         if not is_stateful(live):
             self.reshaped.append(f"{path} (had a state_dict, is a {_type(live)})")
             return
         parts = parts_of(live)
         if parts is not None:
-            self._look_at_parts(dict(_items(encoded)), parts, path)
+            self._check_parts(dict(_items(encoded)), parts, path)
             return
         for adapter in adapters():
-            strict = getattr(adapter, "strict_tensors", lambda _: None)(live)
+            strict = adapter.strict_tensors(live)
             if strict is None:
                 continue
             found = {key: _one_tensor(item) for key, item in _items(encoded)}
@@ -230,37 +229,21 @@ class _Fit:
         else:
             then = self._loaded.plan.specs[encoded["$t"]]
             dtype, size = then.dtype, list(then.shape)
-            if {then.kind, now.kind} == {"jax", "numpy"}:  # each has names of its own for types
+            if {then.kind, now.kind} == {"jax", "numpy"}:  # the two name types differently
                 dtype, now_dtype = then.stored_as, now.stored_as
-            if _takes_size(live, size):
+            if any(a.takes_size(live, size) for a in adapters()):
                 now_size = size
         if (dtype, size) != (now_dtype, now_size):
             self.reshaped.append(f"{path} ({dtype} {size} → {now_dtype} {now_size})")
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
-    found: TensorSpec = next(
-        a for a in adapters() if a.is_array(value) or _takes_array(a, value)
-    ).spec(name, value)
-    return found
-
-
-def _holds_array(value: Any) -> bool:
-    return any(_takes_array(adapter, value) for adapter in adapters())
-
-
-def _takes_array(adapter: Any, value: Any) -> bool:
-    """Whether a stored array can be put into it, and it is more than that: a tf.Variable."""
-    return bool(getattr(adapter, "holds_array", lambda _: False)(value))
-
-
-def _takes_size(live: Any, size: list[int]) -> bool:
-    """Whether a variable may have values of this size, whatever that of today's is."""
-    return any(getattr(a, "takes_size", lambda *_: False)(live, size) for a in adapters())
+    adapter = next(a for a in adapters() if a.is_array(value) or a.holds_array(value))
+    return adapter.spec(name, value)
 
 
 def copies_of(encoded: Any) -> list[Any]:
-    """The values that a variable had on each replica of a tf.distribute strategy, if it had."""
+    """The values of a variable on each replica of a tf.distribute strategy; empty if it has one."""
     state = encoded.get("$state", encoded) if isinstance(encoded, dict) else None
     if not isinstance(state, dict) or state.keys() != {"replicas"}:
         return []
@@ -280,7 +263,7 @@ def _one_tensor(encoded: Any) -> Any:
 
 
 def _entries(encoded: Any) -> Iterable[tuple[Any, Any]]:
-    """What an encoded container holds, by key or by number; nothing for any other value."""
+    """The items of an encoded container, by key or number; none for any other value."""
     if isinstance(encoded, list):
         return enumerate(encoded)
     if not isinstance(encoded, dict):
@@ -317,7 +300,6 @@ def _has_object(live: Any) -> bool:
 
 
 def _is_needed(live: Any) -> bool:
-    """Whether there must be something to put into it, or in its place."""
     if _has_object(live) or _is_value_array(live):
         return True
     return any(_is_needed(item) for _, item in _live_entries(live))
@@ -325,11 +307,7 @@ def _is_needed(live: Any) -> bool:
 
 def _is_value_array(live: Any) -> bool:
     """An array that is a value, never changed in place: the state of a JAX training."""
-    return any(getattr(a, "is_value_array", lambda _: False)(live) for a in adapters())
-
-
-def _is_container(live: Any) -> bool:
-    return isinstance(live, dict | list | tuple) and len(live) > 0
+    return any(a.arrays_are_values and a.is_array(live) for a in adapters())
 
 
 def _has_other_fields(live: Any, count: int) -> bool:
@@ -345,7 +323,6 @@ def _type(value: Any) -> str:
 
 
 def _items(encoded: Any) -> Iterable[tuple[str, Any]]:
-    """The entries of an encoded mapping with string keys."""
     if not isinstance(encoded, dict):
         return []
     if "$odict" in encoded:

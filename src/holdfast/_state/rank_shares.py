@@ -1,9 +1,8 @@
-"""What is the same on all ranks is stored once: each rank takes a share of it.
+"""Tensors that are the same on all ranks are stored once: each rank stores a share of them.
 
-The parameters of a data-parallel model and the optimizer's moments for them are equal on
-every rank at every boundary. Rank by rank they are shared out by size, so that memory holds
-them once and all ranks write at the same time. Who has what follows from names and sizes
-alone, so the ranks need not talk about it.
+The parameters of a data-parallel model and the optimizer's moments for them are equal on every rank
+at every boundary. They are divided by size, so that memory holds them once and all ranks write at
+the same time. The division follows from names and sizes alone, without communication.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._state.capture import Captured, capture
-from holdfast._state.capture_cache import Recall
+from holdfast._state.capture_cache import CaptureCache
 from holdfast._store.format.image import TensorSpec
 
 
@@ -27,21 +26,21 @@ class Shares:
         self._rank = rank
         self._size = size
         self._state = state
-        self._elsewhere = _Living({}, None)  # what other ranks store, by its memory
-        self._recall = Recall()
-        self._count = -1  # of tensors, when that was last worked out
+        self._elsewhere = _Living({}, None)  # what other ranks store, by alias key
+        self._cache = CaptureCache()
+        self._count = -1  # of tensors, when the shares were last computed
         self._replicated: Any = None  # what is the same on all ranks
-        self.print = ""  # of the names and sizes of that: equal on all ranks, or nothing fits
+        self.print = ""  # of their names and sizes: must be equal on all ranks
 
     def capture(self, state: Mapping[str, Any], extra: Mapping[str, Any]) -> Captured:
         """This rank's own state and its share of the common one."""
         if self._replicated is None or self._replicated.is_current():
-            captured = self._recall.capture(state, extra, self._elsewhere)
+            captured = self._cache.capture(state, extra, self._elsewhere)
             count = len(captured.specs) + captured.left_out
             if count == self._count and captured.left_out == len(self._elsewhere):
                 return captured
         self._share_out(capture(state, extra))
-        captured = self._recall.capture(state, extra, self._elsewhere)
+        captured = self._cache.capture(state, extra, self._elsewhere)
         self._count = len(captured.specs) + captured.left_out
         return captured
 
@@ -69,7 +68,7 @@ class Shares:
 
 
 class _Living(dict[Hashable, str]):
-    """The names by memory, as long as the tensors that had it live there."""
+    """Names by alias key, valid as long as the tensors with these keys live."""
 
     def __init__(self, names: dict[Hashable, str], replicated: Any) -> None:
         super().__init__(names)
@@ -82,7 +81,7 @@ class _Living(dict[Hashable, str]):
 
 
 def share_out(specs: Sequence[TensorSpec], size: int) -> dict[str, int]:
-    """For each tensor the rank that stores it: the largest first, to whoever has least."""
+    """The rank that stores each tensor: the largest first, to the rank that has least."""
     loads = [0] * size
     owners = {}
     for spec in sorted(specs, key=lambda spec: (-spec.size_bytes, spec.name)):

@@ -1,8 +1,8 @@
-"""Put a verified state back into live objects, and make sure that they took it.
+"""Restore a verified state into live objects, and make sure that they took it.
 
-Nothing is touched before everything is known to fit. Afterwards the objects are
-captured again: an optimizer that casts its moments, or an object that forgets a
-tensor, is found here and not three weeks later.
+Nothing is changed before everything is known to fit. Afterwards the objects are captured again: an
+optimizer that casts its moments, or an object that forgets a tensor, is found here and not three
+weeks later.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from holdfast._store.format.checksum import for_each
 from holdfast._store.format.tree import tensor_leaves
 from holdfast._store.read.verify import Loaded
 
-# -- Tensors that an object is going to keep, as an optimizer does: made and filled ahead ----------
-# By all cores at once: the first touch of new memory costs more than what is copied into it.
-
+# -- Tensors that an object will keep, like an optimizer's: made and filled ahead ---------------
+# By all cores: the first touch of new memory costs more than the copy into it.
 
 _PIECE_BYTES = 16 << 20
 
 
 def fill_ahead(loaded: Loaded, numbers: Collection[int]) -> dict[int, Any]:
-    """Tensors of their own for some of the stored ones, filled by several threads."""
+    """New tensors for some of the stored ones, filled by several threads."""
     found: dict[int, Any] = {}
     moves: list[tuple[int, int, int]] = []
     for number in numbers:
@@ -49,22 +48,21 @@ def fill_ahead(loaded: Loaded, numbers: Collection[int]) -> dict[int, Any]:
             (tensor.data_ptr() + at, source + at, min(_PIECE_BYTES, view.nbytes - at))
             for at in range(0, view.nbytes, _PIECE_BYTES)
         )
-    for_each(lambda index: _move(*moves[index]), [size for _, _, size in moves])
+    for_each(lambda index: _copy(*moves[index]), [size for _, _, size in moves])
     return found
 
 
-def _move(target: int, source: int, size_bytes: int) -> None:
+def _copy(target: int, source: int, size_bytes: int) -> None:
     ctypes.memmove(target, source, size_bytes)
 
 
 def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[int]:
-    """The numbers of the tensors that objects are going to keep as they are given them."""
+    """The numbers of the tensors that objects will keep as they are given."""
     for name, encoded in stored.items():
         live = state.get(name)
         if not isinstance(encoded, dict) or "$state" not in encoded or not is_stateful(live):
             continue
-        copies = (getattr(each, "copies_what_it_loads", None) for each in adapters())
-        if parts_of(live) is not None or any(copy is not None and copy(live) for copy in copies):
+        if parts_of(live) is not None or _copies_what_it_loads(live):
             continue
         leaves = [leaf for _, leaf in tensor_leaves(encoded["$state"], name)]
         if any("$shard" in leaf for leaf in leaves):
@@ -73,7 +71,7 @@ def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iter
 
 
 def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
-    """Put the stored values into `state`'s objects; returns the scalars that did not stay."""
+    """Restore the stored values into `state`'s objects; returns the scalars that differ after."""
     stored = loaded.head["tree"]["state"]
     check_fit(loaded, state)
     loader = _Loader(loaded)
@@ -87,14 +85,14 @@ def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
 
 
 def restore_again(state: dict[str, Any], loaded: Loaded, names: list[str]) -> None:
-    """Put some of the stored values back once more."""
+    """Restore some of the stored values once more."""
     loader = _Loader(loaded)
     for name in names:
         state[name] = loader.load(loaded.head["tree"]["state"][name], state[name], name)
 
 
 def decode_extra(loaded: Loaded) -> dict[str, Any]:
-    """What travels with the state: the global random generators, and where the data stood."""
+    """What is stored with the state: the global random generators, and the data's position."""
     encoded = loaded.head["tree"].get("extra", {})
     found = _Loader(loaded).value(encoded, "holdfast", borrowed=False)
     position = found.get("position") if isinstance(found, dict) else ()
@@ -105,14 +103,14 @@ def decode_extra(loaded: Loaded) -> dict[str, Any]:
 
 
 def decode_state(loaded: Loaded) -> dict[str, Any]:
-    """The stored states as containers, values and tensors of their own, without any object."""
+    """The stored states as containers, values and new tensors, without any object."""
     loader = _Loader(loaded)
     stored = loaded.head["tree"]["state"]
     return {name: loader.value(item, name, borrowed=False) for name, item in stored.items()}
 
 
 class _Loader:
-    """Decodes the stored tree, in place where there is something to put it into."""
+    """Decodes the stored tree, in place where a live value can take it."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -126,7 +124,7 @@ class _Loader:
         self._owned = fill_ahead(self._loaded, wanted)
 
     def load(self, encoded: Any, live: Any, path: str) -> Any:
-        """Put an encoded value into `live` if that is possible, and return what to use."""
+        """Restore an encoded value into `live` if possible, and return what to use."""
         live = self._unless_filled(live, encoded)
         if isinstance(encoded, list) and isinstance(live, list):
             former = [*live, *[None] * len(encoded)]
@@ -173,7 +171,7 @@ class _Loader:
         return fresh
 
     def _unless_filled(self, live: Any, encoded: Any) -> Any:
-        """A copy of a container that had two names when the run began, and was two when stored."""
+        """A copy of a container that has two names now, and was two containers when stored."""
         if not isinstance(live, dict | list):
             return live
         _, then = self._filled.get(id(live), (live, encoded))
@@ -215,21 +213,17 @@ class _Loader:
     def _load_object(self, encoded: Any, live: Any, path: str) -> None:
         parts = parts_of(live)
         if parts is not None:
-            self.load(encoded, parts, path)  # they are the object's own, and change in place
+            self.load(encoded, parts, path)  # they belong to the object, and change in place
             return
-        adapter = next(
-            (a for a in adapters() if getattr(a, "copies_what_it_loads", lambda _: False)(live)),
-            None,
-        )
-        borrowed = adapter is not None
+        borrowed = _copies_what_it_loads(live)
         try:
-            near = _partners(live)
+            near = _load_targets(live)
             stored = self.value(encoded, path, near, borrowed=borrowed)
             give_state(live, stored)
             if borrowed and self._is_kept(live):
                 give_state(live, self.value(encoded, path, near, borrowed=False))
             for each in adapters():
-                getattr(each, "settle", lambda *_: None)(live, stored)
+                each.after_load(live, stored)
         except HoldfastError:
             raise
         except Exception as error:
@@ -239,15 +233,13 @@ class _Loader:
             ) from error
 
     def _is_kept(self, live: Any) -> bool:
-        """Whether an object kept a tensor that only borrows the image's memory."""
-        import ctypes
-
+        """Whether an object kept a tensor that only borrows the memory of the image."""
         ranges = []
         for view in self._loaded.memory:
             start = ctypes.addressof(ctypes.c_char.from_buffer(view))
             ranges.append((start, start + view.nbytes))
         ranges += self._loaded.sent.memory
-        tensors = next(filter(None, (_only_tensors(each, live) for each in adapters())), None)
+        tensors = next(filter(None, (each.only_tensors(live) for each in adapters())), None)
         if tensors is None:
             tensors = capture({"object": live}, replicas=True).values
         addresses = [v.data_ptr() for v in tensors if hasattr(v, "data_ptr")]
@@ -268,7 +260,7 @@ class _Loader:
     def value(self, encoded: Any, path: str, near: Any = None, *, borrowed: bool) -> Any:
         """Decode a value; with `borrowed`, tensors share the image's memory.
 
-        `near` is what is there now: it says how a tensor is to be sharded.
+        `near` is the live value in its place: it says how a tensor is to be sharded.
         """
 
         def inner_value(item: Any, key: Any) -> Any:
@@ -302,23 +294,21 @@ class _Loader:
             ordered = OrderedDict(pairs)
             if "$metadata" in encoded:
                 metadata = self.value(encoded["$metadata"], path, borrowed=False)
-                # As torch's modules have it: the versions of their states.
+                # The versions of a torch module's states.
                 ordered._metadata = metadata  # type: ignore[attr-defined]
             return ordered
         if tag in ("$tuple", "$set", "$frozenset"):
             items = [inner_value(item, number) for number, item in enumerate(inner)]
             return {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[tag](items)
-        if tag in ("$state", "$generator"):  # in an object's own: it gives it to what it holds
+        if tag in ("$state", "$generator"):  # in an object's own state, which it passes on
             return self.value(inner, path, near, borrowed=borrowed)
-        if tag == "$node":  # in an object's own state there is nothing to make it like
+        if tag == "$node":  # in an object's own state there is no live value for it
             return {key: inner_value(item, key) for key, item in inner.items()}
         return _decode_plain(tag, inner)
 
 
-def _only_tensors(adapter: Any, live: Any) -> list[Any] | None:
-    """The tensors of an object that has nothing else; None if it may."""
-    found: list[Any] | None = getattr(adapter, "only_tensors", lambda _: None)(live)
-    return found
+def _copies_what_it_loads(live: object) -> bool:
+    return any(each.copies_what_it_loads(live) for each in adapters())
 
 
 def _part_of(near: Any, key: Any) -> Any:
@@ -328,9 +318,9 @@ def _part_of(near: Any, key: Any) -> Any:
     return near[key] if is_there else None
 
 
-def _partners(live: Any) -> Any:
+def _load_targets(live: Any) -> Any:
     """What is now where an object's stored state will go; None if none of it can be sharded."""
-    found = (getattr(each, "partners", lambda _: None)(live) for each in adapters())
+    found = (each.load_targets(live) for each in adapters())
     return next((each for each in found if each is not None), None)
 
 
@@ -359,10 +349,6 @@ def _decoded(tag: str, inner: Any) -> Any:
         return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
     if tag == "$complex":
         return complex(float(inner[0]), float(inner[1]))
-    if tag.startswith("$torch."):
-        return adapter_of("torch").decode_other(tag, inner)
-    if tag.startswith("$tensorflow."):
-        return adapter_of("tensorflow").decode_other(tag, inner)
-    if tag.startswith("$jax."):
-        return adapter_of("jax").decode_other(tag, inner)
+    if tag.startswith(("$torch.", "$tensorflow.")):
+        return adapter_of(tag[1:].partition(".")[0]).decode_other(tag, inner)
     raise StateMismatch(f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.")

@@ -1,11 +1,11 @@
-"""Sharded tensors on the way back: from parts in images to what the live objects are to hold."""
+"""Sharded tensors are restored: from stored parts to what the live objects hold."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter, StoredArray
 from holdfast._adapters.registry import adapter_of, adapters
 from holdfast._state.capture import Captured
 from holdfast._store.format.checksum import digest, digest_all
@@ -15,9 +15,7 @@ from holdfast._store.read.verify import Loaded
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What one rank stored of a tensor."""
-
+class _RankPart:
     description: dict[str, Any]
     spec: TensorSpec
     data: memoryview
@@ -33,12 +31,12 @@ class _Expected:
 
 
 def kind_of(description: dict[str, Any]) -> str:
-    """Whose a sharded tensor is; those of torch do not say so."""
+    """The framework of a sharded tensor; those of torch do not name it."""
     return str(description.get("kind", "torch"))
 
 
 class Assembler:
-    """Makes what is to be loaded where the stored tensor, or the live one, is sharded."""
+    """Makes the tensor to be loaded if the stored one, or the live one, is sharded."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -65,20 +63,19 @@ class Assembler:
         return found
 
     def load_in_place(self, live: object, value: Any) -> bool:
-        """Copy what was made for `live` into it, if it can hold that."""
+        """Copy what was made for `live` into it, if possible."""
         adapter = next(each for each in adapters() if each.is_array(value))
-        return bool(adapter.sharding().load_in_place(live, value))
+        return adapter.sharding().load_in_place(live, value)
 
-    def _in_parts(self, description: dict[str, Any], path: str) -> tuple[ModuleType, Any]:
+    def _in_parts(self, description: dict[str, Any], path: str) -> tuple[Adapter, StoredArray]:
         number = description["t"]
         own = None if number is None else self._own(description, number)
         adapter = adapter_of(kind_of(description))
-        parts = adapter.sharding().Stored(
+        return adapter, StoredArray(
             description, own, lambda: self._loaded.shards(path), is_whole=False
         )
-        return adapter, parts
 
-    def _whole(self, number: int) -> tuple[ModuleType, Any]:
+    def _whole(self, number: int) -> tuple[Adapter, StoredArray]:
         spec = self._loaded.plan.specs[number]
         shape, corner = list(spec.shape), [0] * len(spec.shape)
         place: dict[str, Any] = {"size": shape, "dtype": spec.dtype}
@@ -89,49 +86,44 @@ class Assembler:
             place |= {"offsets": corner, "sizes": shape}
         own = self._own(place, number)
         adapter = adapter_of("jax" if spec.kind == "jax" else "torch")
-        return adapter, adapter.sharding().Stored(place, own, lambda: [own], is_whole=True)
+        return adapter, StoredArray(place, own, lambda: [own], is_whole=True)
 
-    def _own(self, description: dict[str, Any], number: int) -> _Part:
-        return _Part(description, self._loaded.plan.specs[number], self._loaded.data(number))
+    def _own(self, description: dict[str, Any], number: int) -> _RankPart:
+        return _RankPart(description, self._loaded.plan.specs[number], self._loaded.data(number))
 
-    def _assemble(self, adapter: ModuleType, stored: Any, near: object, path: str) -> Any:
+    def _assemble(self, adapter: Adapter, stored: StoredArray, near: object, path: str) -> Any:
         found = adapter.sharding().assemble(stored, near, path)
         if found is None:
             return None
         value, part = found
-        # Before it is handed over: whoever gets it may change it.
+        # Now: the object that gets it may change it.
         known = digest(adapter.bytes_of(part))
         self._expected[path] = _Expected(stored.description["dtype"], tuple(part.shape), known)
         return value
 
     def whole_bytes(self, description: dict[str, Any], path: str) -> tuple[TensorSpec, memoryview]:
-        """An array of JAX that is stored in parts, as one: nobody needs JAX to read it."""
-        from holdfast._adapters.shared import (  # with NumPy, which few need here
-            Stored,
-            read_box,
-            whole_box,
-        )
+        """A whole array of JAX that is stored in parts, without JAX."""
+        from holdfast._adapters import shared  # with NumPy, which is rarely needed here
 
         number = description["t"]
         own = None if number is None else self._own(description, number)
-        parts = Stored(description, own, lambda: self._loaded.shards(path), is_whole=False)
-        joined = read_box(parts, whole_box(parts.shape), path)
+        parts = StoredArray(description, own, lambda: self._loaded.shards(path), is_whole=False)
+        shape = shared.shape_of(parts)
+        joined = shared.read_box(parts, shared.whole_box(shape), path)
         spec = TensorSpec(
             name=path,
             kind=kind_of(description),
             dtype=description["dtype"],
             stored_as=STORED_AS.get(description["dtype"], "U8"),
-            shape=parts.shape,
+            shape=shape,
             strides=None,
-            item_bytes=parts.item_bytes,
+            item_bytes=shared.item_bytes_of(parts),
             size_bytes=joined.nbytes,
         )
-        return spec, memoryview(joined.reshape(-1).view("u1").data) if joined.size else memoryview(
-            b""
-        )
+        return spec, shared.as_bytes(joined)
 
     def differing(self, captured: Captured) -> list[str]:
-        """What was assembled and is lost, of another kind, or of other values now."""
+        """Assembled tensors that are lost, or whose type or values differ now."""
         now = {
             path: leaf.get("$t", leaf.get("$shard", {}).get("t"))
             for name, encoded in captured.tree["state"].items()
@@ -160,7 +152,6 @@ class Assembler:
 
 
 def _may_be_sharded(near: object) -> bool:
-    """Whether a tensor that is there now is sharded, or the parameter that its entry is for."""
-    checks = (getattr(each, "is_sharded", None) for each in adapters())
+    """Whether a live tensor is sharded, or the parameter that an optimizer's entry is for."""
     candidates = (near, getattr(near, "parameter", None))
-    return any(check(each) for check in checks if check is not None for each in candidates)
+    return any(adapter.is_sharded(each) for adapter in adapters() for each in candidates)

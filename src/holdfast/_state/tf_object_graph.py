@@ -1,7 +1,7 @@
-"""What stands beside the tensors of a state so that other libraries can take it over.
+"""The graph of TensorFlow's objects, stored with a state so that it can be exported.
 
-It depends on the objects and not on their values: it is made when the tensors of the state are
-others than before, and goes into every snapshot unchanged.
+It depends on the objects and not on their values: it is made when the tensors of the state change,
+and goes into every snapshot unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast._adapters import plain
+from holdfast._adapters.plain import ADAPTER as PLAIN
 from holdfast._state.capture import Captured, capture
 from holdfast._store.format.image import TensorSpec
 from holdfast._text import say
@@ -19,24 +19,24 @@ OBJECTS = "objects"  # of a state's extra: the graph of TensorFlow's objects
 _NAME = f"holdfast.{OBJECTS}"
 
 
-class Beside:
-    """Keeps it from one capture to the next."""
+class ObjectGraphCache:
+    """Keeps the graph from one capture to the next."""
 
     def __init__(self) -> None:
         self._specs: list[TensorSpec] = []
         self._data: bytes | None = None
-        # With it: the same objects as long as those of the state are.
+        # Including the graph: the same lists as long as those of the state are.
         self._all_specs: list[TensorSpec] = []
         self._addresses: tuple[list[int] | None, list[int] | None] = (None, None)
 
     def add_to(self, captured: Captured, state: Mapping[str, Any]) -> Captured:
-        """Put it beside a captured state."""
+        """Add the graph to a captured state."""
         if captured.specs is not self._specs:
             if captured.specs != self._specs:
                 self._data = _describe(captured, state)
             self._specs = captured.specs
             if self._data is not None:
-                self._all_specs = [*captured.specs, plain.spec(_NAME, self._data)]
+                self._all_specs = [*captured.specs, PLAIN.spec(_NAME, self._data)]
         if self._data is None:
             return captured
         if captured.addresses is not self._addresses[0] and captured.addresses is not None:
@@ -51,10 +51,10 @@ def _describe(captured: Captured, state: Mapping[str, Any]) -> bytes | None:
     from holdfast.tensorflow.graph import describe
 
     try:
-        if captured.left_out:  # other ranks store a part: the graph is that of the whole
+        if captured.left_out:  # other ranks store a part: the graph needs all tensors
             captured = capture(state)
         return describe(state, [spec.name for spec in captured.specs], captured.values)
-    except Exception as error:  # noqa: BLE001  it asks objects of the user, and no snapshot fails for it
+    except Exception as error:  # noqa: BLE001  it calls the user's objects, and no snapshot may fail for it
         say(
             "what TensorFlow's objects are made of could not be written down "
             f"({type(error).__name__}: {error}): `holdfast export --to tensorflow` will refuse the "

@@ -28,7 +28,7 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.mirror.child import piece_bytes
 from holdfast._store.mirror.fetch import Fetched, candidates, fetch_newest
-from holdfast._store.mirror.index import Holder, Shelf
+from holdfast._store.mirror.index import Holder, MirrorIndex
 from holdfast._store.mirror.protocol import describe_trouble
 from holdfast._store.mirror.store import open_store
 from holdfast._store.mirror.uploader import Service, Uploader, alone
@@ -75,8 +75,8 @@ def address_of(folder: Path, given: str | None) -> str:
 def list_mirror(folder: Path, address: str) -> MirrorList:
     """The checkpoints there, oldest first."""
     with _Plainly(address):
-        shelf = Shelf(open_store(address))
-        run_id = shelf.identity()
+        index = MirrorIndex(open_store(address))
+        run_id = index.identity()
         layout = RunLayout(folder.absolute())
         here = {path.name for _, _, path in layout.checkpoint_folders()}
         found = [
@@ -84,13 +84,13 @@ def list_mirror(folder: Path, address: str) -> MirrorList:
                 step=each.step,
                 attempt=each.attempt,
                 name=each.path.name,
-                age_seconds=max(0.0, time.time() - shelf.head(each.path.name).saved_at),
-                size_bytes=shelf.size_bytes(each.path.name),
+                age_seconds=max(0.0, time.time() - index.head(each.path.name).saved_at),
+                size_bytes=index.size_bytes(each.path.name),
                 is_here=each.path.name in here,
             )
-            for each in (shelf.checkpoints() if run_id else [])
+            for each in (index.checkpoints() if run_id else [])
         ]
-        return MirrorList(address, run_id, found, list(shelf.damaged))
+        return MirrorList(address, run_id, found, list(index.damaged))
 
 
 def push(
@@ -140,21 +140,21 @@ def fetch(
     """Have the newest whole checkpoint, or that of a step, in the run folder."""
     layout = RunLayout(folder.absolute())
     with _Plainly(address):
-        shelf = Shelf(open_store(address))
-        run_id = shelf.identity()
+        index = MirrorIndex(open_store(address))
+        run_id = index.identity()
         if run_id is None:
             raise MirrorError(f"{address}: there is no run in this mirror.")
-        wanted = candidates(shelf)
-        attempts = shelf.newest_attempt()
+        wanted = candidates(index)
+        attempts = index.newest_attempt()
         if step is not None:
             wanted = [each for each in wanted if each.step == step]
         if not wanted:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise MirrorError(f"{address}: there is {what} in this mirror.")
         _admit(layout, folder, run_id, attempts)
-        _refuse_strange(shelf, layout, folder, wanted[0])
+        _refuse_strange(index, layout, folder, wanted[0])
         with alone(layout, lambda: None):
-            found = fetch_newest(shelf, layout, tell_damage, progress, step)
+            found = fetch_newest(index, layout, tell_damage, progress, step)
     if found is None:
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")
     journal.append(layout.journal, "restored", address=address, **asdict(found))
@@ -188,14 +188,14 @@ def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
         )
 
 
-def _refuse_strange(shelf: Shelf, layout: RunLayout, folder: Path, wanted: Kept) -> None:
+def _refuse_strange(index: MirrorIndex, layout: RunLayout, folder: Path, wanted: Kept) -> None:
     """A folder that has gone another way than the mirror would not go on from what is there."""
     attempt, step = wanted.attempt, wanted.step
     numbers = layout.attempt_numbers()
     newest = max([0, *numbers, *(number for _, number, _ in layout.checkpoint_folders())])
     line = trace_line(known_origins(layout), newest)
     holder = Holder.of(layout, str(read_json(layout.identity)["run_id"]), newest)
-    claims = shelf.claims().get(attempt, set())
+    claims = index.claims().get(attempt, set())
     is_ours = not claims or any(holder.knows(attempt, each) for each in claims)
     # A folder in which no training has begun yet has gone nowhere.
     if line and attempt <= newest and not (is_ours and is_on_line(line, attempt, step)):
@@ -203,7 +203,7 @@ def _refuse_strange(shelf: Shelf, layout: RunLayout, folder: Path, wanted: Kept)
             f"{folder}: has gone its own way since (attempt {newest} here, step {step} of attempt "
             f"{attempt} there).\nFetch it into a folder that does not exist yet."
         )
-    attempts = shelf.newest_attempt()
+    attempts = index.newest_attempt()
     if attempts > lives_elsewhere(layout) and attempts > newest:
         identity = {**read_json(layout.identity), "attempts_elsewhere": attempts}
         write_json(layout.identity, identity)

@@ -1,8 +1,8 @@
-"""One array: how it is described, read, and made anew as it was.
+"""One array of JAX: how it is described, read, and restored.
 
-Beside its values an array has what changes the bits of the next step: a key has its
-implementation, a number that came from Python has a weak type, and an array that was put
-somewhere is computed on there. All of it is kept.
+Besides its values an array has properties that change the bits of the next step: a key has its
+implementation, a number that came from Python has a weak type, and an array that was committed to a
+device is computed on there. All of them are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast._store.format.image import STORED_AS, TensorSpec
 
 KIND = "jax"
 _WIDE = ("int64", "uint64", "float64", "complex128")
-_Axes: Any = PartitionSpec  # which has no types
+_Axes: Any = PartitionSpec  # it is not annotated
 _NUMBER_BYTES = 4  # of the numbers behind keys
 
 
@@ -35,7 +35,7 @@ def is_key(value: Any) -> bool:
     return _name_and_size(value.dtype) is None
 
 
-@functools.cache  # NumPy works out the name of a type anew each time, in ten microseconds
+@functools.cache  # NumPy computes the name of a type each time, in ten microseconds
 def _name_and_size(dtype: Any) -> tuple[str, int] | None:
     """Of a type of numbers; None for a type of keys."""
     if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
@@ -50,7 +50,7 @@ def numbers_of(value: Any) -> Any:
 
 
 def refuse_unreadable(value: Any) -> None:
-    """ValueError for an array that has no values, or none any more."""
+    """ValueError for an array without values."""
     if isinstance(value, jax.core.Tracer):
         raise ValueError(
             "a tracer, which stands for an array while a function is being compiled.\n"
@@ -69,7 +69,7 @@ def dtype_name(value: Any) -> str:
 
 
 def describe(name: str, value: Any) -> TensorSpec:
-    """The description of an array; of its values as a whole."""
+    """The description of a whole array."""
     refuse_unreadable(value)
     return made_spec(name, dtype_name(value), _item_bytes(value), value.shape, where(value))
 
@@ -109,7 +109,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def key_shape(dtype: str) -> tuple[int, ...]:
-    """The dimensions of the numbers that one key of this type is made of; else none."""
+    """The shape of the numbers behind one key; () for other types."""
     if not dtype.startswith("key<"):
         return ()
     try:
@@ -124,7 +124,7 @@ def _impl(dtype: str) -> str:
 
 
 def numpy_view(spec: TensorSpec, data: memoryview) -> shared.Array:
-    """The stored values in the memory that they are in; of keys, the numbers behind them."""
+    """A view of the stored values; of keys, the numbers behind them."""
     if not spec.dtype.startswith("key<"):
         return shared.view(data, spec)
     shape = (*spec.shape, *key_shape(spec.dtype))
@@ -134,7 +134,7 @@ def numpy_view(spec: TensorSpec, data: memoryview) -> shared.Array:
 
 
 def read(value: Any) -> shared.Array:
-    """The values of an array on the host, as items of bytes if they are keys."""
+    """The values of an array on the host; keys as opaque items."""
     numbers = np.asarray(numbers_of(value))
     if not is_key(value):
         return numbers
@@ -143,7 +143,7 @@ def read(value: Any) -> shared.Array:
 
 
 def copy_to(target: shared.Array, value: Any) -> None:
-    """Copy an array's values to the host: part by part, if it is on several devices."""
+    """Copy an array's values to the host, part by part if it is on several devices."""
     if len(value.sharding.device_set) == 1 or value.is_fully_replicated:
         np.copyto(target, read(value), casting="no")
         return
@@ -154,7 +154,7 @@ def copy_to(target: shared.Array, value: Any) -> None:
 
 
 def item_view(spec: TensorSpec, data: memoryview) -> shared.Array:
-    """The memory of stored values as `read` gives them."""
+    """A view of stored values, typed as `read` returns them."""
     if not spec.dtype.startswith("key<"):
         return shared.view(data, spec)
     if spec.size_bytes == 0:
@@ -162,16 +162,16 @@ def item_view(spec: TensorSpec, data: memoryview) -> shared.Array:
     return np.frombuffer(data, np.uint8).view(f"V{spec.item_bytes}").reshape(spec.shape)
 
 
-# -- where it is --------------------------------------------------------------
+# -- Placement ----------------------------------------------------------------
 
 
 def is_committed(value: Any) -> bool:
-    """Whether somebody has said on which devices an array is to be."""
+    """Whether the script has chosen the devices of an array."""
     return bool(getattr(value, "committed", getattr(value, "_committed", True)))
 
 
 def where(value: Any) -> str:
-    """Where an array is, and whether its type is weak: as text, empty for the usual."""
+    """Placement and weak type of an array as JSON; empty for the defaults."""
     found: dict[str, Any] = {}
     if getattr(value, "weak_type", False):
         found["weak"] = True
@@ -181,7 +181,7 @@ def where(value: Any) -> str:
 
 
 def _place(sharding: Any) -> dict[str, Any] | None:
-    """A sharding in words; None for one that could not be made anew from them."""
+    """A sharding as JSON; None if it could not be restored from that."""
     if isinstance(sharding, SingleDeviceSharding):
         device: Any = next(iter(sharding.device_set))
         place: dict[str, Any] = {"device": device.id}
@@ -206,9 +206,9 @@ def _place(sharding: Any) -> dict[str, Any] | None:
 
 
 def sharding_from(where: str, *, is_in_parts: bool = False) -> Any:
-    """The sharding that was described; None if it cannot be had on the devices of today.
+    """The described sharding; None if it is not possible on the devices of this process.
 
-    One that needs the devices of other processes is only for arrays that are in parts on them.
+    With `is_in_parts`, it may use the devices of other processes.
     """
     place = json.loads(where) if where else {}
     if "device" not in place and "mesh" not in place:
@@ -228,21 +228,21 @@ def sharding_from(where: str, *, is_in_parts: bool = False) -> Any:
         spec = [tuple(axes) if isinstance(axes, list) else axes for axes in place["spec"]]
         return NamedSharding(mesh, _Axes(*spec), **kind)
     except (KeyError, ValueError, TypeError):
-        return None  # fewer devices, other axes: whoever computes with it decides
+        return None  # fewer devices, other axes
 
 
 def is_weak(where: str) -> bool:
     return bool(where) and bool(json.loads(where).get("weak"))
 
 
-# -- and back -----------------------------------------------------------------
+# -- Restored -----------------------------------------------------------------
 
 
 def layout(where: str, near: object, *, is_in_parts: bool = False) -> Any:
-    """As the array is laid out that is there now, if somebody said so; else as it was.
+    """The sharding of the live array if the script has chosen it; else the stored one.
 
-    On the same mesh it is as it was, too: a step may return arrays in other parts than the
-    script began with, and sums over other parts have other bits.
+    On the same mesh it is the stored one, too: a step may return arrays in other parts than the
+    script began with, and sums over other parts differ in their last bits.
     """
     then = sharding_from(where, is_in_parts=is_in_parts)
     if not isinstance(near, jax.Array):
@@ -255,8 +255,8 @@ def layout(where: str, near: object, *, is_in_parts: bool = False) -> Any:
 
 
 def make(spec: TensorSpec, data: memoryview, sharding: Any) -> Any:
-    """A new array with the stored values; where JAX likes if `sharding` is None."""
-    # A copy: the checkpoint's memory is not for keeping, and JAX may go on using what it gets.
+    """A new array with the stored values; on JAX's default device if `sharding` is None."""
+    # A copy: JAX may keep using the memory, which belongs to the checkpoint.
     values = np.array(numpy_view(spec, data))
     if sharding is None:
         made = jax.numpy.array(values)
@@ -266,7 +266,7 @@ def make(spec: TensorSpec, data: memoryview, sharding: Any) -> Any:
 
 
 def of_numbers(sharding: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """The sharding of the numbers behind keys, of which each key has all of its own."""
+    """The sharding of the numbers behind keys: those of one key are not split."""
     more = len(key_shape(dtype))
     if not more or not isinstance(sharding, NamedSharding):
         return sharding
@@ -275,7 +275,7 @@ def of_numbers(sharding: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def finish(made: Any, dtype: str, where: str) -> Any:
-    """Keys of their numbers, and a weak type where it was weak."""
+    """Make keys from their numbers, and restore a weak type."""
     if dtype.startswith("key<"):
         return jax.random.wrap_key_data(made, impl=_impl(dtype))
     return _weakened(made) if is_weak(where) and not made.weak_type else made
@@ -284,7 +284,7 @@ def finish(made: Any, dtype: str, where: str) -> Any:
 def _weakened(made: Any) -> Any:
     """The same array with a weak type, as arithmetic with Python's numbers makes it.
 
-    No function of JAX does this, and computing it anew would take all processes at once.
+    JAX has no function for this, and computing it would need all processes at once.
     """
     arrays = [shard.data for shard in made.addressable_shards]
     aval = made.aval.update(weak_type=True)

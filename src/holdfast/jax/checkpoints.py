@@ -1,4 +1,4 @@
-"""Checkpoints of Orbax, read without a script: arrays as NumPy's, whatever devices they were on."""
+"""Checkpoints of Orbax, read without a script: as NumPy arrays, for any devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-_TREES = ("_METADATA", "manifest.ocdbt", "checkpoint")  # of which a stored tree has one or more
+_TREES = ("_METADATA", "manifest.ocdbt", "checkpoint")  # a stored tree has at least one
 
 
 def is_tree(folder: Path) -> bool:
@@ -22,11 +22,11 @@ def is_tree(folder: Path) -> bool:
 
 
 def read_orbax(folder: Path) -> tuple[Any, list[str]]:
-    """The stored tree, or a dict of several, and the names of what is no tree."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of every step of its work
-    # Where one array is damaged, the reads of the others complain from their threads as well.
+    """The stored tree, or a dict of several, and the names of other items."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it logs every step
+    # If one array is damaged, the threads that read the others print errors as well.
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")  # of shardings, which nobody asks for here
+        warnings.simplefilter("ignore")  # about shardings, which do not matter here
         reader = ocp.PyTreeCheckpointer()
         if is_tree(folder):
             return _read(reader, folder), []

@@ -1,4 +1,4 @@
-"""What holdfast asks of jax.distributed: who we are."""
+"""jax.distributed: our rank."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import jax
 
 
 def rank_and_size() -> tuple[int, int] | None:
-    """Of this process, if jax.distributed.initialize() was called; starts no device."""
+    """Those of this process, if jax.distributed.initialize() was called; starts no device."""
     state = _state()
     if getattr(state, "client", None) is None:
         return None
-    # Not jax.process_index(): it would take the devices before the script does.
+    # Not jax.process_index(): it would initialize the devices before the script does.
     rank, size = getattr(state, "process_id", None), getattr(state, "num_processes", None)
     if rank is None or size is None:
         return jax.process_index(), jax.process_count()
@@ -18,7 +18,7 @@ def rank_and_size() -> tuple[int, int] | None:
 
 
 def _state() -> object:
-    # Versions before 0.6 have it in the open.
+    # Public in versions before 0.6.
     from jax._src import distributed
 
     return distributed.global_state

@@ -1,9 +1,8 @@
-"""Arrays that several processes hold together: which part is here, and how parts are put back.
+"""Arrays of several processes: which part is here, and how parts are restored.
 
-A process holds the parts that are on its own devices. They are stored one behind the other,
-with the box of each; a part that several devices have alike is stored by the first of them.
-Nothing here communicates, so that a rank can be captured and restored while the others do
-something else.
+A process holds the parts on its own devices. They are stored in a row, with the box of each; a part
+that several devices hold is stored by the first of them. Nothing here communicates, so a rank can
+be captured and restored while the others do something else.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ import jax
 import numpy as np
 
 from holdfast._adapters import shared
+from holdfast._adapters.adapter import StoredArray
 from holdfast._adapters.shared import Box
-from holdfast._adapters.shared import Stored as Stored
 from holdfast._store.format.image import TensorSpec
 from holdfast.jax import arrays
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """What this process holds of an array, on its devices or in the memory of the host."""
 
     pieces: Sequence[Any]
     dtype: str
     item_bytes: int
-    shape: tuple[int, ...]  # of the piece, if it is one; else all pieces in a row
+    shape: tuple[int, ...]  # of the piece if there is one; else of all in a row
 
     def spec(self, name: str) -> TensorSpec:
         return arrays.made_spec(name, self.dtype, self.item_bytes, self.shape, "")
@@ -54,15 +53,15 @@ class Part:
             arrays.numbers_of(piece).copy_to_host_async()
 
 
-def _part(pieces: Sequence[Any], dtype: str, item_bytes: int) -> Part:
+def _part(pieces: Sequence[Any], dtype: str, item_bytes: int) -> ArrayPart:
     if len(pieces) == 1:
-        return Part(pieces, dtype, item_bytes, tuple(pieces[0].shape))
+        return ArrayPart(pieces, dtype, item_bytes, tuple(pieces[0].shape))
     count = sum(math.prod(piece.shape) for piece in pieces)
-    return Part(pieces, dtype, item_bytes, (count,))
+    return ArrayPart(pieces, dtype, item_bytes, (count,))
 
 
-def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None]:
-    """How this process's part is described, and the part itself unless there is none to store."""
+def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], ArrayPart | None]:
+    """The description of this process's part, and the part itself; None if it stores none."""
     arrays.refuse_unreadable(value)
     found: dict[Box, Any] = {}
     for shard in value.addressable_shards:
@@ -85,12 +84,16 @@ def shard_of(value: Any, *, replicas: bool) -> tuple[dict[str, Any], Part | None
     return description, _part([found[box] for box in boxes], spec.dtype, spec.item_bytes)
 
 
-# -- and back -----------------------------------------------------------------
+# -- Restored -----------------------------------------------------------------
 
 
-def assemble(stored: Stored, near: object, path: str) -> tuple[Any, Part] | None:
-    """A stored array, laid out as `near` is, and the part of it that is here."""
-    about, shape, item_bytes = stored.description, stored.shape, stored.item_bytes
+def assemble(stored: StoredArray, near: object, path: str) -> tuple[Any, ArrayPart] | None:
+    """A stored array, sharded as `near` is, and the part that is here."""
+    about, shape, item_bytes = (
+        stored.description,
+        shared.shape_of(stored),
+        shared.item_bytes_of(stored),
+    )
     dtype, where = str(about["dtype"]), str(about.get("where", ""))
     sharding = arrays.layout(where, near, is_in_parts=not stored.is_whole)
     pieces: dict[Box, shared.Array] = {}
@@ -117,7 +120,7 @@ def _put(piece: shared.Array, dtype: str, item_bytes: int, device: Any, sharding
     spec = arrays.made_spec("", dtype, item_bytes, piece.shape, "")
     values = arrays.numpy_view(spec, shared.as_bytes(piece))
     place = jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-    # A copy of its own: on a CPU, JAX may go on using the memory that it is given.
+    # A copy: on a CPU, JAX may keep using the memory.
     return jax.device_put(np.array(values), place)
 
 

@@ -1,4 +1,4 @@
-"""Values that are made of parts: pytrees that are made anew, and flax.nnx objects, which change.
+"""Values that are made of parts: immutable pytrees, and flax.nnx objects, which are mutable.
 
 What a node has besides its parts (static fields, functions, an optimizer's transformations) stays
 as the script has made it: only the parts are stored.
@@ -23,7 +23,7 @@ def is_node(value: object) -> bool:
 
 
 def node_parts(value: Any) -> dict[str, Any]:
-    """The parts by name, but for functions: those cannot be stored, and stay."""
+    """The parts by name, without functions, which cannot be stored."""
     pairs, _ = _take_apart(value)
     return {name: part for name, part in pairs if not _stays(part)}
 
@@ -43,7 +43,7 @@ def _take_apart(value: Any) -> tuple[list[tuple[str, Any]], Any]:
     for path, part in found:
         wanted = name = "/".join(_key(entry) for entry in path)
         count = 1
-        while name in taken:  # a number and its digits read alike
+        while name in taken:  # a number and its digits as a string look the same
             count += 1
             name = f"{wanted}~{count}"
         taken.add(name)
@@ -54,7 +54,7 @@ def _take_apart(value: Any) -> tuple[list[tuple[str, Any]], Any]:
 def _key(entry: Any) -> str:
     for attribute in ("name", "key", "idx"):
         if hasattr(entry, attribute):
-            # A tag of the stored tree begins with it, and no name may.
+            # "$" begins a tag of the stored tree.
             return str(getattr(entry, attribute)).replace("$", "_")
     return str(entry)
 
@@ -63,7 +63,7 @@ def _stays(part: Any) -> bool:
     return callable(part) and jax.tree_util.all_leaves([part]) and not isinstance(part, jax.Array)
 
 
-# -- flax.nnx: objects that change in place ---------------------------------------
+# -- flax.nnx: mutable objects ----------------------------------------------------
 
 
 def _nnx() -> Any:

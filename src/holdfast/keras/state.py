@@ -1,15 +1,15 @@
-"""The state of Keras objects, by names that are the same in every life.
+"""The state of Keras objects, by names that are the same in every attempt.
 
 Keras numbers the layers of a process (`dense_3`), and a variable's path depends on how its layer
 was built. So a weight is named by its layer, numbered within its own model, and a variable of an
-optimizer by its part, and the weight that it belongs to.
+optimizer by its role and the weight that it belongs to.
 """
 
 from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,13 +20,11 @@ from keras.src.utils.module_utils import tensorflow as tf
 from keras.src.utils.naming import to_snake_case
 
 from holdfast._errors import StateMismatch
-from holdfast.keras.names import Names
 
-# Stored values of metrics and optimizers that are not built yet, until they are.
+# Stored values for metrics and optimizers that are not built yet.
 _waiting: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-# Whoever was asked for its state: an optimizer that is not built yet finds its weights there.
+# Models whose state was captured: an optimizer that is not built yet finds its weights there.
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
-_names = Names()
 
 
 def object_state(value: Any) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def object_state(value: Any) -> dict[str, Any]:
         _models.add(value)
     for model in _models:
         if hasattr(model, "jax_state_sync"):
-            model.jax_state_sync()  # in the middle of a fit on JAX, variables have no values
+            model.jax_state_sync()  # in a fit on JAX, the variables have no values
     if isinstance(value, keras.Optimizer):
         return {**_values(_optimizer_variables(value)), **_waiting.get(value, {})}
     if isinstance(value, keras.Metric):
@@ -64,9 +62,9 @@ def load_object(value: Any, state: Mapping[str, Any]) -> None:
 
 
 def strict_tensors(value: object) -> dict[str, Any] | None:
-    """The tensors that a stored state must match, name by name: those of a layer or model.
+    """The tensors of a layer or model that a stored state must match.
 
-    A model that is not built yet has none to compare; it is built when it is loaded.
+    None for a model that is not built yet: it is built when it is loaded.
     """
     if not isinstance(value, keras.Layer) or not value.built:
         return None
@@ -74,21 +72,21 @@ def strict_tensors(value: object) -> dict[str, Any] | None:
 
 
 def global_generator(*, make: bool = False) -> Any:
-    """What Keras draws from where no seed is given; None if nobody has used it yet."""
+    """What Keras draws from without a seed; None if it was not used yet."""
     if make:
         return seed_generator.global_seed_generator()
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 def settle_waiting(model: Any) -> None:
-    """Give metrics what was stored, now that they are built."""
+    """Restore metrics, now that they are built."""
     stored = _waiting.pop(model, {})
     variables = _metric_variables(model)
     _assign({k: v for k, v in variables.items() if k in stored}, stored, "the metrics")
 
 
 def is_whole(model: Any) -> bool:
-    """Whether nothing of a compiled model is built only by its first batch."""
+    """Whether all of a compiled model is built, so that the first batch builds nothing."""
     parts = [model._compile_metrics, model._compile_loss, model.optimizer]
     return all(part is None or part.built for part in [*parts, *model._flatten_layers()])
 
@@ -133,17 +131,16 @@ def _load_optimizer(optimizer: Any, state: Mapping[str, Any], model: Any | None)
 
 
 def _wait(optimizer: Any, later: dict[str, Any]) -> None:
-    """Keep what was stored until the script builds the optimizer, with its first step.
+    """Keep the stored values until the script builds the optimizer, with its first step.
 
-    Only then it is known which weights it is for, and in which order: names and shapes may be
-    the same for many.
+    Only then its weights and their order are known: many may have equal names and shapes.
     """
     _waiting[optimizer] = later
     of = weakref.ref(optimizer)
 
     def build(variables: Any) -> None:
         live = of()
-        assert live is not None  # whoever calls it has it
+        assert live is not None  # its caller has it
         stored = {**_values(_optimizer_variables(live)), **_stop_waiting(live)}
         with _outside_of_a_graph():
             live.build(variables)
@@ -158,7 +155,7 @@ def _stop_waiting(optimizer: Any) -> dict[str, Any]:
 
 
 def _outside_of_a_graph() -> AbstractContextManager[Any]:
-    """The first step may be made while a tf.function is traced: what is given must stay."""
+    """The first step may be traced by a tf.function: variables must be made outside of it."""
     if keras.backend.backend() != "tensorflow":
         return nullcontext()
     if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
@@ -171,7 +168,7 @@ def _outside_of_a_graph() -> AbstractContextManager[Any]:
 
 
 def _scope_of(weights: Iterable[Any]) -> AbstractContextManager[Any]:
-    """Variables for the weights of a strategy's replicas are made in its scope."""
+    """Variables for weights on a strategy's replicas must be made in its scope."""
     if keras.backend.backend() != "tensorflow":
         return nullcontext()
     from holdfast.tensorflow import distribute
@@ -180,9 +177,10 @@ def _scope_of(weights: Iterable[Any]) -> AbstractContextManager[Any]:
 
 
 def _replicated_weights(state: Mapping[str, Any]) -> list[Any] | None:
-    """The weights on a strategy's replicas that an optimizer, not built yet, is for.
+    """The weights, on a strategy's replicas, of an optimizer that is not built yet.
 
-    It can be built in no step of theirs. None if the weights are no such, or cannot be told.
+    It cannot be built in a step of the replicas. None if the weights are not on replicas, or not
+    known.
     """
     if keras.backend.backend() != "tensorflow":
         return None
@@ -209,12 +207,12 @@ def _build(layer: Any, config: Any) -> None:
     try:
         with nullcontext() if strategy is None else strategy.scope():
             layer.build_from_config(_with_tuples(config))
-    except Exception as error:  # whatever a user's build may raise is one answer: it cannot
+    except Exception as error:  # a user's build may raise anything
         raise _cannot_build(layer) from error
     others = [each for each in layer._flatten_layers() if each is not layer]
     if not layer.variables or not all(each.built for each in others):
         raise _cannot_build(layer)
-    layer.built = True  # Keras leaves that to the first call, of a model without a build()
+    layer.built = True  # for a model without build(), Keras sets it at the first call
 
 
 def _cannot_build(layer: Any) -> StateMismatch:
@@ -227,7 +225,7 @@ def _cannot_build(layer: Any) -> StateMismatch:
 def _build_config(model: Any) -> Any:
     try:
         config = model.get_build_config()
-    except Exception:  # noqa: BLE001  a user's own may fail; then the model is built by hand
+    except Exception:  # noqa: BLE001  a user's method may fail
         return None
     return config if _is_plain(config) else None
 
@@ -241,7 +239,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _with_tuples(config: Any) -> Any:
-    """Keras takes a shape as a tuple; a list of shapes stays a list."""
+    """A shape must be a tuple; a list of shapes stays a list."""
     if isinstance(config, dict):
         return {key: _with_tuples(item) for key, item in config.items()}
     if isinstance(config, list) and not any(isinstance(item, list | tuple) for item in config):
@@ -267,7 +265,7 @@ def _assign(variables: Mapping[str, Any], state: Mapping[str, Any], whose: str) 
 
 
 def _put(variable: Any, stored: Any) -> None:
-    """Give a variable its value, or where a strategy has replicas that differ, each its own."""
+    """Restore a variable, or each of its copies on a strategy's replicas."""
     if keras.backend.backend() != "tensorflow":
         variable.assign(stored)
         return
@@ -286,7 +284,7 @@ def _values(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """By name; the second of one name has a number."""
+    """By name; the second of one name gets a number."""
     found: dict[str, Any] = {}
     for name, variable in pairs:
         key, count = name, 2
@@ -319,7 +317,7 @@ def _weights_of(layers: Iterable[Any], variables: Iterable[Any]) -> dict[str, An
 
 
 def _own_name(layer: Any, counts: dict[str, int]) -> str:
-    """A name that the user has given stays; one that Keras has numbered is numbered anew."""
+    """A name of the user stays; one that Keras has numbered is numbered within the model."""
     kind = to_snake_case(type(layer).__name__)
     if not re.fullmatch(rf"{re.escape(kind)}(_\d+)?", layer.name):
         return str(layer.name).replace("/", ".")
@@ -354,9 +352,9 @@ def _optimizer_variables(optimizer: Any) -> dict[str, Any]:
 def _slots_of(optimizer: Any) -> dict[str, Any]:
     references: dict[str, list[tuple[int, str]]] = {}  # by the beginning of a name
     for number, v in enumerate(getattr(optimizer, "_trainable_variables", [])):
-        # A variable of TensorFlow has no path, and many have one name.
+        # A variable of TensorFlow has no path, and many have the same name.
         path = v.path if hasattr(v, "path") else v.name.replace(":", "_")
-        prefix = f"{path.replace('/', '_')}_"  # as the optimizer names its own variables
+        prefix = f"{path.replace('/', '_')}_"  # the optimizer's prefix for its own variables
         references.setdefault(prefix, []).append((number, re.sub("[/:]", "_", v.name)))
     met: dict[str, int] = {}
     return _named((_slot_name(v.name, references, met), v) for v in optimizer._variables)
@@ -365,7 +363,7 @@ def _slots_of(optimizer: Any) -> dict[str, Any]:
 def _slot_name(
     name: str, references: Mapping[str, list[tuple[int, str]]], met: dict[str, int]
 ) -> str:
-    # A prefix ends with an underscore, and a name has few of those.
+    # A prefix ends with an underscore, and a name has few of them.
     ends = (place + 1 for place in range(len(name) - 1, -1, -1) if name[place] == "_")
     prefix = next((name[:end] for end in ends if name[:end] in references), None)
     if prefix is None:
@@ -374,3 +372,45 @@ def _slot_name(
     of_one_name = references[prefix]
     number, reference = of_one_name[min(count, len(of_one_name) - 1)]
     return f"{name[len(prefix) :]}/{number}/{reference}"
+
+
+# -- Names, remembered: to make 800 of them takes longer than to copy the values ---------
+
+
+class VariableNames:
+    """The names of an object's variables, as long as it is made of the same parts."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, tuple[list[Any], list[str], list[str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(
+        self,
+        owner: Any,
+        parts: Sequence[Any],
+        words: Sequence[str],
+        variables: Sequence[Any],
+        make: Callable[[], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """The variables by name, which depend on `parts` (which objects they are) and `words`."""
+        known = self._known.get(owner)
+        if known is not None:
+            references, then, names = known
+            if (
+                list(words) == then
+                and len(references) == len(parts)
+                and all(
+                    reference() is part for reference, part in zip(references, parts, strict=True)
+                )
+            ):
+                return dict(zip(names, variables, strict=True))
+        found = make()
+        self._known.pop(owner, None)
+        if len(found) == len(variables):
+            # Weak references: others would keep the memory of deleted variables.
+            self._known[owner] = (list(map(weakref.ref, parts)), list(words), list(found))
+        return found
+
+
+_names = VariableNames()

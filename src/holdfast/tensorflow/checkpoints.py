@@ -1,4 +1,4 @@
-"""Files of tf.train.Checkpoint: read to start a run from them, written to give one back."""
+"""Files of tf.train.Checkpoint: read for `adopt`, written for `export`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from holdfast._errors import DamagedCheckpoint, FolderError, HoldfastError
-from holdfast.tensorflow.graph import Graph, Node
+from holdfast.tensorflow.graph import Graph, GraphNode
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "VARIABLE_VALUE"
@@ -21,16 +21,16 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a checkpoint of TensorFlow holds."""
+    """A checkpoint of TensorFlow."""
 
     prefix: str
     graph: Graph  # each variable is named after its key in the checkpoint
     values: dict[str, Any]  # tensors by that key
-    left_out: list[str]  # the ways to what is no variable
+    left_out: list[str]  # the paths of other objects than variables
 
 
 def find_prefix(path: Path) -> str:
-    """The checkpoint that is meant: the newest one of a folder, or the one that is named."""
+    """The newest checkpoint of a folder, or the named one."""
     if path.is_dir():
         newest = tf.train.latest_checkpoint(str(path))
         if newest is not None:
@@ -62,7 +62,7 @@ def _choice(folder: Path, names: list[str]) -> str:
 
 
 def read_bundle(prefix: str) -> Bundle:
-    """Read a checkpoint; TensorFlow checks the sum of every tensor that it reads."""
+    """Read a checkpoint; TensorFlow verifies the checksum of every tensor."""
     try:
         reader = tf.train.load_checkpoint(prefix)
         types = reader.get_variable_to_dtype_map()
@@ -82,7 +82,7 @@ def read_bundle(prefix: str) -> Bundle:
         )
     except HoldfastError:
         raise
-    except Exception as error:  # what is damaged makes the reader fail in many ways
+    except Exception as error:  # a damaged file makes the reader fail in many ways
         reason = (getattr(error, "message", "") or str(error)).splitlines()[0]
         raise DamagedCheckpoint(
             f"{prefix}: cannot be read ({reason}).\nNothing was changed. Adopt the one before it."
@@ -93,10 +93,10 @@ def read_bundle(prefix: str) -> Bundle:
     return Bundle(prefix, graph, values, [ways[n] for n in left_out if n in ways])
 
 
-def _nodes(proto: Any, types: Mapping[str, Any]) -> tuple[list[Node], list[int]]:
+def _nodes(proto: Any, types: Mapping[str, Any]) -> tuple[list[GraphNode], list[int]]:
     nodes, left_out = [], []
     for number, each in enumerate(proto.nodes):
-        node = Node({child.local_name: child.node_id for child in each.children})
+        node = GraphNode({child.local_name: child.node_id for child in each.children})
         for attribute in each.attributes:
             key = attribute.checkpoint_key
             if attribute.name == _VALUE and types.get(key) not in (None, tf.string):
@@ -118,19 +118,19 @@ def write_bundle(
     *,
     strip: bool = False,
 ) -> set[str]:
-    """Write `ckpt-1` of these states into a folder, as tf.train.CheckpointManager would.
+    """Write `ckpt-1` of these states into a folder, like tf.train.CheckpointManager.
 
-    `read` gives a tensor by its name in the state; returns the names of those that were written.
-    With `strip` the one state is the checkpoint itself: tf.train.Checkpoint(model).
+    `read` returns a tensor by its name in the state. Returns the names of the written tensors. With
+    `strip` the one state is the root of the checkpoint: tf.train.Checkpoint(model).
     """
     proto = TrackableObjectGraph()
     children = {name: graph.nodes[0].children[name] for name in names}
     if strip:
         children = dict(graph.nodes[children[names[0]]].children) if children else {}
-    root = Graph([Node(children), *graph.nodes[1:]])
+    root = Graph([GraphNode(children), *graph.nodes[1:]])
     ways = list(root.below(0))
     numbers = {old: new for new, (_, old) in enumerate(ways)}
-    written: dict[str, Node] = {}  # by key
+    written: dict[str, GraphNode] = {}  # by key
     for way, old in ways:
         node, made = root.nodes[old], proto.nodes.add()
         for name, child in node.children.items():
@@ -139,10 +139,10 @@ def write_bundle(
             key = _key(way)
             written[key] = node
             made.attributes.add(name=_VALUE, full_name=node.full_name, checkpoint_key=key)
-    # TensorFlow counts what it has saved, and misses the number where it is not there.
+    # TensorFlow expects its counter of saves.
     proto.nodes[0].children.add(node_id=len(ways), local_name=_COUNTER)
     proto.nodes.add().attributes.add(name=_VALUE, full_name=_COUNTER, checkpoint_key=_key(_COUNTER))
-    _mark_what_has_values(proto)
+    _mark_nodes_with_values(proto)
     tf.raw_ops.SaveV2(
         prefix=str(folder / "ckpt-1"),
         tensor_names=[*written, _key(_COUNTER), _GRAPH],
@@ -153,15 +153,15 @@ def write_bundle(
             tf.constant(proto.SerializeToString()),
         ],
     )
-    # Named without its folder, so that it is found wherever the folder is moved.
+    # Relative, so that the folder can be moved.
     (folder / "checkpoint").write_text(
         'model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "ckpt-1"\n'
     )
     return {name for node in written.values() for name in (str(node.tensor), *node.others)}
 
 
-def _value(node: Node, read: Callable[[str], Any]) -> Any:
-    """What reading the variable gives, as TensorFlow saves it."""
+def _value(node: GraphNode, read: Callable[[str], Any]) -> Any:
+    """The value of a variable, with copies merged as TensorFlow does."""
     assert node.tensor is not None
     values = [tf.convert_to_tensor(read(name)) for name in (node.tensor, *node.others)]
     if len(values) == 1:
@@ -174,8 +174,8 @@ def _key(way: str) -> str:
     return f"{way}/.ATTRIBUTES/{_VALUE}"
 
 
-def _mark_what_has_values(proto: Any) -> None:
-    """Say of each object whether it or a part of it has a value: TensorFlow restores no other."""
+def _mark_nodes_with_values(proto: Any) -> None:
+    """Mark each object that has a value, or a part with one: TensorFlow restores no other."""
     has = [bool(node.attributes) for node in proto.nodes]
     is_settled = False
     while not is_settled:

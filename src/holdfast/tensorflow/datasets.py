@@ -1,7 +1,7 @@
-"""What tf.data keeps of a position, and what cannot be kept.
+"""What of a position tf.data can store, and what it cannot.
 
-An iterator can write down its state: seeds, counts, and the elements in its buffers. Python code
-inside a dataset, and random ops in its functions, keep what they have counted to themselves.
+An iterator can serialize its state: seeds, counts, and the elements in its buffers. Python code
+inside a dataset, and random ops in its functions, have a state that cannot be read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from holdfast.tensorflow import randomness
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _LEAST_BYTES = 4096
-_IGNORE = 1  # of what only a process knows: it is known from the dataset, see Habits
+_IGNORE = 1  # external state is no error: `Habits` finds it in the dataset
 _PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 _UNKNOWN_BYTES = 1 << 40
-_SLOT_BYTES = 160  # of a state, for each place in the buffer of a shuffle, be it empty
+_SLOT_BYTES = 160  # of a state, for each place in a shuffle's buffer, even if empty
 
-CannotWrite = (tf.errors.OpError, NotImplementedError)  # what an iterator without a state raises
+CannotWrite = (
+    tf.errors.OpError,
+    NotImplementedError,
+)  # raised by an iterator that cannot be serialized
 
 
 def is_dataset(value: object) -> bool:
@@ -32,12 +35,12 @@ def is_dataset(value: object) -> bool:
 
 
 def is_distributed_dataset(value: object) -> bool:
-    """Made by a strategy: its iterators cannot write down where they are."""
+    """Made by a strategy: its iterators cannot be serialized."""
     return isinstance(value, tf.distribute.DistributedDataset)
 
 
 def made_of(dataset: Any) -> Any:
-    """What a strategy has made a dataset of, as far as it still knows."""
+    """The dataset that a strategy has distributed, if it still has it."""
     if is_distributed_dataset(dataset):
         return getattr(dataset, "_original_dataset", None) or tf.data.Dataset.range(0)
     return dataset
@@ -47,12 +50,8 @@ def is_iterator(value: object) -> bool:
     return isinstance(value, iterator_ops.OwnedIterator | dataset_ops.NumpyIterator)
 
 
-def is_distributed_iterator(value: object) -> bool:
-    return isinstance(value, tf.distribute.DistributedIterator)
-
-
 def write_state(iterator: Any) -> bytes:
-    """An iterator's state; an OpError if one of its datasets cannot write its own."""
+    """An iterator's state; OpError if one of its datasets cannot be serialized."""
     resource = _owned(iterator)._iterator_resource
     state = tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_IGNORE)
     written: bytes = tf.io.serialize_tensor(state).numpy()
@@ -60,7 +59,7 @@ def write_state(iterator: Any) -> bytes:
 
 
 def can_write(iterator: Any) -> bool:
-    """Whether an iterator can be had back: one over Python code cannot."""
+    """Whether an iterator can be serialized: one over Python code cannot."""
     try:
         write_state(iterator)
     except CannotWrite:
@@ -69,7 +68,7 @@ def can_write(iterator: Any) -> bool:
 
 
 def read_state(iterator: Any, written: bytes) -> None:
-    """Give an iterator of the same dataset a state back."""
+    """Restore the state of an iterator of the same dataset."""
     state = tf.io.parse_tensor(written, tf.variant)
     tf.raw_ops.DeserializeIterator(
         resource_handle=_owned(iterator)._iterator_resource, serialized=state
@@ -77,9 +76,9 @@ def read_state(iterator: Any, written: bytes) -> None:
 
 
 def counts_in(written: bytes) -> int:
-    """In an iterator's state: the counts that its datasets draw their seeds from.
+    """How many counters for drawing seeds an iterator's state has.
 
-    A dataset that has come to its end while those behind it have not is no longer in the state.
+    A dataset that has ended while later ones have not is no longer in the state.
     """
     return written.count(b"epoch_num_random_samples")
 
@@ -89,9 +88,9 @@ def _owned(iterator: Any) -> Any:
 
 
 class Packed:
-    """Bytes of a length that changes, as an array of one that seldom does.
+    """Bytes of changing length as an array whose size seldom changes.
 
-    The memory for snapshots is laid out anew whenever an array has another size.
+    Snapshots need a new arena whenever an array changes its size.
     """
 
     def __init__(self) -> None:
@@ -110,28 +109,28 @@ def unpack(packed: dict[str, Any]) -> bytes:
 
 
 class Habits:
-    """What datasets do that decides on how their position can be found again."""
+    """Properties of datasets that decide how their position can be restored."""
 
     def __init__(self, roots: list[Any]) -> None:
         self.calls_python = False
         self.generates = False  # from_generator
-        self.draws: list[str] = []  # random ops with a count that nobody can read
+        self.draws: list[str] = []  # random ops that count in their kernel
         self.draws_seeded = False
         self.draws_in_parallel = False
         self.draws_variables = False  # of a tf.random.Generator
         self.writes_variables = False  # such as the seeds of Keras layers
-        self.runs_ahead = False  # of the batch that is used
+        self.runs_ahead = False  # it prefetches
         self.is_ordered = all(each.options().deterministic is not False for each in roots)
-        self.drawing: list[Any] = []  # seeds, anew for each of their iterators
-        self.joins = False  # a dataset that begins when another has ended
+        self.drawing: list[Any] = []  # datasets that draw seeds for each iterator
+        self.joins = False  # concatenates datasets
         self.seeds: list[int] = []  # of the shuffles
-        self.repeats = False  # what draws seeds: more than once in one pass
-        self.slot_bytes = 0  # about, of the state of an iterator that is new
-        self.buffer_bytes = 0  # about, in shuffles and caches
-        self.cache_bytes = 0  # about, in caches in memory
+        self.repeats = False  # a dataset that draws seeds, more than once in a pass
+        self.slot_bytes = 0  # approximate, of the state of a new iterator
+        self.buffer_bytes = 0  # approximate, in shuffles and caches
+        self.cache_bytes = 0  # approximate, in caches in memory
         self.python_functions: list[Any] = []
         for each in (part for root in roots for part in _all_of(root)):
-            self._look_at(each)
+            self._examine(each)
 
     @property
     def shuffles_unseeded(self) -> bool:
@@ -140,9 +139,9 @@ class Habits:
 
     @property
     def keeps_place(self) -> bool:
-        """Whether an iterator's state in mid-pass tells all that there is to its position.
+        """Whether an iterator's state in mid-pass is its whole position.
 
-        Random ops begin their count anew in each pass: to be where they were, it is made again.
+        Random ops restart their count in each pass: their position is restored by a replay.
         """
         return not self.generates and (not self.draws_seeded or self.draws_in_parallel)
 
@@ -186,7 +185,7 @@ class Habits:
             )
         return lines
 
-    def _look_at(self, dataset: Any) -> None:
+    def _examine(self, dataset: Any) -> None:
         kind = type(dataset).__name__
         is_parallel = kind.startswith("_Parallel")
         if _draws_seeds(dataset):
@@ -240,7 +239,6 @@ def _nodes(function: Any) -> Iterator[Any]:
 
 
 def _draws_seeds(dataset: Any) -> bool:
-    """Whether it does anew for each of its iterators."""
     return type(dataset).__name__ in ("_ShuffleDataset", "_RandomDataset")
 
 
@@ -255,7 +253,7 @@ def _pass_bytes(dataset: Any) -> int:
 
 
 def _element_bytes(dataset: Any) -> int:
-    """About; what has no shape is not counted."""
+    """Approximate: elements without a shape do not count."""
     total = 0
     for spec in tf.nest.flatten(dataset.element_spec):
         shape = getattr(spec, "shape", None)
@@ -266,7 +264,7 @@ def _element_bytes(dataset: Any) -> int:
 
 
 def length_of(dataset: Any) -> int | None:
-    """The batches of one pass, if that can be known."""
+    """The number of batches of one pass, if it is known."""
     if is_distributed_dataset(dataset) and not hasattr(dataset, "_original_dataset"):
         return None
     count = int(made_of(dataset).cardinality())

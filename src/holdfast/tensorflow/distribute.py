@@ -1,11 +1,11 @@
 """Variables of tf.distribute: one name, and a copy on each replica.
 
-A mirrored variable is one value: its copies are equal, and one of them is stored. But not all
-are. What is summed up only when it is read (a metric) differs by design, and a mirrored variable
-that no aggregation keeps equal may: Keras makes all weights so, and the running means of a
-BatchNormalization are then those of each replica. Where copies differ, each of them is stored.
+A mirrored variable is one value: its copies are equal, and one of them is stored. Others differ: a
+variable that is summed on read (a metric) by design, and a mirrored variable without an aggregation
+possibly. Keras makes all weights so, and the running means of a BatchNormalization are then those
+of each replica. If copies differ, each of them is stored.
 
-Nothing here is a collective: with several workers the replicas of the others are not asked.
+Nothing here is a collective operation: replicas of other workers are not read.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Any
 
 import tensorflow as tf
 
-COPIES = "replicas"  # the name under which the copies of a variable stand in its state
+COPIES = "replicas"  # the key of a variable's copies in its state
 _TPU = "tensorflow.python.distribute.tpu_values"
 _SHARDED = "tensorflow.python.distribute.sharded_variable"
 
 
 def is_variable(value: object) -> bool:
-    """Any variable, distributed or not; also one in shards, which has to be refused."""
+    """Any variable, distributed or not; also a sharded one, which is refused later."""
     return isinstance(value, tf.Variable) or _is_sharded(value)
 
 
 def copies(variable: Any) -> tuple[Any, ...]:
-    """The copies of a variable on the replicas of this process, the first of them first."""
+    """The copies of a variable on the replicas of this process."""
     if isinstance(variable, tf.distribute.DistributedValues):
         return tuple(variable.values)
     return (variable,)
 
 
 def first(variable: Any) -> Any:
-    """The copy that is read for all, where they are one value."""
+    """The copy that is read if all are equal."""
     return copies(variable)[0]
 
 
 def is_apart(variable: Any) -> bool:
-    """Whether its copies are several values, each of which has to be stored."""
+    """Whether its copies differ, so that each must be stored."""
     found = copies(variable)
     if len(found) < 2:
         return False
     if _is_summed_when_read(variable):
-        return True  # always: what is stored must not change its form with each epoch
+        return True  # always: the form of the state must not change with each epoch
     if variable.aggregation != tf.VariableAggregation.NONE:
         return False
     return not all(_has_same_bits(found[0], other) for other in found[1:])
@@ -59,19 +59,19 @@ def _has_same_bits(one: Any, other: Any) -> bool:
     here, there = one.read_value(), other.read_value()
     if "CPU" in here.device:
         return bool(here.numpy().tobytes() == there.numpy().tobytes())
-    with tf.device(here.device):  # else all of it would go to the host for this
+    with tf.device(here.device):  # else both would be copied to the host
         there = tf.identity(there)
-        # NaN is not equal to itself: such a variable is stored copy by copy, which is as exact.
+        # NaN is not equal to itself: such a variable is stored copy by copy, which is exact too.
         return bool(tf.reduce_all(tf.equal(here, there)))
 
 
 def state(variable: Any) -> dict[str, Any]:
-    """The state of a variable whose copies are several values."""
+    """The state of a variable whose copies differ."""
     return {COPIES: list(copies(variable))}
 
 
 def assign(variable: Any, stored: Any) -> None:
-    """Give a variable its stored value: a tensor for all copies, or one for each of them."""
+    """Restore a variable: one tensor for all copies, or one for each."""
     live = copies(variable)
     values = stored[COPIES] if isinstance(stored, dict) else stored
     if not isinstance(stored, dict):
@@ -83,7 +83,7 @@ def assign(variable: Any, stored: Any) -> None:
 
 
 def _merge(variable: Any, values: Sequence[Any]) -> Any:
-    """One value for those of other replicas than today's, as reading the variable gives it."""
+    """One value for copies of another number of replicas, as reading the variable gives it."""
     aggregation = variable.aggregation
     if aggregation == tf.VariableAggregation.SUM:
         return tf.add_n(list(values))
@@ -100,7 +100,7 @@ def _spread(variable: Any, value: Any, count: int) -> list[Any]:
 
 
 def scope_of(variables: Iterable[Any]) -> AbstractContextManager[Any]:
-    """Where what belongs to these variables has to be made: in the scope of their strategy."""
+    """The scope of the strategy of these variables, for making others that belong to them."""
     for variable in variables:
         if isinstance(variable, tf.distribute.DistributedValues):
             found: AbstractContextManager[Any] = variable.distribute_strategy.scope()
@@ -109,7 +109,7 @@ def scope_of(variables: Iterable[Any]) -> AbstractContextManager[Any]:
 
 
 def refuse(variable: Any) -> str | None:
-    """What to say of a variable whose values cannot be had here; None if they can."""
+    """Why the values of a variable cannot be read here; None if they can."""
     if _is_sharded(variable) or "/job:ps" in (getattr(variable, "device", "") or ""):
         return (
             "this variable is on the parameter servers of a ParameterServerStrategy, whose "
@@ -131,7 +131,7 @@ def _is_sharded(value: object) -> bool:
     return _is_of_shards(kind)
 
 
-@functools.cache  # asked for each variable of each snapshot, and there are few classes
+@functools.cache  # called for each variable of each snapshot
 def _is_of_shards(kind: Any) -> bool:
     names = (each.__name__ for each in kind.__mro__ if _is_from(each, _SHARDED))
     return "ShardedVariableMixin" in names
@@ -147,13 +147,10 @@ def _is_from(kind: type, module: str) -> bool:
 
 
 def cluster() -> tuple[dict[str, list[int]], str, int] | None:
-    """The tasks by job that MultiWorkerMirroredStrategy has connected, and which of them this is.
-
-    None without such a strategy.
-    """
+    """The tasks by job of a MultiWorkerMirroredStrategy, and which of them this is; else None."""
     from tensorflow.python.eager import context
 
-    # TensorFlow tells it nowhere else if the strategy was made with a resolver of one's own.
+    # The only place if the strategy was made with a custom resolver.
     server = getattr(context.context(), "_collective_ops_server_def", None)
     if server is None:
         return None

@@ -1,8 +1,8 @@
-"""The objects of a script as TensorFlow's own checkpoints see them: a graph of names.
+"""The objects of a script as in TensorFlow's own checkpoints: a graph of names.
 
-TensorFlow finds a variable by the way to it (`model/_functional/_operations/1/_kernel`), not by
-its name, and so one checkpoint may be put into any objects that are made of the same parts. Each
-state of a run has the graph beside its tensors, so that it can become such a checkpoint.
+TensorFlow finds a variable by its path (`model/_functional/_operations/1/_kernel`), not by its
+name, so one checkpoint fits any objects that are made of the same parts. Each state of a run has
+the graph with its tensors, so that it can become such a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from holdfast.tensorflow import distribute
 
 
 @dataclass
-class Node:
+class GraphNode:
     """One object: its parts by name, and the tensor that it is, if it is a variable."""
 
     children: dict[str, int] = field(default_factory=dict)
     tensor: str | None = None  # its name in the state
     full_name: str = ""
-    # Where the copies on the replicas differ: the tensors of the others, and how they become one.
+    # If the copies on the replicas differ: the tensors of the others, and how they are merged.
     others: list[str] = field(default_factory=list)
     merged_by: str = ""  # "sum" or "mean"; else the first stands for all
 
 
 @dataclass(frozen=True)
 class Graph:
-    """All objects of a state; the first one has each of them under its name in the state."""
+    """All objects of a state; the first node is the root, with the names of the state."""
 
-    nodes: list[Node]
+    nodes: list[GraphNode]
 
     def to_bytes(self) -> bytes:
         rows = [list(vars(node).values()) for node in self.nodes]
@@ -42,10 +42,10 @@ class Graph:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Graph:
-        return cls([Node(*row) for row in json.loads(zlib.decompress(data))])
+        return cls([GraphNode(*row) for row in json.loads(zlib.decompress(data))])
 
     def below(self, start: int) -> Iterator[tuple[str, int]]:
-        """Every node that can be reached from one, nearest first, with the way to it."""
+        """Every node that is reachable from one, nearest first, with its path."""
         seen, queue = {start}, [("", start)]
         for way, number in queue:
             yield way, number
@@ -56,10 +56,10 @@ class Graph:
 
 
 def parts_of(value: Any) -> dict[str, Any]:
-    """The parts of an object that a checkpoint of TensorFlow goes into."""
+    """The children of an object in TensorFlow's checkpoints."""
     try:
         return dict(tf.train.TrackableView.children(value))
-    except ValueError:  # a dict whose keys are no strings: no checkpoint can hold it
+    except ValueError:  # a dict with keys other than strings: it cannot be in a checkpoint
         return {}
 
 
@@ -72,7 +72,7 @@ def trackable_of(value: Any) -> Any:
 
 
 def variable_of(part: Any) -> Any:
-    """The variable that a part is; None if it is none. One of Keras has that of its backend."""
+    """The variable of a part, for a Keras variable that of its backend; else None."""
     if isinstance(part, tf.Variable):
         return part
     inner = getattr(part, "_value", None)
@@ -80,12 +80,12 @@ def variable_of(part: Any) -> Any:
 
 
 def keys_of(variable: Any) -> list[int]:
-    """By what a variable is known again: itself, and its copies on the replicas of a strategy."""
+    """The ids of a variable and of its copies on the replicas of a strategy."""
     return [id(variable), *map(id, distribute.copies(variable))]
 
 
 def merged_by(variable: Any) -> str:
-    """How the copies of a variable become one value where they differ; empty: the first is it."""
+    """How differing copies of a variable are merged; empty: the first one counts."""
     if not distribute.is_apart(variable):
         return ""
     ways = {tf.VariableAggregation.SUM: "sum", tf.VariableAggregation.MEAN: "mean"}
@@ -93,17 +93,17 @@ def merged_by(variable: Any) -> str:
 
 
 def describe(state: Mapping[str, Any], names: Sequence[str], values: Sequence[Any]) -> bytes | None:
-    """The graph of a state, of whose tensors names and values are given; None if it has none."""
+    """The graph of a state with these tensors; None if it has no variables."""
     by_key = {id(value): name for name, value in zip(names, values, strict=True)}
     known = set(names)
-    nodes = [Node()]
+    nodes = [GraphNode()]
     numbers: dict[int, int] = {}
     queue: list[tuple[str, Any, int]] = []
 
     def number_of(path: str, part: Any) -> int:
         if id(part) not in numbers:
             numbers[id(part)] = len(nodes)
-            nodes.append(Node())
+            nodes.append(GraphNode())
             queue.append((path, part, numbers[id(part)]))
         return numbers[id(part)]
 
@@ -111,7 +111,7 @@ def describe(state: Mapping[str, Any], names: Sequence[str], values: Sequence[An
         part = trackable_of(value)
         if part is not None:
             nodes[0].children[name] = number_of(name, part)
-    for path, part, number in queue:  # which grows meanwhile, and keeps what it has alive
+    for path, part, number in queue:  # it grows in the loop, and keeps the parts alive
         node, variable = nodes[number], variable_of(part)
         if variable is not None:
             stored = [by_key[key] for key in dict.fromkeys(keys_of(variable)) if key in by_key]

@@ -1,8 +1,8 @@
-"""A graph of objects that was stored, laid over the objects of today.
+"""A stored graph of objects, matched with the live objects.
 
-As TensorFlow restores: from one object to its parts by their names, whatever the variables are
-called. An optimizer that has no variables yet is built for those that it had been built for, but
-only when all else is known to fit.
+As TensorFlow restores: from one object to its parts by their names, regardless of the names of
+variables. An optimizer that has no variables yet is built for those that it was built for, but only
+when all else is known to fit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from holdfast.tensorflow.graph import Graph, keys_of, merged_by, parts_of, trackable_of, variable_of
 
-_COUNTER = "save_counter"  # of the files, and not of the training
+_COUNTER = "save_counter"  # counts files, not training
 
 
 @dataclass
@@ -23,15 +23,15 @@ class Match:
     """Which tensor of the stored state belongs to which variable."""
 
     by_key: dict[int, str] = field(default_factory=dict)  # see `graph.keys_of`
-    zeros: set[int] = field(default_factory=set)  # copies that add nothing to the first
+    zeros: set[int] = field(default_factory=set)  # copies that must be zero
     by_path: dict[str, str] = field(default_factory=dict)  # of numbers and generators
     missing: list[str] = field(default_factory=list)  # variables that are only here
     unexpected: list[str] = field(default_factory=list)  # tensors that are only there
-    unlike: list[str] = field(default_factory=list)  # what can hold no variable
+    unlike: list[str] = field(default_factory=list)  # values that are not variables
     fresh: list[str] = field(default_factory=list)  # states that stay as the script made them
     unbuilt: list[str] = field(default_factory=list)  # optimizers that could be built
     unused: list[str] = field(default_factory=list)  # names that only the checkpoint has
-    kept_alive: list[Any] = field(default_factory=list)  # so that no key is given twice
+    kept_alive: list[Any] = field(default_factory=list)  # so that ids are not reused
 
 
 def match(graph: Graph, state: Mapping[str, Any], fresh: list[str], *, builds: bool) -> Match:
@@ -45,7 +45,7 @@ def match(graph: Graph, state: Mapping[str, Any], fresh: list[str], *, builds: b
         if name in fresh or (name not in names and not _has_variables(part)):
             found.fresh.append(name)
         elif name not in names and isinstance(value, tf.train.Checkpoint):
-            pairs.append((name, 0, part))  # as the script gave it to the manager
+            pairs.append((name, 0, part))  # as it was given to tf.train.CheckpointManager
         elif name not in names:
             nameless[name] = part
         elif part is not None:
@@ -61,10 +61,10 @@ def match(graph: Graph, state: Mapping[str, Any], fresh: list[str], *, builds: b
             part.build(variables)
         met, waiting = _walk(graph, pairs), {}
     found.unbuilt = [path for path, _, _ in waiting.values()]
-    _note_pairs(found, graph, met)
-    _note_rest(found, graph, pairs, met, fresh, set(waiting))
+    _record_pairs(found, graph, met)
+    _record_rest(found, graph, pairs, met, fresh, set(waiting))
     for name, part in nameless.items():
-        if not _is_known(found, part):  # else it is found under another name, or in a checkpoint
+        if not _is_known(found, part):  # else it is part of another state
             found.missing.append(name)
     if all(number for _, number, _ in pairs):
         found.unused = [name for name in names if name not in state or name in fresh]
@@ -81,7 +81,6 @@ def _is_known(found: Match, part: Any) -> bool:
 
 
 def _all_parts(part: Any) -> list[tuple[str, Any]]:
-    """An object and all that it is made of, each with the way to it."""
     seen, queue = {id(part)}, [("", part)]
     for way, each in queue:
         for name, child in parts_of(each).items():
@@ -92,7 +91,7 @@ def _all_parts(part: Any) -> list[tuple[str, Any]]:
 
 
 def _walk(graph: Graph, pairs: list[tuple[str, int, Any]]) -> list[tuple[str, int, Any]]:
-    """Each stored object with the one of today that is at the same place, and the way to it."""
+    """Each stored object with the live one at the same path."""
     queue = list(pairs)
     seen = {(number, id(part)) for _, number, part in queue}
     for path, number, part in queue:
@@ -107,7 +106,7 @@ def _walk(graph: Graph, pairs: list[tuple[str, int, Any]]) -> list[tuple[str, in
 def _unbuilt(
     graph: Graph, met: list[tuple[str, int, Any]]
 ) -> dict[int, tuple[str, Any, list[Any]]]:
-    """The optimizers without variables by their nodes, each with what it had been built for."""
+    """The optimizers without variables, each with the variables that it was built for."""
     of_node: dict[int, Any] = {}
     for _, number, part in met:
         of_node.setdefault(number, part)
@@ -123,7 +122,7 @@ def _unbuilt(
     return found
 
 
-def _note_pairs(found: Match, graph: Graph, met: list[tuple[str, int, Any]]) -> None:
+def _record_pairs(found: Match, graph: Graph, met: list[tuple[str, int, Any]]) -> None:
     for path, number, part in met:
         tensor, variable = graph.nodes[number].tensor, variable_of(part)
         found.kept_alive.append(part)
@@ -133,11 +132,11 @@ def _note_pairs(found: Match, graph: Graph, met: list[tuple[str, int, Any]]) -> 
             found.by_key[key] = tensor
         if merged_by(variable) == "sum":
             found.zeros |= set(keys_of(variable)[2:])
-        if path.endswith("._state_var"):  # a generator, whose state is captured as a copy
+        if path.endswith("._state_var"):  # a generator: its state is captured as a copy
             found.by_path[f"{path.removesuffix('._state_var')}.state"] = tensor
 
 
-def _note_rest(
+def _record_rest(
     found: Match,
     graph: Graph,
     pairs: list[tuple[str, int, Any]],
@@ -145,7 +144,6 @@ def _note_rest(
     fresh: list[str],
     waiting: set[int],
 ) -> None:
-    """What is only in the checkpoint, and what is only here."""
     bound = {number for _, number, part in met if variable_of(part) is not None}
     named = {below for number in waiting for _, below in graph.below(number)}
     for name, number, part in pairs:
@@ -170,7 +168,7 @@ def _note_rest(
 
 
 def number_in(tensor: Any, live: Any) -> int | float:
-    """The number that a variable held, in the place of a Python number."""
+    """The number of a stored variable, for a live Python number."""
     value = tensor.numpy().item()
     exact = type(live)(value)
     if exact != value:

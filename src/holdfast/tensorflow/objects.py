@@ -1,7 +1,8 @@
-"""Objects of TensorFlow that hold a state: modules, checkpoints, iterators and tables.
+"""Objects of TensorFlow with a state: modules, checkpoints, iterators and tables.
 
-Most are holders: their state is the variables, generators and other objects that they hold, each
-under its place in the holder, which is the same in every life. Names of variables need not be.
+Most are holders: their state is that of the variables, generators and other objects that they hold,
+each under its place in the holder. That is the same in every attempt; names of variables may not
+be.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.tensorflow import datasets, distribute, randomness
 _Holder = tf.__internal__.tracking.AutoTrackable
 _TABLES = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 _STRUCTURES = data_structures.TrackableDataStructure
-# The same in every life, by the script that makes them: they have nothing to be put back.
+# The script makes them the same in every attempt: they have no state.
 _WITHOUT_STATE = (
     tf.types.experimental.PolymorphicFunction,
     tf.types.experimental.ConcreteFunction,
@@ -31,11 +32,11 @@ _packed: weakref.WeakKeyDictionary[Any, datasets.Packed] = weakref.WeakKeyDictio
 
 
 def is_object(value: object) -> bool:
-    """Whether it has a state, without a state_dict of its own."""
+    """Whether it has a state, without a state_dict()."""
     if isinstance(value, _Holder):
         return not randomness.is_generator(value) and not isinstance(value, _WITHOUT_STATE)
     if isinstance(value, tf.Variable):
-        return True  # it is an array first, but for one whose copies on the replicas differ
+        return True  # used only if its copies on the replicas differ; else it is an array
     return datasets.is_iterator(value) or isinstance(value, _TABLES)
 
 
@@ -53,14 +54,14 @@ def object_state(value: Any) -> dict[str, Any]:
 
 def _table_state(table: Any) -> dict[str, Any]:
     keys, values = table.export()
-    if keys.shape.rank == 1:  # else their order is that of the table's buckets
+    if keys.shape.rank == 1:  # else the order is that of the table's buckets
         order = np.argsort(keys.numpy(), kind="stable")
         keys, values = tf.gather(keys, order), tf.gather(values, order)
     return {"keys": keys, "values": values}
 
 
 def load_object(value: Any, state: Mapping[str, Any]) -> None:
-    """Give anything else than a holder its state back: holders are loaded part by part."""
+    """Restore anything but a holder: holders are loaded part by part."""
     if isinstance(value, tf.Variable):
         distribute.assign(value, state)
     elif isinstance(value, _TABLES):
@@ -71,7 +72,7 @@ def load_object(value: Any, state: Mapping[str, Any]) -> None:
 
 
 def parts_of(value: object) -> dict[str, Any] | None:
-    """What a holder holds, by its place in it; None if it is no holder."""
+    """The parts of a holder, by their place in it; None if it is not a holder."""
     if not isinstance(value, _Holder) or not is_object(value):
         return None
     if isinstance(value, tf.Module):
@@ -89,7 +90,7 @@ def _children(holder: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_part(value: object) -> bool:
-    """Whether it is to be kept by itself; modules inside a module are walked into."""
+    """Whether it is a part by itself; modules inside a module are flattened."""
     if distribute.is_variable(value) or randomness.is_generator(value) or _is_of_keras(value):
         return True
     return is_object(value) and not isinstance(value, tf.Module)
@@ -105,7 +106,6 @@ def _is_of_keras(value: object) -> bool:
 
 
 def _plain(part: Any) -> Any:
-    """A variable of Keras is one of TensorFlow's, in a wrapper."""
     keras = sys.modules.get("keras")
     is_wrapped = hasattr(keras, "__version__") and isinstance(part, keras.Variable)  # type: ignore[union-attr]  # its version says that it is loaded
     return part.value if is_wrapped else part

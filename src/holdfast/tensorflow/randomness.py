@@ -1,11 +1,10 @@
 """TensorFlow's random numbers: the global seed, and generators.
 
-After `tf.random.set_seed` every eager op that is given no seed of its own draws one, from a
-generator of Python that the context holds. What an op makes of its seed is counted in its
-kernel, which is kept for the next op with the same seed: so where seeds are drawn a second time,
-the kernels must be new ones too.
+After `tf.random.set_seed` every eager op without a seed of its own draws one, from a Python
+generator in the context. The op's kernel counts its draws, and is cached for the next op with the
+same seed: so when seeds are drawn again, the kernels must be new too.
 
-Random ops inside a tf.function count in their kernels only, and nobody can read those.
+Random ops inside a tf.function count only in their kernels, which cannot be read.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from tensorflow.python.ops import stateful_random_ops
 from holdfast._text import say
 from holdfast.tensorflow import distribute
 
-# Other ops with a count of their own have "Random" in their names.
+# Other ops that count in their kernel have "Random" in their names.
 _DRAW_TOO = frozenset({"Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal"})
 _CLEAR_TOO = frozenset({"AnonymousRandomSeedGenerator", "RngReadAndSkip"})
-# These take their seeds, or keep their count in a variable or in an iterator.
+# These take their seeds as arguments, or count in a variable or an iterator.
 _ARE_READABLE = ("Stateless", "Stateful")
-_EAGER = "__wrapped__"  # the context's name for an op that was called by itself
+_EAGER = "__wrapped__"  # the context's prefix for an op that was called eagerly
 
-_looked_at: set[str] = set()
-_drawing: list[str] = []  # functions with random ops that nobody can put back
+_examined: set[str] = set()
+_drawing: list[str] = []  # functions with random ops that cannot be restored
 
 
 def is_generator(value: object) -> bool:
@@ -49,23 +48,14 @@ def restore_generator(value: Any, state: Mapping[str, Any]) -> None:
     distribute.assign(value.state, tf.constant(state["state"]))
 
 
-def reseed(value: Any, seed: int) -> None:
-    """Seed a generator that somebody holds."""
-    value.reset_from_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-
-def is_global(value: object) -> bool:
-    """Whether a generator is the one that TensorFlow gives to whoever asks for any."""
-    return value is _global_generator()
-
-
-def _global_generator() -> Any:
-    # To ask TensorFlow for it would make one.
+def global_generator() -> Any:
+    """The generator that TensorFlow gives to code that asks for any; None if there is none yet."""
+    # Asking TensorFlow itself would make one.
     return stateful_random_ops.global_generator
 
 
 def global_state() -> Any:
-    """The seed, and where in its sequence the seeds of ops are."""
+    """The seed, and the state of the generator of op seeds."""
     held = context.context()
     if held._seed is None:
         return None
@@ -83,34 +73,34 @@ def set_global_state(state: Any) -> None:
 
 
 def seed_global(seed: int) -> None:
-    """Seed what eager ops draw; a script that has not set a seed wants other numbers each time."""
+    """Seed what eager ops draw, unless the script has set no seed."""
     held = context.context()
     if held._seed is not None:
         held._seed = seed & 0x7FFFFFFF
         held._rng = random.Random(held._seed)
 
 
-def generators(*, devices: bool) -> dict[str, Any]:  # noqa: ARG001  they are variables on the host
+def generators() -> dict[str, Any]:
     states: dict[str, Any] = {"tensorflow": None}
     now = global_state()
     if now is not None:
         seed, (version, words, gauss) = now
         states["tensorflow"] = (seed, version, struct.pack(f"<{len(words)}I", *words), gauss)
-    if _global_generator() is not None:
-        states["tensorflow.generator"] = generator_state(_global_generator())
+    if global_generator() is not None:
+        states["tensorflow.generator"] = generator_state(global_generator())
     find_hidden_draws()
     return states
 
 
 def restore_generators(states: Mapping[str, Any]) -> list[str]:
-    """Put the global seed and generator back; returns what could not be."""
+    """Restore the global seed and generator; returns what could not be restored."""
     then = states.get("tensorflow")
     if then is not None:
         seed, version, packed, gauss = then
         then = (seed, (version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
     if then != global_state():
         set_global_state(then)
-        if not _drawing:  # these would begin their sequences anew, again and again
+        if not _drawing:  # these would restart their sequences each time
             context.context().clear_kernel_cache()
     return _restore_global_generator(states.get("tensorflow.generator"))
 
@@ -118,40 +108,40 @@ def restore_generators(states: Mapping[str, Any]) -> list[str]:
 def _restore_global_generator(state: Mapping[str, Any] | None) -> list[str]:
     if state is None:
         return []
-    if _global_generator() is None:
+    if global_generator() is None:
         fresh = tf.random.Generator.from_state(state["state"], state["algorithm"])
         tf.random.set_global_generator(fresh)
         return []
     try:
         # In place: a tf.function may have captured it.
-        restore_generator(_global_generator(), state)
+        restore_generator(global_generator(), state)
     except ValueError as error:
         return [f"TensorFlow's global generator ({error})"]
     return []
 
 
 def is_hidden_draw(op: str) -> bool:
-    """Whether an op draws random numbers and counts them where nobody can read it."""
+    """Whether an op draws random numbers and counts them in its kernel."""
     if op.startswith(_ARE_READABLE) or op in _CLEAR_TOO or "Dataset" in op:
         return False
     return "Random" in op or op in _DRAW_TOO
 
 
 def hidden_draws(nodes: Iterable[Any]) -> list[str]:
-    """The ops among these nodes of a graph that draw so."""
+    """Such ops among the nodes of a graph."""
     return sorted({node.op for node in nodes if is_hidden_draw(node.op)})
 
 
 def find_hidden_draws() -> None:
-    """Say once for each tf.function that draws numbers which cannot be the same in a next life."""
+    """Find tf.functions whose draws differ after a restart; the first one is reported."""
     if not context.executing_eagerly():
         return
     held = context.context()
     if not held._initialized:
         return
-    for name in held.list_function_names() - _looked_at:
-        _looked_at.add(name)
-        if name.startswith(_EAGER) or "_Dataset_" in name:  # a feed looks at those of its data
+    for name in held.list_function_names() - _examined:
+        _examined.add(name)
+        if name.startswith(_EAGER) or "_Dataset_" in name:  # a feed examines those of its data
             continue
         ops = hidden_draws(held.get_function_def(name).node_def)
         if ops:
@@ -167,7 +157,7 @@ def find_hidden_draws() -> None:
 
 
 def plain_name(name: str) -> str:
-    """A function's name as its author knows it: __inference_step_517 is step.
+    """A function's name in the script: __inference_step_517 is step.
 
     >>> plain_name("__inference_step_517")
     'step'

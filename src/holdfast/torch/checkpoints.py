@@ -1,8 +1,8 @@
-"""Checkpoints that others wrote with torch, read without running any code of theirs.
+"""Checkpoints of torch and other libraries, read without running their code.
 
-And torch.distributed.checkpoint (DCP), written as well. Its folder is a pickled table, `.metadata`,
-and files with one torch.save after the other: of the table only the types that it is made of are
-let in, of the others what weights_only lets in.
+torch.distributed.checkpoint (DCP) is also written. Its folder is a pickled table, `.metadata`, and
+files with one torch.save after the other: the table may contain only its own types, the files only
+what weights_only allows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast.torch.adapter import ADAPTER
 from holdfast.torch.pt_file import Refused as Refused
 from holdfast.torch.pt_file import load_pt, read_known
 
@@ -47,11 +47,11 @@ _IN_TABLE = {
 
 
 class Incomplete(Exception):
-    """Some of what the checkpoint should hold is not there."""
+    """Some of the checkpoint is missing."""
 
 
 class Unwritable(Exception):
-    """The format has no place for some of it."""
+    """The format cannot represent some of it."""
 
 
 def is_tensor(value: object) -> bool:
@@ -59,7 +59,7 @@ def is_tensor(value: object) -> bool:
 
 
 def read_file(path: Path) -> Any:
-    """What torch.save wrote; Refused if it cannot be had without running code."""
+    """What torch.save wrote; Refused if that needs running code."""
     return load_pt(path)
 
 
@@ -67,7 +67,7 @@ def read_file(path: Path) -> Any:
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, in the memory that it is read into."""
+    """All tensors of a file, in memory."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         table = json.loads(file.read(length)) if length <= path.stat().st_size else None
@@ -82,7 +82,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         spec = _spec_of(name, entry)
         if not 0 <= first <= last <= data.nbytes or last - first != spec.size_bytes:
             raise Incomplete(f"{name} should be {spec.size_bytes} bytes, and is not")
-        found[name] = adapter.borrow(spec, data[first:last])
+        found[name] = ADAPTER.borrow(spec, data[first:last])
     return found
 
 
@@ -90,7 +90,7 @@ def _spec_of(name: str, entry: dict[str, Any]) -> TensorSpec:
     if entry["dtype"] not in _TORCH_NAMES:
         raise Incomplete(f"{name} is of type {entry['dtype']}, which this holdfast lacks")
     dtype, shape = _TORCH_NAMES[entry["dtype"]], tuple(entry["shape"])
-    size = adapter.item_bytes(dtype)
+    size = ADAPTER.item_bytes(dtype)
     return TensorSpec(
         name, "torch", dtype, entry["dtype"], shape, None, size, math.prod(shape) * size
     )
@@ -100,7 +100,7 @@ def _spec_of(name: str, entry: dict[str, Any]) -> TensorSpec:
 
 
 def read_dcp(folder: Path) -> dict[str, Any]:
-    """All that the ranks have stored, with tensors made whole, as the state_dict that was saved."""
+    """The state_dict that the ranks have saved, with whole tensors."""
     with (folder / METADATA).open("rb") as file:
         table = read_known(file, _IN_TABLE)
     places: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
@@ -152,14 +152,14 @@ def _whole(name: str, about: Any, pieces: list[tuple[tuple[int, ...], Any]]) -> 
     return whole
 
 
-def _put(tree: dict[Any, Any], way: tuple[Any, ...], value: Any) -> None:
-    for key in way[:-1]:
+def _put(tree: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
         tree = tree.setdefault(key, {})
-    tree[way[-1]] = value
+    tree[path[-1]] = value
 
 
 def _listed(tree: Any) -> Any:
-    """Lists where the ways have numbers: keys of dicts are strings there."""
+    """Lists where the paths have numbers: keys of dicts are strings there."""
     if not isinstance(tree, dict):
         return tree
     inner = {key: _listed(item) for key, item in tree.items()}
@@ -169,12 +169,12 @@ def _listed(tree: Any) -> Any:
 
 
 def write_dcp(folder: Path, state: dict[str, Any]) -> None:
-    """Write a state_dict as one rank would, for any number of ranks to load."""
+    """Write a state_dict as one rank; any number of ranks can load it."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process only
+        warnings.simplefilter("ignore")  # about the single process
         writer = dcp.FileSystemWriter(str(folder), single_file_per_rank=True)
         try:
             dcp.save(state, storage_writer=writer, no_dist=True)
@@ -189,7 +189,7 @@ def write_dcp(folder: Path, state: dict[str, Any]) -> None:
 
 
 def generators_of(found: Any) -> dict[str, Any] | None:
-    """As a run stores them; None if those of Python and of the CPU are not among them."""
+    """The generators as a run stores them; None if those of Python or the CPU are missing."""
     if not isinstance(found, dict) or not {"python", "numpy", "cpu"} <= found.keys():
         return None
     import struct

@@ -1,13 +1,14 @@
-"""What holdfast must know of torch's DistributedDataParallel (DDP).
+"""torch's DistributedDataParallel (DDP).
 
 Which modules it wraps, which tensors it keeps equal on all ranks, and in which order it sums
-gradients: a sum in another order is another sum, in its last bits.
+gradients: a sum in another order differs in its last bits.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,8 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from holdfast.torch import alias_key
-from holdfast.torch.waits import WaitMeter
+from holdfast.torch.adapter import ADAPTER
 
 __all__ = [
     "Replicated",
@@ -33,30 +33,29 @@ _DEPTH = 20  # of containers in containers, in the user's state
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 _ZERO_CLASS = f"{_ZERO}.ZeroRedundancyOptimizer"
 _AVERAGERS = "torch.distributed.algorithms.model_averaging.averagers"
-# Hooks of torch whose result is the same on all ranks. noop_hook and post_localSGD_hook are
-# not among them, and of what a user writes nothing is known.
+# Hooks of torch whose result is the same on all ranks. noop_hook and post_localSGD_hook are not
+# among them, and hooks of users are unknown.
 _EQUALIZING_HOOKS = tuple(
     f"torch.distributed.algorithms.ddp_comm_hooks.{name}"
     for name in ("default_hooks", "powerSGD_hook", "quantization_hooks", "mixed_precision_hooks")
 )
-# What hooks of torch remember from step to step, and nobody can store.
+# States of torch's hooks that last from step to step and cannot be stored.
 _HOOK_MEMORIES = ("PowerSGDState", "PostLocalSGDState")
 
 
 def find_ddp(state: Mapping[str, Any]) -> list[DistributedDataParallel]:
     """The DDP modules that wrap anything of the state, in the same order on every rank.
 
-    People pass `model.module`, or the bare model, or only the optimizer. So every DDP module
-    that lives is looked at, and belongs here if a parameter of it is in the state. That takes
-    0.1 s in a process with a million objects. (What `gc.freeze` has hidden is found only if it
-    is itself in the state.) Empty without a process group, or in a world of one.
+    People pass `model.module`, or the bare model, or only the optimizer. So every live DDP module
+    is examined, and returned if one of its parameters is in the state: 0.1 s in a process with a
+    million objects. (A module that `gc.freeze` hides is found only if it is in the state.) Empty
+    without a process group, or in a world of one.
     """
     if not _has_others():
         return []
     found = _wrappers(state)
     if _overlap(found):
-        # A wrapper that was thrown away, and lives on where the collector has not come yet. On
-        # other ranks it may have.
+        # A discarded wrapper that is not collected yet. On other ranks it may be.
         del found
         gc.collect()
         found = _wrappers(state)
@@ -80,13 +79,12 @@ def _wrappers(state: Mapping[str, Any]) -> list[DistributedDataParallel]:
     for module in candidates.values():
         seen = [places[id(p)] for p in module.parameters() if id(p) in places]
         if seen:
-            # Lists of objects come in any order; this one depends on what all ranks have alike.
+            # gc gives objects in any order; this order is the same on all ranks.
             found.append((min(seen), _reducer_size(module), module))
     return [module for *_, module in sorted(found, key=lambda each: each[:2])]
 
 
 def _parts(value: Any, depth: int = 0) -> Iterator[torch.nn.Module | Optimizer]:
-    """The modules and optimizers in a state, in its order."""
     if isinstance(value, torch.nn.Module | Optimizer):
         yield value
     elif depth < _DEPTH and isinstance(value, Mapping | list | tuple):
@@ -101,7 +99,7 @@ def _parameters(part: torch.nn.Module | Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _alive(kind: type) -> list[Any]:
-    """Every instance that lives: torch keeps no list of them."""
+    """Every live instance: torch keeps no list of them."""
     objects = gc.get_objects()
     kinds = {each for each in set(map(type, objects)) if kind in each.__mro__}
     return [each for each in objects if type(each) in kinds] if kinds else []
@@ -113,14 +111,13 @@ def _overlap(modules: Sequence[DistributedDataParallel]) -> bool:
 
 
 def _reducer(module: DistributedDataParallel) -> Any:
-    """What sums its gradients; None where something else does."""
+    """The C++ reducer that sums its gradients; None if something else does."""
     if getattr(module, "_use_python_reducer", False):  # under a compiler
         return None
     return getattr(module, "reducer", None)
 
 
 def _reducer_size(module: DistributedDataParallel) -> int:
-    """How many parameters it sums the gradients of."""
     reducer = _reducer(module)
     return 0 if reducer is None else len(reducer.get_backward_stats())
 
@@ -128,8 +125,8 @@ def _reducer_size(module: DistributedDataParallel) -> int:
 class Replicated:
     """The tensors that are the same on all ranks at every boundary, by their `alias_key`.
 
-    Memory that is freed may be used again for something that is not replicated. So a key counts
-    only while the tensor lives that had it, and lies where it lay.
+    Freed memory may be reused for a tensor that is not replicated. So a key counts only while its
+    tensor lives and has not moved.
     """
 
     def __init__(
@@ -162,7 +159,7 @@ class Replicated:
         return len(self._tensors)
 
     def is_current(self) -> bool:
-        """Whether they would be the same today; takes a few microseconds, so ask at any boundary.
+        """Whether they are still the same; takes a few microseconds.
 
         They are not when an optimizer has stepped for the first time or got other parameters or
         another state, when a model was moved, and once a `join` for uneven inputs has begun.
@@ -178,7 +175,7 @@ class Replicated:
         )
 
     def _add(self, tensor: torch.Tensor) -> None:
-        key = alias_key(tensor)
+        key = ADAPTER.alias_key(tensor)
         if key is not None:
             self._tensors[key] = weakref.ref(tensor)
 
@@ -193,15 +190,15 @@ class Replicated:
 def replicated_keys(
     state: Mapping[str, Any], modules: Sequence[DistributedDataParallel]
 ) -> Replicated:
-    """What the ranks need to store but once: `alias_key(tensor) in replicated_keys(…)`.
+    """What the ranks need to store only once: `alias_key(tensor) in replicated_keys(…)`.
 
-    Those are the parameters of modules that are summed over the whole world, and what torch's
-    own optimizers keep for them. Buffers are not: running statistics differ between two forward
-    passes. Build it anew after a restore, when the state has other objects (`run.update`), and
-    when `is_current()` says so; an old one says "not replicated" of what is new to it.
+    Those are the parameters of modules that are summed over the whole world, and what torch's own
+    optimizers keep for them. Buffers are not: running statistics differ between ranks. Make a new
+    one after a restore, when the state has other objects (`run.update`), and when `is_current()` is
+    False; an old one does not contain what is new.
 
-    Equal "by construction" has limits that cannot be seen from one rank: a frozen parameter
-    that is changed from the rank's own batches, or a learning rate that follows its own loss.
+    Not detectable from one rank: a frozen parameter that is changed from the rank's own batches, or
+    a learning rate that follows its own loss.
     """
     return Replicated(state, modules if _has_others() else [])
 
@@ -212,7 +209,7 @@ def _first(module: DistributedDataParallel) -> tuple[torch.Tensor, int]:
 
 
 def _is_joining(module: DistributedDataParallel) -> bool:
-    """Whether ranks that have run out of inputs may be steps behind."""
+    """Whether ranks without inputs may be steps behind."""
     return bool(module._join_config.enable)
 
 
@@ -222,13 +219,13 @@ def _keeps_ranks_equal(module: DistributedDataParallel) -> bool:
         set(dist.get_process_group_ranks(module.process_group)) == set(range(dist.get_world_size()))
         and not _is_joining(module)
         and all(_equalizes(hook) for hook, _ in getattr(module, "_comm_hooks", ()))
-        # Whoever was frozen when it was wrapped, and is no longer, gets no sum over the ranks.
+        # A parameter that was frozen when it was wrapped, and is not now, is not summed.
         and sum(p.requires_grad for p in parameters) <= _reducer_size(module)
     )
 
 
 def _equalizes(hook: Any) -> bool:
-    """Whether a communication hook, and what it may be wrapped around, gives all ranks the same."""
+    """Whether a communication hook, and the hooks inside it, gives all ranks the same result."""
     cells = getattr(hook, "__closure__", None) or ()
     inner = [cell.cell_contents for cell in cells]
     return getattr(hook, "__module__", "") in _EQUALIZING_HOOKS and all(
@@ -237,13 +234,13 @@ def _equalizes(hook: Any) -> bool:
 
 
 def _averages_models() -> bool:
-    """Whether ranks train apart and are averaged now and then."""
+    """Whether ranks train apart and are averaged from time to time."""
     loaded = sys.modules.get(_AVERAGERS)
     return loaded is not None and bool(_alive(loaded.ModelAverager))
 
 
 def _optimizers_of_parts() -> set[int]:
-    """Those in which a ZeroRedundancyOptimizer has only this rank's part of the parameters."""
+    """The optimizers inside a ZeroRedundancyOptimizer: they have this rank's part only."""
     loaded = sys.modules.get(_ZERO)
     if loaded is None:
         return set()
@@ -251,16 +248,16 @@ def _optimizers_of_parts() -> set[int]:
 
 
 def _updates_equally(optimizer: Optimizer) -> bool:
-    """Whether equal gradients make equal states: true of torch's own, of others unknown.
+    """Whether equal gradients make equal states: true for torch's own, unknown for others.
 
-    LBFGS looks at the loss, which each rank has of its own.
+    LBFGS uses the loss, which differs between ranks.
     """
     own = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
     return own.__module__.startswith("torch.optim.") and own is not torch.optim.LBFGS
 
 
 def refuse(value: object) -> str | None:
-    """What to say of state that a run of several ranks cannot store; None if it can."""
+    """Why a run of several ranks cannot store an object; None if it can."""
     if isinstance(value, torch.nn.Module) and any(map(_is_old_fsdp, value.modules())):
         return (
             "a FullyShardedDataParallel module cannot be stored: all ranks must meet to give its "
@@ -285,17 +282,17 @@ def _is_old_fsdp(module: torch.nn.Module) -> bool:
 def settle_buckets(modules: Sequence[DistributedDataParallel]) -> list[str]:
     """Fix the order in which gradients are summed; returns what stays different, in sentences.
 
-    All ranks must call it, at the start of every life, fresh or resumed, before the first
-    forward pass. DDP sums the first step in one bucket, learns in which order gradients come,
-    and sums all later steps in other buckets: so the first step of a resumed life would differ
-    from the same step of an undisturbed one (with more than two ranks; two make the same sum in
-    any order). Here every life begins with buckets in the reverse order of registration, which
-    is what DDP would learn of a model that uses its layers in order.
+    All ranks must call it at the start of every attempt, new or resumed, before the first forward
+    pass. DDP sums the first step in one bucket, learns in which order gradients come, and sums all
+    later steps in other buckets: so the first step of a resumed attempt would differ from the same
+    step of an undisturbed one (with more than two ranks; two make the same sum in any order). Here
+    every attempt begins with buckets in the reverse order of registration, which is what DDP would
+    learn of a model that uses its layers in order.
 
     Modules that have trained already keep what they have learned, and `find_unused_parameters`
-    keeps its first buckets anyway. What stays different and cannot be seen from here: with
-    `gradient_as_bucket_view`, `zero_grad(set_to_none=False)` and a number of ranks that is no
-    power of two, DDP divides in the first step of a life by another operation than later.
+    keeps its first buckets anyway. One difference stays and cannot be detected here: with
+    `gradient_as_bucket_view`, `zero_grad(set_to_none=False)` and a number of ranks that is not a
+    power of two, DDP divides by another operation in the first step of an attempt.
     """
     return [sentence for module in modules for sentence in _settle(module)]
 
@@ -325,7 +322,7 @@ def _settle(module: DistributedDataParallel) -> Iterator[str]:
 
 def _rebuild(reducer: Any, group: dist.ProcessGroup) -> bool:
     """Let DDP build its final buckets now; all ranks of the group take part."""
-    between = _Reversing(group)  # the reducer does not keep the Python half of it alive
+    between = _Reversing(group)  # the reducer does not keep the Python object alive
     update: Callable[[dist.ProcessGroup], None] = reducer._update_process_group
     reducer._push_all_rebuilt_params()
     update(between)
@@ -336,11 +333,11 @@ def _rebuild(reducer: Any, group: dist.ProcessGroup) -> bool:
 
 
 class _Reversing(dist.ProcessGroup):
-    """Stands between a reducer and its group while rank 0 tells the others the new buckets.
+    """Sits between a reducer and its group while rank 0 sends the new buckets to the others.
 
-    Left to itself the reducer would take the parameters as they were registered. The last
-    layer's gradients come first, so no bucket could be sent before the backward pass has ended,
-    and nothing of it would be hidden behind the computing (measured: 16 ms became 0.5).
+    By default the reducer would take the parameters as they were registered. The last layer's
+    gradients come first, so no bucket could be sent before the end of the backward pass, and
+    communication would not overlap with computing (measured: 16 ms became 0.5).
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -351,8 +348,172 @@ class _Reversing(dist.ProcessGroup):
     def broadcast(self, tensors: list[torch.Tensor], *options: Any) -> Any:  # type: ignore[override]
         self._calls += 1
         (told,) = tensors
-        if self._calls == 1:  # the parameters of all buckets one behind the other, and their number
+        if self._calls == 1:  # the parameters of all buckets in a row, and their number
             told[:-1] = told[:-1].flip(0)
         elif self._calls == 2:  # the size of each bucket
             told.copy_(told.flip(0))
         return self._group.broadcast(tensors, *options)
+
+
+# -- How long this rank waits for the others ---------------------------------------------
+# DDP times a step now and then for its own log: when the backward pass was done, and when the
+# last of the sums over all ranks was there. The time between is waiting. One wait it does not
+# log: a module with buffers begins each forward pass with those of rank 0, and a rank that is
+# early waits there. So a clock is put around that call.
+
+
+# DDP times the first ten steps, and then one in so many. On a device its log waits for the end of
+# the last step, so a timed step cannot be queued while that one still runs.
+_TIMED_ON_CPU = 5
+_TIMED_ON_DEVICE = 20
+_UNSETTLED = 2  # the first steps wait for the rank that was started last
+
+
+class WaitMeter:
+    """Reads how long this rank has waited; between two reads it costs only DDP's own log.
+
+    >>> meter = WaitMeter(find_ddp(state))  # doctest: +SKIP
+    >>> meter.read()  # at any boundary; None if no step was timed since  # doctest: +SKIP
+    (5, 0.0512, 0.0634)
+    """
+
+    def __init__(self, modules: Sequence[DistributedDataParallel]) -> None:
+        timed = [module for module in modules if getattr(module, "logger", None) is not None]
+        self._sources = [_ModuleWaits(module) for module in timed]
+        self._read_at = time.perf_counter()
+
+    def read(self) -> tuple[int, float, float] | None:
+        """The steps since the last sample, and of the newest: seconds waited, seconds in all.
+
+        It is one sample, not an average.
+        """
+        steps, waited = 0, 0.0
+        for source in self._sources:
+            new, seconds = source.read()
+            steps, waited = max(steps, new), waited + seconds
+        if not steps:
+            return None
+        now = time.perf_counter()
+        step_seconds = (now - self._read_at) / steps
+        self._read_at = now
+        return steps, waited, step_seconds
+
+    def close(self) -> None:
+        """Remove the clocks."""
+        for source in self._sources:
+            source.close()
+        self._sources.clear()
+
+
+class _ModuleWaits:
+    """One module: its log, and the clock around its buffers."""
+
+    def __init__(self, module: DistributedDataParallel) -> None:
+        on_cpu = module.device.type == "cpu"
+        module._set_ddp_runtime_logging_sample_rate(_TIMED_ON_CPU if on_cpu else _TIMED_ON_DEVICE)
+        self._module = weakref.ref(module)
+        self._seen = 0
+        self._clock = _watch_buffers(module)
+
+    def read(self) -> tuple[int, float]:
+        module = self._module()
+        if module is None or module.logger is None:
+            return 0, 0.0
+        log = module.logger._get_ddp_logging_data().ints_map  # without the long strings
+        step, before = log.get("iteration", 0), self._seen
+        if step <= before:
+            return 0, 0.0
+        self._seen = step
+        buffers = self._clock.seconds() if self._clock is not None else 0.0
+        if step <= _UNSETTLED:
+            return 0, 0.0
+        exposed = log["backward_comm_time"] - log["backward_compute_comm_overlap_time"]
+        return step - before, max(0, exposed) / 1e9 + buffers
+
+    def close(self) -> None:
+        module = self._module()
+        if module is not None:
+            _forget_buffers(module)
+
+
+class _HostClock:
+    """Mean seconds per call."""
+
+    def __init__(self) -> None:
+        self._calls, self._total = 0, 0.0
+
+    def time(self, call: Callable[[], None]) -> None:
+        begun = time.perf_counter()
+        call()
+        self._total += time.perf_counter() - begun
+        self._calls += 1
+
+    def seconds(self) -> float:
+        """Since the last call."""
+        calls, total = self._calls, self._total
+        self._calls, self._total = 0, 0.0
+        return total / calls if calls else 0.0
+
+
+class _DeviceClock:
+    """The same where the host only queues the call: by two events, without waiting."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def time(self, call: Callable[[], None]) -> None:
+        if self._pending is not None:
+            call()
+            return
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        call()
+        ended.record()
+        self._pending = begun, ended
+
+    def seconds(self) -> float:
+        if self._pending is None or not self._pending[1].query():
+            return 0.0
+        begun, ended = self._pending
+        self._pending = None
+        return float(begun.elapsed_time(ended)) / 1e3
+
+
+_clocks: weakref.WeakKeyDictionary[DistributedDataParallel, _HostClock | _DeviceClock] = (
+    weakref.WeakKeyDictionary()
+)
+_untimed: Callable[[Any], None] | None = None  # DDP's own method, while ours replaces it
+
+
+def _watch_buffers(module: DistributedDataParallel) -> _HostClock | _DeviceClock | None:
+    global _untimed
+    device = module.device.type
+    has_buffers = next(module.module.buffers(), None) is not None
+    if device not in ("cpu", "cuda") or not has_buffers:
+        return None
+    if not hasattr(DistributedDataParallel, "_sync_buffers"):
+        return None
+    clock = _clocks[module] = _HostClock() if device == "cpu" else _DeviceClock()
+    if _untimed is None:
+        _untimed = DistributedDataParallel._sync_buffers
+        # In the class: in an instance it could not be pickled.
+        DistributedDataParallel._sync_buffers = _timed  # type: ignore[method-assign]
+    return clock
+
+
+def _forget_buffers(module: DistributedDataParallel) -> None:
+    global _untimed
+    _clocks.pop(module, None)
+    if not _clocks and _untimed is not None:
+        DistributedDataParallel._sync_buffers = _untimed  # type: ignore[method-assign]
+        _untimed = None
+
+
+@torch._disable_dynamo  # torch.compile would trace it and break the graph
+def _timed(module: DistributedDataParallel) -> None:
+    untimed = _untimed or DistributedDataParallel._sync_buffers
+    clock = _clocks.get(module)
+    if clock is None or not torch.is_grad_enabled():  # not while it evaluates
+        untimed(module)
+    else:
+        clock.time(lambda: untimed(module))

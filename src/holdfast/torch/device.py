@@ -1,40 +1,43 @@
-"""From a CUDA device into a slot, without keeping training waiting.
+"""Copies from a CUDA device into a slot while training goes on.
 
-With room on the device: all tensors are copied into a spare buffer there, at the speed of its
-memory; the work that training queues from then on waits for that and for nothing else. The
-buffer goes home behind the next steps, on a stream of its own, into memory that is registered
-with the driver. Without room, see held_back.py.
+With room on the device, all tensors are copied into a spare buffer there, at the speed of its
+memory; only that delays the work that training queues next. The buffer is then copied to the host
+during the next steps, on a stream of its own, into memory that is registered with the driver.
+Without room, `HeldBack` copies straight into the slot.
 
-A slot is whole only when its last byte has come (see _run/saving/async_copy.py).
+A slot is whole only when its last byte has arrived (see _run/saving/async_copy.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import statistics
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast._store.format.image import TensorSpec
-from holdfast.torch.held_back import HeldBack
+from holdfast._text import say
 
-_ALIGNMENT = 512  # as the allocator has it: a kernel copies aligned memory faster
+_ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
 _LEAST_ROOM_BYTES = 1 << 30
-_ROOM_SHARE = 16  # of the device's memory, one part in so many stays free for training
-_POOL_STREAMS = 32  # torch hands out so many of each priority, in turn
+_ROOM_SHARE = 16  # this fraction of the device's memory stays free for training
+_POOL_STREAMS = 32  # torch has this many of each priority, and uses them in turn
 _PORTABLE = 1  # registered for every device
-_BESIDE_SHARE = 0.02  # of its time, a copy home slows what the device does meanwhile
-_BYTES_PER_SECOND = 1e12  # of a copy on the device, until one was measured
+_BESIDE_SHARE = 0.02  # of its time: how much a copy to the host slows the device
+_BYTES_PER_SECOND = 1e12  # of a copy on the device, until one is measured
 _REMEMBERED = 8
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
-class _Run:
-    """Tensors that follow one another in the image: they come home in one copy."""
+class _ImageSpan:
+    """Tensors that are adjacent in the image: one copy to the host."""
 
     offset: int  # in the image
     size_bytes: int
@@ -51,7 +54,7 @@ class Timing:
 
     @classmethod
     def new(cls) -> Timing:
-        # Blocking: whoever waits for it sleeps, where it would else burn a core.
+        # Blocking: the waiting thread sleeps instead of spinning.
         return cls(*(torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(3)))
 
 
@@ -70,8 +73,8 @@ class Devices:
         size_bytes = sum(spec.size_bytes for spec, _ in places)
         self._costs: deque[float] = deque([2 * size_bytes / _BYTES_PER_SECOND], _REMEMBERED)
         self._is_measured = False
-        self.stall_seconds = 0.0  # for which the last copy kept training waiting
-        self.is_ahead = False  # the processor, of devices that still had work at the last copy
+        self.stall_seconds = 0.0  # how long the last copy delayed training
+        self.is_ahead = False  # True if the device still had queued work at the last copy
         with torch.cuda.device(next(iter(by_device))):
             self._is_registered = _register(mapped)
         self._parts = [
@@ -83,19 +86,19 @@ class Devices:
     def cost_seconds(self) -> float:
         return statistics.median(self._costs)
 
-    def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _Flight:
+    def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
         self.is_ahead = any(not part.is_idle() for part in self._parts)
         home = self._host[self._slots[slot] :]
-        flights = [
+        copies = [
             part.begin(home, [values[i] for i in indices], careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)
         ]
-        return _Flight(self, flights)
+        return _AllCopies(self, copies)
 
     def note_cost(self, seconds: float) -> None:
         if not self._is_measured:
             self._is_measured = True
-            self._costs.clear()  # what was guessed
+            self._costs.clear()  # the estimate
         self._costs.append(seconds)
 
     def close(self) -> None:
@@ -107,9 +110,7 @@ class Devices:
         del self._host
 
 
-class _Flight:
-    """The copies of all devices for one slot."""
-
+class _AllCopies:
     def __init__(self, devices: Devices, parts: Sequence[Any]) -> None:
         self._devices = devices
         self._parts = parts
@@ -124,8 +125,6 @@ class _Flight:
 
 
 class _OneDevice:
-    """The tensors of one device."""
-
     def __init__(
         self,
         device: torch.device,
@@ -137,7 +136,7 @@ class _OneDevice:
         self._places = places
         self._stream = torch.cuda.Stream(device)
         self._others = _pool_streams(device, self._stream)
-        self._runs, self._staged_at, self._stage_bytes = _find_runs(places)
+        self._spans, self._staged_at, self._stage_bytes = _find_spans(places)
         self._stage: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self._groups: list[list[int]] = []
@@ -155,7 +154,7 @@ class _OneDevice:
         return self._held_back.begin(home, values, busy, [busy[0], *self._others], careful=careful)
 
     def is_idle(self) -> bool:
-        """Whether the device has done all that training has asked of it."""
+        """Whether the device has done all queued work of training."""
         return torch.cuda.current_stream(self.device).query()
 
     def close(self) -> None:
@@ -163,7 +162,7 @@ class _OneDevice:
         if self._held_back is not None:
             self._held_back.close()
 
-    def _by_stage(self, home: torch.Tensor, values: list[torch.Tensor]) -> _StagedFlight:
+    def _by_stage(self, home: torch.Tensor, values: list[torch.Tensor]) -> _StagedCopy:
         assert self._stage is not None
         timing = Timing.new()
         busy = self._busy_streams()
@@ -174,31 +173,31 @@ class _OneDevice:
             for group in self._groups:
                 torch._foreach_copy_([self._views[i] for i in group], [values[i] for i in group])
             timing.freed.record()
-        # What any of them does next may change what is being copied: also one that is idle now.
+        # The next work of any stream may change what is being copied, even of one that is idle now.
         for stream in (busy[0], *self._others):
             stream.wait_event(timing.freed)
         pieces = [
             (
-                home[run.offset : run.offset + run.size_bytes],
-                self._stage[run.staged : run.staged + run.size_bytes],
+                home[span.offset : span.offset + span.size_bytes],
+                self._stage[span.staged : span.staged + span.size_bytes],
             )
-            for run in self._runs
+            for span in self._spans
         ]
-        flight = _StagedFlight(timing, self._stream, pieces)
+        copy = _StagedCopy(timing, self._stream, pieces)
         if self._is_registered:
-            flight.send_home()
-        return flight
+            copy.send_home()
+        return copy
 
     def _busy_streams(self) -> list[torch.cuda.Stream]:
-        """The current stream, and whichever other of torch's has not done all its work.
+        """The current stream, and every other stream of torch that has queued work.
 
-        An update on a stream of the user's own may still be under way.
+        An update may still run on a stream of the user.
         """
         current = torch.cuda.current_stream(self.device)
         return [current, *(each for each in self._others if not each.query() and each != current)]
 
     def _has_stage(self) -> bool:
-        """Whether there is a spare buffer: made once, and given up when memory runs short."""
+        """Whether there is a spare buffer: made once, and freed when memory runs short."""
         if not self._may_stage:
             return False
         free, total = torch.cuda.mem_get_info(self.device)
@@ -222,7 +221,7 @@ class _OneDevice:
             _typed(stage, at, spec)
             for at, (spec, _) in zip(self._staged_at, self._places, strict=True)
         ]
-        # One kernel copies many tensors if they are of one type and in the same order.
+        # One kernel copies many tensors if they have one dtype and one memory order.
         groups: dict[Any, list[int]] = {}
         for index, (spec, _) in enumerate(self._places):
             if spec.size_bytes:
@@ -231,9 +230,7 @@ class _OneDevice:
         self._groups = list(groups.values())
 
 
-class _StagedFlight:
-    """A copy from the spare buffer into a slot."""
-
+class _StagedCopy:
     def __init__(
         self,
         timing: Timing,
@@ -247,7 +244,7 @@ class _StagedFlight:
         self.stall_seconds = self.cost_seconds = 0.0
 
     def send_home(self) -> None:
-        """Queue the copies; into memory that is not registered, this waits for them."""
+        """Queue the copies; if the memory is not registered, this waits for them."""
         self._is_sent = True
         with torch.cuda.stream(self._stream):
             for target, source in self._pieces:
@@ -273,28 +270,28 @@ def _typed(base: torch.Tensor, at: int, spec: TensorSpec) -> torch.Tensor:
     return base[at : at + spec.size_bytes].view(dtype).view(spec.shape)
 
 
-def _find_runs(
+def _find_spans(
     places: Sequence[tuple[TensorSpec, int]],
-) -> tuple[list[_Run], list[int], int]:
-    """The runs in the image, where each tensor stands in the spare buffer, and its size."""
+) -> tuple[list[_ImageSpan], list[int], int]:
+    """The spans in the image, the place of each tensor in the spare buffer, and its size."""
     order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0].size_bytes))
-    runs: list[_Run] = []
+    spans: list[_ImageSpan] = []
     staged_at = [0] * len(places)
     size = 0
     for index in order:
         spec, offset = places[index]
-        if not runs or runs[-1].offset + runs[-1].size_bytes != offset:
+        if not spans or spans[-1].offset + spans[-1].size_bytes != offset:
             start = -(-size // _ALIGNMENT) * _ALIGNMENT + offset % _ALIGNMENT
-            runs.append(_Run(offset, 0, start))
-        run = runs[-1]
-        staged_at[index] = run.staged + run.size_bytes
-        run.size_bytes += spec.size_bytes
-        size = run.staged + run.size_bytes
-    return runs, staged_at, max(1, size)
+            spans.append(_ImageSpan(offset, 0, start))
+        span = spans[-1]
+        staged_at[index] = span.staged + span.size_bytes
+        span.size_bytes += spec.size_bytes
+        size = span.staged + span.size_bytes
+    return spans, staged_at, max(1, size)
 
 
 def _pool_streams(device: torch.device, own: torch.cuda.Stream) -> list[torch.cuda.Stream]:
-    """Every stream that torch may have given to anybody: it hands out the same few in turn."""
+    """Every stream that torch may have given to the script: it uses the same few in turn."""
     found = {}
     for priority in (0, -1):
         for _ in range(_POOL_STREAMS):
@@ -306,7 +303,177 @@ def _pool_streams(device: torch.device, own: torch.cuda.Stream) -> list[torch.cu
 
 
 def _register(mapped: Any) -> bool:
-    """Tell the driver of the arena, so that it copies there without the processor's help."""
+    """Register the arena with the driver, so that the device copies there by DMA."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     result = torch.cuda.cudart().cudaHostRegister(address, len(mapped), _PORTABLE)
     return int(result) == 0
+
+
+# -- Without room on the device: straight into the slot --------------------------------
+# Tensors that only an optimizer changes are copied to the host during the next forward and backward
+# pass, and the optimizer's next step waits for that. Everything else (running means, a scaler) is
+# copied before training goes on.
+#
+# It is checked that only the optimizer changes those tensors: their sums are computed on the device
+# before training goes on, and again of the copies. If they differ (weights that were swapped for an
+# evaluation, say), the slot is not used, and from then on training waits for each copy.
+
+
+@dataclass
+class _Watch:
+    """What the hook of all optimizers observes."""
+
+    steps: int = 0
+    in_graph: bool = False  # a step was captured in a CUDA graph: its replays are not observed
+    optimizers: weakref.WeakSet[torch.optim.Optimizer] = field(default_factory=weakref.WeakSet)
+    copies: list[weakref.ref[_HeldBackCopy]] = field(default_factory=list)
+
+
+_watch = _Watch()
+_hook: Any = None
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        _watch.in_graph = True
+        return
+    _watch.steps += 1
+    _watch.optimizers.add(optimizer)
+    for reference in list(_watch.copies):
+        copy = reference()
+        if copy is None or copy.landed.query():
+            _watch.copies.remove(reference)
+        else:
+            copy.hold_back()
+
+
+class HeldBack:
+    """Copies the tensors of one device."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream,
+        places: Sequence[tuple[TensorSpec, int]],
+    ) -> None:
+        global _hook
+        if _hook is None:
+            _hook = register_optimizer_step_pre_hook(_before_step)
+        self._device = device
+        self._stream = stream
+        self._places = places
+        self._steps = _watch.steps
+        self._may_hold_back = True
+
+    def begin(
+        self,
+        home: torch.Tensor,
+        values: list[torch.Tensor],
+        busy: Sequence[torch.cuda.Stream],
+        everyone: Sequence[torch.cuda.Stream],
+        *,
+        careful: bool,
+    ) -> _HeldBackCopy:
+        """Begin to copy when the busy streams have done their queued work.
+
+        A careful copy delays everything that training does next.
+        """
+        has_stepped, self._steps = _watch.steps > self._steps, _watch.steps
+        holds_back = self._may_hold_back and has_stepped and not _watch.in_graph and not careful
+        later = _of_optimizers(values) if holds_back else []
+        at_once = sorted(set(range(len(values))) - set(later))
+        targets = [_typed(home, at, spec) for spec, at in self._places]
+        for stream in busy:
+            self._stream.wait_stream(stream)
+        copy = _HeldBackCopy(self, [targets[i] for i in later])
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            copy.began.record()
+            if later:
+                copy.expect(torch.stack([_sum(values[i]) for i in later]))
+            self._copy([targets[i] for i in at_once], [values[i] for i in at_once])
+            copy.freed.record()
+            for stream in everyone:
+                stream.wait_event(copy.freed)
+            self._copy([targets[i] for i in later], [values[i] for i in later])
+            copy.landed.record()
+        if later:
+            _watch.copies.append(weakref.ref(copy))
+        return copy
+
+    def _copy(self, targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value, non_blocking=True)
+
+    def distrust(self) -> None:
+        """Something other than an optimizer changes these tensors."""
+        if self._may_hold_back:
+            self._may_hold_back = False
+            say(
+                "the parameters were changed outside of the optimizer's step while they were "
+                "copied: that snapshot is not used, and training waits for the next ones."
+            )
+
+    def close(self) -> None:
+        self._places = ()
+
+
+class _HeldBackCopy:
+    """A copy to the host that the optimizer waits for."""
+
+    def __init__(self, owner: HeldBack, later: list[torch.Tensor]) -> None:
+        self._owner = owner
+        self._later = later
+        events = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(3)]
+        self.began, self.freed, self.landed = events
+        self._sums: torch.Tensor | None = None
+        self._held: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.stall_seconds = self.cost_seconds = 0.0
+
+    def expect(self, sums: torch.Tensor) -> None:
+        """Record, on this stream, the sums of the tensors now."""
+        self._sums = torch.empty_like(sums, device="cpu", pin_memory=True)
+        self._sums.copy_(sums, non_blocking=True)
+
+    def hold_back(self) -> None:
+        """An optimizer is about to step: let it wait for the copy."""
+        stream = torch.cuda.current_stream(self._owner._device)
+        before = torch.cuda.Event(enable_timing=True)
+        after = torch.cuda.Event(enable_timing=True)
+        before.record(stream)
+        stream.wait_event(self.landed)
+        after.record(stream)
+        self._held.append((before, after))
+
+    def wait(self) -> bool:
+        self.landed.synchronize()
+        self.stall_seconds = self.cost_seconds = self.began.elapsed_time(self.freed) / 1e3
+        for before, after in list(self._held):
+            if after.query():  # else the optimizer has not reached it yet
+                self.cost_seconds += before.elapsed_time(after) / 1e3
+        if self._sums is None:
+            return True
+        if torch.equal(torch.stack([_sum(target) for target in self._later]), self._sums):
+            return True
+        self._owner.distrust()
+        return False
+
+
+def _of_optimizers(values: Sequence[torch.Tensor]) -> list[int]:
+    """Which tensors are an optimizer's moments or parameters: only its step changes them."""
+    memory: set[int] = set()
+    for optimizer in list(_watch.optimizers):
+        for group in optimizer.param_groups:
+            memory.update(parameter.data_ptr() for parameter in group["params"])
+        for held in optimizer.state.values():
+            tensors = held.values() if isinstance(held, dict) else ()
+            memory.update(t.data_ptr() for t in tensors if isinstance(t, torch.Tensor))
+    return [
+        i
+        for i, value in enumerate(values)
+        if value.data_ptr() in memory and value.numel() and not value.is_complex()
+    ]
+
+
+def _sum(value: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor's words: the same in any order and on any device."""
+    return value.view(_WORDS[value.element_size()]).sum(dtype=torch.int64)

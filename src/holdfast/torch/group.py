@@ -1,4 +1,4 @@
-"""What holdfast asks of torch's process group: who we are, and a place to exchange a few words."""
+"""torch's process group: our rank, and its key-value store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rank_and_size() -> tuple[int, int] | None:
 
 
 class GroupStore:
-    """The group's store, through a connection of its own: waiting on the shared one blocks all."""
+    """The group's store, by a connection of its own: waiting on the shared one blocks all."""
 
     def __init__(self) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()
@@ -28,7 +28,7 @@ class GroupStore:
         return bool(self._store.check(keys))
 
     def get(self, keys: list[str]) -> list[bytes]:
-        """The values of keys that are there."""
+        """The values of keys that exist."""
         return [bytes(self._store.get(key)) for key in keys]
 
 

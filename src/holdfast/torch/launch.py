@@ -1,4 +1,4 @@
-"""Start torch's process group, after everything that usually goes wrong has been looked at.
+"""Start torch's process group, after a check of everything that usually goes wrong.
 
     holdfast.torch.init_process_group()
 
@@ -43,11 +43,11 @@ from holdfast._run.ranks.environment import (
 from holdfast._run.ranks.roll_call import call_the_roll
 from holdfast._text import say, speak_plainly
 
-_STORE_SECONDS = 1800.0  # what torch waits for its store unless it is told otherwise
-_CONNECT_SECONDS = 5.0  # at least, even if the others came in the last moment
+_STORE_SECONDS = 1800.0  # torch's default timeout of its store
+_CONNECT_SECONDS = 5.0  # at least, even if the others came late
 _WAYS_TO_MEET = ("rank", "world_size", "init_method", "store")
-_SOURCE_PLACE = re.compile(r"\[/[^\]]*\] ?")  # in torch's own words
-_WITHOUT_ADDRESS = ("mpi", "fake")  # backends that find their ranks by themselves
+_SOURCE_PLACE = re.compile(r"\[/[^\]]*\] ?")  # in torch's messages
+_WITHOUT_ADDRESS = ("mpi", "fake")  # backends that find their ranks themselves
 
 
 def init_process_group(
@@ -56,8 +56,8 @@ def init_process_group(
     """Check how the ranks were started, then start torch's process group.
 
     Without a backend: nccl where torch sees GPUs, else gloo. `timeout_seconds` is how long the
-    ranks wait for each other here; all other options are torch's. A process that nobody has
-    made a rank is a group of one.
+    ranks wait for each other here; all other options are torch's. A process without a launcher
+    is a group of one.
     """
     speak_plainly()
     _check_call(timeout_seconds)
@@ -106,14 +106,14 @@ def _suitable_backend() -> str:
 
 
 def _meets_at_an_address(backend: str, options: Mapping[str, Any]) -> bool:
-    """Whether the ranks are to meet at MASTER_ADDR, and not by a store, a file or MPI."""
+    """Whether the ranks meet at MASTER_ADDR, and not by a store, a file or MPI."""
     url = options.get("init_method") or "env://"
     by_address = url.startswith(("env://", "tcp://"))
     return by_address and options.get("store") is None and backend not in _WITHOUT_ADDRESS
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, int]:
-    """The rank and size that the script itself says."""
+    """The rank and size in the script's own arguments."""
     found = {name: int(options.get(name, -1)) for name in ("rank", "world_size")}
     query = dict(parse_qsl(urlsplit(options.get("init_method") or "").query))
     found |= {name: int(query[name]) for name in found if query.get(name, "").isdecimal()}
@@ -127,7 +127,7 @@ def _find_contradictions(options: Mapping[str, Any]) -> list[str]:
 
 
 def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """What is said of this rank, by environment and arguments; and what the launcher had said."""
+    """The variables of this rank, by environment and arguments; and those at its start."""
     now, at_start = variables.of_ranks(), variables.of_ranks_at_start()
     if multiprocessing.parent_process() is None:
         now = rank_environment(now) | now  # a task of srun
@@ -138,7 +138,7 @@ def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
         if said["MASTER_PORT"] != now.get("MASTER_PORT"):
             now.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # that is somewhere else
     if multiprocessing.parent_process() is not None:
-        # Which of the spawned ranks this is, their parent cannot have known.
+        # The variables of the parent are not those of a spawned rank.
         now.pop("LOCAL_WORLD_SIZE", None)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             at_start.pop(name, None)
@@ -148,13 +148,13 @@ def _environments(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
 
 
 def _meet(now: Mapping[str, str], seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the place where all ranks of the job have come together."""
+    """The options with a store that all ranks of the job have reached."""
     rank, size = rank_and_size(now)
     store, prefix = (_lonely_store(), "") if size == 1 else _meet_at_the_address(now, seconds)
     store.set_timeout(options.get("timeout") or timedelta(seconds=_STORE_SECONDS))
     passed_on = {name: value for name, value in options.items() if name not in _WAYS_TO_MEET}
-    # Under a prefix, as torch itself does: other things may use the store too, and that of
-    # torchrun's agent has the keys of the lives before.
+    # Under a prefix, as torch does: other code may use the store too, and that of torchrun's
+    # agent has the keys of earlier starts.
     within = dist.PrefixStore(f"{prefix}default_pg", store)
     return {**passed_on, "store": within, "rank": rank, "world_size": size}
 
@@ -172,7 +172,7 @@ def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.S
     addresses = resolve(endpoint.host, patience)
     if _hosts_the_store(now):
         check_host(endpoint, addresses, patience)
-    elif not is_by_agent(now):  # the agent's store was there before this process
+    elif not is_by_agent(now):  # the agent's store exists before this process
         await_answer(endpoint, addresses, patience)
     store = _connect(endpoint, now, patience)
     return store, call_the_roll(store, now, endpoint, patience) + "/"
@@ -202,7 +202,7 @@ def _connect(endpoint: Endpoint, now: Mapping[str, str], patience: Patience) -> 
         except RuntimeError as error:
             made.append(error)
 
-    # In a thread: whatever listens there and says nothing, torch would wait for it forever.
+    # In a thread: torch would wait forever for a listener that does not answer.
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     thread.join(seconds + 1)
@@ -233,7 +233,7 @@ def _no_store(endpoint: Endpoint, now: Mapping[str, str], error: Exception) -> s
 
 
 def _start(backend: str, seconds: float, options: Mapping[str, Any]) -> None:
-    """torch's own call: a sentence when it fails, and when it takes too long."""
+    """Call torch; RanksError when it fails or takes too long."""
     ended: list[Exception | None] = []
 
     def call() -> None:
@@ -244,8 +244,8 @@ def _start(backend: str, seconds: float, options: Mapping[str, Any]) -> None:
             ended.append(error)
 
     if backend == "gloo":
-        # It connects every rank with every other now, and waits half an hour for one that it does
-        # not reach. In a thread, so that we need not; the device of nccl belongs to the caller's.
+        # It connects all ranks now, and waits half an hour for one that it cannot reach: call it in
+        # a thread. Not nccl, whose device is set in the caller's thread.
         thread = threading.Thread(target=call, daemon=True)
         thread.start()
         thread.join(seconds)
@@ -266,7 +266,7 @@ def _start(backend: str, seconds: float, options: Mapping[str, Any]) -> None:
 
 
 def _unreachable() -> str:
-    """Why ranks may not reach each other, though they reach MASTER_ADDR."""
+    """Why ranks may not reach each other although they reach MASTER_ADDR."""
     try:
         own = socket.gethostbyname(host_name())
     except OSError:

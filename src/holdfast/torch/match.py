@@ -1,23 +1,23 @@
-"""States that others stored, laid over the modules and optimizers of today.
+"""States of other libraries, matched with live modules and optimizers.
 
-What is returned is a state as the objects themselves would give it, with the stored values in it.
-Nothing is changed here: what does not fit is only noted.
+The result is a state as the objects themselves would give it, with the stored values in it. Nothing
+is changed here: what does not fit is only recorded.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from holdfast import torch as adapter
+from holdfast._adapters.adapter import Unfit
+from holdfast.torch.adapter import ADAPTER
 
-# What wraps a module and puts its name before those of all parameters.
+# Prefixes of wrappers in the names of parameters.
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
-# What torch's optimizers keep for each value of a parameter; others may keep sums over rows.
+# Entries of torch's optimizers that have the shape of the parameter.
 _FOR_EACH_VALUE = frozenset(
     {
         "exp_avg",
@@ -34,15 +34,6 @@ _FOR_EACH_VALUE = frozenset(
 )
 
 
-@dataclass
-class Unfit:
-    """What does not belong together."""
-
-    missing: list[str] = field(default_factory=list)  # only here
-    unexpected: list[str] = field(default_factory=list)  # only in the checkpoint
-    changed: list[str] = field(default_factory=list)
-
-
 def is_module(value: object) -> bool:
     return isinstance(value, torch.nn.Module)
 
@@ -52,7 +43,7 @@ def is_optimizer(value: object) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter without what DDP, FSDP and torch.compile put into it."""
+    """The name of a parameter without the prefixes of DDP, FSDP and torch.compile."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
     return name
@@ -63,14 +54,14 @@ def module_state(
 ) -> Any:
     """The state of a module with the stored values: its names, its order, its tied weights.
 
-    `known` has the stored value for each tensor of today that was met before.
+    `known` has the stored value of each live tensor so far.
     """
     live = module.state_dict()
     by_name = dict(stored)
-    if not live.keys() & by_name.keys():  # one of the two was wrapped
+    if not live.keys() & by_name.keys():  # only one of the two was wrapped
         by_name = {plain_name(name): value for name, value in stored.items()}
     names = {name: name if name in by_name else plain_name(name) for name in live}
-    _note_tied(live, by_name, names, known)
+    _record_tied(live, by_name, names, known)
     made = OrderedDict()
     for name, now in live.items():
         if names[name] in by_name:
@@ -86,17 +77,17 @@ def module_state(
     unfit.unexpected += [f"{path}.{name}" for name in by_name if name not in used]
     versions = getattr(stored, "_metadata", None) or getattr(live, "_metadata", None)
     if versions is not None:
-        made._metadata = versions  # type: ignore[attr-defined]  # as torch's modules have it
+        made._metadata = versions  # type: ignore[attr-defined]  # torch keeps versions there
     return made
 
 
-def _note_tied(
+def _record_tied(
     live: Mapping[str, Any],
     by_name: Mapping[str, Any],
     names: Mapping[str, str],
     known: dict[Any, Any],
 ) -> None:
-    """Note the stored value for each tensor of today: files may have tied weights only once."""
+    """Record the stored value of each live tensor: files may have tied weights only once."""
     for name, now in live.items():
         key = _place(now)
         if key is not None and names[name] in by_name:
@@ -104,21 +95,21 @@ def _note_tied(
 
 
 def _place(now: Any) -> Hashable | None:
-    """Equal for two names of one tensor; None where that is not known."""
-    if not isinstance(now, torch.Tensor) or adapter.is_sharded(now):
+    """Equal for two names of one tensor; None if that is not known."""
+    if not isinstance(now, torch.Tensor) or ADAPTER.is_sharded(now):
         return None
-    return adapter.alias_key(now)
+    return ADAPTER.alias_key(now)
 
 
 def _one_of(known: Any, now: Any, then: Any, path: str, unfit: Unfit) -> Any:
-    """The one value of all names of a tensor; noted if the file has several."""
+    """The one value of all names of a tensor; recorded as unfit if the file has several."""
     place = _place(now)
     first = None if place is None else known.get(place)
     if first is None or first is then or not isinstance(then, torch.Tensor):
         return then
     if first.dtype != then.dtype or first.shape != then.shape:
-        return then  # noted already
-    if bytes(adapter.bytes_of(first)) != bytes(adapter.bytes_of(then)):
+        return then  # recorded already
+    if bytes(ADAPTER.bytes_of(first)) != bytes(ADAPTER.bytes_of(then)):
         unfit.changed.append(f"{path} (is tied to another here, and has values of its own there)")
     return first
 
@@ -157,7 +148,7 @@ def optimizer_state(
     live = [group["params"] for group in optimizer.param_groups]
     sizes = [len(group.get("params", ())) for group in groups]
     if sizes != [len(group) for group in live]:
-        counts = f"{_told(sizes)} → {_told([len(group) for group in live])}"
+        counts = f"{_joined(sizes)} → {_joined([len(group) for group in live])}"
         unfit.changed.append(f"{path} (groups of parameters: {counts})")
         return dict(stored)
     numbers: dict[Any, int] = {}
@@ -172,7 +163,7 @@ def optimizer_state(
     for key, entry in entries.items():
         number = numbers.get(key, numbers.get(_number(key)))
         if number is None:
-            made[key] = entry  # of no parameter: as it was
+            made[key] = entry  # not of a parameter
             continue
         made[number] = entry
         _check_entry(f"{path}.state.{number}", entry, parameters[number], unfit)
@@ -180,12 +171,12 @@ def optimizer_state(
     return {**stored, "state": {**in_order, **made}, "param_groups": made_groups}
 
 
-def _told(sizes: list[int]) -> str:
+def _joined(sizes: list[int]) -> str:
     return "+".join(map(str, sizes)) or "none"
 
 
 def _in_our_order(stored: list[Any], ours: list[Any], names: Mapping[int, str]) -> list[Any]:
-    """The keys of a stored group in the order of the parameters of today, where they are names."""
+    """The keys of a stored group in the order of the live parameters, if they are names."""
     if not all(isinstance(key, str) and not key.isdigit() for key in stored):
         return stored
     plain = {plain_name(key): key for key in stored}
@@ -217,6 +208,6 @@ def names_of_parameters(values: list[Any]) -> dict[int, str]:
 
 
 def number_like(number: float, live: torch.Tensor) -> torch.Tensor | None:
-    """A number as a tensor of the type of another; None if that type does not have it."""
+    """A number as a tensor of the type of another; None if that type cannot hold it."""
     made = torch.tensor(number, dtype=live.dtype)
     return made if made.item() == number else None

@@ -1,8 +1,8 @@
-"""Loaders as Accelerate prepares them: a shell around a DataLoader.
+"""Loaders prepared by Accelerate: a wrapper around a DataLoader.
 
-The shell sets the epoch, makes the ranks' generators alike, puts batches on their device, and
-tells the accelerator which batch is the last one, at which gradients must be summed. All of that
-it does in its own `__iter__`, which looks one batch ahead. Here are the same things one by one.
+The wrapper sets the epoch, synchronizes the ranks' generators, puts batches on their device, and
+tells the accelerator which batch is the last one, at which gradients must be summed. It does all of
+that in its own `__iter__`, which reads one batch ahead. Here are the same steps one by one.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-_SHELLS = ("DataLoaderShard", "DataLoaderDispatcher")
+_WRAPPERS = ("DataLoaderShard", "DataLoaderDispatcher")
 
 
 def is_prepared(source: object) -> bool:
-    """Whether `accelerator.prepare` has made it; Accelerate is not imported to know that."""
+    """Whether `accelerator.prepare` has made it; does not import Accelerate."""
     module = sys.modules.get("accelerate.data_loader")
-    kinds = tuple(getattr(module, name) for name in _SHELLS if hasattr(module, name))
+    kinds = tuple(getattr(module, name) for name in _WRAPPERS if hasattr(module, name))
     return any(kind in kinds for kind in type(source).__mro__)
 
 
 def lacks_state(source: Any) -> bool:
-    """Whether its state_dict, which every shell has, would find none below."""
+    """Whether the loader inside has no state_dict; the wrapper always has one."""
     return is_prepared(source) and not hasattr(source.base_dataloader, "state_dict")
 
 
 def has_shares(source: Any) -> bool:
-    """Whether each rank reads its own share, and does not wait for rank 0 to send it."""
+    """Whether each rank reads its own share, instead of waiting for rank 0 to send it."""
     return type(source).__name__ == "DataLoaderShard" and not source.skip_batches
 
 
 def set_epoch(source: Any, epoch: int) -> None:
     source.set_epoch(epoch)
-    # Which does not reach a batch sampler that is wrapped to be shared out.
+    # That does not reach a batch sampler inside the sampler that divides batches among ranks.
     inner = getattr(getattr(source, "batch_sampler", None), "batch_sampler", None)
     tell = getattr(inner, "set_epoch", None)
     if callable(tell):
@@ -40,13 +40,13 @@ def set_epoch(source: Any, epoch: int) -> None:
 
 
 def share_generator(source: Any) -> None:
-    """Give the sampler's generator the state that rank 0's has, before anybody notes it."""
+    """Give the sampler's generator the state of rank 0's, before that is captured."""
     if "generator" in (source.rng_types or ()):
         _synchronize(source, ["generator"])
 
 
 def share_globals(source: Any) -> None:
-    """What a script may ask for by `Accelerator(rng_types=…)`, at the beginning of each pass."""
+    """Synchronize what `Accelerator(rng_types=…)` asks for, at the beginning of each pass."""
     kinds = [each for each in source.rng_types or () if each != "generator"]
     if kinds:
         _synchronize(source, kinds)
@@ -63,13 +63,13 @@ def put_in_place(source: Any, batch: Any) -> Any:
         return batch
     from accelerate.utils import send_to_device
 
-    # Its own, and no promise: a copy that is waited for is right as well.
+    # Private to Accelerate; a blocking copy is correct as well.
     soon = getattr(source, "_non_blocking", False)
     return send_to_device(batch, source.device, non_blocking=soon)
 
 
 def begin(source: Any) -> None:
-    """The accelerator looks at this loader from now on."""
+    """Make this the accelerator's active loader."""
     source.begin()
 
 
@@ -82,10 +82,10 @@ def end(source: Any) -> None:
 
 
 def accumulated(source: Any) -> int:
-    """How many batches the accelerator makes one step of."""
+    """How many batches make one step."""
     return int(source.gradient_state.num_steps)
 
 
 def begins_anew_with_epochs(source: Any) -> bool:
-    """Whether the accelerator steps with the last batch of an epoch, and counts from 0 then."""
+    """Whether the accelerator steps with the last batch of an epoch and counts from 0 again."""
     return bool(source.gradient_state.sync_with_dataloader)

@@ -1,6 +1,6 @@
-"""What torch's own tools do to a training just now: profilers, recorders, compilations.
+"""What torch's own tools do to a training now: profilers, recorders, compilations.
 
-Read from whatever is loaded already; nothing here starts or imports any of them.
+Nothing here starts or imports any of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _is_enabled = getattr(torch.autograd, "_profiler_enabled", bool)
 
 
 class Profiled:
-    """Looks at torch from another thread; what only the one that trains sees, it notes."""
+    """Observes torch from another thread; `note` records what only the training thread sees."""
 
     def __init__(self) -> None:
         self._is_profiling = False  # in the thread that trains
         self._profiler: weakref.ref[Any] | None = None
         self._records_memory = False
         self._next_search = 0.0
-        self._counted = 0  # at the last look
-        self._compiles_before = 0  # what was counted before somebody began the count anew
+        self._counted = 0  # at the last poll
+        self._compiles_before = 0  # counted before the script reset the counters
 
     def note(self) -> None:
         """In the thread that trains."""
@@ -36,7 +36,7 @@ class Profiled:
             self._find_profiler()
 
     def look(self) -> tuple[list[str], int]:
-        """What disturbs, by name, and how many pieces of code were compiled so far."""
+        """The active tools by name, and how many graphs were compiled so far."""
         found = []
         profiler = sys.modules.get("torch.autograd.profiler")
         if self._is_profiling or getattr(profiler, "_is_profiler_enabled", False):
@@ -54,9 +54,9 @@ class Profiled:
         return profiler is not None and _is_active(profiler)
 
     def _find_profiler(self) -> None:
-        """Torch keeps no list of its profilers, so this asks for all objects; a few ms, once.
+        """torch keeps no list of its profilers, so this scans all objects; a few ms, once.
 
-        In the thread that trains: in another, a tensor that is freed meanwhile would live on.
+        In the training thread: in another one, a tensor that is freed now would live on.
         """
         kind = torch.autograd.profiler.profile
         active = [each for each in gc.get_objects() if type(each) is kind and _is_active(each)]
@@ -65,7 +65,7 @@ class Profiled:
 
     def _count_compiles(self) -> int:
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-        # By `get`: a key that is asked for otherwise would appear in it.
+        # By `get`: subscripting would insert the key.
         counted = 0 if counters is None else int(counters.get("stats", {}).get("unique_graphs", 0))
         if counted < self._counted:
             self._compiles_before += self._counted
@@ -74,7 +74,6 @@ class Profiled:
 
 
 def _is_active(profiler: Any) -> bool:
-    """Whether it has begun, and has no results yet."""
     has_results = getattr(profiler, "kineto_results", None) is not None
     return bool(getattr(profiler, "entered", True)) and not has_results
 

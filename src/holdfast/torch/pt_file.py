@@ -1,4 +1,4 @@
-"""A .pt file that torch loads with weights_only=True, written and read: no code is in it or run."""
+"""A .pt file that torch loads with weights_only=True: written and read without running code."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast.torch.adapter import ADAPTER
 
 _TORCH_NAMES = {stored: name for name, stored in STORED_AS.items()}
 
@@ -31,7 +31,7 @@ def write_pt(file: IO[bytes], value: Any) -> None:
 def tensor_reader(
     specs: tuple[TensorSpec, ...], data: Callable[[int], memoryview]
 ) -> Callable[[int], Any]:
-    """A function that gives the tensor of a number: one and the same each time it is asked."""
+    """A function that returns the tensor of a number, the same object each time."""
     known: dict[int, Any] = {}
 
     def read(index: int) -> Any:
@@ -47,17 +47,16 @@ def _read(spec: TensorSpec, data: memoryview) -> Any:
         return bytes(data) if spec.dtype == "bytes" else bytearray(data)
     if spec.kind == "torch":
         on_cpu = replace(spec, device="")
-        # A borrowed tensor needs no second copy in memory, but has forgotten its strides.
-        return adapter.borrow(on_cpu, data) if spec.strides is None else adapter.own(on_cpu, data)
-    # An array of another framework: as the file has it, which is raw bytes where torch has
-    # no such dtype.
+        # A borrowed tensor needs no second copy in memory, but loses its strides.
+        return ADAPTER.borrow(on_cpu, data) if spec.strides is None else ADAPTER.own(on_cpu, data)
+    # An array of another framework: raw bytes if torch lacks its dtype.
     dtype = _TORCH_NAMES[spec.stored_as]
-    found = adapter.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
+    found = ADAPTER.borrow(replace(spec, dtype=dtype, shape=spec.stored_shape), data)
     is_number = spec.dtype.startswith("scalar ") and found.ndim == 0
     return found.item() if is_number else found
 
 
-# -- reading what others wrote -----------------------------------------------------
+# -- Files of other programs --------------------------------------------------------
 
 _MAPPED_BYTES = 1 << 30
 
@@ -67,50 +66,49 @@ class Refused(Exception):
 
     def __init__(self, reason: str, stranger: str = "") -> None:
         super().__init__(reason)
-        self.stranger = stranger  # the type that is not known to be harmless
+        self.stranger = stranger  # the type that is not allowed
 
 
 def read_pt(path: Path, tensor: Callable[[str, tuple[int, ...], memoryview], Any]) -> Any:
     """The tree that torch.save wrote, with `tensor(dtype, shape, bytes)` for every tensor.
 
-    No code of the file is run: Refused if it cannot be read without, and whatever torch
-    raises if it is damaged.
+    Refused if it cannot be read without running code; torch's own errors if it is damaged.
     """
-    # A mapping costs no memory, and a process whose file shrinks meanwhile.
+    # A mapping needs no memory, but a SIGBUS ends the process if the file shrinks.
     mapped = path.stat().st_size > _MAPPED_BYTES and zipfile.is_zipfile(path)
     return _replaced(load_pt(path, mapped=mapped), tensor)
 
 
 def load_pt(source: Path | IO[bytes], *, mapped: bool = False) -> Any:
-    """What torch.save wrote, on the CPU; Refused if it cannot be had without running code."""
+    """What torch.save wrote, on the CPU; Refused if that needs running code."""
     try:
         with _allowing(_harmless()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what torch thinks about old files
+            warnings.simplefilter("ignore")  # about old files
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise Refused(_reason(error), _stranger(error)) from error
 
 
 def _reason(error: Exception) -> str:
-    """In one line, without what torch advises: to load it all the same."""
+    """One line, without torch's advice to load it unsafely."""
     text = str(error).partition("\n")[0]
     return "it is no file of values that torch knows" if "weights_only" in text else text
 
 
 def _stranger(error: Exception) -> str:
-    """The first type of the file that is not one of values only; empty if torch tells none."""
+    """The first type in the file that is not allowed; empty if torch names none."""
     found = re.search(r"(?:GLOBAL|global|function|class) `?([A-Za-z_][\w.]*\.[\w.]*\w)", str(error))
     return "" if found is None else found[1]
 
 
 def read_known(file: IO[bytes], allowed: Container[tuple[str, str]]) -> Any:
-    """What was pickled of these types and no others, each a module and a name in it."""
+    """Unpickle only these types, each a module and a name in it."""
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) in allowed:
                 return super().find_class(module, name)
-            if (module, name) == ("builtins", "getattr"):  # how Python 3.11.2 stores an enum
+            if (module, name) == ("builtins", "getattr"):  # how Python 3.11.2 pickles an enum
                 return _member
             raise Refused(f"it holds a {module}.{name}", f"{module}.{name}")
 
@@ -129,7 +127,7 @@ def _allowing(types: list[Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def _harmless() -> list[Any]:
-    """Types that scripts put into their checkpoints, and that only hold values."""
+    """Types in checkpoints of scripts that only hold values."""
     core = np._core if hasattr(np, "_core") else np.core
     numpy_types = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
     holders = [argparse.Namespace, PosixPath, PurePosixPath, np.ndarray, np.dtype, *numpy_types]
@@ -142,7 +140,7 @@ def _replaced(value: Any, tensor: Callable[[str, tuple[int, ...], memoryview], A
             dense = value.dequantize() if value.is_quantized else value.to_dense()
             return _replaced(dense, tensor)
         dtype = str(value.dtype).removeprefix("torch.")
-        return tensor(dtype, tuple(value.shape), adapter.bytes_of(value))
+        return tensor(dtype, tuple(value.shape), ADAPTER.bytes_of(value))
     if isinstance(value, dict):
         return {key: _replaced(item, tensor) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
 """Reading numbers from a GPU without waiting for it.
 
-Each number is copied on the device into the next place of a page. A page goes to this machine's
-memory as a whole, when it is full, some time old, or wanted: begun for each number, that
-transfer would cost a quick step more than waiting for the device does.
+Each number is copied on the device into the next place of a page. A whole page is transferred to
+the host when it is full, old enough, or read: a transfer for each number would cost a quick step
+more than waiting for the device.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _PLACES = 64
 _PAGE_SECONDS = 0.05
 
 _open: dict[torch.device, _Page] = {}  # the page that is being filled
-_free: list[_Page] = []  # read to the end: to make one anew may wait for the device
+_free: list[_Page] = []  # fully read: making a new one may wait for the device
 
 
 class _Page:
-    """Places on a device, the pinned memory that they go to, and the event that comes after it."""
+    """Places on a device, the pinned memory that they go to, and the event after the transfer."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -42,7 +42,7 @@ class _Page:
         return self._used == _PLACES
 
     def add(self, value: torch.Tensor) -> int:
-        """Copy a number into the next place, behind what its stream has to do."""
+        """Copy a number into the next place, in the order of its stream."""
         place = self._used
         self._places[place].copy_(value)
         self._used += 1
@@ -56,7 +56,7 @@ class _Page:
         if _open.get(self.device) is self:
             del _open[self.device]
         with torch.cuda.stream(self._stream):
-            # Of the same type, or the copy would not be one: it would wait.
+            # The same dtype: a conversion would wait.
             self._here.copy_(self._there, non_blocking=True)
             self._event.record(self._stream)
 
@@ -79,7 +79,7 @@ class _Page:
 
 
 def _stream_of(device: torch.device) -> int:
-    # For every number that is logged: to make an object of the stream takes ten times as long.
+    # Called for every logged number: making a Stream object takes ten times as long.
     return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
@@ -87,7 +87,7 @@ def _page_for(device: torch.device) -> _Page:
     page = _open.get(device)
     if page is not None and page.stream_number == _stream_of(device):
         return page
-    if page is not None:  # another stream knows nothing of what this one has to do
+    if page is not None:  # another stream is not ordered after this one
         page.send()
     page = next((each for each in _free if each.device == device), None)
     if page is None:
@@ -100,7 +100,7 @@ def _page_for(device: torch.device) -> _Page:
 
 
 class OnItsWay:
-    """A number that was on a device when it was logged, given without its graph."""
+    """A number that was on a device when it was logged."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self._page = _page_for(value.device)

@@ -1,44 +1,63 @@
-"""A stored state taken in by all cores: into memory made ahead, or onto the device it was on."""
+"""A stored state taken in by all cores: into memory made ahead, or onto the device it was on.
+
+Half of the threads move pieces into pinned memory of their own and send them on a stream of
+their own, one buffer being filled while the other is on its way. The other half hash whole
+tensors where they lie. A thread that has no more of the one does the other. Pieces are large,
+since each costs a few calls for which threads wait for each other; small tensors go to one
+thread. The bytes stay in one allocation on the device, laid out as they were stored: they are
+only copied from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import xxhash
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import TensorSpec
-from holdfast.torch.upload import Sent, upload
+from holdfast.torch.adapter import ADAPTER, dtype_of, repeated_axes, typed
 
 _SPARE_BYTES = 256 << 20
+_BUFFER_BYTES = 8 << 20
+_MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
+_MAPPING_THREADS = 4
+_MAPPED_AT_ONCE_BYTES = 32 << 20
+_SMALL_BYTES = 1 << 16
+_ALIGNMENT = 512  # of each run on the device
+_PAGE = 4096
+_POPULATE_READ = 22
 
 
 class OnDevice:
     """Tensors as they were stored, on their device: only to be copied from."""
 
-    def __init__(self, sent: Sent, specs: Sequence[TensorSpec]) -> None:
+    def __init__(self, sent: SentTensors, specs: Sequence[TensorSpec]) -> None:
         self._whole = sent.whole
         self.digests = sent.digests
         self.tensors = [_typed(raw, spec) for raw, spec in zip(sent.raw, specs, strict=True)]
-        # Whoever writes into one of them moves its version on.
+        # A write into one of them increments its version.
         self._versions = [(each, each._version) for each in (sent.whole, *self.tensors)]
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody has changed what was only to be copied from."""
+        """Whether the tensors, which are only copied from, have not been changed."""
         return all(each._version == version for each, version in self._versions)
 
     @property
     def memory(self) -> tuple[int, int]:
-        """The addresses, of the device, where they begin and end."""
+        """The addresses on the device where they begin and end."""
         return self._whole.data_ptr(), self._whole.data_ptr() + self._whole.nbytes
 
 
 def _typed(raw: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if raw.nbytes and raw.data_ptr() % spec.item_bytes:
-        raw = raw.clone()  # in a file of several checkpoints it may stand at any byte
-    return adapter._typed(raw, spec)
+        raw = raw.clone()  # in a file of several checkpoints it may be at any byte
+    return typed(raw, spec)
 
 
 def send(
@@ -47,7 +66,7 @@ def send(
     """Send tensors to the device that they were on; None if it is not there, or has no room."""
     device = _device(name)
     size_bytes = sum(spec.size_bytes for spec in specs)
-    # Beside them there must be room for those that an optimizer is going to keep.
+    # There must also be room for those that an optimizer will keep.
     if device is None or _room(device) < 2 * size_bytes + _SPARE_BYTES:
         return None
     try:
@@ -70,10 +89,10 @@ def _room(device: torch.device) -> int:
 
 
 def own_of(stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A tensor of its own with the values and the layout of one that is on its device."""
+    """A new tensor with the values and the layout of one that was sent."""
     if spec.strides is None:
         return stored.clone()
-    for axis in adapter._repeated(spec.shape, spec.strides):
+    for axis in repeated_axes(spec.shape, spec.strides):
         stored = stored.narrow(axis, 0, 1)
     fresh = torch.empty_strided(
         stored.shape, spec.strides, dtype=stored.dtype, device=stored.device
@@ -83,25 +102,25 @@ def own_of(stored: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 @torch.no_grad()
 def copy_in(live: Any, stored: torch.Tensor) -> bool:
-    """Copy into a tensor that is there, if it is alike and on the same device."""
-    if not is_comparable(live, stored) or adapter._repeated(live.shape, live.stride()):
+    """Copy into a live tensor, if it is alike and on the same device."""
+    if not is_comparable(live, stored) or repeated_axes(live.shape, live.stride()):
         return False
     live.detach().copy_(stored)
     return True
 
 
 def fresh(spec: TensorSpec) -> torch.Tensor | None:
-    """Memory for a stored tensor; None if more than its bytes have to be looked at."""
+    """Memory for a stored tensor; None if it is more than bytes in C order."""
     if spec.device or spec.strides is not None or not spec.size_bytes:
         return None
-    return torch.empty(spec.shape, dtype=adapter._dtype(spec.dtype))
+    return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
 
 
 def is_comparable(live: Any, stored: torch.Tensor) -> bool:
     """Whether the two can be compared where they are."""
     return (
         isinstance(live, torch.Tensor)
-        and not adapter.is_sharded(live)
+        and not ADAPTER.is_sharded(live)
         and live.device == stored.device
         and (live.dtype, live.shape) == (stored.dtype, stored.shape)
     )
@@ -109,7 +128,7 @@ def is_comparable(live: Any, stored: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Of each pair, whether any bit differs; found on the device, and asked for once."""
+    """For each pair, whether any bit differs; computed on the device, and read once."""
     found = [_differ(_bits(live), _bits(stored)) for live, stored in pairs]
     by_device: dict[torch.device, list[int]] = {}
     for number, flag in enumerate(found):
@@ -135,3 +154,223 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         if not (one.nbytes % size or one.data_ptr() % size or other.data_ptr() % size):
             return torch.ne(one.view(wide), other.view(wide)).any()
     return torch.ne(one, other).any()
+
+
+# -- Sent by several threads, and hashed meanwhile -------------------------------------
+
+
+class SentTensors(NamedTuple):
+    """What was sent to the device."""
+
+    whole: torch.Tensor  # one allocation
+    raw: list[torch.Tensor]  # the bytes of each
+    digests: list[bytes]  # of the bytes on the host; empty if not asked for
+
+
+class _HostSpan(NamedTuple):
+    """Bytes that are contiguous on the host and on the device."""
+
+    address: int
+    size_bytes: int
+    place: int
+
+
+def threads_of_use() -> int:
+    """The number of threads: one for each core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(_MOST_THREADS, cores or 1))
+
+
+def upload(
+    views: Sequence[memoryview],
+    device: torch.device,
+    *,
+    hashed: bool = True,
+    threads: int | None = None,
+) -> SentTensors:
+    """Send the bytes of each view to a device; OutOfMemoryError of torch if they do not fit.
+
+    With `hashed` their digests are found meanwhile.
+    """
+    addresses = [_address(view) if view.nbytes else 0 for view in views]
+    spans, places, total = _lay_out(addresses, views)
+    pieces = [piece for span in spans for piece in _cut(span, _BUFFER_BYTES)]
+    count = max(1, min(threads or threads_of_use(), len(pieces) + len(views)))
+    # Pinning memory and mapping untouched pages both take time: do them at once.
+    mapping = threading.Thread(target=_populate, args=(spans,), name="holdfast-map", daemon=True)
+    mapping.start()
+    whole = torch.empty(total, dtype=torch.uint8, device=device)
+    senders = _senders(device, min(count, len(pieces)))
+    if device.type == "cuda":
+        # Kernels of the caller's stream may still read the reused memory.
+        torch.cuda.current_stream(device).synchronize()
+    mapping.join()
+
+    digests = [b""] * (len(views) if hashed else 0)
+    lock, errors = threading.Lock(), list[BaseException]()
+    sending = iter(pieces)
+    large, small = _by_size(views) if hashed else ([], [])
+    hashing = iter([[index] for index in large])
+    few = iter([small] if small else [])  # by one thread: hashing small ones holds the GIL
+
+    def send_all(sender: Any) -> None:
+        for piece in _taken(sending, lock, errors):
+            sender.send(piece.address, whole[piece.place : piece.place + piece.size_bytes])
+
+    def hash_all(waiting: Iterator[list[int]]) -> None:
+        for indices in _taken(waiting, lock, errors):
+            for index in indices:
+                digests[index] = xxhash.xxh3_128_digest(views[index])
+
+    def work(number: int) -> None:
+        if number == 1 or count == 1:
+            hash_all(few)
+        if number % 2:
+            hash_all(hashing)
+        if number < len(senders):
+            send_all(senders[number])
+            senders[number].finish()
+        hash_all(hashing)
+
+    try:
+        _by_threads(work, count, errors)
+    finally:
+        senders.clear()
+        _unpin(device)
+    raw = [whole[place : place + view.nbytes] for place, view in zip(places, views, strict=True)]
+    return SentTensors(whole, raw, digests)
+
+
+def _unpin(device: torch.device) -> None:
+    """Free the pinned memory, which torch would keep in a cache."""
+    give_back = getattr(torch._C, "_host_emptyCache", None)  # 2.5 and newer
+    if device.type == "cuda" and give_back is not None:
+        give_back()
+
+
+def _by_threads(work: Callable[[int], None], count: int, errors: list[BaseException]) -> None:
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=guarded, args=(number,), name="holdfast-upload", daemon=True)
+        for number in range(1, count)
+    ]
+    for thread in threads:
+        thread.start()
+    guarded(0)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _taken(waiting: Iterator[Any], lock: threading.Lock, errors: list[BaseException]) -> Any:
+    """The items that this thread takes from a shared iterator; none after a failure."""
+    while not errors:
+        with lock:
+            found = next(waiting, None)
+        if found is None:
+            return
+        yield found
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _lay_out(
+    addresses: list[int], views: Sequence[memoryview]
+) -> tuple[list[_HostSpan], list[int], int]:
+    """Spans of adjacent views, the place of each view on the device, and the total size."""
+    places = [0] * len(views)
+    spans: list[_HostSpan] = []
+    total = start = end = place = 0
+    for index in sorted(range(len(views)), key=lambda i: (addresses[i], views[i].nbytes)):
+        address, size = addresses[index], views[index].nbytes
+        if not size:
+            continue
+        if address != end:
+            if end:
+                spans.append(_HostSpan(start, end - start, place))
+            # The same alignment as on the host, so that every tensor is aligned.
+            place = -(-total // _ALIGNMENT) * _ALIGNMENT + address % _ALIGNMENT
+            start = address
+        places[index] = place + address - start
+        end = address + size
+        total = place + end - start
+    if end:
+        spans.append(_HostSpan(start, end - start, place))
+    return spans, places, total
+
+
+def _cut(span: _HostSpan, size_bytes: int) -> list[_HostSpan]:
+    return [
+        _HostSpan(span.address + at, min(size_bytes, span.size_bytes - at), span.place + at)
+        for at in range(0, span.size_bytes, size_bytes)
+    ]
+
+
+def _by_size(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
+    """The numbers of the large views, the largest first, and of the small ones."""
+    order = sorted(range(len(views)), key=lambda index: -views[index].nbytes)
+    large = [index for index in order if views[index].nbytes >= _SMALL_BYTES]
+    return large, order[len(large) :]
+
+
+def _populate(spans: Sequence[_HostSpan]) -> None:
+    """Map all pages. Without this call, an older kernel maps each at its first touch."""
+    pieces = iter([piece for span in spans for piece in _cut(span, _MAPPED_AT_ONCE_BYTES)])
+    lock, errors = threading.Lock(), list[BaseException]()
+    libc = ctypes.CDLL(None)
+
+    def work(_number: int) -> None:
+        for piece in _taken(pieces, lock, errors):
+            start = piece.address // _PAGE * _PAGE
+            size = ctypes.c_size_t(piece.address + piece.size_bytes - start)
+            libc.madvise(ctypes.c_void_p(start), size, _POPULATE_READ)
+
+    _by_threads(work, _MAPPING_THREADS, errors)
+
+
+def _senders(device: torch.device, count: int) -> list[Any]:
+    if device.type != "cuda":
+        return [_PlainSender() for _ in range(count)]
+    # One allocation: each one waits for the device.
+    pinned = torch.empty((count, 2, _BUFFER_BYTES), dtype=torch.uint8, pin_memory=True)
+    return [_Sender(device, buffers) for buffers in pinned]
+
+
+class _Sender:
+    """Two pinned buffers of one thread: one is filled while the other is being sent."""
+
+    def __init__(self, device: torch.device, buffers: torch.Tensor) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._buffers = list(buffers)
+        self._sent = [torch.cuda.Event(), torch.cuda.Event()]
+        self._turn = 0
+
+    def send(self, address: int, target: torch.Tensor) -> None:
+        buffer, sent = self._buffers[self._turn], self._sent[self._turn]
+        sent.synchronize()
+        ctypes.memmove(buffer.data_ptr(), address, target.nbytes)
+        with torch.cuda.stream(self._stream):
+            target.copy_(buffer[: target.nbytes], non_blocking=True)
+            sent.record(self._stream)
+        self._turn = 1 - self._turn
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+class _PlainSender:
+    """The same for the CPU, for tests without a GPU."""
+
+    def send(self, address: int, target: torch.Tensor) -> None:
+        ctypes.memmove(target.data_ptr(), address, target.nbytes)
+
+    def finish(self) -> None:
+        """Nothing is pending."""

@@ -1,4 +1,4 @@
-"""How fast the ranks of a group add up numbers, and which of them is slow."""
+"""How fast the ranks of a group reduce numbers, and which of them is slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 SIZES_BYTES = (1 << 20, 1 << 24)
 _SIZES_OF_GPUS_BYTES = (1 << 20, 1 << 24, 1 << 27)
 _ALONE_BYTES = 1 << 22
-_MOST_ALONE = 16  # ranks; each of them is waited for by all others
+_MOST_ALONE = 16  # ranks; all others wait for each of them
 _MOST_TURNS = 5
 _BYTES_OF_ONE = 4
 
@@ -45,9 +45,9 @@ def choose_device(backend: str, local_rank: int) -> torch.device:
 
 
 def measure(device: torch.device, seconds: float, tell: Callable[..., None]) -> None:
-    """Tell how long each size takes; all ranks call this at the same time."""
+    """Report how long each size takes; all ranks call this at the same time."""
     _measure(device, seconds, tell)
-    dist.barrier()  # nobody leaves while another is still at it
+    dist.barrier()  # no rank may leave while another still measures
 
 
 def _measure(device: torch.device, seconds: float, tell: Callable[..., None]) -> None:
@@ -57,7 +57,7 @@ def _measure(device: torch.device, seconds: float, tell: Callable[..., None]) ->
     for length in _SIZES_OF_GPUS_BYTES if device.type == "cuda" else SIZES_BYTES:
         numbers = torch.ones(length // _BYTES_OF_ONE, device=device)
         taken = _time_turns(partial(dist.all_reduce, numbers), device)
-        # What each rank must send and receive, whatever the algorithm.
+        # What each rank must send and receive in any algorithm.
         moved = 2 * (size - 1) / size * length
         tell("reduced", size_bytes=length, seconds=taken, bytes_per_second=moved / taken)
         if not _all_have_time(deadline, device):
@@ -80,7 +80,7 @@ def _check_sum(device: torch.device) -> None:
 
 
 def _time_turns(turn: Callable[[], Any], device: torch.device, turns: int = _MOST_TURNS) -> float:
-    """The quickest: what else the machine does is no property of the network."""
+    """The fastest of several: other load of the machine does not count."""
     best = float("inf")
     for _ in range(turns + 1):  # the first one opens connections
         dist.barrier()

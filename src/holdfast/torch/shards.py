@@ -1,28 +1,28 @@
 """Sharded tensors: which part of one is here, and how stored parts make the part wanted now.
 
-A DTensor (FSDP2's `fully_shard`, tensor parallel) is one tensor of which every rank holds a
-part. Where a part lies in the whole, and which stored parts a part of another mesh is made of,
-is for torch to say: its checkpoint planners are asked, for one tensor at a time. Nothing here
-communicates, so a rank can be captured and restored while the others do something else.
+A DTensor (FSDP2's `fully_shard`, tensor parallel) is one tensor of which every rank holds a part.
+torch's checkpoint planners decide where a part lies in the whole, and which stored parts make up a
+part on another mesh, for one tensor at a time. Nothing here communicates, so a rank can be captured
+and restored while the others do something else.
 
-What is used of torch and not promised by it, and the versions that have it:
+Private parts of torch that are used, and the versions that have them:
     DTensor._local_tensor, ._spec             2.4 … 2.13; to_local() would build a graph
-    create_default_local_save_plan            2.4 … 2.13, by name in __all__ of its module
-    torch.distributed._tensor                 2.4, which has DTensor there; later in the open
+    create_default_local_save_plan            2.4 … 2.13, in __all__ of its module
+    torch.distributed._tensor                 2.4, which has DTensor there; public later
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdfast import torch as adapter
+from holdfast._adapters.adapter import StoredArray, StoredPart
 from holdfast._errors import DamagedCheckpoint
-from holdfast._store.format.image import TensorSpec
+from holdfast.torch.adapter import ADAPTER, dtype_of
 
 try:
     from torch.distributed.tensor import DTensor, Replicate
@@ -33,7 +33,7 @@ except ImportError:  # 2.4
 
     _KNOWS_STRIDES = False
 
-if TYPE_CHECKING:  # its checkpoint planners take long to import, and most runs shard nothing
+if TYPE_CHECKING:  # takes long to import, and most runs shard nothing
     from torch.distributed.checkpoint.metadata import Metadata
 
 _NAME = "tensor"  # each is planned by itself, so any name does
@@ -47,19 +47,19 @@ class Layout:
     description: dict[str, Any]  # as it is stored
     sizes: tuple[int, ...]  # of the part
     stores: bool  # False where another rank stores the same part
-    mesh: Any  # kept, so that its identity stays its own
+    mesh: Any  # kept alive, so that its id is not reused
 
 
-# By dtype, size, placements and the mesh's identity: one that is made anew after a change of
-# ranks may be equal, and this rank's place in it another.
+# By dtype, size, placements and the mesh's identity: an equal mesh that is made after a change of
+# ranks may give this rank another place.
 _layouts: dict[Hashable, Layout] = {}
 
 
 def shard_of(value: DTensor, *, replicas: bool) -> tuple[dict[str, Any], torch.Tensor | None]:
-    """How a tensor's part is described, and the part itself unless it is not to be stored.
+    """The description of this rank's part, and the part itself; None if it is not stored.
 
-    That is the case if it is empty, or if another rank stores the same and no `replicas` are
-    asked for. ValueError if it cannot be stored.
+    That is so if it is empty, or if another rank stores the same and `replicas` is False.
+    ValueError if it cannot be stored.
     """
     local = value._local_tensor
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
@@ -67,8 +67,8 @@ def shard_of(value: DTensor, *, replicas: bool) -> tuple[dict[str, Any], torch.T
         raise ValueError(f"a sharded tensor whose parts are of type {kind} cannot be stored.")
     layout = layout_of(value)
     if tuple(local.shape) != layout.sizes and (local.numel() > 0 or 0 not in layout.sizes):
-        # torch describes a part by one corner and its sizes, which some uneven layouts over two
-        # mesh dimensions do not have.
+        # torch describes a part as one box, which some uneven layouts over two mesh dimensions
+        # are not.
         raise ValueError(
             f"this rank holds {list(local.shape)} of a sharded tensor {list(value.shape)}, and "
             f"torch.distributed.checkpoint would store {list(layout.sizes)}. Make the sharded "
@@ -106,7 +106,7 @@ def _plan(value: DTensor) -> Layout:
             "this version of torch; it takes 2.5 or newer."
         )
     items = create_default_local_save_plan({_NAME: value}, is_coordinator=False).items
-    offsets = sizes = (0,) * value.dim()  # of a rank that is not in the mesh
+    offsets = sizes = (0,) * value.dim()  # for a rank that is not in the mesh
     for item in items:
         data = item.tensor_data
         assert data is not None
@@ -118,7 +118,7 @@ def _plan(value: DTensor) -> Layout:
         "dtype": str(value.dtype).removeprefix("torch."),
         "offsets": list(offsets),
         "sizes": list(sizes),
-        # Tells tensors apart that have one name on several meshes: stages of a pipeline.
+        # Distinguishes tensors of one name on several meshes: stages of a pipeline.
         "mesh": int(mesh.mesh.flatten()[0]),
     }
     return Layout(
@@ -129,32 +129,11 @@ def _plan(value: DTensor) -> Layout:
     )
 
 
-# -- and back --------------------------------------------------------------------
-
-
-class Part(Protocol):
-    """What one rank stored of a tensor."""
-
-    @property
-    def description(self) -> dict[str, Any]: ...
-    @property
-    def spec(self) -> TensorSpec: ...
-    @property
-    def data(self) -> memoryview: ...
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor as a checkpoint has it: in parts, or whole, which is a single part."""
-
-    description: dict[str, Any]  # of the part that this rank stored, or would have
-    own: Part | None  # that part, if it did
-    parts: Callable[[], Sequence[Part]]  # those of all ranks: asked for only if need be
-    is_whole: bool
+# -- Restored --------------------------------------------------------------------
 
 
 class Entries(dict[Any, Any]):
-    """What an optimizer holds for a parameter; an entry that is not there yet is like that."""
+    """An optimizer's entries for a parameter; a missing entry is sharded like the parameter."""
 
     def __init__(self, parameter: torch.Tensor, entries: dict[Any, Any]) -> None:
         super().__init__(entries)
@@ -165,24 +144,26 @@ class Entries(dict[Any, Any]):
         return Entries(self.parameter, {}) if found is None else found
 
 
-def partners(value: Any) -> Any:
-    """What is now where a stored state will go: the tensors that say how to shard it."""
+def load_targets(value: Any) -> Any:
+    """The live tensors that say how a stored state is to be sharded."""
     if not isinstance(value, torch.optim.Optimizer):
         return value.state_dict()
     parameters = [parameter for group in value.param_groups for parameter in group["params"]]
-    # Numbered as Optimizer.state_dict does. A fresh one has no state, and its parameters are
-    # all that is known.
+    # Numbered as in Optimizer.state_dict. A new optimizer has no state: only its parameters are
+    # known.
     entries = (Entries(p, value.state.get(p, {})) for p in parameters)
     return {"state": dict(enumerate(entries))}
 
 
 @torch.no_grad()
-def assemble(stored: Stored, near: object, path: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+def assemble(
+    stored: StoredArray, near: object, path: str
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """A stored tensor, sharded as `near` is, and this rank's part of it in the CPU's memory.
 
     None if neither is sharded. The part may share the checkpoint's memory, the whole does not.
     """
-    size, dtype = stored.description["size"], adapter._dtype(stored.description["dtype"])
+    size, dtype = stored.description["size"], dtype_of(stored.description["dtype"])
     like = _like(size, dtype, near, was_sharded=not stored.is_whole)
     if like is not None:
         part = _part(stored, layout_of(like).description["offsets"], like, path)
@@ -201,7 +182,7 @@ def assemble(stored: Stored, near: object, path: str) -> tuple[torch.Tensor, tor
 def _like(
     size: list[int], dtype: torch.dtype, near: object, *, was_sharded: bool
 ) -> DTensor | None:
-    """A sharded tensor with the layout that a stored one is to have; None for none at all."""
+    """A sharded tensor with the layout for a stored one; None if it is not to be sharded."""
     if isinstance(near, DTensor):
         return near if list(near.shape) == size else None
     if not isinstance(near, Entries) or not isinstance(near.parameter, DTensor):
@@ -211,29 +192,29 @@ def _like(
         return parameter
     if not was_sharded:
         return None
-    # As torch makes a tensor of another size from a sharded one: the same on all ranks.
+    # An entry of another size is replicated, as torch makes it.
     mesh = parameter.device_mesh
     whole = torch.empty(size, dtype=dtype, device=parameter._local_tensor.device)
     return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def _part(stored: Stored, offsets: list[int], like: torch.Tensor, path: str) -> torch.Tensor:
+def _part(stored: StoredArray, offsets: list[int], like: torch.Tensor, path: str) -> torch.Tensor:
     """The values of the part of `like` that is here, on the CPU."""
     sizes = like._local_tensor.shape if isinstance(like, DTensor) else like.shape
     if stored.own is not None:
         described = stored.own.description
         if (described["offsets"], described["sizes"]) == (offsets, list(sizes)):
-            return adapter.borrow(stored.own.spec, stored.own.data)
-    target = torch.empty(sizes, dtype=adapter._dtype(stored.description["dtype"]))
+            return ADAPTER.borrow(stored.own.spec, stored.own.data)
+    target = torch.empty(sizes, dtype=dtype_of(stored.description["dtype"]))
     if target.numel() > 0:
-        # A tensor of the same name on another mesh is another one.
+        # A tensor of the same name on another mesh is another tensor.
         mesh = stored.description.get("mesh")
         _fill(target, like, [p for p in stored.parts() if p.description.get("mesh") == mesh], path)
     return target
 
 
-def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path: str) -> None:
-    """Copy every stored part to where torch's planner says that it belongs."""
+def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[StoredPart], path: str) -> None:
+    """Copy every stored part to its place, as torch's planner says."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -243,12 +224,12 @@ def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path:
     for item in planner.create_local_plan().items:
         number = item.storage_index.index
         assert number is not None
-        source = adapter.borrow(parts[number].spec, parts[number].data)
+        source = ADAPTER.borrow(parts[number].spec, parts[number].data)
         source = _narrowed(source, item.storage_offsets, item.lengths)
         _narrowed(target, item.dest_offsets, item.lengths).copy_(source)
         _narrowed(filled, item.dest_offsets, item.lengths).fill_(True)
         count += math.prod(item.lengths)
-    # The planner leaves what nobody stored as it was, and takes the last of what two stored.
+    # The planner neither reports missing parts nor overlapping ones.
     if count != target.numel() or not filled.all():
         raise DamagedCheckpoint(
             f"{path}: the stored parts of this sharded tensor do not make a whole: of "
@@ -257,7 +238,7 @@ def _fill(target: torch.Tensor, like: torch.Tensor, parts: Sequence[Part], path:
         )
 
 
-def _metadata(parts: Sequence[Part], like: torch.Tensor) -> Metadata:
+def _metadata(parts: Sequence[StoredPart], like: torch.Tensor) -> Metadata:
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,
@@ -286,8 +267,8 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
 def load_in_place(live: object, value: torch.Tensor) -> bool:
     """Copy what was assembled like `live` into it."""
     if not isinstance(value, DTensor):
-        whole = adapter.bytes_of(value)
-        return adapter.load_in_place(live, adapter.spec("", value), whole)
+        whole = ADAPTER.bytes_of(value)
+        return ADAPTER.load_in_place(live, ADAPTER.spec("", value), whole)
     if not isinstance(live, DTensor) or live.dtype != value.dtype:
         return False
     live._local_tensor.copy_(value._local_tensor)

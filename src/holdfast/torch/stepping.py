@@ -1,4 +1,4 @@
-"""The steps of torch's optimizers, and whether what an optimizer keeps is part of a state."""
+"""The steps of torch's optimizers, and whether an optimizer is part of a state."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from holdfast import torch as adapter
+from holdfast.torch.adapter import ADAPTER
 
 _DEPTH = 5
 _MOST_OBJECTS = 2000
-# They may hold an optimizer, and do not save it.
+# They may hold an optimizer, but do not save it.
 _SAVES_NO_OTHER = (torch.nn.Module, torch.Tensor, torch.optim.lr_scheduler.LRScheduler)
 
 
 def hear_steps(hear: Callable[[Any], None]) -> Callable[[], None]:
-    """Call `hear` with every optimizer that has stepped; returns what ends that."""
+    """Call `hear` with every optimizer that has stepped; returns a function that ends that."""
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: hear(optimizer))
     return handle.remove
 
@@ -32,9 +32,9 @@ def class_name(value: object) -> str | None:
 
 
 def is_forgotten(optimizer: Any, state: Mapping[str, Any], tensors: Iterable[Any]) -> bool:
-    """Whether an optimizer keeps something that is not in the state, whose tensors are given."""
+    """Whether an optimizer has state that is not in the run's state, whose tensors are given."""
     own = [
-        adapter.part_here(value).data_ptr()
+        ADAPTER.part_here(value).data_ptr()
         for entry in optimizer.state.values()
         if isinstance(entry, Mapping)
         for value in entry.values()
@@ -42,19 +42,19 @@ def is_forgotten(optimizer: Any, state: Mapping[str, Any], tensors: Iterable[Any
     ]
     if own:
         stored = {
-            adapter.part_here(value).data_ptr()
+            ADAPTER.part_here(value).data_ptr()
             for value in tensors
             if isinstance(value, torch.Tensor)
         }
         if not stored.isdisjoint(own):
             return False
     elif not any("initial_lr" in group for group in optimizer.param_groups):
-        return False  # without a scheduler, it keeps nothing that changes
+        return False  # without a scheduler, it has no state that changes
     return not _is_within(optimizer, list(state.values()))
 
 
 def _is_within(wanted: Any, values: list[Any]) -> bool:
-    """Whether one of the values holds an object: what wraps an optimizer saves it."""
+    """Whether one of the values contains an object: a wrapper of an optimizer saves it."""
     seen: set[int] = set()
     for _ in range(_DEPTH):
         inner: list[Any] = []

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._adapters import shared
-from holdfast._adapters.shared import Box, Stored
+from holdfast._adapters.adapter import StoredArray
+from holdfast._adapters.shared import Box
 from holdfast._errors import DamagedCheckpoint
 
 
@@ -36,9 +37,9 @@ def part(whole: Any, boxes: list[Box]) -> Part:
     )
 
 
-def stored(whole: Any, parts: list[Part], own: Part | None = None) -> Stored:
+def stored(whole: Any, parts: list[Part], own: Part | None = None) -> StoredArray:
     about = {"size": list(whole.shape), "item_bytes": whole.itemsize}
-    return Stored(about, own, lambda: parts, is_whole=False)
+    return StoredArray(about, own, lambda: parts, is_whole=False)
 
 
 @given(st.data())

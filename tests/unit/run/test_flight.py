@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from holdfast._adapters import numpy
+from holdfast._adapters.numpy import ADAPTER
 from holdfast._run.saving.slots import RawCopies
 from holdfast._run.saving.snapshots import Snapshots, Taken
 from holdfast._state.capture import capture
@@ -59,8 +59,8 @@ def device(monkeypatch):
         made.append(SlowDevice(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(numpy, "copies_by_itself", lambda spec: True, raising=False)
-    monkeypatch.setattr(numpy, "device_copies", make, raising=False)
+    monkeypatch.setattr(ADAPTER, "copies_by_itself", lambda spec: True)
+    monkeypatch.setattr(ADAPTER, "device_copies", make)
     return made
 
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import PAGE, plan_image
 from holdfast._store.memory.arena import MAX_SLOTS, Arena, NotAnArena, arena_bytes
+from holdfast.torch.adapter import ADAPTER as adapter
 
 RUN = "0123456789abcdef" * 2
 PLAN = plan_image([adapter.spec("w", torch.zeros(100))], 100)

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import torch as adapter
 from holdfast._store.format.image import (
     PAGE,
     SCALARS,
@@ -22,6 +21,7 @@ from holdfast._store.format.image import (
     plan_image,
     read_extents,
 )
+from holdfast.torch.adapter import ADAPTER as adapter
 
 DTYPES = (
     torch.bool,

@@ -15,20 +15,22 @@ from hypothesis import strategies as st
 from holdfast._errors import DamagedCheckpoint, MirrorError, SettingsError
 from holdfast._settings import Settings
 from holdfast._store.format.manifest import Part
-from holdfast._store.mirror.chunks import (
+from holdfast._store.mirror.index import (
+    Holder,
     IndexedFile,
+    MirrorIndex,
     PartsCheck,
     StoredFile,
+    TakenOver,
     decode_index,
     encode_index,
 )
-from holdfast._store.mirror.index import Holder, Shelf, TakenOver
 from holdfast._store.mirror.protocol import ask, why
-from holdfast._store.mirror.store import FolderStore, MissingPlace, Store, open_store
+from holdfast._store.mirror.store import FolderStore, MirrorStore, MissingPlace, open_store
 
 
 @pytest.fixture(params=["folder", "fsspec"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> MirrorStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "mirror")
     pytest.importorskip("fsspec", reason="pip install 'holdfast[mirror]'")
@@ -62,25 +64,25 @@ def test_what_cannot_be_listed_is_not_taken_for_empty(store, monkeypatch):
     else:
         monkeypatch.setattr(store._files, "ls", fail)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        Shelf(store).checkpoints()
+        MirrorIndex(store).checkpoints()
 
 
 def test_a_disk_that_is_not_mounted_is_not_an_empty_mirror(tmp_path):
     store = FolderStore(tmp_path / "disk/mirror")
     with pytest.raises(MissingPlace, match="mount its disk"):
-        Shelf(store).identity()
+        MirrorIndex(store).identity()
     with pytest.raises(MissingPlace):
         store.put("run.json", b"{}")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_mirror_that_was_emptied_is_not_called_that_of_another_run(store):
-    shelf, holder = Shelf(store), Holder("one", 1, "a" * 16)
-    shelf.enter(holder)
+    index, holder = MirrorIndex(store), Holder("one", 1, "a" * 16)
+    index.enter(holder)
     store.remove(["run.json"])
     with pytest.raises(OSError, match=r"run\.json has gone"):
-        shelf.check(holder)
-    shelf.enter(holder)  # as before the next manifest
+        index.check(holder)
+    index.enter(holder)  # as before the next manifest
 
 
 def test_what_a_site_prints_when_python_starts_is_no_answer(monkeypatch):
@@ -93,41 +95,41 @@ def test_what_a_site_prints_when_python_starts_is_no_answer(monkeypatch):
 
 
 def test_only_one_run_has_a_mirror(store):
-    Shelf(store).enter(Holder("one", 1, "a" * 16))
+    MirrorIndex(store).enter(Holder("one", 1, "a" * 16))
     with pytest.raises(MirrorError, match="another run"):
-        Shelf(store).enter(Holder("two", 1, "b" * 16))
+        MirrorIndex(store).enter(Holder("two", 1, "b" * 16))
 
 
 def test_a_later_life_of_the_same_folder_goes_on_and_ends_the_earlier_ones_claim(store):
-    shelf = Shelf(store)
-    shelf.enter(Holder("one", 1, "a" * 16))
-    shelf.enter(Holder("one", 2, "a" * 16))
-    shelf.drop_old_claims(Holder("one", 2, "a" * 16))
-    assert shelf.claims() == {2: {"a" * 16}}
+    index = MirrorIndex(store)
+    index.enter(Holder("one", 1, "a" * 16))
+    index.enter(Holder("one", 2, "a" * 16))
+    index.drop_old_claims(Holder("one", 2, "a" * 16))
+    assert index.claims() == {2: {"a" * 16}}
 
 
 def test_a_folder_that_was_restored_takes_over_from_the_one_it_came_from(store):
     old, new = Holder("one", 1, "f" * 16), Holder("one", 2, "a" * 16, known_before=1)
-    shelf = Shelf(store)
-    shelf.enter(old)
-    shelf.enter(new)
-    shelf.check(new)
+    index = MirrorIndex(store)
+    index.enter(old)
+    index.enter(new)
+    index.check(new)
     with pytest.raises(TakenOver, match="attempt 2"):
-        shelf.check(old)
+        index.check(old)
     with pytest.raises(TakenOver):  # started again where it was, it does not know of the other
-        shelf.enter(Holder("one", 2, "f" * 16))
+        index.enter(Holder("one", 2, "f" * 16))
     with pytest.raises(TakenOver):  # nor with a higher number
-        shelf.enter(Holder("one", 7, "f" * 16))
+        index.enter(Holder("one", 7, "f" * 16))
 
 
 def test_of_two_folders_that_come_in_the_same_moment_one_goes_on(store):
     first, second = Holder("one", 2, "a" * 16), Holder("one", 2, "b" * 16)
-    shelf = Shelf(store)
-    shelf.enter(first)
+    index = MirrorIndex(store)
+    index.enter(first)
     store.put("attempts/0002." + "b" * 16 + ".json", b"{}")  # it had looked before
-    shelf.check(first)
+    index.check(first)
     with pytest.raises(TakenOver):
-        shelf.check(second)
+        index.check(second)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 50), st.integers(0, 400))
@@ -151,7 +153,7 @@ def test_every_part_is_checked_however_the_bytes_come(blobs, step, flip):
 def _go_by(file: StoredFile, data: bytes, step: int) -> None:
     check = PartsCheck(file)
     for at in range(0, len(data), step):
-        check.see(data[at : at + step])
+        check.update(data[at : at + step])
     check.finish()
 
 
@@ -159,7 +161,7 @@ def test_an_index_tells_what_was_put_into_it_and_a_flipped_bit_is_found():
     files = [IndexedFile("a", 25, 10, ("0" * 32, "1" * 32, "2" * 32)), IndexedFile("b", 0, 10, ())]
     data = encode_index(files)
     assert decode_index(data, "x") == files
-    assert [size for _, _, size in files[0].pieces()] == [10, 10, 5]
+    assert [size for _, _, size in files[0].chunks()] == [10, 10, 5]
     for at in range(len(data)):
         with pytest.raises(DamagedCheckpoint):
             decode_index(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], "x")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="pip install torch")
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
-from holdfast.torch.spread import deal, share_of
+from holdfast.torch.loader import deal, share_of
 
 
 @given(

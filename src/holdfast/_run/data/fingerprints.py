@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import xxhash
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters
 
 _HOST_BYTES = 1 << 20
@@ -66,7 +66,7 @@ def _describe(item: Any, parts: list[Any] | None) -> bytes:
     return text.encode(errors="replace")
 
 
-def _add_array(hasher: xxhash.xxh3_64, adapter: ModuleType, array: Any) -> bool:
+def _add_array(hasher: xxhash.xxh3_64, adapter: Adapter, array: Any) -> bool:
     """Count an array in; True if it tells one batch from another."""
     if callable(getattr(array, "to_local", None)):
         array = array.to_local()  # of a tensor that is spread over ranks, what this one has

@@ -12,17 +12,18 @@ import functools
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import xxhash
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters
 from holdfast._state.capture import capture
 
 _LOOKED_AT = 2000
 _ITEMS = 64  # of a container: transforms stand in short lists, samples in long ones
-_HOLD_NONE = str | bytes | int | float | type | ModuleType | None
+_HOLD_NONE = str | bytes | int | float | type | Adapter | None
 _EMPTY_CELL = CellType()
 # Where a data set makes a sample: what it uses of its module's names is found there.
 _MAKERS = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
@@ -42,7 +43,7 @@ def digest_states(states: Any) -> int:
     captured = capture({"states": states})
     hasher = xxhash.xxh3_64(repr(captured.tree).encode())
     for spec, value in zip(captured.specs, captured.values, strict=True):
-        adapter = next(a for a in adapters() if spec.kind == a.KIND)
+        adapter = next(a for a in adapters() if spec.kind == a.kind)
         hasher.update(adapter.bytes_of(value))
     return hasher.intdigest()
 
@@ -62,7 +63,7 @@ def mix_all(seeds: Seeds, *numbers: int) -> Seeds:
 def seed_globals(seeds: Seeds) -> None:
     """Seed the global generators of Python, NumPy and torch, as far as they are loaded."""
     for adapter in adapters():
-        adapter.seed_global(seeds.get(adapter.GENERATOR, seeds["python"]))
+        adapter.seed_global(seeds.get(adapter.global_generator, seeds["python"]))
 
 
 @contextlib.contextmanager
@@ -77,12 +78,12 @@ def apart(seeds: Seeds | None = None) -> Iterator[None]:
         put_globals(before)
 
 
-def take_globals() -> list[tuple[ModuleType, Any]]:
+def take_globals() -> list[tuple[Adapter, Any]]:
     """The states of the global generators as they are, for this process only: this is quick."""
     return [(adapter, adapter.global_state()) for adapter in adapters()]
 
 
-def put_globals(states: list[tuple[ModuleType, Any]]) -> None:
+def put_globals(states: list[tuple[Adapter, Any]]) -> None:
     for adapter, state in states:
         adapter.set_global_state(state)
 

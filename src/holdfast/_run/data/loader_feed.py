@@ -30,22 +30,21 @@ from holdfast._run.data.generators import (
 from holdfast._run.data.generators import mix as mix_seeds
 
 if TYPE_CHECKING:
-    from holdfast.torch.loader import Drawing, Tickets
-    from holdfast.torch.spread import Rest, Share
+    from holdfast.torch.loader import Drawing, Rest, Share, Tickets
 
 
 class LoaderFeed(Feed):
     """A torch DataLoader. It is not held: with the user's last reference it goes, and this too."""
 
     def __init__(self, source: Any, kit: Kit) -> None:
-        from holdfast.torch import loader, spread
+        from holdfast.torch import loader
 
         self._torch = loader
         self.length = self.usual_length = loader.length_of(source)
         self._way = loader.way_of(source)
         self._data = source.dataset
         self._samplers = loader.samplers_of(source)
-        self._share = spread.share_of(source, kit.world) if self._way == loader.SKIPS else None
+        self._share = loader.share_of(source, kit.world) if self._way == loader.SKIPS else None
         self._batch_size = loader.batch_size_of(source)
         self._generator = source.generator
         self._is_alone = source.num_workers == 0

@@ -197,7 +197,7 @@ def _of_torch(
     """What the adapter can tell, if the script has imported torch."""
     if "torch" not in sys.modules:
         return {}
-    adapter = importlib.import_module("holdfast.torch.last_words")
+    adapter = importlib.import_module("holdfast.torch.memory_report")
     frames = [each for one in reversed(errors) for each in frames_of(one)]
     found: dict[str, Any] = adapter.describe(
         error,
@@ -232,7 +232,7 @@ def look_for_graphs(scene: Scene, thread: int) -> None:
 
 
 def _find_suspects(scene: Scene, thread: int) -> None:
-    graphs = importlib.import_module("holdfast.torch.graphs")
+    graphs = importlib.import_module("holdfast.torch.memory_report")
     views = view([each for each in frames_of_thread(thread) if is_users(each[0])])
     counts = (scene.steps, scene.batch)
     found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SUSPECTS_SECONDS)

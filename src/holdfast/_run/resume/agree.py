@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast._adapters.registry import send_to_device
 from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.read.damage import check_file
@@ -102,7 +103,7 @@ def _try(party: Party, candidate: Candidate) -> tuple[Found | None, CheckpointEr
     try:
         if candidate.folder is not None:
             _check_share(candidate.folder, party.rank, party.size)
-        return read_candidate(candidate, party.rank), None
+        return read_candidate(candidate, party.rank, send_to_device), None
     except CheckpointError as error:
         return None, error
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast._adapters.registry import adapter_of
+from holdfast._adapters.registry import adapter_of, send_to_device
 from holdfast._run.data.course import Position
 from holdfast._run.resume.agree import Party, find_together
 from holdfast._run.resume.previous_death import LifeBefore
@@ -193,7 +193,7 @@ def resume(
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
     line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
     if party is None:
-        found = find_newest(layout, line, start.leftovers, say)
+        found = find_newest(layout, line, start.leftovers, say, send_to_device)
     else:
         # Rank 0 has the folder at first hand; a network file system shows it to others late.
         told = party.exchange("line", sorted(line.items()))[0]

@@ -105,7 +105,7 @@ class Forgotten:
         """Values that run.update leaves out, while it hands over others."""
         self._first_update, all_names = None, ", ".join(f"{n}={n}" for n in self._state)
         for name, value in self._state.items():
-            is_array = any(getattr(a, "has_arrays", lambda _: False)(value) for a in adapters())
+            is_array = any(adapter.has_arrays(value) for adapter in adapters())
             if is_array and name not in self._handed:
                 yield (
                     f"{name} is never handed over by run.update(): the next start finds it as Run "
@@ -115,7 +115,7 @@ class Forgotten:
 
     def _look_for_standstill(self, captured: Captured, step: int) -> Iterator[str]:
         """Arrays that cannot change in place, and are the same at two boundaries."""
-        kinds = {adapter.KIND for adapter in adapters() if hasattr(adapter, "same_form")}
+        kinds = {adapter.kind for adapter in adapters() if adapter.arrays_are_values}
         pairs = zip(captured.specs, captured.values, strict=True) if kinds else ()
         arrays = [value for spec, value in pairs if spec.kind in kinds]
         if not arrays:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters
 from holdfast._errors import HoldfastError
 from holdfast._state.capture import capture, is_stateful
@@ -49,7 +49,7 @@ def hand_over(
             f"{unknown[0]} is not part of this run's state.\n"
             f"Give it to Run first; there is: {', '.join(state) or 'nothing'}."
         )
-    formed = _that_know_forms()
+    formed = [adapter for adapter in adapters() if adapter.arrays_are_values]
     lines: list[str] = []
     for name, value in values.items():
         if isinstance(value, dict) and is_stateful(state[name]):
@@ -67,13 +67,7 @@ def hand_over(
     return lines
 
 
-def _that_know_forms() -> list[ModuleType]:
-    return [adapter for adapter in adapters() if hasattr(adapter, "same_form")]
-
-
-def _look_for_forgotten(
-    formed: list[ModuleType], value: Any, name: str, restored: Asked
-) -> list[str]:
+def _look_for_forgotten(formed: list[Adapter], value: Any, name: str, restored: Asked) -> list[str]:
     """A restored value that nobody has taken is about to be replaced: by one that was made anew."""
     if name in restored.names or isinstance(value, dict | list) or is_stateful(value):
         return []  # the script's own containers and objects were filled with what was stored

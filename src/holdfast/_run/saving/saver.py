@@ -15,10 +15,10 @@ from holdfast._run.saving.direct import TimedHandle, write_direct
 from holdfast._run.saving.forgotten_state import Forgotten
 from holdfast._run.saving.keeper_client import Custody, Handle
 from holdfast._state.capture import Captured, capture_generators
-from holdfast._state.capture_cache import Recall
+from holdfast._state.capture_cache import CaptureCache
 from holdfast._state.fit import class_names
 from holdfast._state.rank_shares import Shares
-from holdfast._state.tf_object_graph import Beside
+from holdfast._state.tf_object_graph import ObjectGraphCache
 from holdfast._store.memory.control import COMMON, SAVES, SNAPSHOTS, at_work, mark_of
 from holdfast._text import say
 
@@ -55,9 +55,9 @@ class Saver:
         self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
         self._wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last that the cadence asked for
-        self._recall = Recall()
+        self._recall = CaptureCache()
         self.forgotten = Forgotten(state)
-        self._beside_tensors = Beside()
+        self._beside_tensors = ObjectGraphCache()
         self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None

@@ -7,7 +7,7 @@ import ctypes
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,7 +203,7 @@ class _Ways:
 
     addresses: list[int] | None  # as the capture knew them
     raw: RawCopies  # of all that is bytes at a known address
-    others: list[tuple[str, list[int], list[Any]]]  # kind, which, and where they go
+    others: list[tuple[str, list[int], Sequence[Any]]]  # kind, which, and where they go
 
 
 class Generation:
@@ -216,7 +216,7 @@ class Generation:
         places: dict[str, list[int]] = {}
         on_device: dict[str, list[int]] = {}
         for index, spec in enumerate(plan.specs):
-            copies = getattr(adapter_of(spec.kind), "copies_by_itself", lambda _: False)(spec)
+            copies = adapter_of(spec.kind).copies_by_itself(spec)
             (on_device if copies else places).setdefault(spec.kind, []).append(index)
         self._indices = places
         self.specs_seen: list[TensorSpec] | None = None  # known to be those of the plan

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters
 from holdfast._store.format.checksum import digest
 
@@ -35,9 +36,9 @@ def leaf_of(value: Any) -> Leaf:
     return type(value).__qualname__, None, 1
 
 
-def _array_leaf(adapter: Any, value: Any) -> Leaf:
+def _array_leaf(adapter: Adapter, value: Any) -> Leaf:
     # Of a sharded tensor what is here: to look at the whole, all ranks would have to meet.
-    value = getattr(adapter, "part_here", lambda whole: whole)(value)
+    value = adapter.part_here(value)
     try:
         shape = tuple(getattr(value, "shape", ()))
         described = f"{getattr(value, 'dtype', 'bytes')}{shape}"

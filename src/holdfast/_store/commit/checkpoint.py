@@ -1,4 +1,4 @@
-"""One checkpoint from commit to retention: the same way for keeper and trainer."""
+"""One checkpoint from commit to retention, by the keeper or the trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast._store.commit.dedup import Former
 from holdfast._store.commit.retention import Kept, remove_others
 from holdfast._store.commit.source import Source
 from holdfast._store.commit.write import (
-    Commit,
+    CheckpointCommit,
     close_checkpoint,
     commit_checkpoint,
     explain,
@@ -41,16 +41,16 @@ class Policy:
     version: str
     rank: int = 0
     size: int = 1  # of the world
-    requeue_limit: int = 3  # of a job, while no life makes a step
+    requeue_limit: int = 3  # of a job, while no attempt makes a step
     hang_seconds: float | None = None  # without a step; None: learned from the run
-    hang_restarts: bool = False  # whether whoever leads it wants it to leave then
-    mirror: str | None = None  # where checkpoints are copied to
+    hang_restarts: bool = False  # True if `--hang-timeout` asked for a restart
+    mirror: str | None = None  # the address of the mirror
     mirror_keep_last: int = 3
-    notices: str = "off"  # whose to heed: a cloud's, or "auto" for the one there is
+    notices: str = "off"  # of which cloud; "auto" to find out
 
 
 class Durable(NamedTuple):
-    """A checkpoint that was committed: what the next may share, and how long it took."""
+    """A committed checkpoint: what the next one may share, and how long it took."""
 
     former: Former
     seconds: float
@@ -58,7 +58,7 @@ class Durable(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What is to be kept: a state of some attempt, and why."""
+    """A state of some attempt that is to be kept, and why."""
 
     attempt: int
     step: int
@@ -75,7 +75,7 @@ def keep_checkpoint(
     former: Former | None = None,
     turns: Turns | None = None,
 ) -> Durable | None:
-    """Commit an image and note it in the journal; None if it is there already."""
+    """Commit an image and record it in the journal; None if it is committed already."""
     began = time.monotonic()
     commit = commit_of(policy, state, turns)
     refuse_if_replaced(commit.layout, commit.run_id)
@@ -111,9 +111,9 @@ def keep_parts(
         note_checkpoint(policy, state, commit, size_bytes, own_bytes, seconds)
 
 
-def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> Commit:
-    """What is to be committed when this state is kept."""
-    return Commit(
+def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> CheckpointCommit:
+    """The commit of this state."""
+    return CheckpointCommit(
         layout=policy.layout,
         run_id=policy.run_id,
         attempt=state.attempt,
@@ -131,12 +131,12 @@ def commit_of(policy: Policy, state: State, turns: Turns | None = None) -> Commi
 def note_checkpoint(
     policy: Policy,
     state: State,
-    commit: Commit,
+    commit: CheckpointCommit,
     size_bytes: int,
     own_bytes: int,
     seconds: float,
 ) -> None:
-    """Tell the journal of a checkpoint that is durable."""
+    """Record a durable checkpoint in the journal."""
     written = {"written_bytes": own_bytes} if own_bytes < size_bytes else {}
     ranks = {"ranks": policy.size} if policy.size > 1 else {}
     journal.append(
@@ -155,5 +155,5 @@ def note_checkpoint(
 
 
 def remove_old(policy: Policy, known: dict[Path, Kept] | None = None) -> None:
-    """Remove the checkpoints that need not be kept any more; `known` were looked at before."""
+    """Remove the checkpoints that are not kept; `known` caches what was read of them."""
     remove_others(policy.layout, policy.line, policy.keep_last, policy.best, known)

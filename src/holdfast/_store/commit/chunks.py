@@ -1,7 +1,7 @@
-"""Work in pieces, for as many threads as there are, at the priority that it deserves now.
+"""Work in chunks for several threads, at low priority until a process waits for it.
 
-A niceness cannot be taken back by an ordinary user. So threads in the background do only a
-piece at a time, and when somebody begins to wait, others at full priority take over the rest.
+An ordinary user cannot lower a niceness again. So background threads do one chunk at a time, and
+when a process begins to wait, new threads at full priority take over the rest.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from typing import Any, Generic, TypeVar
 
 from holdfast._store.commit.write_queue import Superseded
 
-# -- Work that nobody waits for gives way to the training on the same cores ------------------------
-# A thread's niceness counts only against threads of its own scheduling group, and where the
-# kernel groups by session ("autogroup") the keeper, which has a session of its own, would take
-# half of each core from the trainer all the same: there the whole group steps back meanwhile.
-
+# -- Background work yields to the training on the same cores -------------------------------
+# A thread's niceness counts only against threads of its own scheduling group. Where the kernel
+# groups by session ("autogroup"), the keeper, which has a session of its own, would still take half
+# of each core from the trainer: there the priority of the whole group is lowered.
 
 _LOWEST = 19
-# A twentieth of a core beside a training: the keeper's loop, which hears signals, lives on it.
+# A twentieth of a core beside a training: enough for the keeper's loop, which receives signals.
 _GROUP_LEVEL = 14
 _GROUP = Path("/proc/self/autogroup")
-_TRIES, _TRY_SECONDS = 4, 0.04  # the kernel takes one change of a group in a tenth of a second
+_TRIES, _TRY_SECONDS = 4, 0.04  # the kernel accepts one change of a group in a tenth of a second
 
 
-class Quiet:
+class BackgroundPriority:
     """How many threads of this process work in the background, and whether any must hurry."""
 
     def __init__(self) -> None:
@@ -43,9 +42,9 @@ class Quiet:
 
     @contextlib.contextmanager
     def background(self) -> Iterator[None]:
-        """For a thread of this work alone: it stays at the lowest priority for good."""
+        """For a thread that does nothing else: it stays at the lowest priority."""
         number = threading.get_native_id()
-        if sys.platform == "linux":  # elsewhere it takes a process, and this number may be one
+        if sys.platform == "linux":  # elsewhere the number would mean a process
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, number, _LOWEST)
             self._threads.add(number)
@@ -57,20 +56,17 @@ class Quiet:
 
     @contextlib.contextmanager
     def hurry(self) -> Iterator[None]:
-        """Somebody waits: the group goes back to where it was."""
+        """A process waits: the group returns to normal priority."""
         with self._counted(loud=1):
             yield
 
     def end(self) -> None:
-        """A stop has come: from now on nothing here gives way."""
+        """The run stops: from now on nothing runs in the background."""
         self._count(0, 1)
         self.raise_threads()
 
     def raise_threads(self) -> None:
-        """Give the threads in the background back their priority, where the system allows it.
-
-        It does so for root, and where RLIMIT_NICE is set.
-        """
+        """Restore the priority of background threads: allowed for root and with RLIMIT_NICE."""
         for number in tuple(self._threads):
             with contextlib.suppress(OSError):
                 os.setpriority(
@@ -100,14 +96,14 @@ def _set_group(niceness: int) -> bool:
             _GROUP.write_text(str(niceness), encoding="ascii")
         except OSError as error:
             if error.errno != errno.EAGAIN or niceness:
-                return False  # no groups here; or not now: nothing is lost but some quiet
-            time.sleep(_TRY_SECONDS)  # the only thing that helps against the kernel's limit
+                return False  # no groups here, or not now: that only costs the training some time
+            time.sleep(_TRY_SECONDS)  # the kernel limits the rate
         else:
             return True
     return False
 
 
-QUIET = Quiet()  # the group is one for the whole process
+QUIET = BackgroundPriority()  # the group is one for the whole process
 
 Piece = TypeVar("Piece")
 _PATIENCE_SECONDS = 10.0
@@ -115,7 +111,7 @@ _GIVEN_UP = "a newer step is written in its place"
 
 
 class Pieces(Generic[Piece]):
-    """What is left to do of one work; the first error ends it and is raised by `finish`."""
+    """The chunks that are left of one work; the first error ends it and `finish` raises it."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self._left = deque(pieces)
@@ -129,11 +125,11 @@ class Pieces(Generic[Piece]):
         return not self._left and not self._taken
 
     def work(self) -> None:
-        """Do pieces until none is left, by this thread among others."""
+        """Do chunks until none is left; several threads call this."""
         while True:
             with self._change:
                 while not self._left and self._taken:
-                    self._change.wait()  # another may hand the rest of a large one back
+                    self._change.wait()  # another thread may return the rest of a large chunk
                 if not self._left:
                     return
                 piece = self._left.popleft()
@@ -147,7 +143,9 @@ class Pieces(Generic[Piece]):
                 if rest is not None and not self.has_failed:
                     self._left.appendleft(rest)
                 is_last = not self._left and self._taken == 1
-                if not is_last:  # at once: else of two that end together none is the last
+                if (
+                    not is_last
+                ):  # under the lock: two threads that finish together would both miss the end
                     self._give_back()
             if is_last:
                 if not self.has_failed:
@@ -163,25 +161,25 @@ class Pieces(Generic[Piece]):
         self._change.notify_all()
 
     def do(self, piece: Piece) -> Piece | None:
-        """Do one piece; what is returned is left of it."""
+        """Do one chunk; returns the rest of it, if any."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Wait for the end, and raise what went wrong."""
+        """Wait for the end, and raise the first error."""
         with self._change:
             while not self.is_done:
                 self._change.wait()
-            error, self._error = self._error, None  # it holds on to all that its frames hold
+            error, self._error = self._error, None  # its frames would keep memory alive
         if error is not None:
             raise error
         if self.has_failed:
             raise RuntimeError("it has failed before")
 
     def end(self) -> None:
-        """The last piece is done."""
+        """Called after the last chunk."""
 
     def give_up(self, error: BaseException) -> None:
-        """Leave out what is not begun; `finish` raises the error. Nothing, if all is done."""
+        """Skip what is not begun; `finish` raises the error. No effect if all is done."""
         if not self.is_done:
             self._fail(error)
 
@@ -200,14 +198,14 @@ class Labour:
         self._is_given_up = False
         self._works: list[tuple[Pieces[Any], int]] = []
         self._guard = threading.Lock()
-        # Where a training never leaves a core alone, it must be durable some time all the same.
+        # A training may never leave a core idle: the checkpoint must become durable anyway.
         self._timer = threading.Timer(_PATIENCE_SECONDS, self.hurry)
         self._timer.daemon = True
         if is_background:
             self._timer.start()
 
     def put_to(self, work: Pieces[Any], threads: int) -> None:
-        """Have so many threads do this work."""
+        """Start so many threads for a work."""
         with self._guard:
             if self._is_given_up:
                 raise Superseded(_GIVEN_UP)
@@ -216,20 +214,22 @@ class Labour:
             self._start(work, threads)
 
     def hurry(self) -> None:
-        """Somebody waits for it now."""
+        """A process waits for it now: continue at full priority."""
         with self._guard:
             if self._is_background and not self._is_given_up:
                 self._is_background = False
                 QUIET.raise_threads()
                 for work, threads in self._works:
-                    with contextlib.suppress(RuntimeError):  # no more threads: those there go on
+                    with contextlib.suppress(
+                        RuntimeError
+                    ):  # no more threads: the existing ones go on
                         self._start(work, threads)
 
     def give_up(self) -> None:
         """Write no more of it: a newer state is written in its place.
 
-        One of which all is written, so that only flushes are left, goes on: that takes nothing
-        from the newer one, and may be durable before it.
+        If everything is written and only flushes are left, it goes on: that takes nothing from the
+        newer one, and may be durable first.
         """
         with self._guard:
             self._is_given_up = True
@@ -237,7 +237,7 @@ class Labour:
                 work.give_up(Superseded(_GIVEN_UP))
 
     def over(self) -> None:
-        """Let go of what was worked on."""
+        """Release the work."""
         self._timer.cancel()
         with self._guard:
             self._works.clear()
@@ -255,4 +255,4 @@ class Labour:
             except RuntimeError:  # the system has no more of them
                 if not number:
                     raise
-                return  # what was started does it all; to fail now would pull its file away
+                return  # the started threads do it all; failing now would close their file

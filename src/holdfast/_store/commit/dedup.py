@@ -1,10 +1,10 @@
-"""What the checkpoint before holds of a rank, so that it need not be written again.
+"""Deduplication: tensors that the previous checkpoint has are linked, not written again.
 
-A tensor with the same checksum is the same. The file that has it is linked into the folder of
-the new checkpoint, which so stays complete by itself: removing the old one takes away a name,
-and the bytes go with the last. Whether it is worth to know the checksums before anything is
-written, a few spots of the image tell: in most trainings everything changes, and then hashing
-goes on beside the writing.
+A tensor with the same checksum is the same. The file that has it is hard-linked into the folder of
+the new checkpoint, which stays complete by itself: removing the old one removes a name, and the
+bytes go with the last name. A few spots of the image show whether it is worth knowing the checksums
+before anything is written: in most trainings everything changes, and then hashing runs beside the
+writing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from holdfast._store.format.checksum import digest
 from holdfast._store.format.manifest import DataFile, Linked
 
 _SPOTS, _SPOT_BYTES = 64, 4096
-_ALIKE = 0.4  # of the spots: then hashing first may pay
+_ALIKE = 0.4  # of the spots must be unchanged for hashing first
 _LEAST_SAVED = 0.25  # of the image
 _MOST_LINKS = 3
-_REST = 8  # where a little of every tensor changes, hashing before writing is time lost
+_REST = 8  # checkpoints: if a little of every tensor changes, hashing first is lost time
 
 _Identity = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A few bytes of one range, to tell cheaply whether it has changed."""
+    """A few bytes of one range, to find out cheaply whether it has changed."""
 
     index: int
     offset: int
@@ -47,11 +47,11 @@ class Spot:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which files of the checkpoint before are in the new one too, and for which ranges."""
+    """Which files of the previous checkpoint the new one links, and for which ranges."""
 
     sources: Mapping[str, Path]  # by the name in the new folder
     linked: tuple[Linked, ...]
-    files: list[str]  # for each range the linked file that has it; "": it is to be written
+    files: list[str]  # the linked file of each range; "": it is to be written
     offsets: list[int]  # there
 
 
@@ -72,13 +72,13 @@ class Former:
         self._sizes = {"": file.size_bytes, **{each.name: each.size_bytes for each in file.linked}}
         self._ranges = ranges
         self._digests = digests
-        # Of a hundred thousand parts only what differs from the plain case is kept.
+        # There may be a hundred thousand parts: keep only what differs from the plain case.
         self._offsets = [part.offset for part in file.parts]
         self._files = [part.file for part in file.parts] if file.linked else None
         self._spots = spots
         self._identities = identities
-        self.was_in_vain = False  # it was asked for its checksums, and had little to share
-        self.rest = 0  # checkpoints that do without asking
+        self.was_in_vain = False  # its checksums were compared, and little was shared
+        self.rest = 0  # checkpoints that skip the comparison
 
     @property
     def own_bytes(self) -> int:
@@ -89,7 +89,7 @@ class Former:
     def written(
         cls, folder: Path, partial: Path, file: DataFile, source: Source, before: Former | None
     ) -> Former:
-        """What was just written, as `partial`, and will be there as `folder`."""
+        """What was just written as `partial`, and will be named `folder`."""
         found = source.hashing.digests()
         spots, identities = _spots_of(source), _identities_in(partial, file)
         former = cls(folder, file, source.ranges, found, spots, identities)
@@ -99,7 +99,7 @@ class Former:
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Former | None:
-        """What an earlier life has written; None if it has not, or it cannot be read."""
+        """What an earlier attempt has written; None if that cannot be read."""
         with contextlib.suppress(OSError, CheckpointError):
             read = manifest.read(folder)
             for file in read.files:
@@ -123,7 +123,7 @@ class Former:
         return cls(folder, file, ranges, digests, spots, _identities_in(folder, file))
 
     def resembles(self, source: Source) -> bool:
-        """Whether much of it seems to be in the new image too."""
+        """Whether much of it seems to be unchanged in the new image."""
         if self.rest:
             return False
         new = source.ranges
@@ -139,7 +139,7 @@ class Former:
         return same >= _ALIKE * max(1, len(self._spots))
 
     def share_with(self, source: Source) -> Sharing | None:
-        """What of it the new image has too, by the checksums; None if that is little."""
+        """What the new image shares with it, by the checksums; None if that is little."""
         at = self._unchanged(source)
         in_file = self._files or [""] * len(self._offsets)
         needed = Counter[str]()
@@ -160,11 +160,11 @@ class Former:
         )
 
     def link(self, sharing: Sharing, partial: Path) -> bool:
-        """Make the links; False where that cannot be, or a file is not what was written."""
+        """Make the links; False if that is not possible, or a file was replaced."""
         made = []
         try:
             for name, source in sharing.sources.items():
-                (partial / name).unlink(missing_ok=True)  # of a keeper that was killed in this
+                (partial / name).unlink(missing_ok=True)  # left by a keeper that was killed here
                 os.link(source, partial / name)
                 made.append(partial / name)
                 if _identity(partial / name) != self._identities.get(source.name):
@@ -176,7 +176,7 @@ class Former:
         return True
 
     def _unchanged(self, source: Source) -> list[int | None]:
-        """For each range of the new image the same one here; never for header and scalars."""
+        """For each range of the new image the same one here, except for header and scalars."""
         new, old = source.ranges, self._ranges
         digests = source.hashing.digests()
         at: list[int | None]
@@ -196,7 +196,7 @@ class Former:
 
 
 def newest_former(layout: RunLayout, line: Mapping[int, int | None], rank: int) -> Former | None:
-    """The newest checkpoint of the run's line that this rank has a part of."""
+    """This rank's part of the newest checkpoint on the run's lineage."""
     for step, attempt, folder in reversed(layout.checkpoint_folders()):
         if is_on_line(line, attempt, step):
             return Former.read(folder, rank)
@@ -204,7 +204,7 @@ def newest_former(layout: RunLayout, line: Mapping[int, int | None], rank: int) 
 
 
 def _places(ranges: Ranges) -> list[tuple[int, int, int]]:
-    """Spots evenly over the image: the range, where in it, and how many bytes."""
+    """Spots all over the image: the range, the offset in it, and the size."""
     total = ranges.offsets[-1] + ranges.sizes[-1]
     found = []
     for number in range(_SPOTS):

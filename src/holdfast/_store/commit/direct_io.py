@@ -1,7 +1,7 @@
 """Bytes to a file, by several threads, past the page cache where the file system allows it.
 
-Direct writes are several times faster than a plain write and its flush, but want memory and
-offsets on whole blocks: what does not lie so goes through a small buffer that does.
+Direct writes are several times faster than a plain write and its flush, but need memory and
+offsets that are aligned to blocks: other data goes through a small aligned buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast._store.format.image import PAGE
 
 _CHUNK_BYTES = 8 << 20
 _BUFFER_BYTES = 4 << 20
-_WRITING_THREADS = 2  # more do not help any disk that was measured; one does not fill it
+_WRITING_THREADS = 2  # measured: one does not saturate a disk, more than two do not help
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -38,7 +38,7 @@ def write_file(path: Path, views: Sequence[memoryview], labour: Labour) -> int:
         else:  # Windows: one position for all
             writing.work()
         writing.finish()
-        pass_point("half-written")  # also where it was one piece
+        pass_point("half-written")  # also if it was one chunk
         writing.cut_padding()
         pass_point("written")
         os.fsync(descriptor)
@@ -58,7 +58,7 @@ class _Writing(Pieces[tuple[int, int]]):
         self._is_plain = len(views) == 1 and _is_aligned(views[0])
         self._buffers = threading.local()
         self._written = 0
-        # Where it began directly, pieces are whole blocks to the end, also if it goes on otherwise.
+        # If it began with direct writes, chunks stay whole blocks even after it falls back.
         self._in_blocks = bool(_DIRECT) and size >= PAGE and _set_direct(descriptor, on=True)
         self._is_direct = self._in_blocks
         step = _CHUNK_BYTES if self._is_plain or not self._in_blocks else _BUFFER_BYTES
@@ -83,7 +83,7 @@ class _Writing(Pieces[tuple[int, int]]):
             pass_point("half-written")
 
     def cut_padding(self) -> None:
-        """The last block was written whole."""
+        """Cut the file to its size: the last block was written whole."""
         if self._in_blocks and self._size % PAGE:
             os.ftruncate(self._descriptor, self._size)
 
@@ -98,7 +98,7 @@ class _Writing(Pieces[tuple[int, int]]):
                     os.lseek(self._descriptor, offset + done, os.SEEK_SET)
                     count = os.write(self._descriptor, view[done:])
             except OSError as error:
-                # Refused here (tmpfs takes the flag and not the write), or not aligned any more.
+                # Refused here (tmpfs accepts the flag and not the write), or not aligned any more.
                 if error.errno != errno.EINVAL or not is_direct:
                     raise
                 self._leave_direct()
@@ -108,13 +108,12 @@ class _Writing(Pieces[tuple[int, int]]):
                 self._leave_direct()
 
     def _leave_direct(self) -> None:
-        """Go on with plain writes, in all threads."""
         with self._change:
             _set_direct(self._descriptor, on=False)
             self._is_direct = False
 
     def _gathered(self, offset: int, size: int) -> memoryview:
-        """A piece in a buffer on whole blocks, filled up to the end of its last one."""
+        """A chunk in an aligned buffer, padded to the end of its last block."""
         buffer = getattr(self._buffers, "mapped", None)
         if buffer is None:
             buffer = self._buffers.mapped = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
@@ -127,7 +126,6 @@ class _Writing(Pieces[tuple[int, int]]):
         return buffer[:whole]
 
     def _cut(self, offset: int, size: int) -> list[memoryview]:
-        """The parts of the views that make up a piece."""
         found = []
         index = bisect_right(self._starts, offset) - 1
         while size > 0:
@@ -141,14 +139,13 @@ class _Writing(Pieces[tuple[int, int]]):
 
 
 def _is_aligned(view: memoryview) -> bool:
-    """Whether memory and size are whole pages."""
     if view.nbytes % PAGE or view.readonly:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(view)) % PAGE == 0
 
 
 def _set_direct(descriptor: int, *, on: bool) -> bool:
-    """Whether the descriptor's way of writing was changed."""
+    """Switch direct writes; False if the flag could not be changed."""
     if not _DIRECT:
         return False
     import fcntl
@@ -164,9 +161,9 @@ def _set_direct(descriptor: int, *, on: bool) -> bool:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Take the room at once: then threads need not wait for each other to lengthen the file.
+    """Allocate the file at once, so that threads do not wait for each other to lengthen it.
 
-    Not by posix_fallocate, which writes zeros where the file system knows no better way.
+    Not by posix_fallocate, which writes zeros if the file system has no better way.
     """
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if fallocate is None:

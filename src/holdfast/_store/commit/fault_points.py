@@ -1,7 +1,6 @@
 """Fault points: where the tests kill a process in the middle of a commit.
 
-Every stage of a commit passes one. Unless the environment names that stage they
-do nothing.
+Every stage of a commit passes one. They do nothing unless the environment names the stage.
 """
 
 from __future__ import annotations

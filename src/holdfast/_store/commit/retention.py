@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Which checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.format import manifest
 
-MEMORY = "memory"  # why a checkpoint is made that must be durable before the limit
+MEMORY = "memory"  # the reason of a checkpoint that is made before memory runs out
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A committed checkpoint as retention sees it."""
+    """What retention knows of a committed checkpoint."""
 
     step: int
     attempt: int
@@ -29,9 +29,9 @@ class Kept:
 
 
 def list_checkpoints(layout: RunLayout, known: dict[Path, Kept] | None = None) -> list[Kept]:
-    """The committed checkpoints, oldest first; of a damaged one the metrics are unknown.
+    """The committed checkpoints, oldest first; a damaged one has no metrics.
 
-    What is in `known` is not read again, and what is read goes there.
+    `known` is a cache of manifests.
     """
     known = {} if known is None else known
     found = []
@@ -53,7 +53,7 @@ def choose_kept(
     keep_last: int,
     best: tuple[str, str] | None,
 ) -> dict[Path, str]:
-    """The checkpoints to keep, each with the reason; what is off the run's line is not judged."""
+    """The checkpoints to keep, each with the reason; those off the lineage are all kept."""
     kept: dict[Path, str] = {}
     own = []
     for checkpoint in checkpoints:
@@ -61,7 +61,7 @@ def choose_kept(
             own.append(checkpoint)
         else:
             kept[checkpoint.path] = "of another line"
-    for checkpoint in _without_hasty(own)[-keep_last:]:
+    for checkpoint in _without_hurried(own)[-keep_last:]:
         kept[checkpoint.path] = f"last {keep_last}"
     if best is not None:
         mode, metric = best
@@ -74,10 +74,10 @@ def choose_kept(
     return kept
 
 
-def _without_hasty(checkpoints: Sequence[Kept]) -> list[Kept]:
-    """Of those that were made one after the other while memory ran out, only the newest counts.
+def _without_hurried(checkpoints: Sequence[Kept]) -> list[Kept]:
+    """Of consecutive checkpoints that were made while memory ran out, only the newest counts.
 
-    They are seconds apart, and would push out what goes back for hours.
+    They are seconds apart, and would push out older ones that are hours apart.
     """
     counted = [
         each
@@ -94,7 +94,7 @@ def remove_others(
     best: tuple[str, str] | None,
     known: dict[Path, Kept] | None = None,
 ) -> list[Path]:
-    """Remove what need not be kept; returns what went."""
+    """Remove the checkpoints that are not kept; returns their paths."""
     for leftover in layout.half_removed_folders():
         remove_folder(leftover)
     checkpoints = list_checkpoints(layout, known)

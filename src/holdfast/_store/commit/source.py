@@ -1,4 +1,4 @@
-"""What is to be made durable: an image in memory, its ranges and their checksums."""
+"""An image in memory that is to be committed: its ranges and their checksums."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from holdfast._store.commit.chunks import Pieces
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import Extent
 
-# -- The checksums of an image's ranges, computed a piece at a time --------------------------------
-
+# -- The checksums of an image's ranges, computed in chunks ---------------------------------
 
 _LARGE_BYTES = 8 << 20
 _SMALL_BYTES = 64 << 10
-_HANDFUL = 256
+_BATCH = 256
 _MOST_THREADS = 8
 _WORTH_A_THREAD_BYTES = 16 << 20
 
 
 def threads_for(sizes: Sequence[int]) -> int:
-    """How many threads hash these ranges: small ones keep the interpreter, which is one."""
+    """How many threads hash these ranges: hashing small ones holds the GIL."""
     large = sum(size for size in sizes if size >= _SMALL_BYTES)
     return max(1, min(os.cpu_count() or 1, _MOST_THREADS, large // _WORTH_A_THREAD_BYTES))
 
 
 class Begun(NamedTuple):
-    """A large range of which some is hashed."""
+    """A large range that is partly hashed."""
 
     number: int
     done: int
@@ -37,16 +36,16 @@ class Begun(NamedTuple):
 
 
 def portions(sizes: Sequence[int]) -> list[Sequence[int]]:
-    """The ranges as they are taken: the largest first, small ones by the handful."""
+    """The ranges in the order of hashing: the largest first, small ones in batches."""
     small = [index for index, size in enumerate(sizes) if size < _SMALL_BYTES]
     rest = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     rest.sort(key=sizes.__getitem__, reverse=True)
-    handfuls = [small[at : at + _HANDFUL] for at in range(0, len(small), _HANDFUL)]
-    return [*((index,) for index in rest), *handfuls]
+    batches = [small[at : at + _BATCH] for at in range(0, len(small), _BATCH)]
+    return [*((index,) for index in rest), *batches]
 
 
 class Hashing(Pieces[Sequence[int] | Begun]):
-    """The checksums of all ranges; `then` gets them as soon as they are complete."""
+    """Computes the checksums of all ranges; `then` is called with them at the end."""
 
     def __init__(
         self,
@@ -85,12 +84,12 @@ class Hashing(Pieces[Sequence[int] | Begun]):
             self.then(self.found)
 
     def digests(self) -> list[bytes]:
-        """All of them, once they are complete."""
+        """All checksums; waits until they are complete."""
         self.finish()
         return self.found
 
 
-class Known(Hashing):
+class KnownDigests(Hashing):
     """Checksums that are known already."""
 
     def __init__(self, digests: list[bytes]) -> None:
@@ -104,7 +103,7 @@ class Ranges(NamedTuple):
     names: list[str]
     offsets: list[int]
     sizes: list[int]
-    taken_as: list[Sequence[int]]  # by whoever hashes them
+    taken_as: list[Sequence[int]]  # the order of hashing
 
     @classmethod
     def of(cls, extents: Sequence[Extent]) -> Ranges:
@@ -114,9 +113,10 @@ class Ranges(NamedTuple):
 
 
 class _Views:
-    """The bytes of each range: apart from the source, so that nothing goes round in a circle.
+    """The bytes of each range.
 
-    What does is let go of late, and with it the memory of an arena that is gone.
+    An object apart from the source, to avoid a reference cycle: that would be collected late, and
+    with it the memory of an arena that is gone.
     """
 
     def __init__(self, views: Sequence[memoryview], ranges: Ranges) -> None:

@@ -1,9 +1,8 @@
 """From an image in memory to a committed checkpoint.
 
-The order is the invariant: data, fsync, manifest, fsync, folder, rename, fsync
-of the folder above. A checkpoint has its final name only when every byte of it
-is on the disk, so a kill or a power cut at any stage leaves either nothing that
-counts or the whole.
+The order is the invariant: data, fsync, manifest, fsync, folder, rename, fsync of the parent
+folder. A checkpoint has its final name only when every byte of it is on the disk, so a kill or a
+power cut at any stage leaves either nothing that counts or a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class Fenced(SaveFailed):
 
 
 @dataclass(frozen=True)
-class Commit:
-    """What is to be committed, and by whom."""
+class CheckpointCommit:
+    """What is to be committed, and by which attempt."""
 
     layout: RunLayout
     run_id: str
     attempt: int  # the attempt that trained this state
     writer_attempt: int  # the attempt that writes it
     step: int
-    at_turn: bool  # of an epoch, and not at the boundary of the step
+    at_turn: bool  # at the end of an epoch, not at the boundary of the step
     reason: str
     metrics: dict[str, float | None]
     version: str
     origin: tuple[int, int] | None = None
-    turns: Turns = field(default_factory=Turns)  # in which checkpoints get their names
+    turns: Turns = field(default_factory=Turns)  # the order in which checkpoints get their names
 
     @property
     def key(self) -> tuple[int, int]:
@@ -61,12 +60,12 @@ class Commit:
 
     @property
     def final(self) -> Path:
-        """Where it will be."""
+        """Its final path."""
         return self.layout.checkpoint(self.step, self.attempt, self.at_turn)
 
 
 def commit_checkpoint(
-    commit: Commit, source: Source, labour: Labour, former: Former | None = None
+    commit: CheckpointCommit, source: Source, labour: Labour, former: Former | None = None
 ) -> Former:
     """Make an image durable as a checkpoint; returns what the next one may share with it."""
     layout = commit.layout
@@ -80,7 +79,7 @@ def commit_checkpoint(
         raise SaveFailed(explain(layout, error, source.size_bytes)) from error
     finally:
         if partial is not None:
-            remove_folder(partial)  # by now it has its final name, or is of no use
+            remove_folder(partial)  # by now it has its final name, or is useless
     return written
 
 
@@ -99,7 +98,7 @@ def write_part(
 ) -> DataFile:
     """Make the file of one rank durable; returns what the manifest says of it.
 
-    What `former` has is linked and not written, if it is much.
+    What `former` has is linked instead, if it is much.
     """
     data = partial / rank_file(rank)
     hashing = source.hashing
@@ -113,7 +112,7 @@ def write_part(
     try:
         size = write_file(data, source.views, labour)
     finally:
-        hashing.finish()  # also if the disk is full: the memory is let go then
+        hashing.finish()  # also if the disk is full: it holds the memory
     pass_point("synced")
     rows = zip(source.ranges.names, source.ranges.offsets, source.ranges.sizes, strict=True)
     checksums = _in_hex(hashing.digests())
@@ -122,7 +121,7 @@ def write_part(
 
 
 def _write_changed(data: Path, source: Source, labour: Labour, sharing: Sharing) -> DataFile:
-    """Write what the linked files have not, as a file that any reader of its kind can open."""
+    """Write what the linked files lack, as a valid safetensors file."""
     ranges = source.ranges
     own = [index for index, file in enumerate(sharing.files) if not file]
     wrapper = wrap_header(bytes(source.view(0)), [ranges.names[index] for index in own[1:]])
@@ -143,7 +142,7 @@ def _in_hex(digests: Sequence[bytes]) -> list[str]:
     return [each.hex() for each in digests]
 
 
-def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -> None:
+def close_checkpoint(commit: CheckpointCommit, partial: Path, files: Sequence[DataFile]) -> None:
     """All parts are durable: write the manifest, and give the checkpoint its name."""
     manifest = Manifest(
         run_id=commit.run_id,
@@ -164,13 +163,15 @@ def close_checkpoint(commit: Commit, partial: Path, files: Sequence[DataFile]) -
     _refuse_if_fenced(commit)
     _refuse_if_void(commit)
     with commit.turns.take_name(commit.key):
-        publish_folder(partial, commit.final, durable=False)  # who was faster has written the same
+        publish_folder(
+            partial, commit.final, durable=False
+        )  # a faster process has written the same
     sync_folder(commit.layout.checkpoints)
     pass_point("published")
     try:
         _refuse_if_void(commit)
     except SaveFailed:
-        # Called bad since the last look: whoever did so may have looked for it before it was there.
+        # A rule has called it bad since the last check, perhaps before it had its name.
         set_aside_void(commit.layout)
         raise
 
@@ -186,7 +187,7 @@ def refuse_if_replaced(layout: RunLayout, run_id: str) -> None:
         raise SaveFailed(f"{layout.folder} was removed, and is the folder of another run now")
 
 
-def _refuse_if_fenced(commit: Commit) -> None:
+def _refuse_if_fenced(commit: CheckpointCommit) -> None:
     newest = commit.layout.attempt_numbers()[-1:]
     if newest and newest[0] > commit.writer_attempt:
         raise Fenced(
@@ -195,14 +196,14 @@ def _refuse_if_fenced(commit: Commit) -> None:
         )
 
 
-def _refuse_if_void(commit: Commit) -> None:
+def _refuse_if_void(commit: CheckpointCommit) -> None:
     """A rule may have called the state bad while it was being written."""
     if is_void(void_steps(commit.layout), commit.attempt, commit.step):
         raise SaveFailed(f"a rule has called step {commit.step} bad")
 
 
 def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
-    """Why a checkpoint of so many bytes could not be written, in words."""
+    """Why a checkpoint of so many bytes could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError, AttributeError):
             room = os.statvfs(layout.folder)

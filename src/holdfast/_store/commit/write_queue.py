@@ -1,15 +1,14 @@
-"""The policy of the keeper's writes: which state is next, and which is not written at all.
+"""The policy of the keeper's writes: which state is next, and which is skipped.
 
     background   the cadence wants a checkpoint: at most one waits, the newest
     asked        an explicit save of this boundary: written in the order of the boundaries
     last         a stop, a deadline or a death: only the newest state counts
 
-A last write drops everything older that waits. The older write under way is given up for it,
-unless only that one can be durable in the time that is left. What was asked for is still written
-before it if that takes less than a second (`patient`): on a fast disk no best state is lost.
-Nothing older than the newest durable checkpoint is ever published. A write without a slot of its
-own (background, while it waits) takes the newest slot when its turn comes, so that what waits keeps
-no memory.
+A last write drops everything older that waits. An older write in progress is given up for it,
+unless only that one can be durable in the time that is left. An explicit save is still written
+first if that takes less than a second (`patient`): on a fast disk no best state is lost. Nothing
+older than the newest durable checkpoint is ever published. A background write that waits has no
+slot: it takes the newest one when its turn comes, so that waiting holds no memory.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Superseded(SaveFailed):
 def sort_out(
     waiting: Sequence[W], durable: Key | None, *, patient: bool = False
 ) -> tuple[list[W], list[W]]:
-    """What is still to be written, the next first; and what is dropped."""
+    """The writes in order, and those that are dropped."""
     last = max((each.key for each in waiting if each.urgency is Urgency.LAST), default=None)
     newest = max((each.key for each in waiting), default=None)
 
@@ -89,7 +88,7 @@ def gives_way(
     left_seconds: float | None,
     patient: bool = False,
 ) -> bool:
-    """Whether `write` is begun at once, and the older one under way is given up for it.
+    """Whether `write` begins at once, and the older one in progress is given up for it.
 
     `left_seconds` is the time until a kill, if there is a deadline.
     """
@@ -99,22 +98,22 @@ def gives_way(
         return False
     if left_seconds is None or needed_seconds <= left_seconds:
         return True
-    # The newest state cannot be durable in time: the one under way may be.
+    # The newest state cannot be durable in time: the one in progress may be.
     return needed_seconds - elapsed_seconds > left_seconds
 
 
 def expected_seconds(measured: float | None, elapsed: float) -> float:
-    """How long a write takes: as the slowest recent one, or twice the time of the current one.
+    """How long a write takes: like the slowest recent one, or twice the time of the current one.
 
-    `elapsed` is of a write that is not over.
+    `elapsed` is the time of a write in progress.
     """
     return max(measured or 2 * elapsed, elapsed)
 
 
 class Turns:
-    """Checkpoints get their names, and are noted as durable, in the order of their states.
+    """Checkpoints get their names, and are recorded, in the order of their states.
 
-    Two writes may be under way at once, and the older one may be ready after the newer one.
+    Two writes may be in progress at once, and the older one may finish last.
     """
 
     def __init__(self) -> None:
@@ -124,7 +123,7 @@ class Turns:
 
     @contextlib.contextmanager
     def take_name(self, key: Key) -> Iterator[None]:
-        """For the rename and nothing else; Superseded if a newer checkpoint has its name."""
+        """Held for the rename; Superseded if a newer checkpoint has its name."""
         with self._lock:
             if self._named is not None and key < self._named:
                 raise Superseded("a newer step is durable")
@@ -133,9 +132,9 @@ class Turns:
 
     @contextlib.contextmanager
     def take_note(self, key: Key) -> Iterator[None]:
-        """For the note in the journal; Superseded if a newer checkpoint is durable.
+        """Held for the journal; Superseded if a newer checkpoint is recorded.
 
-        Then this one is durable too: the flush of the folder was for both names.
+        This one is durable too then: the flush of the folder was for both names.
         """
         with self._lock:
             if self._noted is not None and key < self._noted:

@@ -1,7 +1,7 @@
 """Files that are whole or absent: the only place that renames.
 
-write, fsync, rename, fsync of the folder: with any of the four left out, a
-power cut was measured to lose the file or to leave it empty.
+write, fsync, rename, fsync of the folder: measured: without any of the four, a power cut can lose
+the file or leave it empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _unfinished(path: Path, suffix: str) -> Path:
-    """The name of a file while it is written: two hosts may have the same pids."""
+    """The name of a file while it is written; random, since two hosts may have equal pids."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{suffix}")
 
 
@@ -51,14 +51,14 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def create_atomic(path: Path, data: bytes) -> bool:
-    """Make a durable file unless there is one; of processes that try at once, one does."""
+    """Make a durable file unless it exists; of concurrent processes one succeeds."""
     part = _unfinished(path, "new")
     write_atomic(part, data)
     try:
         os.link(part, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links: here the last one wins
+    except OSError:  # a file system without hard links: the last one wins
         write_atomic(path, data)
         return True
     finally:
@@ -71,8 +71,8 @@ def create_atomic(path: Path, data: bytes) -> bool:
 def writing_whole(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
     """A file to write into, which gets its name when it is whole and durable.
 
-    FileExistsError if the name is taken by then and not to be replaced. Where the
-    system has files without a name, a kill leaves nothing at all.
+    FileExistsError if the name is taken by then and `replace` is False. If the system has files
+    without a name, a kill leaves nothing at all.
     """
     part = _unfinished(path, "part")
     nameless = _open_nameless(path.parent)
@@ -99,7 +99,7 @@ def _link_or_replace(part: Path, path: Path) -> None:
         os.link(part, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links: here the last one wins
+    except OSError:  # a file system without hard links: the last one wins
         os.replace(part, path)
 
 
@@ -122,7 +122,7 @@ def _give_name(file: IO[bytes], path: Path) -> None:
 def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool:
     """Give a finished folder its final name, durably; False if that name is taken.
 
-    The folder must not be empty: rename(2) replaces an empty folder in silence.
+    The folder must not be empty: rename(2) silently replaces an empty folder.
     """
     try:
         prepared.rename(final)
@@ -136,7 +136,7 @@ def publish_folder(prepared: Path, final: Path, *, durable: bool = True) -> bool
 
 
 def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
-    """Move a file or folder into `folder` under a free name, and return where it went."""
+    """Move a file or folder into `folder` under a free name; returns the new path."""
     _refuse_link(folder)
     folder.mkdir(exist_ok=True)
     name = prefix + path.name.lstrip(".")
@@ -152,12 +152,12 @@ def move_aside(path: Path, folder: Path, prefix: str = "") -> Path:
 
 
 def _refuse_link(folder: Path) -> None:
-    if folder.is_symlink():  # what is behind it is not ours
+    if folder.is_symlink():  # its target does not belong to the run
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def discard_folder(path: Path) -> None:
-    """Remove a folder so that no half of it is ever taken for the whole."""
+    """Remove a folder; half of it never looks complete."""
     _refuse_link(path)
     pass_point("before-removal")
     doomed = path.with_name(f".removing-{path.name}")
@@ -169,7 +169,7 @@ def discard_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder that nobody counts on, as far as the file system lets us."""
+    """Remove a folder that is not needed, as far as the file system allows."""
     import shutil  # slow to import, and rarely needed
 
     shutil.rmtree(path, ignore_errors=True)

@@ -1,15 +1,16 @@
-"""Attempts: who has the run folder, since when, and how it ended.
+"""Attempts: which process has the run folder, since when, and how it ended.
 
-An attempt's number is taken by renaming a prepared folder to it, which only one
-process can do, and which leaves no moment without a lease in it. A lease of this
-machine is judged by its process. One of another machine is judged by whether its
-heartbeat moves while we look: clocks of two machines are never compared.
+An attempt's number is taken by renaming a prepared folder to it, which only one process can do, and
+which leaves no moment without a lease in it. A lease of this machine is judged by its process. One
+of another machine is judged by whether its heartbeat moves while we watch: the clocks of two
+machines are never compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -31,12 +32,12 @@ from holdfast._store.folder.atomic import (
     sync_folder,
     write_atomic,
 )
-from holdfast._store.folder.copied import own_id, settle_identity
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import Origin
 from holdfast._store.folder.plain_file import read_plain
 from holdfast._store.format import manifest
 from holdfast._store.format.schema import parse_record
+from holdfast._text import say
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 15.0
@@ -52,11 +53,11 @@ _HINTS = {
     errno.ENOSPC: "Free some room on its disk, or choose a folder on another one.",
     errno.EDQUOT: "Free some room of your quota, or choose a folder on another disk.",
 }
-_held: dict[tuple[Path, int], tuple[int, int]] = {}  # attempts of this process that have not ended
+_held: dict[tuple[Path, int], tuple[int, int]] = {}  # live attempts of this process, by inode
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file; empty if there is none or it does not parse."""
+    """The object in a small JSON file; empty if it is missing or invalid."""
     try:
         return parse_record(read_plain(path))
     except (OSError, ValueError):
@@ -69,7 +70,7 @@ def write_json(path: Path, value: dict[str, Any], *, durable: bool = True) -> No
 
 
 def cannot_write(folder: Path, error: OSError) -> FolderError:
-    """In a sentence, whatever it was that the system refused."""
+    """A sentence for an error of the system."""
     hint = _HINTS.get(
         error.errno or 0, "Choose a folder that you may write to, on a disk with room."
     )
@@ -78,7 +79,7 @@ def cannot_write(folder: Path, error: OSError) -> FolderError:
 
 
 def open_folder(folder: Path) -> tuple[RunLayout, str]:
-    """Make the run folder if it is not there, and return its paths and the run's id."""
+    """Make the run folder if it is missing; returns its paths and the run's id."""
     layout = RunLayout(folder.absolute())
     _refuse_links(layout)
     try:
@@ -106,7 +107,7 @@ def _give_identity(layout: RunLayout) -> None:
         "created": time.time(),
         "folder": str(layout.folder),
     }
-    # Ranks that start at once must not each go on with an id of their own.
+    # Ranks that start at once must agree on one id.
     if not create_atomic(layout.identity, (json.dumps(identity, indent=1) + "\n").encode()) and (
         not read_json(layout.identity).get("run_id")
     ):
@@ -114,7 +115,7 @@ def _give_identity(layout: RunLayout) -> None:
 
 
 def find_run(folder: Path) -> tuple[RunLayout, str]:
-    """The paths and the id of a run that is there already."""
+    """The paths and the id of an existing run."""
     layout = RunLayout(folder.absolute())
     record = read_json(layout.identity)
     if not record.get("run_id"):
@@ -134,7 +135,7 @@ def _refuse_links(layout: RunLayout) -> None:
 
 
 def lives_elsewhere(layout: RunLayout) -> int:
-    """The attempts that a run had on other machines, before this folder was made from a mirror."""
+    """The attempts of a run on other machines, before this folder was fetched from a mirror."""
     count = read_json(layout.identity).get("attempts_elsewhere")
     return count if isinstance(count, int) else 0
 
@@ -145,12 +146,12 @@ def lease_holder(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
 
 
 def keeper_of(layout: RunLayout, attempt: int) -> ProcessIdentity | None:
-    """The keeper that beats for this attempt."""
+    """The keeper of this attempt."""
     return identity_in(read_json(layout.heartbeat(attempt)).get("keeper"))
 
 
 def note_keeper(layout: RunLayout, attempt: int, pid: int) -> None:
-    """Name the keeper before its first heartbeat: the next attempt must wait for it."""
+    """Record the keeper before its first heartbeat: the next attempt must wait for it."""
     before = {"beat": 0, "time": time.time(), **read_json(layout.heartbeat(attempt))}
     record = {**before, "keeper": asdict(of_process(pid))}
     with contextlib.suppress(OSError):
@@ -168,7 +169,7 @@ def is_live_here(layout: RunLayout, attempt: int) -> bool | None:
 
 
 def is_live(layout: RunLayout, attempt: int, patience_seconds: float = SILENT_SECONDS) -> bool:
-    """Whether the process of this attempt still trains; may watch its heartbeat for a while."""
+    """The same for any machine; may watch the heartbeat for a while."""
     if (known := is_live_here(layout, attempt)) is not None:
         return known
     first = read_json(layout.heartbeat(attempt)).get("beat")
@@ -191,7 +192,7 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
             _refuse_if_live(layout, newest, folder, say)
             await_keeper(layout, newest, say)
         try:
-            # A number that a checkpoint has is taken, even if its folder is gone.
+            # A number that a checkpoint has is taken, even if its attempt's folder is gone.
             taken = [attempt for _, attempt, _ in layout.checkpoint_folders()]
             taken.append(lives_elsewhere(layout))
             number = max([newest, *taken]) + 1
@@ -203,7 +204,7 @@ def claim(layout: RunLayout, folder: Path, say: Callable[[str], None]) -> int:
 
 
 def release(layout: RunLayout, attempt: int) -> None:
-    """This process has ended an attempt, whether or not that can be noted on the disk."""
+    """This process has ended an attempt, even if the disk could not record that."""
     _held.pop((layout.folder, attempt), None)
 
 
@@ -226,8 +227,8 @@ def _publish_lease(layout: RunLayout, attempt: int) -> bool:
         lease["job"] = {"number": job.number, "restarts": job.restarts}
     try:
         write_json(prepared / "lease.json", lease, durable=False)
-        # The number must outlive a power cut only once there is a checkpoint under it:
-        # `note_origin` sees to that.
+        # Not durable: the number must survive a power cut only once it has a checkpoint, and
+        # `note_origin` ensures that.
         return publish_folder(prepared, layout.attempt(attempt), durable=False)
     finally:
         remove_folder(prepared)
@@ -264,10 +265,10 @@ def _refuse_if_live(
 
 
 def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str], None]) -> bool:
-    """Whether the run is ours though another process may still train: in our own job, before.
+    """Whether an earlier start of our own SLURM job has the run: then we take it over.
 
-    SLURM has given that life up, and a node that it has lost may not know. Our number fences
-    it off: it writes nothing any more.
+    SLURM has given that start up, and a node that it has lost may not know. Our number fences it
+    off: it writes nothing any more.
     """
     holder = lease_holder(layout, attempt)
     if holder is None or layout.exit(attempt).exists():
@@ -281,7 +282,7 @@ def _take_over(layout: RunLayout, attempt: int, folder: Path, say: Callable[[str
 
 
 def _is_our_job_before(layout: RunLayout, attempt: int) -> bool:
-    """Whether the lease is that of an earlier life of the job that this process is part of."""
+    """Whether the lease is that of an earlier start of our own job."""
     job = find_job(variables.of_job())
     held = read_json(layout.lease(attempt)).get("job")
     if job is None or not isinstance(held, dict) or held.get("number") != job.number:
@@ -292,7 +293,7 @@ def _is_our_job_before(layout: RunLayout, attempt: int) -> bool:
 
 @contextlib.contextmanager
 def beating(layout: RunLayout, attempt: int, *, is_needed: bool = True) -> Iterator[None]:
-    """Keep the lease alive until there is a keeper: a large state takes its time to load."""
+    """Beat until there is a keeper: a large state takes long to load."""
     if not is_needed:  # another rank does it
         yield
         return
@@ -316,9 +317,9 @@ def beating(layout: RunLayout, attempt: int, *, is_needed: bool = True) -> Itera
 
 
 def await_keeper(layout: RunLayout, attempt: int, say: Callable[[str], None]) -> None:
-    """Let the keeper of a dead process finish what it makes durable; end it if it is stuck."""
+    """Wait until the keeper of a dead process has finished; kill it if it is stuck."""
     if layout.exit(attempt).exists():
-        return  # noted after everything was durable; that keeper only waits for its process
+        return  # written after everything was durable: the keeper only waits for its process
     keeper = keeper_of(layout, attempt)
     if keeper is None or not keeper.is_here() or not keeper.is_alive():
         return
@@ -352,7 +353,7 @@ def read_origins(layout: RunLayout, numbers: Iterable[int] | None = None) -> dic
 
 
 def note_origin(layout: RunLayout, attempt: int, origin: Origin) -> None:
-    """Note durably where an attempt came from, and that its number is taken."""
+    """Record durably where an attempt came from, and that its number is taken."""
     source, step = origin if origin is not None else (None, None)
     write_json(layout.origin(attempt), {"attempt": source, "step": step})
     sync_folder(layout.attempts)
@@ -361,9 +362,9 @@ def note_origin(layout: RunLayout, attempt: int, origin: Origin) -> None:
 def known_origins(layout: RunLayout, in_memory: Collection[int] = ()) -> dict[int, Origin]:
     """The origins of all attempts that count; `in_memory` are those that left an arena.
 
-    Where an attempt's own note is lost or damaged, its checkpoints still know its
-    origin. One that began afresh and left nothing does not count: it found no
-    checkpoints once (a folder that was not mounted), and would hide them for ever.
+    If an attempt's own record is lost or damaged, its checkpoints still have its origin. An attempt
+    that began from scratch and left nothing does not count: it found no checkpoints once (a folder
+    that was not mounted), and would hide them for ever.
     """
     origins = read_origins(layout)
     folders = layout.checkpoint_folders()
@@ -389,3 +390,57 @@ def identity_in(value: object) -> ProcessIdentity | None:
         return ProcessIdentity(**value) if isinstance(value, dict) else None
     except TypeError:
         return None
+
+
+# -- A copied run folder is a run of its own -------------------------------------------------
+# `cp -r` is how people branch an experiment. The copy has the id of the original, and would share
+# its arenas, its attempts and its row in every table. So run.json also records where the folder was
+# made. If another folder still exists there with this id, this one is the copy. If not, the folder
+# was moved, and stays the run that it was.
+
+
+def own_id(layout: RunLayout, record: dict[str, Any]) -> str:
+    """The id of the run in a folder whose run.json says `record`."""
+    run_id = str(record["run_id"])
+    if _original(layout, record) is None:
+        return run_id
+    # Every reader gets the same id, before and after a start has stored it.
+    return hashlib.blake2b(f"{run_id} {layout.folder}".encode(), digest_size=16).hexdigest()
+
+
+def settle_identity(layout: RunLayout, record: dict[str, Any]) -> None:
+    """Record where the folder is; a copy becomes a run of its own."""
+    if record.get("folder") == str(layout.folder):
+        return
+    original = _original(layout, record)
+    found = {**record, "run_id": own_id(layout, record), "folder": str(layout.folder)}
+    if original is not None:
+        say(f"{layout.folder}: is a copy of {original.folder}; from here on it is its own run.")
+        found["copied_from"] = str(original.folder)
+        _end_copied_attempts(layout, original)
+    write_json(layout.identity, found)
+
+
+def _original(layout: RunLayout, record: dict[str, Any]) -> RunLayout | None:
+    """The run that this folder is a copy of; None if it is not a copy."""
+    place = record.get("folder")
+    if not isinstance(place, str) or place == str(layout.folder):
+        return None
+    found = RunLayout(Path(place))
+    try:
+        if found.identity.samefile(layout.identity):
+            return None  # another name of the same folder
+    except (OSError, ValueError):  # gone, or not a path
+        return None
+    return found if read_json(found.identity).get("run_id") == record["run_id"] else None
+
+
+def _end_copied_attempts(layout: RunLayout, original: RunLayout) -> None:
+    """A process that trains in the original does not train here."""
+    for number in layout.attempt_numbers():
+        if layout.exit(number).exists():
+            continue
+        # An attempt that another rank has begun here has another lease.
+        if read_json(layout.lease(number)) == read_json(original.lease(number)):
+            end = {"status": None, "how": f"copied from {original.folder}", "time": time.time()}
+            write_json(layout.exit(number), end)

@@ -1,6 +1,6 @@
 """An errand: what `holdfast prove` asks of the processes that it interrupts.
 
-It travels in the environment, so that it reaches every process of a job, whoever starts them.
+It is passed in the environment, so that it reaches every process of a job.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdfast._environment import variables
 
 @dataclass(frozen=True)
 class Errand:
-    """Where to tell what is seen, and where to put what must not meet another run's."""
+    """Where to report, and where to put files apart from those of another run."""
 
-    socket: str  # of whoever listens
-    work: str  # the copy of the user's folder, in which everything stays
-    runs: str  # for run folders that would lie outside of it
-    end: str  # for the weights as they are in the end
+    socket: str  # of the listener
+    work: str  # the copy of the user's folder
+    runs: str  # for run folders that would be outside of it
+    end: str  # for the final weights
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -29,7 +29,7 @@ class Errand:
     def redirected(self, folder: Path) -> Path:
         """The folder to use in place of one that the undisturbed run uses too."""
         whole = Path(folder).absolute()
-        # Beside `runs` there is what `{dir}` stands for: another one in each course, too.
+        # `{dir}` is beside `runs`: it differs in each course too.
         if whole.is_relative_to(self.work) or whole.is_relative_to(Path(self.runs).parent):
             return folder
         mark = hashlib.blake2s(str(whole).encode(), digest_size=4).hexdigest()

@@ -1,8 +1,8 @@
-"""What a rule has called bad: from a step of an attempt on, nothing counts any more.
+"""Void states: from some step of an attempt on, a rule has called everything bad.
 
-The record stands in the attempt's folder, one for each rank that found it, and is durable before
-anybody is told. It covers the whole line that led there: an attempt that evaluates the very state
-it has resumed, and finds it bad, speaks of what an earlier attempt has saved.
+The record is in the attempt's folder, one for each rank that found it, and is durable before any
+process is notified. It covers the whole lineage: an attempt that evaluates the state it has resumed
+and finds it bad voids what an earlier attempt has saved.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from holdfast._store.folder.atomic import move_aside
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 
-VOID = "void-"  # before the name of a checkpoint that was set aside for it
+VOID = "void-"  # prefix of a void checkpoint that was set aside
 
 
 def note_void(layout: RunLayout, attempt: int, step: int, reason: str, rank: int = 0) -> None:
-    """Note durably that everything from `step` on is void."""
+    """Record durably that everything from `step` on is void."""
     path = layout.void(attempt, rank)
     before = _step_in(read_json(path))
     if before is None or step < before:
@@ -28,7 +28,7 @@ def note_void(layout: RunLayout, attempt: int, step: int, reason: str, rank: int
 
 
 def void_steps(layout: RunLayout) -> dict[int, int]:
-    """For each attempt in which something was called bad, the first step that is void."""
+    """The first void step of each attempt that has one."""
     found: dict[int, int] = {}
     for attempt in layout.attempt_numbers():
         for path in layout.voids(attempt):
@@ -39,7 +39,7 @@ def void_steps(layout: RunLayout) -> dict[int, int]:
 
 
 def is_void(voids: Mapping[int, int], attempt: int, step: int) -> bool:
-    """Whether the state that `attempt` saved at `step` was called bad, by it or by a later one.
+    """Whether the state that `attempt` saved at `step` is void, by it or a later attempt.
 
     >>> is_void({2: 50}, 1, 50), is_void({2: 50}, 2, 49), is_void({2: 50}, 3, 60)
     (True, False, False)
@@ -48,7 +48,7 @@ def is_void(voids: Mapping[int, int], attempt: int, step: int) -> bool:
 
 
 def without_void(line: Mapping[int, int | None], voids: Mapping[int, int]) -> dict[int, int | None]:
-    """The line as far as nothing on it was called bad.
+    """The lineage up to the first void state.
 
     >>> without_void({3: None, 1: 40}, {3: 30})
     {3: 29, 1: 29}

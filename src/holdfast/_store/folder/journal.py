@@ -1,8 +1,8 @@
 """The journal: one JSON object a line, only ever appended to.
 
-A line goes out in a single write to a descriptor opened for appending, so that
-trainer and keeper can both write. A crash can leave half a line; readers skip
-what does not parse, and the next writer starts on a line of its own.
+A line is a single write to a descriptor opened for appending, so that trainer and keeper can both
+write. A crash can leave half a line; readers skip what does not parse, and the next writer begins a
+new line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_LINE_BYTES = 16 << 20
 
 
 def append(path: Path, event: str, **fields: Any) -> bool:
-    """Append one event; False if the file system would not take it (training goes on)."""
+    """Append one event; False if the file system refuses it (training goes on)."""
     line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
     try:
         descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -38,7 +38,7 @@ def append(path: Path, event: str, **fields: Any) -> bool:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The events so far, oldest first; none if there is no such file, or it is none to read."""
+    """The events so far, oldest first; none if the file is missing or not a plain file."""
     try:
         file = open_file(path, most_bytes=MOST_LINES_BYTES)
     except (FileNotFoundError, NotPlain):
@@ -51,7 +51,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_pieces(path: Path) -> Iterator[bytes]:
-    """The same as pieces of whole lines, not parsed: for a reader that wants few of them."""
+    """The same as blocks of whole lines, not parsed: for a reader that needs few of them."""
     try:
         file = open_file(path, most_bytes=MOST_LINES_BYTES)
     except (FileNotFoundError, NotPlain):
@@ -62,7 +62,7 @@ def read_pieces(path: Path) -> Iterator[bytes]:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The object in one line; None if it holds no such thing."""
+    """The object in one line; None if it is invalid."""
     try:
         return parse_record(line)
     except ValueError:
@@ -70,7 +70,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Each line that may be ours: a longer one would be held in memory as a whole."""
+    """Each line, except for very long ones, which would fill the memory."""
     is_rest = False
     while line := file.readline(_LONGEST_LINE_BYTES):
         is_whole = line.endswith(b"\n") or len(line) < _LONGEST_LINE_BYTES

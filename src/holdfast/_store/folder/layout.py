@@ -1,31 +1,31 @@
-"""Where everything stands: every path of a run folder is spelled here, and nowhere else.
+"""The map of a run folder: every path is spelled here, and nowhere else.
 
 runs/demo/
   run.json                         the run's random id
-  run.key                          the secret by which its keepers know each other
+  run.key                          the secret by which its keepers authenticate each other
   journal.jsonl                    what happened, one line each
-  mirror.json  mirror.lock         what is known of its mirror, and who copies to it just now
-  attempts/0002/                   one life of the process
-    lease.json  heartbeat.json     who has the folder, and that it lives
+  mirror.json  mirror.lock         what is known of its mirror, and the lock of the uploader
+  attempts/0002/                   one attempt: one training process
+    lease.json  heartbeat.json     which process has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
-    series.jsonl                   how it went: steps, metrics, memory, a row about every second
+    series.jsonl                   steps, metrics, memory: a row about every second
     exit.json                      how it ended
-    requeue.json                   what SLURM was asked then, and how many lives made no step
+    requeue.json                   what SLURM was asked then, and how many attempts made no step
     stacks.txt  keeper.log  trouble.txt  mirror.log
-    error.json  death.json         an exception as the trainer saw it, a death as the keeper did
-    hang.json  hang.txt            a hang: what every process did then, and its stacks to read
-    look.json                      the same at a moment that somebody asked for
+    error.json  death.json         an exception, by the trainer; a death, by the keeper
+    hang.json  hang.txt            a hang: what every process did then, and its stacks
+    look.json                      the same, on request
     void.json                      the step from which on a rule has called everything bad
-    led.json  output.log           what `holdfast run` saw of it, and all that it printed
+    led.json  output.log           what `holdfast run` observed, and all that it printed
     ranks/00001.json               of a job of several: each rank's process and keeper
-    stacks-00001.txt  …            and what it has to itself
-    mail/                          what keepers could not tell each other by network
+    stacks-00001.txt  …            and its own files
+    mail/                          messages of keepers that could not go by network
   checkpoints/step-000000001240-a0002/
     manifest.json  rank-00000.safetensors  …
     rank-00000.step-000000000900-a0002.safetensors     linked: what has not changed since then
-  checkpoints/step-000000001240-a0002-turn/    the same step, when its epoch was over
-  loggers/tensorboard.json  .log   what was logged elsewhere, and how that went
-  requests/stop-0002.json          asked from another process
+  checkpoints/step-000000001240-a0002-turn/    the same step, at the end of its epoch
+  loggers/tensorboard.json  .log   what was sent to loggers, and their output
+  requests/stop-0002.json          a request of another process
   set-aside/                       damaged or unfinished checkpoints; void-…: called bad by a rule
 """
 
@@ -52,7 +52,7 @@ _CONTENT = re.compile(
 
 
 def foreign_in(path: Path) -> str:
-    """Why an unfinished or damaged checkpoint is not wholly ours to remove; empty if it is."""
+    """Why an unfinished or damaged checkpoint must not be removed; empty if it may be."""
     if path.is_symlink():
         return "a symbolic link, which holdfast did not make"
     if path.parent.name == "set-aside" and not _SET_ASIDE.fullmatch(path.name):
@@ -66,13 +66,13 @@ def foreign_in(path: Path) -> str:
 
 def _names_in(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208  quicker than Paths, of thousands of runs
+        return os.listdir(folder)  # noqa: PTH208  faster than Path, for thousands of runs
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def writer_of(path: Path) -> int | None:
-    """The process that made a file or folder which has no final name yet."""
+    """The process that made a file or folder without a final name."""
     match = _WRITER.fullmatch(path.name)
     return int(next(filter(None, match.groups()))) if match else None
 
@@ -83,7 +83,7 @@ def rank_file(rank: int) -> str:
 
 
 def linked_file(name: str, checkpoint: Path) -> str:
-    """The name of a file of another checkpoint that holds some tensors of this one too."""
+    """The name here of a file that another checkpoint wrote."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}.{checkpoint.name}{dot}{ending}"
 
@@ -93,7 +93,7 @@ def _suffix(rank: int) -> str:
 
 
 def is_turn(checkpoint: Path) -> bool:
-    """Whether a checkpoint was made at the turn of an epoch."""
+    """Whether a checkpoint was made at the end of an epoch."""
     return checkpoint.name.endswith("-turn")
 
 
@@ -104,10 +104,10 @@ class RunLayout:
     folder: Path
 
     def linked_folder(self) -> Path | None:
-        """A folder of the run that is a symbolic link: to write there would be outside of it."""
+        """A folder of the run that is a symbolic link, which leads outside of it."""
         folder = str(self.folder)
         for name in ("attempts", "checkpoints", "requests", "loggers", "set-aside"):
-            if os.path.islink(f"{folder}/{name}"):  # noqa: PTH114  of thousands of runs
+            if os.path.islink(f"{folder}/{name}"):  # noqa: PTH114  faster than Path, for thousands of runs
                 return self.folder / name
         return None
 
@@ -131,7 +131,7 @@ class RunLayout:
     def mirror_lock(self) -> Path:
         return self.folder / "mirror.lock"
 
-    # Asked for again and again, and there may be thousands of runs.
+    # Cached: used often, and there may be thousands of runs.
 
     @cached_property
     def attempts(self) -> Path:
@@ -211,7 +211,7 @@ class RunLayout:
         return self.attempt(attempt) / f"void{_suffix(rank)}.json"
 
     def voids(self, attempt: int) -> list[Path]:
-        """What each rank has called bad in an attempt."""
+        """The records of void states of all ranks."""
         return sorted(self.attempt(attempt).glob("void*.json"))
 
     def look(self, attempt: int) -> Path:
@@ -233,7 +233,7 @@ class RunLayout:
         return self.attempt(attempt) / "mail"
 
     def meeting(self, job: str) -> Path:
-        """Where ranks that have no other way meet before they train."""
+        """Where ranks meet before they train, if they have no other way."""
         return self.attempts / f".meeting-{job}"
 
     def request(self, kind: str, attempt: int) -> Path:
@@ -248,11 +248,11 @@ class RunLayout:
         return self.checkpoints / f".partial-{checkpoint.name}.{pid}"
 
     def fetching(self, checkpoint: Path) -> Path:
-        """A checkpoint while it comes from a mirror: what is there of it need not come again."""
+        """A checkpoint while it is fetched from a mirror."""
         return self.checkpoints / f".fetching-{checkpoint.name}"
 
     def fetching_folders(self) -> list[Path]:
-        """Checkpoints that have not come whole from a mirror."""
+        """Checkpoints that were not fetched completely."""
         return sorted(self.checkpoints.glob(".fetching-*"))
 
     def stale_partials(self, checkpoint: Path, pid: int) -> list[Path]:
@@ -278,17 +278,17 @@ class RunLayout:
             match = _CHECKPOINT.fullmatch(name)
             if match is not None:
                 found.append((int(match[1]), int(match[2]), self.checkpoints / name))
-        # Of one step, the turn of its epoch comes later, and so does its name.
+        # Of one step, the end of its epoch comes later; so does its name.
         return sorted(found, key=lambda item: (item[1], item[0], item[2].name))
 
     def partial_folders(self) -> list[Path]:
-        """Checkpoints that were begun and never committed."""
+        """Checkpoints that were never committed."""
         if not self.checkpoints.is_dir():
             return []
         return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".partial-"))
 
     def newest_write(self) -> int:
-        """When the checkpoints that are under way were last written to: it moves with progress."""
+        """When unfinished checkpoints were last written to: it shows progress."""
         newest = 0
         for folder in self.partial_folders():
             with contextlib.suppress(OSError):
@@ -296,7 +296,7 @@ class RunLayout:
         return newest
 
     def half_removed_folders(self) -> list[Path]:
-        """Checkpoints whose removal was cut short: nobody wants them any more."""
+        """Checkpoints whose removal was interrupted."""
         if not self.checkpoints.is_dir():
             return []
         return sorted(e for e in self.checkpoints.iterdir() if e.name.startswith(".removing-"))
@@ -309,7 +309,7 @@ class RunLayout:
         return sorted(e for e in self.attempts.iterdir() if e.name.startswith(names))
 
     def temporary_files(self) -> list[Path]:
-        """Small files that were begun and never got their name."""
+        """Small files that never got their final name."""
         attempts = map(self.attempt, self.attempt_numbers())
         folders = [self.folder, self.requests, self.loggers, *attempts]
         found: list[Path] = []

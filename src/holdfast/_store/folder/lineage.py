@@ -1,8 +1,7 @@
-"""The run's own line: which (attempt, step) states lead to today.
+"""The run's lineage: which (attempt, step) states lead to the newest attempt.
 
-An attempt starts from a state of an earlier one. What the earlier one saved
-beyond that state (a late writer, a checkpoint that came back) belongs to
-another history and must not be resumed from.
+An attempt starts from a state of an earlier one. What the earlier one saved beyond that state (a
+late writer, a checkpoint that came back) belongs to another history, and must not be resumed.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ Origin = tuple[int, int] | None
 
 
 def trace_line(origins: Mapping[int, Origin], newest: int) -> dict[int, int | None]:
-    """For each attempt on the line of `newest`, the last step that counts (None: all).
+    """For each attempt on the lineage of `newest`, the last step that counts (None: all).
 
     `origins` has the attempts that began to train, each with the (attempt, step)
-    it came from, or None for one that began afresh.
+    it came from, or None for one that began from scratch.
 
     >>> trace_line({1: None, 2: (1, 50), 3: (1, 40)}, newest=3)
     {3: None, 1: 40}
@@ -35,7 +34,7 @@ def trace_line(origins: Mapping[int, Origin], newest: int) -> dict[int, int | No
 
 
 def is_on_line(line: Mapping[int, int | None], attempt: int, step: int) -> bool:
-    """Whether the state that `attempt` saved at `step` lies on the line."""
+    """Whether the state that `attempt` saved at `step` is on the lineage."""
     if attempt not in line:
         return False
     last = line[attempt]

@@ -1,4 +1,4 @@
-"""Which run a process under `holdfast run` has opened: the leader does not know it otherwise."""
+"""A process under `holdfast run` tells the supervisor which run it has opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast._store.folder.supervised import led_hang
 
 
 def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
-    """Note the run where the leader looks for it; of several ranks under one leader the first."""
+    """Record the run where the supervisor looks; of several ranks the first."""
     mine: dict[str, Any] = {
         "folder": str(folder.absolute()),
         "attempt": attempt,
@@ -36,10 +36,10 @@ def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
 
 
 def tell_leader_of_hang(place: Path, hang: dict[str, Any]) -> None:
-    """The same of a hang, each time that there is news of it: found, over, or not to be killed.
+    """The same for each change of a hang: found, over, or not to be killed.
 
-    The leader does not look into the run's folder: that may be on the very file system that
-    does not answer, and whoever touches it then stands still, too.
+    The supervisor does not read the run's folder: that may be on the file system that does not
+    answer, and then the supervisor would hang too.
     """
     kept = {key: value for key, value in hang.items() if key != "looks"}
     with contextlib.suppress(OSError):

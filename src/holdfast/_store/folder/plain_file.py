@@ -1,8 +1,8 @@
-"""The files of a run folder: nothing else opens one.
+"""Opens the files of a run folder; nothing else does.
 
-Others may write into a shared folder, and a folder may come from anywhere. A FIFO holds its
-reader for ever, a device never ends, a symbolic link leads out of the folder, and a file of
-gigabytes fills the memory. Each of them is an OSError here, at once.
+Others may write into a shared folder, and a folder may come from anywhere. A FIFO blocks its reader
+for ever, a device never ends, a symbolic link leads out of the folder, and a file of gigabytes
+fills the memory. Each of them is an OSError here, at once.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import os
 import stat
 from pathlib import Path
 
-MOST_RECORD_BYTES = 64 << 20  # a JSON file: hundreds of times the largest that was seen
+MOST_RECORD_BYTES = 64 << 20  # a JSON file: hundreds of times the largest one measured
 _SMALL_BYTES = 1 << 16
 MOST_LINES_BYTES = 1 << 30  # a file that only grows, such as the journal
-# Without them a FIFO holds us, a link leads us elsewhere, and a terminal becomes ours.
+# Against FIFOs that block, symbolic links, and terminals that would become controlling.
 _CAREFUL = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NOCTTY", 0)
 _ALWAYS = _CAREFUL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # how the system refuses what is no file
+_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # how the system refuses what is not a file
 
 
 class NotPlain(OSError):
-    """It is not a regular file, or too large for what it is."""
+    """Not a regular file, or too large."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
@@ -32,7 +32,7 @@ class NotPlain(OSError):
 def open_plain(
     path: Path, flags: int = os.O_RDONLY, mode: int = 0o644, *, most_bytes: int | None = None
 ) -> int:
-    """The descriptor of a regular file; NotPlain if it is another thing, a link, or too large.
+    """The descriptor of a regular file; NotPlain if it is anything else, or too large.
 
     With O_CREAT a missing one is made.
     """
@@ -71,11 +71,11 @@ def read_plain(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> bytes:
     """All bytes of a file."""
     descriptor = open_plain(path, most_bytes=most_bytes)
     try:
-        # By the descriptor: a file object asks the system twice as often, and there are thousands.
+        # By the descriptor: a file object makes twice as many system calls, for thousands of files.
         data = os.read(descriptor, _SMALL_BYTES)
         if len(data) == _SMALL_BYTES:
             with io.FileIO(descriptor, closefd=False) as file:
-                data += file.read(most_bytes + 1)  # it may grow meanwhile
+                data += file.read(most_bytes + 1)  # it may be growing
     finally:
         os.close(descriptor)
     if len(data) > most_bytes:
@@ -84,7 +84,6 @@ def read_plain(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> bytes:
 
 
 def _kind(path: Path) -> str:
-    """What is there in place of a file."""
     try:
         found = os.lstat(path).st_mode
     except OSError:

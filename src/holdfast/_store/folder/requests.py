@@ -1,7 +1,6 @@
-"""Stop requests, and the files by which another process asks.
+"""Stop requests, and the files by which another process makes them.
 
-A request names the attempt it is for, so that one that comes too late cannot
-stop the next life of the run.
+A request names its attempt, so that a late one cannot stop the next attempt of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SAME_PRESS_SECONDS = 0.1  # one Ctrl-C can arrive twice: from the terminal and f
 
 @dataclass(frozen=True)
 class StopRequest:
-    """One wish that the run ends at its next boundary."""
+    """A request that the run ends at its next boundary."""
 
     reason: str
     status: int
@@ -33,7 +32,7 @@ class StopRequest:
 
     @property
     def is_by_clock(self) -> bool:
-        """Whether nobody has asked, but the time of the job is over."""
+        """Whether the time of the job is over: it is not a signal and not a person's request."""
         return self.number == 0 and self.status == _errors.REQUEUE
 
 
@@ -59,7 +58,7 @@ def save(folder: str | os.PathLike[str]) -> None:
 
 
 def ask(folder: Path, kind: str, **details: Any) -> int:
-    """Leave a request for the live attempt of a run; returns the attempt's number."""
+    """Write a request for the live attempt of a run; returns the attempt's number."""
     assert kind in KINDS
     layout, _ = find_run(folder)
     numbers = layout.attempt_numbers()
@@ -77,7 +76,7 @@ def ask(folder: Path, kind: str, **details: Any) -> int:
 
 
 def take_requests(layout: RunLayout, attempt: int) -> list[tuple[str, dict[str, Any]]]:
-    """The requests that have come for this attempt, each once."""
+    """The new requests for this attempt."""
     found = []
     for kind in KINDS:
         path = layout.request(kind, attempt)

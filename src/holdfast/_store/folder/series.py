@@ -1,18 +1,18 @@
-"""The series: how an attempt went, rows of JSON, only ever appended to.
+"""The series: steps, metrics and memory of an attempt, rows of JSON, only appended to.
 
     {"t": 1717171717.2, "s": 1240, "n": 20, "h": [[113, 18], [121, 2]], "save": 0.004, "snaps": 1,
      "mem_step": 1236, "disk_step": 1200, "m": {"loss": [0.61, 0.6, 0.7, 20, 0, 1239]},
      "mem": {"rss": 1073741824, "limit": 4294967296}}
 
-There is one about every second, and fewer as the attempt grows older: see `period_seconds`.
+There is one row about every second, and fewer in an old attempt: see `period_seconds`.
 
 t           the clock at the end of the row; it begins where the one before it ended
-s, n        completed steps then, and how many of them were made in this row
-h           how long they took: [bucket, count]…; where steps are very short, of some of them only
+s, n        completed steps then, and how many of them in this row
+h           how long they took: [bucket, count]…; if steps are very short, of a sample
 save, agree seconds that saving, or waiting for other ranks, has held the main thread in this row
 snaps       snapshots taken in this row
 mem_step    the newest step in memory, and on disk as `disk_step`
-phase       the phase that it was in then
+phase       the phase at the end of the row
 rest        seconds of this row in phases that make no steps, and by name in `phases`
 epoch       the current one, from 1 on
 m           by metric: last, least and greatest value, how many, how many were not finite, and how
@@ -20,7 +20,7 @@ m           by metric: last, least and greatest value, how many, how many were n
 mem         bytes, as the keeper's last sample had them
 waits       by rank: the seconds that it waits for the others in one step
 
-What there is nothing to say of is left out, and readers pass over names that they do not know.
+Empty fields are left out, and readers ignore names that they do not know.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from holdfast._store.folder.plain_file import open_file, open_plain
 
 _RATIO = math.log(1.1)
 _LEAST_SECONDS = 1e-6
-_LONGEST_ROW_BYTES = 2048  # that comes as often as any
+_LONGEST_ROW_BYTES = 2048  # longer rows come less often
 _TAIL_BYTES = 1 << 18
 
 
 class Row(TypedDict, total=False):
-    """One row; all but the first three may be missing."""
+    """One row; all but the first three fields may be missing."""
 
     t: float
     s: int
@@ -114,7 +114,7 @@ def quantile(histogram: Mapping[int, int], share: float) -> float | None:
 
 
 def period_seconds(age_seconds: float, row_bytes: int = 0) -> float:
-    """How long a row of an attempt of this age is to be: a week is less than 13,000 rows.
+    """The length of a row of an attempt of this age: a week is less than 13,000 rows.
 
     >>> [period_seconds(age) for age in (0, 1200, 1e6)]
     [1.0, 2.0, 60.0]
@@ -124,22 +124,22 @@ def period_seconds(age_seconds: float, row_bytes: int = 0) -> float:
 
 
 def encode(row: Row) -> bytes:
-    """A row as it stands in the file."""
+    """A row as bytes."""
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def append(path: Path, row: Row) -> int:
-    """Append a row; returns its length, 0 if the file system would not take it."""
+    """Append a row; returns its length, 0 if the file system refuses it."""
     line = encode(row)
     try:
         descriptor = open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
-            # After a full disk, or another life of the machine, the last line may be half a one.
+            # After a full disk or a power cut the last line may be incomplete.
             torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
             whole = b"\n" + line if torn else line
             if os.write(descriptor, whole) < len(whole):
-                return 0  # the disk is full: half a line, which no reader takes for a row
+                return 0  # the disk is full: readers ignore half a line
         finally:
             os.close(descriptor)
     except OSError:
@@ -148,14 +148,14 @@ def append(path: Path, row: Row) -> int:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """The rows so far, oldest first; what is no row is passed over."""
+    """The rows so far, oldest first; invalid lines are skipped."""
     for found in journal.read(path):
         if is_row(found):
             yield found  # type: ignore[misc]  # it has what every row has
 
 
 def first_and_last(path: Path) -> tuple[Row, Row] | None:
-    """The first and the last row, without reading what is in between."""
+    """The first and the last row, without reading those in between."""
     try:
         with open_file(path) as file:
             first = _parse(file.readline(_TAIL_BYTES))
@@ -165,7 +165,7 @@ def first_and_last(path: Path) -> tuple[Row, Row] | None:
     except OSError:
         return None
     last = next(rows, None)
-    return None if last is None else (first or last, last)  # the first line may be half a one
+    return None if last is None else (first or last, last)  # the first line may be incomplete
 
 
 def _parse(line: bytes) -> Row | None:

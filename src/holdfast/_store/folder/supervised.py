@@ -1,10 +1,10 @@
-"""Where `holdfast run` notes what it saw, whether the command knows holdfast or not.
+"""Where `holdfast run` records what it observes, whether the command uses holdfast or not.
 
 led/20250102-030405-node1-4711/    one supervision, by its beginning, host and process
-  life-0001/                       one life of the command
-    led.json  output.log           who it was, how it ended, and what it printed
+  life-0001/                       one start of the command
+    led.json  output.log           its process, how it ended, and what it printed
     run.json                       written by a run that opened in it: its folder and attempt
-    hang.json                      by its keeper: that it stands still, and why
+    hang.json                      by its keeper: that it hangs, and why
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LIFE = re.compile(r"life-\d{4,}")
 
 
 def led_places() -> list[Path]:
-    """The folders in which supervisions are noted: the usual one, and the one for want of it."""
+    """The folders of supervisions: the usual one, and the fallback."""
     usual = variables.state_folder()
     return [*([Path(usual, "led")] if usual else []), _spare().joinpath("led")]
 
 
 def led_folder() -> Path | None:
-    """Make the folder for this process's supervision, private to the user; None: nowhere."""
+    """Make a private folder for this process's supervision; None if that is not possible."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.uname().nodename}-{os.getpid()}"
     for place in led_places():
         with contextlib.suppress(OSError):
@@ -54,12 +54,12 @@ def led_folder() -> Path | None:
 
 
 def life_folder(supervision: Path, life: int) -> Path:
-    """The folder of one life of the command."""
+    """The folder of one start of the command."""
     return supervision / f"life-{life:04d}"
 
 
 def supervisions() -> list[Path]:
-    """All that are noted on this machine, oldest first."""
+    """All supervisions of this machine, oldest first."""
     found: list[Path] = []
     for place in led_places():
         found += _noted(place)
@@ -67,7 +67,7 @@ def supervisions() -> list[Path]:
 
 
 def lives(supervision: Path) -> list[Path]:
-    """The lives in one of them, oldest first."""
+    """The starts in one of them, oldest first."""
     with contextlib.suppress(OSError):
         return sorted(each for each in supervision.iterdir() if _LIFE.fullmatch(each.name))
     return []
@@ -86,12 +86,12 @@ def led_hang(life: Path) -> Path:
 
 
 def write_led(path: Path, record: dict[str, Any]) -> None:
-    """Replace the record; not worth a flush to the disk, which may take its time."""
+    """Replace the record, without a flush to the disk."""
     write_atomic(path, (json.dumps(record, indent=1) + "\n").encode(), durable=False)
 
 
 def read_runs(life: Path) -> list[dict[str, Any]]:
-    """The runs that opened in a life, by what they have left there; the first rank first."""
+    """The runs that opened in a start of the command; the first rank first."""
     found: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
         for path in sorted(life.glob("run*.json")):
@@ -107,13 +107,13 @@ def _spare() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else could have put it there, to read along or to lead us astray."""
+    """Whether no other user could have made it."""
     status = folder.lstat()
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _has_room(folder: Path) -> bool:
-    """A full disk takes folders, but nothing in them."""
+    """On a full disk a folder can be made, but no file in it."""
     probe = folder / "room"
     with contextlib.suppress(OSError):
         probe.write_bytes(bytes(4096))
@@ -131,15 +131,15 @@ def _noted(place: Path) -> list[Path]:
 
 
 def _forget_old(place: Path, mine: str) -> None:
-    # Where machines share the folder, those of others may still go on, and nobody here can tell:
-    # they remove them themselves. Some never come back, containers for one.
+    # If machines share the folder, supervisions of others may still run: their machines remove
+    # them. Some machines never come back, like containers.
     names = sorted(each.name for each in _noted(place))
     long_ago = time.strftime("%Y%m%d", time.localtime(time.time() - _KEPT_OF_OTHERS_SECONDS))
     for old in names:
         if _host_of(old) != _host_of(mine) and old < long_ago:
             _remove(place / old)
     for old in [name for name in names if _host_of(name) == _host_of(mine)][:-_KEPT]:
-        # Of this one, the process is in the name; as the first of a container it is always ours.
+        # The pid is in the name; the first process of a container always has the same one.
         pid = old.rpartition("-")[2]
         if not Path("/proc", pid).exists() or (pid == str(os.getpid()) and old != mine):
             _remove(place / old)
@@ -150,7 +150,7 @@ def _host_of(name: str) -> str:
 
 
 def _remove(folder: Path) -> None:
-    # By hand: what the library has for it takes long to import, and every start passes here.
+    # Not by shutil, which takes long to import: every start passes here.
     with contextlib.suppress(OSError):
         for life in folder.iterdir():
             for file in life.iterdir():

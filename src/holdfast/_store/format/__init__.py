@@ -1,1 +1,1 @@
-"""The bytes of a checkpoint: image, manifest, checksums, and the check of all that is read."""
+"""The bytes of a checkpoint: image, manifest, checksums, and the validation of all that is read."""

@@ -10,7 +10,7 @@ import xxhash
 
 _WORTH_A_THREAD_BYTES = 8 << 20
 _SMALL_BYTES = 1 << 16
-_HANDFUL = 256
+_BATCH = 256
 _MOST_THREADS = 8
 
 
@@ -19,7 +19,7 @@ def digest(data: memoryview | bytes) -> bytes:
 
 
 def digest_all(views: Sequence[memoryview]) -> list[bytes]:
-    """The digest of each view, by several threads: hashing lets go of the interpreter."""
+    """The digest of each view, by several threads: hashing releases the GIL."""
     found: list[bytes] = [b""] * len(views)
 
     def work(index: int) -> None:
@@ -32,7 +32,9 @@ def digest_all(views: Sequence[memoryview]) -> list[bytes]:
 def for_each(work: Callable[[int], None], sizes: Sequence[int]) -> None:
     """Call `work(i)` for every size, spread over threads; the first error is raised here."""
     count = min(os.cpu_count() or 1, max(1, sum(sizes) // _WORTH_A_THREAD_BYTES), _MOST_THREADS)
-    waiting = sorted(range(len(sizes)), key=lambda index: sizes[index])  # largest is taken first
+    waiting = sorted(
+        range(len(sizes)), key=lambda index: sizes[index]
+    )  # the largest is taken first
     lock = threading.Lock()
     errors: list[Exception] = []
 
@@ -41,8 +43,8 @@ def for_each(work: Callable[[int], None], sizes: Sequence[int]) -> None:
             if errors or not waiting:
                 return []
             taken = [waiting.pop()]
-            # Small ones in handfuls: a lock for each would cost more than its work.
-            while waiting and sizes[taken[-1]] < _SMALL_BYTES and len(taken) < _HANDFUL:
+            # Small ones in batches: taking the lock for each would cost more than its work.
+            while waiting and sizes[taken[-1]] < _SMALL_BYTES and len(taken) < _BATCH:
                 taken.append(waiting.pop())
             return taken
 

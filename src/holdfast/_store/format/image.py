@@ -5,9 +5,9 @@
     data      the tensors, whole cache lines first, then the largest item first,
               without gaps (safetensors allows none, and so every tensor stays
               aligned to its own item)
-    scalars   the tree with all that is no tensor, JSON padded with blanks; its
-              capacity fills the last page, so that the whole can go to the disk
-              in aligned writes
+    scalars   the tree with everything that is not a tensor, JSON padded with blanks;
+              its capacity fills the last page, so that the image can be written to
+              the disk in aligned writes
 
 Any safetensors reader opens it. Standard library only: the keeper uses it too.
 """
@@ -25,17 +25,17 @@ from typing import Any, NamedTuple
 PAGE = 4096
 _LINE_BYTES = 64
 SCALARS = "holdfast.scalars"
-HEADER = "holdfast.header"  # the image's header in a file that holds only some of its tensors
+HEADER = "holdfast.header"  # the image's header in a file with only some of its tensors
 _FORMAT = "holdfast-1"
 _PART_FORMAT = "holdfast-part-1"
-# A tensor in a header as written here: what comes before its offsets, the name within, the offsets.
+# A tensor in a header as written here: all before its offsets, the name in that, the offsets.
 _ENTRY = re.compile(
     rb'("((?:[^"\\]|\\.)*)":\{"dtype":"\w+","shape":\[[\d,]*\],"data_offsets":\[)(\d+),(\d+)\]\}'
 )
-_END_OF_METADATA = b']"},'  # within a string a quotation mark never follows on a bracket
+_END_OF_METADATA = b']"},'  # within a string a quotation mark never follows a bracket
 _TREE = b',"tree":'
 
-# What safetensors calls the dtypes it has; the frameworks share their names.
+# The names of dtypes in safetensors, by the name that the frameworks share.
 STORED_AS = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -65,18 +65,18 @@ class TensorSpec:
     """One tensor as it will be stored."""
 
     name: str
-    kind: str  # which adapter made it: "torch", "numpy", "bytes"
+    kind: str  # the adapter's: "torch", "numpy", "bytes"
     dtype: str  # the framework's own name
     stored_as: str  # safetensors' name; "U8" where it has none
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None  # only where the tensor is not in C order
     item_bytes: int
     size_bytes: int
-    device: str = ""  # where it was, if the framework has devices
+    device: str = ""  # if the framework has devices
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape that safetensors sees: raw bytes get a dimension of their own."""
+        """The shape in the safetensors header: raw bytes have a dimension of their own."""
         raw = self.stored_as == "U8" and self.item_bytes > 1
         return (*self.shape, self.item_bytes) if raw else self.shape
 
@@ -100,13 +100,13 @@ class ImagePlan:
     size_bytes: int
 
     def extents(self) -> list[Extent]:
-        """Header, tensors and scalars in the order of the file: they cover it whole."""
+        """Header, tensors and scalars in the order of the file: together they are all of it."""
         return list(self._extents)
 
     def in_file_order(self) -> list[tuple[TensorSpec, int]]:
         return list(self._ordered)
 
-    # A state may have a hundred thousand tensors, and is asked more than once.
+    # Cached: a state may have a hundred thousand tensors.
 
     @cached_property
     def _extents(self) -> list[Extent]:
@@ -120,14 +120,10 @@ class ImagePlan:
 
 
 def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
-    """Lay out tensors and at least `scalars_bytes` of scalars, with room for them to grow."""
-    # What is a multiple of a cache line comes first, so that all of it stands on cache lines:
-    # small counters between large tensors would shift them. Those of one device stay together,
-    # so that they come home in one piece.
-    order = sorted(
-        range(len(specs)),
-        key=lambda index: _place_of(specs[index]),
-    )
+    """Lay out tensors and at least `scalars_bytes` of scalars, with room to grow."""
+    # Multiples of a cache line come first, so that all of them are aligned: small counters between
+    # large tensors would shift them. Those of one device stay together, for one copy.
+    order = sorted(range(len(specs)), key=lambda index: _place_of(specs[index]))
     relative = [0] * len(specs)
     position = 0
     for index in order:
@@ -149,16 +145,9 @@ def plan_image(specs: Sequence[TensorSpec], scalars_bytes: int) -> ImagePlan:
 
 def _place_of(spec: TensorSpec) -> tuple[bool, int, str]:
     if not spec.size_bytes:
-        return (False, 0, "")  # all at one offset: only the order of the specs tells them apart
-    return (
-        spec.size_bytes % _LINE_BYTES != 0,
-        -_alignment(spec.item_bytes),
-        spec.device,
-    )
-
-
-def _alignment(item_bytes: int) -> int:
-    return item_bytes if item_bytes in (1, 2, 4, 8, 16) else 1
+        return (False, 0, "")  # all at one offset: only the order of the specs distinguishes them
+    alignment = spec.item_bytes if spec.item_bytes in (1, 2, 4, 8, 16) else 1
+    return spec.size_bytes % _LINE_BYTES != 0, -alignment, spec.device
 
 
 def _header(
@@ -185,7 +174,7 @@ def header_bytes(first: bytes | memoryview) -> int:
 
 
 def parse_header(header: bytes) -> ImagePlan:
-    """The plan that a stored header was made from; ValueError if it is none of ours."""
+    """The plan that a stored header was made from; ValueError if it is invalid."""
     try:
         table = json.loads(header[8:])
         metadata = table.pop("__metadata__")
@@ -199,7 +188,7 @@ def parse_header(header: bytes) -> ImagePlan:
             if type(first) is not int or type(last) is not int:
                 raise ValueError(f"{name} has no place")
             spec = object.__new__(TensorSpec)
-            # Past the setters of a frozen class, which take longer than all the rest of this.
+            # Bypass the setters of a frozen class, which take longer than all the rest of this.
             vars(spec).update(
                 name=name,
                 kind=kind,
@@ -225,7 +214,7 @@ def parse_header(header: bytes) -> ImagePlan:
 
 
 def read_extents(header: bytes) -> list[Extent]:
-    """The extents of the stored plan without its specs, which are large and slow to read."""
+    """The extents of the stored plan, without parsing its specs, which takes long."""
     start = len(header)
     found = [Extent("header", 0, start)]
     position = 0
@@ -236,7 +225,7 @@ def read_extents(header: bytes) -> list[Extent]:
         found.append(Extent(_name_in(entry[2]), start + first, last - first))
         position = last
     if found[-1].name != SCALARS or header_bytes(header) != start:
-        return parse_header(header).extents()  # of another writer: it knows, or says what is wrong
+        return parse_header(header).extents()  # of another writer; or it raises
     return found
 
 
@@ -254,7 +243,7 @@ def _name_in(text: bytes) -> str:
 def wrap_header(header: bytes, wanted: Iterable[str]) -> bytes:
     """The header of a file with an image's header and some of its tensors, in their order.
 
-    The scalars are one of them. ValueError if it does not have them all.
+    The scalars are one of them. ValueError if any is missing.
     """
     size = len(header)
     first = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
@@ -262,7 +251,7 @@ def wrap_header(header: bytes, wanted: Iterable[str]) -> bytes:
     rows = [json.dumps(table, separators=(",", ":")).encode()[:-1]]
     at = 0
     for name in wanted:
-        # Not by reading all of it: few tensors of very many may have changed.
+        # Without parsing all of it: few tensors of very many may have changed.
         at = header.find(b"," + json.dumps(name).encode() + b':{"dtype":', at) + 1
         entry = _ENTRY.match(header, at) if at else None
         if entry is None:
@@ -276,7 +265,7 @@ def wrap_header(header: bytes, wanted: Iterable[str]) -> bytes:
 
 
 def _check_plan(plan: ImagePlan) -> None:
-    """A header from anywhere may claim any size: what it says must add up before it is used."""
+    """A header may come from anywhere: its sizes must add up before they are used."""
     position = 0
     for name, offset, size in plan.extents():
         if type(size) is not int or size < 0:
@@ -299,7 +288,7 @@ def _check_plan(plan: ImagePlan) -> None:
 
 
 def encode_scalars(value: dict[str, Any]) -> bytes:
-    """What is no tensor, as the bytes that the scalars' range begins with."""
+    """Everything that is not a tensor, as the bytes of the scalars' range."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -315,13 +304,13 @@ def decode_scalars(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def decode_head(data: bytes | memoryview) -> dict[str, Any]:
-    """The scalars without the tree, which stands last and may be large."""
+    """The scalars without the tree, which comes last and may be large."""
     data = bytes(data)
     cut = data.find(_TREE)
     if cut >= 0:
         try:
             value = json.loads(data[:cut] + b"}")
-        except ValueError:  # a key of that name within something else
+        except ValueError:  # the name occurs elsewhere
             pass
         else:
             if isinstance(value, dict):

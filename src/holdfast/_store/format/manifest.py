@@ -1,9 +1,8 @@
 """The manifest: what a checkpoint must contain, written last.
 
-It carries the checksum of every byte range of the data files and one of itself:
-a flipped bit anywhere is told from what was written. What did not change since the
-checkpoint before is not written again: the part is in a file of that one, which is
-linked into this folder too.
+It has the checksum of every byte range of the data files and of itself: a flipped bit anywhere is
+detected. What did not change since the previous checkpoint is not written again: the part is in a
+file of that checkpoint, which is hard-linked into this folder too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,10 @@ _MOST_BYTES = 1 << 30  # ten million parts
 _CHECKSUM_CHARACTERS = 32
 _OUTER = re.compile(rb'\{"xxh3_128": "([0-9a-f]{32})",\n"manifest": ')
 _END = b"}\n"
-_STUMBLES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_INVALID = (
+    *(ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, RecursionError),
+)
 _FILES = b', "files": ['
 
 
@@ -57,8 +59,8 @@ class DataFile:
     size_bytes: int
     parts: tuple[Part, ...]
     linked: tuple[Linked, ...] = ()
-    # Where the file holds only some of the image: the header that any reader of it finds first.
-    # The image's own header is then one of the parts.
+    # If the file holds only some of the image: the safetensors header at its start. The image's
+    # own header is then one of the parts.
     wrapper: Part | None = None
 
     @property
@@ -67,7 +69,7 @@ class DataFile:
         return sum(part.size_bytes for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Column by column: a state may have a hundred thousand parts."""
+        """As columns: a state may have a hundred thousand parts."""
         columns = list(zip(*self.parts, strict=True)) or [()] * 5
         places = {linked.name: number for number, linked in enumerate(self.linked, 1)}
         found: dict[str, Any] = {
@@ -87,7 +89,7 @@ class DataFile:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> DataFile:
-        """ValueError, KeyError or TypeError if it is none."""
+        """ValueError, KeyError or TypeError if it is invalid."""
         linked = tuple(Linked(*item) for item in found.get("linked", ()))
         files = ["", *(item.name for item in linked)]
         names, text = found["names"], found["checksums"]
@@ -105,7 +107,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is and what must be in it."""
+    """What a checkpoint is, and what it must contain."""
 
     run_id: str
     attempt: int
@@ -119,12 +121,12 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the state that it holds."""
+        """The size of the state."""
         return sum(file.image_bytes for file in self.files)
 
     @property
     def own_bytes(self) -> int:
-        """What was written for it."""
+        """How many bytes were written for it."""
         return sum(file.size_bytes for file in self.files)
 
     def to_bytes(self) -> bytes:
@@ -132,25 +134,25 @@ class Manifest:
         body = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in names},
-            "files": [file.to_json() for file in self.files],  # last: most want only the rest
+            "files": [file.to_json() for file in self.files],  # last: most readers skip it
         }
         return seal(json.dumps(body).encode())
 
 
 def seal(body: bytes) -> bytes:
-    """The file for a body: with its checksum, and a line for each."""
+    """The file for a body: its checksum on one line, the body on the next."""
     checksum = xxhash.xxh3_128_hexdigest(body).encode()
     return b'{"xxh3_128": "' + checksum + b'",\n"manifest": ' + body + _END
 
 
 def read(folder: Path, *, head: bool = False) -> Manifest:
-    """The manifest of a checkpoint, or all but its files; OSError if there is none to read."""
+    """The manifest of a checkpoint; with `head`, without its files. OSError if it is missing."""
     data = read_raw(folder)
     return parse_head(data, str(folder)) if head else parse(data, str(folder))
 
 
 def read_size(folder: Path) -> tuple[float, int]:
-    """When a checkpoint was saved, and the size of its state: without looking at each part."""
+    """When a checkpoint was saved, and the size of its state, without parsing each part."""
     found = _parse(read_raw(folder), str(folder), _load_sizes)
     return found.saved_at, found.files[0].size_bytes
 
@@ -163,25 +165,25 @@ def _load_sizes(inner: bytes) -> Any:
 
 
 def read_raw(folder: Path) -> bytes:
-    """The manifest of a checkpoint as it stands there."""
+    """The bytes of a checkpoint's manifest."""
     if folder.is_symlink():
         raise NotPlain(folder, "a symbolic link and not a checkpoint")
     return read_plain(folder / MANIFEST, _MOST_BYTES)
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    """The manifest in `data`; `where` is what the error names if it is damaged."""
+    """The manifest in `data`; the error names `where` if it is damaged."""
     return _parse(data, where, json.loads)
 
 
 def parse_head(data: bytes, where: str) -> Manifest:
-    """The same without its files, of which a checkpoint may have very many parts."""
+    """The same without its files, which may have very many parts."""
     return _parse(data, where, _load_head)
 
 
 def _load_head(inner: bytes) -> Any:
     head, files, _ = inner.partition(_FILES)
-    with contextlib.suppress(ValueError):  # a key of that name within something else
+    with contextlib.suppress(ValueError):  # the name occurs elsewhere
         return {**json.loads(head + b"}" if files else inner), "files": ()}
     return {**json.loads(inner), "files": ()}
 
@@ -206,12 +208,5 @@ def _parse(data: bytes, where: str, load: Callable[[bytes], Any]) -> Manifest:
         found = Manifest(files=files, origin=origin, **body)
         check_manifest(found)
         return found
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except _INVALID as error:
         raise DamagedCheckpoint(f"{where}: the manifest is damaged ({error}).") from error

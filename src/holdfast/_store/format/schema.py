@@ -1,8 +1,8 @@
-"""What a manifest, a state's tree and a line of the journal may hold: the one check of all three.
+"""What a manifest, a state's tree and a line of the journal may contain: the one validation.
 
-A checksum tells that bytes are as they were written. It does not tell who wrote them, nor with
-what. So everything is checked here once, before it is used, and anything else is a ValueError:
-no reader behind it meets a number that is a list, a tensor that is not there, or a tree that is
+A checksum shows that bytes are as they were written. It does not show which program wrote them. So
+everything is validated here once, before it is used, and anything invalid is a ValueError: no
+reader after it meets a number that is a list, a tensor that does not exist, or a tree that is
 deeper than Python can walk.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST = 1 << 53  # steps, attempts, bytes and moments stay below it
 _DEEPEST_RECORD = 64
 _DEEPEST_KEY = 32
-_DEEPEST_TREE = 210  # a capture allows 200, and all that walks a tree goes so deep
+_DEEPEST_TREE = 210  # a capture allows 200, and every walker of a tree can go this deep
 _MOST_RANKS = 1 << 20
 _HEX = frozenset("0123456789abcdef")
 _ITEMS = ("$tuple", "$set", "$frozenset")
@@ -30,16 +30,16 @@ _HASHABLE = ("$float", "$int", "$bytes", "$complex")
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is a whole number that counts something."""
+    """Whether it is a count: a whole number that is not negative."""
     return type(value) is int and 0 <= value < MOST
 
 
 def _is_int(value: object) -> bool:
-    return type(value) is int and -MOST < value < MOST  # -1 stands for none so far
+    return type(value) is int and -MOST < value < MOST  # -1 means none so far
 
 
 def is_real(value: object) -> bool:
-    """Whether it is a finite number of a size that can be reckoned with."""
+    """Whether it is a finite number of a reasonable size."""
     return type(value) in (int, float) and -MOST < value < MOST  # type: ignore[operator]
 
 
@@ -52,7 +52,7 @@ def _require(fact: bool, what: str) -> None:
 
 
 def parse_record(data: bytes) -> dict[str, Any]:
-    """The object in a line of a journal, or in a small file; ValueError if there is none."""
+    """The JSON object in a line of a journal or in a small file; ValueError if it is invalid."""
     try:
         found = json.loads(data.decode("utf-8", errors="replace"))
     except RecursionError as error:
@@ -81,7 +81,7 @@ def _check_depth(found: Any) -> None:
 
 
 def check_manifest(found: Manifest) -> None:
-    """ValueError where a manifest holds what none of ours does."""
+    """ValueError if a manifest is not valid."""
     _require(
         all(type(text) is str for text in (found.run_id, found.reason, found.holdfast)),
         "it has something else than a text",
@@ -104,12 +104,12 @@ def _check_metrics(metrics: object) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number that a metric can be."""
+    """Whether it is a number that fits into a float."""
     return type(value) is float or (type(value) is int and value.bit_length() < 1024)
 
 
 def check_file(file: DataFile) -> None:
-    """ValueError where one rank's part of a manifest would mislead a reader."""
+    """ValueError if one rank's part of a manifest is not valid."""
     parts = file.parts if file.wrapper is None else (file.wrapper, *file.parts)
     names, offsets, sizes, checksums, places = zip(*parts, strict=True) if parts else [()] * 5
     files = [(file.name, file.size_bytes), *file.linked]
@@ -142,7 +142,7 @@ def check_file(file: DataFile) -> None:
 
 
 def check_head(head: dict[str, Any], specs: Sequence[TensorSpec]) -> None:
-    """ValueError if the scalars of an image with these tensors are not those of a state."""
+    """ValueError if the scalars of an image with these tensors are not valid."""
     _require(is_whole(head.get("step")), "its step is no number")
     _require(is_whole(head.get("attempt", 0)), "its attempt is no number")
     world = head.get("world", 1)
@@ -160,11 +160,11 @@ def check_head(head: dict[str, Any], specs: Sequence[TensorSpec]) -> None:
     _require(isinstance(tree, dict) and isinstance(tree.get("state"), dict), "its tree is none")
     assert isinstance(tree, dict)
     _require(isinstance(tree.get("extra", {}), dict), "its tree is none")
-    _Tree(specs).check([*tree["state"].values(), tree.get("extra", {})])
+    _TreeCheck(specs).check([*tree["state"].values(), tree.get("extra", {})])
 
 
-class _Tree:
-    """A tree as `_state/capture.py` encodes it, walked level by level: a forged one may be deep."""
+class _TreeCheck:
+    """A tree of `_state/capture.py`, checked level by level: a forged one may be deep."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._specs = specs
@@ -185,7 +185,7 @@ class _Tree:
         raise ValueError("its tree is nested without end")
 
     def _inside(self, encoded: dict[str, Any]) -> Iterable[Any]:
-        """What an encoded value holds, each to be checked; ValueError if it is none."""
+        """The values inside an encoded one, still to be checked; ValueError if it is invalid."""
         tag = next(iter(encoded), "")
         if not tag.startswith("$"):
             _require(not any(key.startswith("$") for key in encoded), "a value has two kinds")
@@ -221,7 +221,7 @@ class _Tree:
         _require(is_there, "it refers to a tensor that is not there")
 
     def _is_hashable(self, encoded: Any, depth: int = 0) -> bool:
-        """Whether it can be a key, or be in a set: numbers of NumPy and bytes are tensors here."""
+        """Whether it can be a key or in a set: NumPy scalars and long bytes are tensors here."""
         if type(encoded) is not dict:
             return type(encoded) is not list
         tag = next(iter(encoded), "")
@@ -279,7 +279,7 @@ def _is_box(box: Any, size: list[int]) -> bool:
 
 
 def _check_plain(tag: str, inner: Any) -> None:
-    """A value that JSON does not have; one of a framework is left to its adapter."""
+    """Check a value that JSON lacks; the adapter checks one of a framework."""
     try:
         if tag == "$float":
             float(inner)

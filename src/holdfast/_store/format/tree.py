@@ -1,8 +1,8 @@
-"""The tensors that a stored tree refers to."""
+"""Visitors of the stored tree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -24,6 +24,17 @@ def tensor_leaves(encoded: Any, path: str) -> Iterator[tuple[str, dict[str, Any]
     elif not tag.startswith("$"):
         for key, item in encoded.items():
             yield from tensor_leaves(item, f"{path}.{key}")
+
+
+def replace_tag(encoded: Any, tag: str, replace: Callable[[Any], Any]) -> Any:
+    """The same tree with `replace(inner)` in place of every `{tag: inner}`."""
+    if isinstance(encoded, list):
+        return [replace_tag(item, tag, replace) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    if len(encoded) == 1 and tag in encoded:
+        return replace(encoded[tag])
+    return {key: replace_tag(item, tag, replace) for key, item in encoded.items()}
 
 
 def _key(encoded: Any) -> str:

@@ -5,11 +5,10 @@
     tables     for each slot, the checksums of its ranges, filled by the keeper
     slots      each an image (see image.py), on a page of its own
 
-The writer marks a slot as being written, copies, and marks it whole with the
-next sequence number; a kill at any instant leaves the slots before it whole.
-Each slot has a lock of the POSIX kind, which ends with its process: the writer
-holds it while it copies (be it a device stream that it waits for later), a
-keeper while it reads. Locks also order memory between the two processes.
+The writer marks a slot as being written, copies, and marks it whole with the next sequence number;
+a kill at any instant leaves the slots before it whole. Each slot has a POSIX lock, which ends with
+its process: the writer holds it while it copies (also while a device still copies), a keeper while
+it reads. Locks also order memory between the two processes.
 
 Standard library only: the keeper maps it too.
 """
@@ -39,7 +38,7 @@ MAX_SLOTS = 8
 
 
 class NotAnArena(ValueError):
-    """The file is no arena, or not a private one of this user."""
+    """The file is not an arena, or not a private one of this user."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +149,11 @@ class Arena:
     # -- the writer ---------------------------------------------------------
 
     def begin(self, held: Collection[int] = (), mark: int = -1) -> int | None:
-        """Lock a slot to write in and mark it torn; None if all others are held or being read.
+        """Lock a slot for writing and mark it torn; None if no slot is free.
 
-        The newest whole slot is never chosen: it is what a kill leaves. Nor is the one of
-        `mark`, the newest that other ranks hold too. The newest hashed slot is the last choice:
-        it is what a kill of trainer and keeper leaves.
+        The newest whole slot is never chosen: it is what remains after a kill. Nor is that of
+        `mark`, the newest that all ranks have. The newest hashed slot is the last choice: it is
+        what remains after a kill of trainer and keeper.
         """
         whole = self.whole()
         newest = {record.slot for record in whole[:1]}
@@ -174,7 +173,7 @@ class Arena:
         return None
 
     def finish(self, slot: int, *, sequence: int, mark: int) -> None:
-        """Mark a slot whole: from here on it is what a kill leaves."""
+        """Mark a slot whole: from now on it survives a kill."""
         self._set(slot, _MARK, mark)
         self._set(slot, _TIME, time.time_ns())
         self._set(slot, _SEQUENCE, sequence)
@@ -182,7 +181,7 @@ class Arena:
         self.unlock(slot)
 
     def abandon(self, slot: int) -> None:
-        """Give up a slot that was begun: it stays torn and free."""
+        """Give up a slot: it is free again."""
         self._set(slot, _SEQUENCE, 0)
         self._set(slot, _STATE, _EMPTY)
         self.unlock(slot)
@@ -190,9 +189,9 @@ class Arena:
     # -- both ---------------------------------------------------------------
 
     def void_from(self, step: int) -> bool:
-        """A rule has called everything from this step on bad: no slot holds it any more.
+        """Empty the slots from this step on, which a rule has called bad.
 
-        Without the lock: whoever reads such a slot just now finds at its commit that it is void.
+        Without the lock: a reader of such a slot finds at its commit that it is void.
         """
         found = [record for record in self.whole() if record.step >= step]
         for record in found:
@@ -245,7 +244,7 @@ class Arena:
         return [bytes(self.mapped[at : at + DIGEST_BYTES]) for at in ends]
 
     def close(self) -> None:
-        """Unmap, if nobody holds a view; else the mapping goes with the last view."""
+        """Unmap; if there are views, the mapping ends with the last one."""
         self._words.release()
         with contextlib.suppress(BufferError):
             self.mapped.close()

@@ -1,9 +1,8 @@
 """Where an arena's memory comes from, and whether there is enough of it.
 
-A file in /dev/shm survives both processes. Where that is too small (a container
-gives it 64 MB), a memfd does: it lives as long as trainer or keeper. The memory
-is reserved before it is mapped, since touching a page that a full file system
-cannot give is a SIGBUS.
+A file in /dev/shm survives both processes. Where that is too small (64 MB in a container), a memfd
+is used: it lives as long as trainer or keeper. The memory is reserved before it is mapped, since
+touching a page that a full file system cannot provide is a SIGBUS.
 """
 
 from __future__ import annotations
@@ -50,13 +49,14 @@ class Backing:
 def reserve(
     run_id: str, attempt: int, generation: int, size_bytes: int, rank: int = 0
 ) -> Backing | None:
-    """Reserve memory for an arena, in /dev/shm if it fits there; None if there is none.
+    """Reserve memory for an arena, in /dev/shm if possible; None if there is not enough.
 
     OSError if the system refuses it for another reason.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not _leaves_enough(size_bytes):
-        # What the last attempt held may be on its way back to the system.
+    # The training itself needs room to grow.
+    while (free := available_bytes()) - size_bytes < reserve_bytes(free):
+        # The system may still be freeing the memory of the last attempt.
         if size_bytes < _LARGE_BYTES or time.monotonic() > deadline:
             return None
         time.sleep(0.1)
@@ -88,7 +88,7 @@ def _reserve_memfd(name: str, size_bytes: int, why_not_shm: str) -> Backing | No
 
 
 def _allocate(backing: Backing, size_bytes: int) -> bool:
-    """Take the memory now; False if there is not enough of it."""
+    """Allocate the memory now; False if there is not enough."""
     try:
         os.posix_fallocate(backing.descriptor, 0, size_bytes)
     except OSError as error:
@@ -109,7 +109,7 @@ def find_all() -> Iterator[tuple[str, Path]]:
     """The arena files of this user, each with the id of its run."""
     prefix = f"holdfast-{os.geteuid()}-"
     with contextlib.suppress(OSError):
-        for name in os.listdir(SHM):  # noqa: PTH208  thousands of files, and few are ours
+        for name in os.listdir(SHM):  # noqa: PTH208  thousands of files, few of them ours
             if name.startswith(prefix) and (match := _NAME.fullmatch(name)):
                 yield match[2], SHM / name
 
@@ -167,7 +167,7 @@ def open_leftover(path: Path) -> int | None:
 def populate(mapped: mmap.mmap) -> None:
     """Touch every page now: a first touch costs many times the copy itself.
 
-    By several threads where there are cores to spare: one alone is slower than a disk.
+    By several threads if there are cores to spare: one is slower than a disk.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
@@ -175,8 +175,8 @@ def populate(mapped: mmap.mmap) -> None:
 
     def touch(number: int) -> None:
         for at in range(number * _PIECE_BYTES, len(mapped), count * _PIECE_BYTES):
-            # ctypes lets go of the interpreter, mmap.madvise does not. An older kernel refuses,
-            # and the pages are then touched by the first copies.
+            # ctypes releases the GIL, mmap.madvise does not. An older kernel refuses, and the
+            # first copies then touch the pages.
             size = ctypes.c_size_t(min(_PIECE_BYTES, len(mapped) - at))
             libc.madvise(ctypes.c_void_p(start + at), size, _MADV_POPULATE_WRITE)
 
@@ -189,18 +189,12 @@ def populate(mapped: mmap.mmap) -> None:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without pushing anything out: of the machine and the cgroup."""
+    """Free memory of the machine and the cgroup."""
     return min(_machine_bytes(), _cgroup_bytes())
 
 
-def _leaves_enough(size_bytes: int) -> bool:
-    """Whether the training itself has room to grow; a job may have little memory in all."""
-    available = available_bytes()
-    return available - size_bytes >= reserve_bytes(available)
-
-
 def reserve_bytes(available: int) -> int:
-    """What of the memory that can be taken is left to the training."""
+    """The free memory that is left to the training; less if the job has little in all."""
     return min(_RESERVE_BYTES, max(_LEAST_RESERVE_BYTES, available // 8))
 
 
@@ -214,7 +208,7 @@ def _machine_bytes() -> int:
 
 
 def _cgroup_bytes() -> int:
-    """What the memory limits of this process's cgroups, v1 or v2, still leave."""
+    """The memory that is left in this process's cgroups, v1 or v2."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -242,7 +236,7 @@ def _left(limit: Path, used: Path, detail: Path) -> int:
         text = limit.read_text().strip()
         if text == "max" or int(text) >= _UNLIMITED:
             return _UNLIMITED
-        # Page cache counts as use, and is given up when memory is wanted.
+        # Page cache counts as use, but is freed on demand.
         found = re.search(r"^(?:total_)?inactive_file (\d+)", detail.read_text(), re.MULTILINE)
         cache = int(found[1]) if found else 0
         return int(text) - int(used.read_text()) + cache

@@ -1,7 +1,7 @@
 """The control page: a few words that trainer and keeper share.
 
-The trainer writes them at each boundary, which costs a store; the keeper reads
-them whenever it likes, even while the trainer is inside a long call.
+The trainer writes them at each boundary, at the cost of a memory write; the keeper reads them at
+any time, even while the trainer is in a long call.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from holdfast._store.format.image import PAGE
 STEP = 0  # completed steps
 BOUNDARY_NS = 1  # monotonic time of the last boundary
 IN_LOOP = 2  # 1 while the user's loop runs
-REST = 3  # RESTS while a phase runs that passes no boundary; HEARD when its stop was heard there
-EPOCH = 4  # of the current epoch 1 + its index; 0 without epochs
+REST = 3  # RESTS in a phase without boundaries; HEARD when the phase received a stop
+EPOCH = 4  # 1 + the index of the current epoch; 0 without epochs
 EPOCHS = 5  # how many there are to be
 STAYS = 6  # 1 if the process outlives the run, as a notebook's kernel does
 
-# Only where there are several ranks; the keeper writes all but MARK, WAITS and DONE:
-MARK = 7  # the last boundary: 2 * step, and 1 more at the turn of an epoch
-DUE = 8  # there is something to do at the first boundary from this mark on
-HOLD = 9  # the newest agreement: wait at the boundary until its decision is there
+# Only with several ranks; the keeper writes all but MARK, WAITS and DONE:
+MARK = 7  # the last boundary: 2 * step, and 1 more at the end of an epoch
+DUE = 8  # something is to be done at the first boundary from this mark on
+HOLD = 9  # the newest agreement: wait at the boundary for its decision
 WAITS = 10  # the agreement that the trainer waits for
 PLANNED = 11  # the mark at which all ranks take a snapshot; 0 for none
 COMMON = 12  # 1 + the mark of the newest snapshot that all ranks hold
 DONE = 13  # 1 when training is complete: no boundary comes any more
 
-# What the trainer tells of itself besides, for the watch over hangs:
-PULSE_NS = 14  # monotonic time of the last beat of a thread of its own; 0: it has none
-PAUSED = 15  # index into DEBUGGERS: what holds the main thread for a person
-DISTURBED = 16  # bits, in the order of DISTURBANCES: what makes it slower or larger
+# For the detection of hangs, written by the trainer:
+PULSE_NS = 14  # monotonic time of the last beat of its pulse thread; 0: it has none
+PAUSED = 15  # index into DEBUGGERS: what holds the main thread
+DISTURBED = 16  # bits in the order of DISTURBANCES: what slows it or uses memory
 WORK = 17  # what holdfast itself does in the main thread, one of the three below
-COMPILES = 18  # how many pieces of code torch.compile has made so far
+COMPILES = 18  # how many graphs torch.compile has compiled so far
 LOOP_NS = 19  # monotonic time at which the user's loop began
 LOOP_STEP = 20  # and the step at which it did
 
-# For the series, which tells afterwards how a run went. The times only grow:
-SAVED_NS = 21  # in which saving has held the main thread
-AGREED_NS = 22  # in which waiting for other ranks has
-RESTED_NS = 23  # in phases that pass no boundary
-WORK_NS = 24  # monotonic time since which it is at WORK; 0: it is not
-REST_NS = 25  # monotonic time since which it is in such a phase; 0: it is not
+# For the series. The times only grow:
+SAVED_NS = 21  # time in which saving has held the main thread
+AGREED_NS = 22  # time in which waiting for other ranks has
+RESTED_NS = 23  # time in phases without boundaries
+WORK_NS = 24  # monotonic time at which WORK began; 0: none
+REST_NS = 25  # monotonic time at which such a phase began; 0: none
 SNAPSHOTS = 26  # how many were taken
-ASIDE = 128  # 64 pairs: 1 + a step, and the time after its boundary that made no step
+ASIDE = 128  # 64 pairs: 1 + a step, and the time after its boundary outside of any step
 _ASIDES = 63
 RING = 256  # monotonic time of the boundary of each of the last 256 steps
 RING_MASK = 255
@@ -66,14 +66,14 @@ DISTURBANCES = (
     "torch.profiler",
     "memory recording",
     "a TensorBoard writer",
-    "a debugger",  # is there, and does not hold it now
+    "a debugger",  # attached, but not stopped
     "anomaly detection",
     "tracemalloc",
     "a tracer",  # gdb or strace
     "coverage",
     "a profiler",  # any other
 )
-# A writer runs beside the training: it explains a slow step, and is no reason to wait longer.
+# A writer runs beside the training: it explains a slow step, but does not excuse a hang.
 SLOWING = (1 << len(DISTURBANCES)) - 1 - (1 << DISTURBANCES.index("a TensorBoard writer"))
 
 RESTS = 1
@@ -105,7 +105,7 @@ class ControlPage:
 
 
 def private_words() -> list[int]:
-    """The same words where nobody shares them."""
+    """The same words without a keeper."""
     words = [0] * WORDS
     words[DUE] = NEVER
     return words
@@ -113,7 +113,7 @@ def private_words() -> list[int]:
 
 @contextlib.contextmanager
 def at_work(words: Any, what: int) -> Iterator[None]:
-    """Let it be seen what holdfast itself does in the main thread meanwhile."""
+    """Publish what holdfast itself does in the main thread."""
     before, words[WORK] = words[WORK], what
     is_outermost = before not in (SAVES, AGREES)
     began = time.monotonic_ns()
@@ -131,18 +131,18 @@ def at_work(words: Any, what: int) -> Iterator[None]:
 def begin_loop(words: Any) -> None:
     """The user's loop begins."""
     words[LOOP_STEP] = step = words[STEP]
-    words[ASIDE + 2 * (step & _ASIDES)] = 0  # what came before the loop is known by its beginning
+    words[ASIDE + 2 * (step & _ASIDES)] = 0  # LOOP_NS covers the time before the loop
     words[LOOP_NS] = time.monotonic_ns()
     words[IN_LOOP] = 1
 
 
 def begin_rest(words: Any) -> None:
-    """A phase begins that passes no boundary."""
+    """A phase without boundaries begins."""
     words[REST_NS] = time.monotonic_ns()
 
 
 def end_rest(words: Any) -> None:
-    """Such a phase is over: its time is none of the step that is being made."""
+    """The phase ends: exclude its time from the current step."""
     seconds_ns = time.monotonic_ns() - words[REST_NS]
     words[REST_NS] = 0
     words[RESTED_NS] += seconds_ns
@@ -154,7 +154,7 @@ def end_rest(words: Any) -> None:
 
 
 def pass_turn(words: Any, now_ns: int) -> None:
-    """A boundary that completes no step: what came since the last one is none of the next."""
+    """A boundary that completes no step: exclude the time since the last one from the next."""
     words[BOUNDARY_NS] = now_ns
     step = words[STEP]
     pair = ASIDE + 2 * (step & _ASIDES)
@@ -163,7 +163,7 @@ def pass_turn(words: Any, now_ns: int) -> None:
 
 
 def aside_ns(words: Any, step: int) -> int:
-    """What was no part of the step after this one, of the time since its boundary."""
+    """The time after a step's boundary that does not belong to the next step."""
     pair = ASIDE + 2 * (step & _ASIDES)
     return int(words[pair + 1]) if words[pair] == step + 1 else 0
 

@@ -1,6 +1,6 @@
-"""The entry point of a process that speaks with a store; `child.py` starts it.
+"""The entry point of a process that uses a store; `child.py` starts it.
 
-It tells what it finds by lines of JSON on its standard output; all else goes into a log.
+It sends messages as lines of JSON on its standard output; all else goes into a log.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.mirror.uploader import Service, Uploader, alone, tell
 
 _TELL_SECONDS = 1.0
-# Where memory ends, the copy is to go before the training.
+# When memory runs out, the copy must be killed before the training.
 _OOM_SCORE = 300
-# Less than a worker of a data loader, and still something where all cores are busy.
+# Less than a worker of a data loader, but still progress where all cores are busy.
 _NICE = 5
 
 
@@ -33,7 +33,7 @@ def main(config_text: str) -> None:
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(1000, int(score.read_text()) + _OOM_SCORE)))
     if config["task"] == "serve":
-        os.nice(_NICE)  # and not where somebody waits
+        os.nice(_NICE)  # not where a start waits for it
         _serve(config)
         return
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -41,7 +41,7 @@ def main(config_text: str) -> None:
         _look_or_fetch(config)
     except HoldfastError as error:
         tell("failed", text=str(error))
-    except Exception as error:  # noqa: BLE001  whatever a store raises: whoever waits is told
+    except Exception as error:  # noqa: BLE001  a store may raise anything: the parent is told
         from holdfast._store.mirror.protocol import describe_trouble
 
         traceback.print_exc()
@@ -49,7 +49,7 @@ def main(config_text: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Who asked is gone, by a signal perhaps: the next start is to find nobody at it."""
+    """The parent is gone, perhaps by a signal: the next start must not find this process."""
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -72,20 +72,20 @@ def _serve(config: dict[str, Any]) -> None:
 
 def _look_or_fetch(config: dict[str, Any]) -> None:
     from holdfast._store.mirror.fetch import candidates, fetch_newest
-    from holdfast._store.mirror.index import Shelf
+    from holdfast._store.mirror.index import MirrorIndex
     from holdfast._store.mirror.store import open_store
 
-    shelf = Shelf(open_store(config["address"]))
-    run_id = shelf.identity()
+    index = MirrorIndex(open_store(config["address"]))
+    run_id = index.identity()
     if run_id is None:
         tell("empty")
         return
     if config.get("run_id") not in (None, run_id):
-        tell("other")  # whoever copies will say so
+        tell("other")  # the uploader will say so
         return
-    found = candidates(shelf)
+    found = candidates(index)
     newest = found[0].step if found else None
-    tell("held", run_id=run_id, attempts=shelf.newest_attempt(), newest=newest)
+    tell("held", run_id=run_id, attempts=index.newest_attempt(), newest=newest)
     if config["task"] == "look":
         return
     told = [0.0]
@@ -104,12 +104,12 @@ def _look_or_fetch(config: dict[str, Any]) -> None:
 
     layout = RunLayout(Path(config["folder"]))
     with alone(layout, lambda: None):
-        done = fetch_newest(shelf, layout, tell_damage, progress)
+        done = fetch_newest(index, layout, tell_damage, progress)
     if done is not None:
         tell("fetched", **done.__dict__)
     else:
-        # What cannot be read is there all the same: the run has begun.
-        tell("nothing", damaged=len({*damaged, *shelf.damaged}), strange=len(shelf.strange))
+        # Checkpoints that cannot be read still show that the run has begun.
+        tell("nothing", damaged=len({*damaged, *index.damaged}), strange=len(index.strange))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The keeper's child that copies checkpoints to a mirror: started, heard, and started again.
+"""The keeper's child that copies checkpoints to a mirror: started, polled, and restarted.
 
-What speaks with a store is a process of its own, since a library for it may hang, crash or fill
-memory. The keeper only writes a byte into its pipe, and reads what it says when it has time. When
-the keeper goes, the pipe ends; the child then copies what is newest, and leaves by itself.
+A store is used in a process of its own, since its library may hang, crash or fill memory. The
+keeper only writes a byte into the child's pipe, and reads its messages when it has time. When the
+keeper exits, the pipe closes; the child then copies the newest checkpoint and exits by itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NEVER = float("inf")
 
 
 def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[bytes]:
-    """A process that speaks with the store, in a session of its own."""
+    """A process that uses the store, in a session of its own."""
     with contextlib.ExitStack() as stack:
         errors: IO[bytes] | int = subprocess.DEVNULL
         if log is not None:
-            with contextlib.suppress(OSError):  # a folder that became read-only
+            with contextlib.suppress(OSError):  # the folder has become read-only
                 errors = stack.enter_context(open_log(log))
         return subprocess.Popen(
             command("holdfast._store.mirror.__main__", config),
@@ -43,12 +43,12 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
 
 
 def piece_bytes() -> int:
-    """How large a stretch of a file goes as one object."""
+    """The size of a chunk."""
     return variables.mirror_piece_bytes() or _PIECE_BYTES
 
 
 class Mirror:
-    """The keeper's side of it."""
+    """The keeper's side of the uploader."""
 
     def __init__(self, policy: Policy, say: Callable[[str], None]) -> None:
         self._policy = policy
@@ -61,33 +61,33 @@ class Mirror:
 
     @staticmethod
     def of(policy: Policy, say: Callable[[str], None]) -> Mirror | None:
-        """Of several ranks, that of rank 0 copies for all."""
+        """The keeper of rank 0 copies for all ranks."""
         return None if policy.mirror is None or policy.rank else Mirror(policy, say)
 
     def look(self, now: float, durable: object) -> None:
-        """Hear it, and start it where it is not there; `durable` changes with each checkpoint."""
+        """Receive its messages, and start it if needed; `durable` changes with each checkpoint."""
         if self._process is None:
             if now >= self._start_at:
                 self._start(now)
             return
-        self._hear()
+        self._receive()
         status = self._process.poll()
         if status is not None:
-            self._bury(now, status)
+            self._after_exit(now, status)
         elif durable != self._durable:
             self._durable = durable
             assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # full of words that it has not read, or gone
+            with contextlib.suppress(OSError):  # the pipe is full, or the child is gone
                 os.write(self._process.stdin.fileno(), b"\n")
 
     def leave(self) -> None:
-        """The keeper goes: whoever copies stays behind, and there must be one."""
+        """The keeper exits: make sure that an uploader stays behind."""
         if self._process is not None:
-            self._hear()
+            self._receive()
             status = self._process.poll()
             if status is None:
                 return
-            self._bury(0.0, status)
+            self._after_exit(0.0, status)
         if self._start_at != _NEVER:
             self._start(0.0)
 
@@ -113,7 +113,7 @@ class Mirror:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BlockingIOError):
@@ -121,10 +121,10 @@ class Mirror:
                 self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # not one of its words
-                self._take(json.loads(line))
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # not one of its messages
+                self._handle_message(json.loads(line))
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _handle_message(self, told: dict[str, Any]) -> None:
         if told["kind"] == "mirrored":
             self._deaths = 0
         elif told["kind"] == "trouble":
@@ -132,7 +132,7 @@ class Mirror:
             if then:
                 self._say(f"{fact}\n{then}")
                 return
-            # One line, in whatever way its library says things.
+            # One line, in the words of its library.
             self._say(
                 f"{fact.rstrip('.')}. Training goes on, its checkpoints are safe in the run "
                 "folder, and the copy is tried again."
@@ -144,15 +144,15 @@ class Mirror:
         elif told["kind"] == "well":
             self._say(f"{told['address']}: copying works again.")
 
-    def _bury(self, now: float, status: int) -> None:
-        """It was killed, or has left since the mirror is another's."""
+    def _after_exit(self, now: float, status: int) -> None:
+        """It was killed, or has exited because the mirror belongs to another run."""
         assert self._process is not None
-        self._hear()
+        self._receive()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
         self._process, self._durable, self._rest = None, None, b""
         pause = _AGAIN_SECONDS[min(self._deaths, len(_AGAIN_SECONDS) - 1)]
         self._deaths += 1
-        # What left by itself has said why, and would find the same again.
+        # If it exited by itself it has said why, and would find the same again.
         self._start_at = _NEVER if status == 0 else now + pause

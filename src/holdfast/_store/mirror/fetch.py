@@ -1,12 +1,13 @@
-"""A checkpoint comes back from the mirror: every piece checked, and whole before it has its name.
+"""A checkpoint is fetched from a mirror: every chunk is checked, and the name comes last.
 
-What came before a cut need not come again: the folder in which a checkpoint is put together
-stays, and a stretch that fits its checksum is there.
+After a cut only the missing chunks are fetched: the folder in which a checkpoint is put together
+stays, and a chunk in it that fits its checksum is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -24,18 +25,19 @@ from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.folder.plain_file import open_plain
 from holdfast._store.format.checksum import digest
-from holdfast._store.mirror.chunks import (
+from holdfast._store.mirror.index import (
     IndexedFile,
+    MirrorIndex,
     PartsCheck,
     StoredFile,
+    checksum_of,
     files_of,
     read_at,
-    read_stretches,
+    read_chunks,
 )
-from holdfast._store.mirror.index import Shelf
 from holdfast._store.mirror.protocol import NO_ROOM, why
-from holdfast._store.mirror.store import Store
-from holdfast._store.mirror.upload import THREADS, checksum_of
+from holdfast._store.mirror.store import MirrorStore
+from holdfast._store.mirror.upload import THREADS
 from holdfast._store.read.files import place_of
 from holdfast._text import size as in_words
 
@@ -50,32 +52,32 @@ class Fetched:
     step: int
     attempt: int
     size_bytes: int
-    came_bytes: int  # the rest was there from a try before
+    came_bytes: int  # the rest was there from an earlier try
     seconds: float
 
 
-def candidates(shelf: Shelf) -> list[Kept]:
-    """The checkpoints that lead to the newest life known here, the newest first."""
-    held = shelf.checkpoints()
+def candidates(index: MirrorIndex) -> list[Kept]:
+    """The checkpoints that lead to the newest attempt known here, the newest first."""
+    held = index.checkpoints()
     newest = max((each.attempt for each in held), default=0)
-    line = shelf.line(None, newest)
+    line = index.line(None, newest)
     return [each for each in reversed(held) if is_on_line(line, each.attempt, each.step)]
 
 
 def fetch_newest(
-    shelf: Shelf,
+    index: MirrorIndex,
     layout: RunLayout,
     tell_damage: Callable[[str, str], None],
     progress: Callable[[int, int], None] = lambda *_: None,
     step: int | None = None,
 ) -> Fetched | None:
-    """The newest that is whole, or that of a step, in the run folder; None if none is."""
+    """Fetch the newest intact checkpoint, or that of a step; None if there is none."""
     tried: set[str] = set()
     while True:
-        # Anew each time: where the old machine still copies, it removes older ones meanwhile.
+        # List again each time: the old machine may still copy and remove older ones.
         wanted = [
             each
-            for each in candidates(shelf)
+            for each in candidates(index)
             if each.path.name not in tried and step in (None, each.step)
         ]
         if not wanted:
@@ -83,14 +85,14 @@ def fetch_newest(
         name = wanted[0].path.name
         tried.add(name)
         try:
-            return _fetch(shelf, layout, wanted[0], layout.checkpoints / name, progress)
+            return _fetch(index, layout, wanted[0], layout.checkpoints / name, progress)
         except DamagedCheckpoint as error:
-            if name in {each.path.name for each in shelf.checkpoints()}:
+            if name in {each.path.name for each in index.checkpoints()}:
                 tell_damage(name, str(error))
 
 
 def _fetch(
-    shelf: Shelf,
+    index: MirrorIndex,
     layout: RunLayout,
     wanted: Kept,
     final: Path,
@@ -100,8 +102,8 @@ def _fetch(
     name = final.name
     if final.exists():
         raise _is_here(layout, wanted)
-    raw, manifest = shelf.whole(name)
-    indexed = {file.name: file for file in shelf.index(name)}
+    raw, manifest = index.whole(name)
+    indexed = {file.name: file for file in index.files(name)}
     files = files_of(manifest)
     total = sum(file.size_bytes for file in files)
     part = layout.fetching(final)
@@ -114,9 +116,10 @@ def _fetch(
                 raise DamagedCheckpoint(
                     f"{name}: the index and the manifest differ on {file.name}."
                 )
-            path, tell = place_of(part, file.name), _from(seen, total, progress)
-            came += _fetch_file(shelf.store, path, found, tell)
-            _check(path, file, tell)
+            path = place_of(part, file.name)
+            done = functools.partial(_report, progress, seen, total)
+            came += _fetch_file(index.store, path, found, done)
+            _check(path, file, done)
             seen += file.size_bytes
         pass_point("mirror-fetched")
         write_atomic(part / MANIFEST, raw)
@@ -125,7 +128,7 @@ def _fetch(
     if not publish_folder(part, final):
         raise _is_here(layout, wanted)
     for leftover in layout.fetching_folders():
-        remove_folder(leftover)  # of one that was damaged, or that is older
+        remove_folder(leftover)  # of a checkpoint that was damaged, or that is older
     seconds = time.monotonic() - began
     return Fetched(name, wanted.step, wanted.attempt, total, came, seconds)
 
@@ -136,7 +139,7 @@ def _is_here(layout: RunLayout, wanted: Kept) -> FolderError:
 
 @contextlib.contextmanager
 def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[None]:
-    """MirrorError if the disk is full, or is sure to be before the end."""
+    """MirrorError if the disk is full, or will be before the end."""
 
     def full(free: int) -> MirrorError:
         return MirrorError(
@@ -158,22 +161,22 @@ def _room_for(layout: RunLayout, step: int, total: int, part: Path) -> Iterator[
         raise
 
 
-def _from(before: int, total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
-    return lambda done: progress(before + done, total)
+def _report(progress: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    progress(before + done, total)
 
 
 def _fetch_file(
-    store: Store, path: Path, file: IndexedFile, progress: Callable[[int], None]
+    store: MirrorStore, path: Path, file: IndexedFile, progress: Callable[[int], None]
 ) -> int:
-    """Fill a file with its pieces; returns how many bytes had to come for it."""
+    """Fill a file with its chunks; returns how many bytes were fetched."""
     descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if os.fstat(descriptor).st_size != file.size_bytes:
             os.ftruncate(descriptor, file.size_bytes)
         done = [0]
 
-        def bring(piece: tuple[str, int, int]) -> int:
-            key, offset, size = piece
+        def fetch_chunk(chunk: tuple[str, int, int]) -> int:
+            key, offset, size = chunk
             came = 0
             if digest(read_at(descriptor, offset, size)).hex() != checksum_of(key):
                 data = _get(store, key)
@@ -182,34 +185,34 @@ def _fetch_file(
                 came = len(data)
                 _write_at(descriptor, data, offset)
                 pass_point("mirror-fetched-piece")
-            done[0] += size  # a count for those who look: to lose one does no harm
+            done[0] += size  # without a lock: a lost update only delays the display
             progress(done[0])
             return came
 
         with ThreadPoolExecutor(THREADS) as pool:
-            came = sum(pool.map(bring, file.pieces()))
+            came = sum(pool.map(fetch_chunk, file.chunks()))
         os.fsync(descriptor)
         return came
     finally:
         os.close(descriptor)
 
 
-def _get(store: Store, key: str) -> bytes:
-    """A piece, in spite of a network that fails now and then."""
-    for pause in _PAUSES_SECONDS:
+def _get(store: MirrorStore, key: str) -> bytes:
+    """A chunk, in spite of a network that fails now and then."""
+    pauses = list(_PAUSES_SECONDS)
+    while True:
         try:
             return store.get(key)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(f"{store.address}: {key} is missing.") from error
         except PermissionError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever a store raises: the last one is told
+        except Exception as error:
+            if not pauses:
+                raise
+            pause = pauses.pop(0)
             print(f"{key}: {why(error)}; trying again in {pause} s", file=sys.stderr)
-            time.sleep(pause)  # for the store to come to itself; nobody else is to be heard here
-    try:
-        return store.get(key)
-    except FileNotFoundError as error:
-        raise DamagedCheckpoint(f"{store.address}: {key} is missing.") from error
+            time.sleep(pause)
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:
@@ -220,13 +223,12 @@ def _write_at(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def _check(path: Path, file: StoredFile, progress: Callable[[int], None]) -> None:
-    """The file as it is on disk now, against the manifest."""
     check = PartsCheck(file)
     descriptor = open_plain(path)
     try:
-        for data in read_stretches(descriptor, file.size_bytes, 8 << 20):
-            check.see(data)
-            progress(file.size_bytes)  # whoever waits must not take this for a hang
+        for data in read_chunks(descriptor, file.size_bytes, 8 << 20):
+            check.update(data)
+            progress(file.size_bytes)  # else the waiting process takes this for a hang
         check.finish()
     finally:
         os.close(descriptor)

@@ -1,8 +1,14 @@
-"""What a mirror holds: its checkpoints, which of them count, and whose it is.
+"""What a mirror holds: its keys, its checkpoints in chunks, and whose it is.
 
-A run folder that copies here leaves a claim. It knows the claims of its own lives, and those that
-were there when it was restored from here. Any other is of a run folder that has gone its own way:
-then this one copies nothing and removes nothing any more.
+run.json                               the run's id: a mirror belongs to one run
+attempts/0002.9f2c41b07a5d3e68.json    a claim: which run folder copies here, in which attempt
+pieces/CHECKSUM-SIZE                   a chunk of a file, named by its content
+checkpoints/step-…-a0002/index.json    the chunks that its files are made of
+checkpoints/step-…-a0002/manifest.json the same as in the run folder; written last
+
+A run folder knows the claims of its own attempts, and those that were there when it was restored
+from here. Any other claim is of a run folder that has gone its own way: then this one copies
+nothing and removes nothing any more.
 """
 
 from __future__ import annotations
@@ -10,21 +16,210 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import xxhash
 
 from holdfast._environment.processes.identity import host_name
-from holdfast._errors import CheckpointError, DamagedCheckpoint, MirrorError
+from holdfast._errors import CheckpointError, DamagedCheckpoint, MirrorError, UnreadableCheckpoint
 from holdfast._store.commit.retention import Kept
 from holdfast._store.folder.attempts import known_origins, lives_elsewhere, read_json
-from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.layout import MANIFEST, RunLayout
 from holdfast._store.folder.lineage import Origin, trace_line
 from holdfast._store.format import manifest
-from holdfast._store.format.manifest import Manifest
-from holdfast._store.mirror import keys
-from holdfast._store.mirror.chunks import IndexedFile, decode_index
-from holdfast._store.mirror.store import Store
+from holdfast._store.format.checksum import digest
+from holdfast._store.format.manifest import Manifest, Part
+from holdfast._store.mirror.store import MirrorStore
+from holdfast._store.read.files import all_files, name_part
+
+FORMAT = 1
+IDENTITY = "run.json"
+CLAIMS = "attempts/"
+CHUNKS = "pieces/"
+CHECKPOINTS = "checkpoints/"
+_CLAIM = re.compile(r"attempts/(\d{4,})\.([0-9a-f]{16})\.json")
+_MANIFEST = re.compile(rf"checkpoints/(step-\d{{12}}-a\d{{4,}}(?:-turn)?)/{re.escape(MANIFEST)}")
+
+
+def claim_key(attempt: int, folder: str) -> str:
+    return f"{CLAIMS}{attempt:04d}.{folder}.json"
+
+
+def chunk_key(checksum: str, size_bytes: int) -> str:
+    return f"{CHUNKS}{checksum}-{size_bytes}"
+
+
+def size_of(key: str) -> int:
+    """The size of a chunk, by its key."""
+    return int(key.rpartition("-")[2])
+
+
+def checksum_of(key: str) -> str:
+    """The checksum of a chunk, by its key."""
+    return key.removeprefix(CHUNKS).rpartition("-")[0]
+
+
+def index_key(checkpoint: str) -> str:
+    return f"{CHECKPOINTS}{checkpoint}/index.json"
+
+
+def manifest_key(checkpoint: str) -> str:
+    return f"{CHECKPOINTS}{checkpoint}/{MANIFEST}"
+
+
+def checkpoint_of(key: str) -> str | None:
+    """The checkpoint whose manifest a key names; None for any other key."""
+    match = _MANIFEST.fullmatch(key)
+    return None if match is None else match[1]
+
+
+# -- The files of a checkpoint as chunks ---------------------------------------------------
+# A checkpoint's own parts are checked on the way: what is damaged in the run folder is not copied,
+# and what comes back is what was written.
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of a checkpoint folder, and what must be in it."""
+
+    name: str
+    size_bytes: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """One file in a mirror."""
+
+    name: str
+    size_bytes: int
+    piece_bytes: int
+    checksums: tuple[str, ...]
+
+    def chunks(self) -> Iterator[tuple[str, int, int]]:
+        """The key of each chunk, where it begins in the file, and its size."""
+        for number, checksum in enumerate(self.checksums):
+            offset = number * self.piece_bytes
+            size = min(self.piece_bytes, self.size_bytes - offset)
+            yield chunk_key(checksum, size), offset, size
+
+
+def files_of(manifest: Manifest) -> list[StoredFile]:
+    """The files in a checkpoint's folder, linked ones too."""
+    found = []
+    for file in manifest.files:
+        parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
+        for name, size_bytes in all_files(file):
+            wanted = "" if name == file.name else name
+            own = tuple(part for part in parts if part.file == wanted)
+            found.append(StoredFile(name, size_bytes, own))
+    return found
+
+
+class PartsCheck:
+    """Checks the parts of a file while it is read from first to last."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self._file = file
+        self._at = 0
+        ordered = sorted(file.parts, key=lambda part: part.offset, reverse=True)
+        self._waiting = [part for part in ordered if part.size_bytes]
+        self._open: list[tuple[Part, Any]] = []
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Add the next bytes; DamagedCheckpoint if a part that ends in them is damaged."""
+        view, start = memoryview(data), self._at
+        self._at = end = start + len(view)
+        while self._waiting and self._waiting[-1].offset < end:
+            self._open.append((self._waiting.pop(), xxhash.xxh3_128()))
+        still = []
+        for part, hasher in self._open:
+            last = part.offset + part.size_bytes
+            hasher.update(view[max(0, part.offset - start) : last - start])
+            if last > end:
+                still.append((part, hasher))
+            elif hasher.hexdigest() != part.checksum:
+                raise DamagedCheckpoint(f"{self._file.name}: {name_part(part.name)} is damaged.")
+        self._open = still
+
+    def finish(self) -> None:
+        """After the last byte: DamagedCheckpoint if a part is missing."""
+        if self._waiting or self._open or self._at != self._file.size_bytes:
+            raise DamagedCheckpoint(
+                f"{self._file.name}: ends after {self._at} bytes, the manifest says "
+                f"{self._file.size_bytes}."
+            )
+
+
+def read_chunks(descriptor: int, size_bytes: int, piece_bytes: int) -> Iterator[bytes]:
+    """A file from first to last, without leaving it in the page cache."""
+    for offset in range(0, size_bytes, piece_bytes):
+        wanted = min(piece_bytes, size_bytes - offset)
+        data = read_at(descriptor, offset, wanted)
+        if hasattr(os, "posix_fadvise"):
+            # The training's data is worth more in the page cache than this copy.
+            os.posix_fadvise(descriptor, offset, wanted, os.POSIX_FADV_DONTNEED)
+        yield data
+
+
+def read_at(descriptor: int, offset: int, wanted: int) -> bytes:
+    """So many bytes of a file, fewer at its end."""
+    pieces = []
+    while wanted and (data := os.pread(descriptor, wanted, offset)):
+        pieces.append(data)
+        offset += len(data)
+        wanted -= len(data)
+    return b"".join(pieces)
+
+
+def encode_index(files: list[IndexedFile]) -> bytes:
+    """The index, with its own checksum in the first line."""
+    rows = [
+        {
+            "name": file.name,
+            "size_bytes": file.size_bytes,
+            "piece_bytes": file.piece_bytes,
+            "pieces": "".join(file.checksums),
+        }
+        for file in files
+    ]
+    body = json.dumps({"format": FORMAT, "files": rows}).encode()
+    return digest(body).hex().encode() + b"\n" + body
+
+
+def decode_index(data: bytes, where: str) -> list[IndexedFile]:
+    """The files in an index; DamagedCheckpoint if it is damaged."""
+    try:
+        checksum, _, body = data.partition(b"\n")
+        if digest(body).hex().encode() != checksum:
+            raise ValueError("its own checksum does not fit")
+        found = json.loads(body)
+        if found["format"] != FORMAT:
+            raise UnreadableCheckpoint(
+                f"{where}: was copied by another version of holdfast.\n"
+                "Use that version; nothing was changed."
+            )
+        return [_indexed(row) for row in found["files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{where}: the index is damaged ({error}).") from error
+
+
+def _indexed(row: dict[str, Any]) -> IndexedFile:
+    name, size, step = str(row["name"]), int(row["size_bytes"]), int(row["piece_bytes"])
+    text = str(row["pieces"])
+    checksums = tuple(text[at : at + 32] for at in range(0, len(text), 32))
+    if size < 0 or step < 1 or len(checksums) != -(-size // step):
+        raise ValueError(f"{name} has {len(checksums)} pieces")
+    return IndexedFile(name, size, step, checksums)
+
+
+# -- Claims and checkpoints ----------------------------------------------------------------
 
 
 class TakenOver(MirrorError):
@@ -32,17 +227,17 @@ class TakenOver(MirrorError):
 
 
 class Followed(MirrorError):
-    """A later life of the same run folder copies: this one has nothing to do any more."""
+    """A later attempt of the same run folder copies now."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who copies: one run folder, in one life."""
+    """One run folder in one attempt, which copies to a mirror."""
 
     run_id: str
     attempt: int
-    folder: str  # tells this run folder from another of the same run
-    known_before: int = 0  # the lives that were known when it was restored from a mirror
+    folder: str  # identifies this run folder among those of the same run
+    known_before: int = 0  # the attempts that were known when it was restored from a mirror
 
     @classmethod
     def of(cls, layout: RunLayout, run_id: str, attempt: int) -> Holder:
@@ -56,78 +251,79 @@ class Holder:
 
 
 @dataclass
-class Shelf:
-    """The checkpoints of a mirror; what was read once is not read again."""
+class MirrorIndex:
+    """The checkpoints of a mirror; nothing is read twice."""
 
-    store: Store
+    store: MirrorStore
     _heads: dict[str, Manifest] = field(default_factory=dict)  # without their files
     _indexes: dict[str, list[IndexedFile]] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)  # manifests that are none, by the last look
+    damaged: list[str] = field(
+        default_factory=list
+    )  # checkpoints with a damaged manifest, as of the last listing
     strange: list[str] = field(default_factory=list)  # and those of another version of holdfast
 
     def identity(self) -> str | None:
-        """The id of the run that this is a mirror of; None if it is of none yet."""
+        """The id of the run whose mirror this is; None if it is empty."""
         try:
-            found = json.loads(self.store.get(keys.IDENTITY))
+            found = json.loads(self.store.get(IDENTITY))
             return str(found["run_id"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise MirrorError(
-                f"{self.store.address}: {keys.IDENTITY} is not one of holdfast.\n"
+                f"{self.store.address}: {IDENTITY} is not one of holdfast.\n"
                 "Choose an address where nothing else is."
             ) from error
 
     def claims(self) -> dict[int, set[str]]:
         """Which run folders have copied here, by attempt."""
         found: dict[int, set[str]] = {}
-        for key in self.store.list(keys.CLAIMS):
-            claim = keys.claim_of(key)
-            if claim is not None:
-                found.setdefault(claim[0], set()).add(claim[1])
+        for key in self.store.list(CLAIMS):
+            if (claim := _CLAIM.fullmatch(key)) is not None:
+                found.setdefault(int(claim[1]), set()).add(claim[2])
         return found
 
     def newest_attempt(self) -> int:
-        """Of all lives that are known here."""
+        """The newest attempt that is known here."""
         attempts = [each.attempt for each in self.checkpoints()]
         return max([0, *self.claims(), *attempts])
 
-    # -- who may copy here --------------------------------------------------------
+    # -- Who may copy here --------------------------------------------------------
 
     def enter(self, holder: Holder) -> None:
-        """Begin to copy; MirrorError if it is another run's, or another folder goes on here."""
+        """Begin to copy; MirrorError if the mirror belongs to another run or another folder."""
         if self.identity() is None:
             text = json.dumps({"run_id": holder.run_id, "created": time.time()}) + "\n"
-            self.store.put(keys.IDENTITY, text.encode())
+            self.store.put(IDENTITY, text.encode())
         claims = self.claims()
         self._refuse_owner(holder)
-        self._refuse_later_life(holder, claims)
+        self._refuse_later_attempt(holder, claims)
         if holder.folder not in claims.get(holder.attempt, ()):
             for attempt, folders in sorted(claims.items(), reverse=True):
                 for folder in folders:
                     if not holder.knows(attempt, folder):
-                        raise self._taken(attempt, folder)
+                        raise self._taken_over(attempt, folder)
             told = json.dumps({"host": host_name(), "time": time.time()}) + "\n"
-            self.store.put(keys.claim(holder.attempt, holder.folder), told.encode())
+            self.store.put(claim_key(holder.attempt, holder.folder), told.encode())
         self.check(holder)
 
     def check(self, holder: Holder) -> None:
-        """TakenOver if another folder copies here since: asked before whatever cannot be undone."""
+        """TakenOver if another folder copies here by now; checked before each step of no return."""
         claims = self.claims()
-        # Two runs may have come to an empty address in the same moment: one of them has it.
+        # Two runs may have started at an empty address in the same moment: one of them owns it.
         self._refuse_owner(holder)
-        self._refuse_later_life(holder, claims)
+        self._refuse_later_attempt(holder, claims)
         for attempt, folders in claims.items():
             for folder in folders - {holder.folder}:
-                # Of two that came in the same moment one goes on: which, both see alike.
+                # Of two that started in the same moment one goes on; both compute the same one.
                 is_later = (attempt, holder.folder) > (holder.attempt, folder)
                 if attempt >= holder.attempt and is_later and not holder.knows(attempt, folder):
-                    raise self._taken(attempt, folder)
+                    raise self._taken_over(attempt, folder)
 
     def drop_old_claims(self, holder: Holder) -> None:
-        """What a later life of the same folder stands for."""
+        """Remove the claims of earlier attempts of the same folder."""
         self.store.remove(
-            keys.claim(attempt, folder)
+            claim_key(attempt, folder)
             for attempt, folders in self.claims().items()
             for folder in folders
             if attempt < holder.attempt and holder.knows(attempt, folder)
@@ -135,45 +331,45 @@ class Shelf:
 
     def _refuse_owner(self, holder: Holder) -> None:
         owner = self.identity()
-        if owner is None:  # emptied by hand, perhaps: what is copied next makes it ours again
-            raise OSError(f"{keys.IDENTITY} has gone from it")
+        if owner is None:  # perhaps emptied by hand: the next copy claims it again
+            raise OSError(f"{IDENTITY} has gone from it")
         if owner != holder.run_id:
             raise MirrorError(
                 f"{self.store.address}: this is the mirror of another run.\n"
                 "Give every run an address of its own."
             )
 
-    def _refuse_later_life(self, holder: Holder, claims: dict[int, set[str]]) -> None:
-        """Where a lock is not seen on other machines, two of one folder would be at it."""
+    def _refuse_later_attempt(self, holder: Holder, claims: dict[int, set[str]]) -> None:
+        """File locks may not work across machines: two attempts of one folder could both copy."""
         later = [number for number, folders in claims.items() if holder.folder in folders]
         if max(later, default=0) > holder.attempt:
             raise Followed(f"{self.store.address}: attempt {max(later)} copies there now.")
 
-    def _taken(self, attempt: int, folder: str) -> TakenOver:
+    def _taken_over(self, attempt: int, folder: str) -> TakenOver:
         host = "another machine"
-        # Who it is only makes the sentence better.
+        # The name only improves the message.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            host = str(json.loads(self.store.get(keys.claim(attempt, folder)))["host"])
+            host = str(json.loads(self.store.get(claim_key(attempt, folder)))["host"])
         return TakenOver(
             f"{self.store.address}: attempt {attempt} of this run, in a folder of {host}, has "
             "taken this mirror over; nothing is copied from here any more.\n"
             "To go on from what it has copied, start with an empty folder."
         )
 
-    # -- what is there --------------------------------------------------------------
+    # -- What is there --------------------------------------------------------------
 
     def checkpoints(self) -> list[Kept]:
-        """Those that were copied to the end, oldest first; `path` has the name only."""
+        """The complete checkpoints, oldest first; `path` is only the name."""
         found = []
         self.damaged, self.strange = [], []
-        for key in self.store.list(keys.CHECKPOINTS):
-            name = keys.checkpoint_of(key)
+        for key in self.store.list(CHECKPOINTS):
+            name = checkpoint_of(key)
             if name is None:
                 continue
             try:
                 head = self.head(name)
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # removed in between
             except DamagedCheckpoint:
                 self.damaged.append(name)
             except CheckpointError:
@@ -188,26 +384,26 @@ class Shelf:
     def head(self, name: str) -> Manifest:
         """A checkpoint's manifest without its files."""
         if name not in self._heads:
-            found = manifest.parse_head(self.store.get(keys.manifest(name)), name)
+            found = manifest.parse_head(self.store.get(manifest_key(name)), name)
             if not name.startswith(f"step-{found.step:012d}-a{found.attempt:04d}"):
                 raise DamagedCheckpoint(f"{name}: the manifest is that of another step.")
             self._heads[name] = found
         return self._heads[name]
 
     def whole(self, name: str) -> tuple[bytes, Manifest]:
-        """A checkpoint's manifest as it is stored, and what it says."""
+        """A checkpoint's manifest, as bytes and parsed."""
         try:
-            raw = self.store.get(keys.manifest(name))
+            raw = self.store.get(manifest_key(name))
         except FileNotFoundError as error:
             raise DamagedCheckpoint(f"{name}: the manifest is missing.") from error
         return raw, manifest.parse(raw, f"{self.store.address}: {name}")
 
-    def index(self, name: str) -> list[IndexedFile]:
-        """Of which pieces a checkpoint is made; DamagedCheckpoint if nobody can tell."""
+    def files(self, name: str) -> list[IndexedFile]:
+        """The files of a checkpoint and their chunks; DamagedCheckpoint if that is not known."""
         if name not in self._indexes:
             where = f"{self.store.address}: {name}"
             try:
-                data = self.store.get(keys.index(name))
+                data = self.store.get(index_key(name))
             except FileNotFoundError as error:
                 raise DamagedCheckpoint(f"{where}: the index is missing.") from error
             self._indexes[name] = decode_index(data, where)
@@ -223,14 +419,14 @@ class Shelf:
         self._indexes.pop(name, None)
 
     def size_bytes(self, name: str) -> int | None:
-        """Of all files of a checkpoint; None if nobody can tell."""
+        """The size of all files of a checkpoint; None if it is not known."""
         try:
-            return sum(file.size_bytes for file in self.index(name))
+            return sum(file.size_bytes for file in self.files(name))
         except CheckpointError:
             return None
 
     def line(self, layout: RunLayout | None, newest: int) -> dict[int, int | None]:
-        """Which (attempt, step) states lead to the newest attempt, by all that is known of them."""
+        """Which (attempt, step) states lead to the newest attempt."""
         origins: dict[int, Origin] = {}
         for each in self.checkpoints():
             origins[each.attempt] = self._heads[each.path.name].origin

@@ -1,4 +1,4 @@
-"""What a process that speaks with a store has to say, heard with a bound on its silence."""
+"""One question to a mirror, asked in a process of its own, with a bound on its silence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SILENT_SECONDS = 120.0
 
 
 class Answers:
-    """One question to a mirror, and what comes back."""
+    """The messages of that process."""
 
     def __init__(self, config: dict[str, Any], log: Path | None) -> None:
         self._address = config["address"]
@@ -31,7 +31,7 @@ class Answers:
         self.is_over = False
 
     def hear(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """What it tells within this time; MirrorError if it fails, or says nothing for long."""
+        """Its messages within this time; MirrorError if it fails, or is silent for long."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         descriptor = self._process.stdout.fileno()
@@ -47,7 +47,7 @@ class Answers:
                 try:
                     told = json.loads(line)
                 except ValueError:
-                    continue  # of a library, or of the site's own start of Python
+                    continue  # output of a library
                 if told["kind"] == "failed":
                     raise self._failed(told["text"])
                 yield told
@@ -75,7 +75,7 @@ class Answers:
 
 
 def ask(config: dict[str, Any], log: Path | None = None) -> list[dict[str, Any]]:
-    """All that is told, at the end."""
+    """All messages, once it has finished."""
     answers = Answers(config, log)
     try:
         told: list[dict[str, Any]] = []
@@ -86,10 +86,9 @@ def ask(config: dict[str, Any], log: Path | None = None) -> list[dict[str, Any]]
         answers.close()
 
 
-# -- What is wrong with a mirror, in a sentence ----------------------------------------------------
+# -- What is wrong with a mirror, in a sentence --------------------------------------------
 
-
-# By what the libraries of stores call it: to import them only for their errors would be dear.
+# By the names of the errors: importing the libraries only for their classes would be slow.
 _NO_CREDENTIALS = ("NoCredentials", "CredentialRetrieval", "DefaultCredentials")
 _REFUSED = (
     *("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"),
@@ -101,12 +100,12 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def describe_trouble(address: str, error: BaseException) -> str:
-    """Why a store cannot be used just now, whatever its library has raised."""
+    """Why a store cannot be used now, whatever its library has raised."""
     return f"{address}: {why(error)}"
 
 
 def why(error: BaseException) -> str:
-    """The same without the address; alike for what is the same trouble."""
+    """The same without the address; equal for the same failure."""
     texts = " ".join(f"{type(each).__name__} {each}" for each in _chain(error))
     if any(word in texts for word in _NO_CREDENTIALS):
         return "there are no credentials for it here"
@@ -115,7 +114,7 @@ def why(error: BaseException) -> str:
     if isinstance(error, MissingPlace):
         return str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
-        # Without the name, which is another one at each try.
+        # Without the file name, which differs at each try.
         return f"{type(error).__name__}: {error.strerror}"
     if isinstance(error, PermissionError) or any(word in texts for word in _REFUSED):
         return f"the credentials are refused ({_first_line(error)})"

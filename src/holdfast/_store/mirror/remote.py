@@ -1,4 +1,4 @@
-"""Object stores and all else that fsspec knows: the only file that imports it."""
+"""Object stores and everything else that fsspec knows: the only file that imports it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import fsspec
 import fsspec.config
 from fsspec.core import url_to_fs
 
-from holdfast._store.mirror.store import Held
+from holdfast._store.mirror.store import StoredObject
 
-# These have no folders, and to make one may make a bucket, which is for its owner to do.
+# These have no folders; making one may make a bucket, which only its owner should do.
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "b2", "r2", "hf")
 _MD5 = re.compile(r"[0-9a-f]{32}")
 # A store that hangs must not look like one that is busy: botocore would wait minutes by itself.
@@ -22,7 +22,7 @@ _S3 = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 30, "retries": {
 
 
 class MissingBucket(OSError):
-    """The whole store is not there, so nobody can tell what is in it."""
+    """The whole store is missing, so its content is unknown."""
 
 
 class RemoteStore:
@@ -36,7 +36,7 @@ class RemoteStore:
         if protocol in ("s3", "s3a"):
             chosen = fsspec.config.conf.get("s3", {})
             options = {name: value for name, value in _S3.items() if name not in chosen}
-        # Another process writes there too: what this one remembers of a folder may be wrong.
+        # Another process writes there too: a cached listing may be wrong.
         self._files, root = url_to_fs(
             address, use_listings_cache=False, skip_instance_cache=True, **options
         )
@@ -55,7 +55,7 @@ class RemoteStore:
             _refuse_missing_bucket(error)
             raise
 
-    def list(self, prefix: str) -> dict[str, Held]:
+    def list(self, prefix: str) -> dict[str, StoredObject]:
         self._files.invalidate_cache()
         top = self._path(prefix).rstrip("/")
         try:
@@ -64,13 +64,15 @@ class RemoteStore:
             return {}
         start = len(self._files._strip_protocol(self._root).rstrip("/")) + 1
         return {
-            self._files._strip_protocol(path)[start:]: Held(int(info["size"] or 0), _md5_of(info))
+            self._files._strip_protocol(path)[start:]: StoredObject(
+                int(info["size"] or 0), _md5_of(info)
+            )
             for path, info in found.items()
             if info.get("type") == "file"
         }
 
     def _walk(self, folder: str) -> dict[str, dict[str, Any]]:
-        """All files; `find` would take a folder that cannot be listed for an empty one."""
+        """All files; `find` would treat a folder that cannot be listed as empty."""
         found: dict[str, dict[str, Any]] = {}
         for info in self._files.ls(folder, detail=True):
             if info["type"] == "directory":
@@ -86,27 +88,27 @@ class RemoteStore:
             return
         try:
             self._files.rm(paths)
-        except FileNotFoundError:  # of one: then the others one by one
+        except FileNotFoundError:  # one is missing: remove the others one by one
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rm_file(path)
 
     def tidy(self, prefix: str) -> None:
-        """Nothing: what was cut is not stored."""
+        """Nothing: an object store keeps no half of an object."""
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
 
 def _refuse_missing_bucket(error: FileNotFoundError) -> None:
-    """An object that is not there is nothing strange; a bucket that is not there is a typo."""
+    """A missing object is normal; a missing bucket is a typo."""
     answer = getattr(error.__cause__, "response", None)
     if isinstance(answer, dict) and answer.get("Error", {}).get("Code") == "NoSuchBucket":
         raise MissingBucket("NoSuchBucket") from error
 
 
 def _md5_of(info: dict[str, Any]) -> str | None:
-    """S3 tells the MD5 of what it was given in one piece as the object's tag, Google apart."""
+    """S3 reports the MD5 of an object as its tag, Google in a field of its own."""
     if isinstance(coded := info.get("md5Hash"), str):
         return base64.b64decode(coded).hex()
     tag = str(info.get("ETag") or "").strip('"')

@@ -1,7 +1,7 @@
-"""A place that holds bytes under keys: what all mirrors have in common.
+"""A place that holds bytes under keys.
 
-Nothing here need be atomic. A put that was cut leaves something that its checksum does not fit,
-and whatever reads it treats that as absent.
+Nothing here need be atomic: what a put that was cut leaves does not fit its checksum, and readers
+treat it as absent.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from typing import NamedTuple, Protocol
 from holdfast._store.folder.atomic import write_atomic
 
 
-class Held(NamedTuple):
+class StoredObject(NamedTuple):
     """What a store says of one of its objects."""
 
     size_bytes: int
     md5: str | None = None  # where the store itself has computed one
 
 
-class Store(Protocol):
+class MirrorStore(Protocol):
     """One mirror."""
 
     @property
     def address(self) -> str: ...
 
     def put(self, key: str, data: bytes) -> None:
-        """Store bytes, in place of others."""
+        """MirrorStore bytes, in place of others."""
 
     def get(self, key: str) -> bytes:
         """What is stored; FileNotFoundError if there is nothing."""
 
-    def list(self, prefix: str) -> dict[str, Held]:
+    def list(self, prefix: str) -> dict[str, StoredObject]:
         """All keys that begin with a folder's name."""
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove what is there of these."""
 
     def tidy(self, prefix: str) -> None:
-        """Remove what a put that was killed has left, and no list shows."""
+        """Remove what a killed put has left, which `list` does not show."""
 
 
 class MissingPlace(OSError):
-    """What a mirror's folder is to stand in is not there, so nobody can tell what is in it."""
+    """The parent of a mirror's folder is missing, so its content is unknown."""
 
 
 class FolderStore:
     """A folder: another disk, a network file system.
 
-    It is made where it is missing; what it stands in is not. A disk that is not mounted would look
-    like a mirror that is empty, and the copies would fill the disk below.
+    It is made if it is missing; its parent is not. A disk that is not mounted would look like an
+    empty mirror, and the copies would fill the disk below.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,15 +76,15 @@ class FolderStore:
             self._refuse_missing_place()
             raise
 
-    def list(self, prefix: str) -> dict[str, Held]:
+    def list(self, prefix: str) -> dict[str, StoredObject]:
         found = {}
         for folder, _, names in os.walk(self._folder / prefix, onerror=_refuse_unlisted):
             for name in names:
                 path = Path(folder) / name
-                if not name.startswith("."):  # else it was being written
+                if not name.startswith("."):  # else it is being written
                     with contextlib.suppress(FileNotFoundError):
                         key = path.relative_to(self._folder).as_posix()
-                        found[key] = Held(path.stat().st_size)
+                        found[key] = StoredObject(path.stat().st_size)
         return found
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -106,13 +106,13 @@ class FolderStore:
 
 
 def _refuse_unlisted(error: OSError) -> None:
-    """What cannot be listed is not empty: else all that is in it would be taken for lost."""
+    """A folder that cannot be listed is not empty: else its content would count as lost."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def _forget(path: Path) -> None:
-    """Let the next read come from the disk: what is read back to be checked must not be memory."""
+    """Drop a file from the page cache: what is read back for a check must come from the disk."""
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -128,13 +128,11 @@ def folder_of(address: str) -> Path | None:
     return Path(address.removeprefix("file://")) if address.startswith("file://") else None
 
 
-def open_store(address: str) -> Store:
+def open_store(address: str) -> MirrorStore:
     """The mirror at an address, which need not be there yet."""
     folder = folder_of(address)
     if folder is not None:
         return FolderStore(folder)
-    from holdfast._store.mirror.remote import (
-        RemoteStore,  # fsspec, and what it needs for this address
-    )
+    from holdfast._store.mirror.remote import RemoteStore  # loads fsspec
 
     return RemoteStore(address)

@@ -1,7 +1,8 @@
-"""One checkpoint goes to the mirror: what is missing of it, and the manifest last.
+"""One checkpoint is copied to a mirror, and older ones are removed.
 
-The order is the invariant: pieces, a look at what the store has of them, index, manifest. What
-was cut at any stage is not a checkpoint, and the next try finds the pieces that are there.
+The order is the invariant: send the chunks that are missing, compare them with what the store has,
+write the index, write the manifest. An upload that is cut at any stage is not a checkpoint, and the
+next try finds the chunks that are there.
 """
 
 from __future__ import annotations
@@ -15,27 +16,40 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast._errors import DamagedCheckpoint
 from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.commit.retention import choose_kept
+from holdfast._store.folder.invalid import is_void, void_steps
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.format import manifest
 from holdfast._store.format.checksum import digest
-from holdfast._store.mirror import keys
-from holdfast._store.mirror.chunks import (
+from holdfast._store.mirror.index import (
+    CHECKPOINTS,
+    CHUNKS,
+    Holder,
     IndexedFile,
+    MirrorIndex,
     PartsCheck,
     StoredFile,
+    checkpoint_of,
+    checksum_of,
+    chunk_key,
     encode_index,
     files_of,
-    read_stretches,
+    index_key,
+    manifest_key,
+    read_chunks,
+    size_of,
 )
-from holdfast._store.mirror.index import Shelf
-from holdfast._store.mirror.store import Held, Store
+from holdfast._store.mirror.store import MirrorStore, StoredObject
 from holdfast._store.read.files import open_file, place_of
 
-THREADS = 4  # a store answers several requests at once; each holds a piece in memory
+THREADS = 4  # a store answers several requests at once; each holds a chunk in memory
 
 
 class StoreDiffers(OSError):
-    """What the store gives back is not what it was given."""
+    """The store does not return what it was given."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class Uploaded:
     attempt: int
     size_bytes: int
     sent_bytes: int
-    there_bytes: int  # of pieces that the mirror had already
+    there_bytes: int  # of chunks that the mirror had already
 
 
 class Upload:
@@ -54,24 +68,24 @@ class Upload:
 
     def __init__(
         self,
-        shelf: Shelf,
+        index: MirrorIndex,
         folder: Path,
         piece_bytes: int,
         verified: set[str],
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        self._shelf = shelf
-        self._store: Store = shelf.store
+        self._index = index
+        self._store: MirrorStore = index.store
         self._folder = folder
         self._piece_bytes = piece_bytes
-        self._verified = verified  # pieces that this process has seen to be whole there
+        self._verified = verified  # chunks that this process knows to be complete there
         self._progress = progress
         self._sent: dict[str, str] = {}  # by key, the MD5 of what was sent
         self._done = self._there = 0
         self._lock = threading.Lock()
 
     def run(self, may_commit: Callable[[], None]) -> Uploaded:
-        """Copy it; `may_commit` raises if by now it should not count any more.
+        """Copy it; `may_commit` raises if it must not count any more.
 
         FileNotFoundError if the run has removed it before all of its files were open.
         """
@@ -79,24 +93,24 @@ class Upload:
         found = manifest.parse(raw, str(self._folder))
         files = files_of(found)
         total = sum(file.size_bytes for file in files)
-        # Open before anything else: the run may remove the folder while this takes its time.
+        # Open all files first: the run may remove the folder during the upload.
         with _opened(self._folder, files) as descriptors:
-            held = self._store.list(keys.PIECES)
+            held = self._store.list(CHUNKS)
             with _Senders() as senders:
                 indexed = [
                     self._send_file(file, descriptor, held, senders, total)
                     for file, descriptor in zip(files, descriptors, strict=True)
                 ]
         pass_point("mirror-sent")
-        self._look_at_sent(total)
-        self._store.put(keys.index(self._folder.name), encode_index(indexed))
+        self._verify_sent(total)
+        self._store.put(index_key(self._folder.name), encode_index(indexed))
         pass_point("mirror-indexed")
         may_commit()
-        self._store.put(keys.manifest(self._folder.name), raw)
-        if self._store.get(keys.manifest(self._folder.name)) != raw:
+        self._store.put(manifest_key(self._folder.name), raw)
+        if self._store.get(manifest_key(self._folder.name)) != raw:
             raise StoreDiffers(f"{self._store.address} gives back another manifest")
         pass_point("mirror-committed")
-        self._shelf.remember(self._folder.name, found, indexed)
+        self._index.remember(self._folder.name, found, indexed)
         sent = sum(size_of(key) for key in self._sent)
         return Uploaded(found.step, found.attempt, total, sent, self._there)
 
@@ -104,22 +118,22 @@ class Upload:
         self,
         file: StoredFile,
         descriptor: int,
-        held: dict[str, Held],
+        held: dict[str, StoredObject],
         senders: _Senders,
         total: int,
     ) -> IndexedFile:
         check = PartsCheck(file)
         checksums = []
-        for data in read_stretches(descriptor, file.size_bytes, self._piece_bytes):
-            check.see(data)
+        for data in read_chunks(descriptor, file.size_bytes, self._piece_bytes):
+            check.update(data)
             checksum = digest(data).hex()
             checksums.append(checksum)
-            key = keys.piece(checksum, len(data))
-            senders.submit(self._send_piece, key, data, held.get(key), total)
+            key = chunk_key(checksum, len(data))
+            senders.submit(self._send_chunk, key, data, held.get(key), total)
         check.finish()
         return IndexedFile(file.name, file.size_bytes, self._piece_bytes, tuple(checksums))
 
-    def _send_piece(self, key: str, data: bytes, held: Held | None, total: int) -> None:
+    def _send_chunk(self, key: str, data: bytes, held: StoredObject | None, total: int) -> None:
         with self._lock:
             is_known = key in self._sent or key in self._verified
         if is_known and (held is not None or key in self._sent):
@@ -135,11 +149,11 @@ class Upload:
         self._count(len(data), total)
         pass_point("mirror-piece")
 
-    def _is_whole(self, key: str, held: Held, md5: str, data: bytes | None = None) -> bool:
-        """Whether the store has the bytes that belong to a key: by its own word, or read back."""
+    def _is_whole(self, key: str, held: StoredObject, md5: str, data: bytes | None = None) -> bool:
+        """Whether the store has the right bytes for a key: by its own MD5, or read back."""
         if held.size_bytes != size_of(key):
             return False
-        # Tags of encrypted objects look like an MD5, and are none: then it is read back too.
+        # Tags of encrypted objects look like an MD5 but are not: then it is read back too.
         if held.md5 != md5:
             try:
                 found = self._store.get(key)
@@ -151,17 +165,17 @@ class Upload:
             self._verified.add(key)
         return True
 
-    def _look_at_sent(self, total: int) -> None:
-        """Compare all that was sent with what the store says, or gives back."""
+    def _verify_sent(self, total: int) -> None:
+        """Compare all that was sent with what the store reports, or returns."""
         if not self._sent:
             return
-        held = self._store.list(keys.PIECES)
+        held = self._store.list(CHUNKS)
         with _Senders() as senders:
             for key, md5 in self._sent.items():
-                senders.submit(self._refuse_other, key, held.get(key), md5)
-                self._progress(self._done, total)  # to read all back may take minutes
+                senders.submit(self._verify_chunk, key, held.get(key), md5)
+                self._progress(self._done, total)  # reading it all back may take minutes
 
-    def _refuse_other(self, key: str, held: Held | None, md5: str) -> None:
+    def _verify_chunk(self, key: str, held: StoredObject | None, md5: str) -> None:
         if held is None or not self._is_whole(key, held, md5):
             self._store.remove([key])  # so that the next try sends it again
             raise StoreDiffers(f"{self._store.address} has other bytes for {key} than it was sent")
@@ -175,7 +189,7 @@ class Upload:
 
 
 class _Senders:
-    """A few threads; whoever hands them work waits while all are busy, as memory is not endless."""
+    """A few threads; `submit` waits while all are busy, which bounds the memory."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS)
@@ -198,7 +212,6 @@ class _Senders:
         self._futures.append(future)
 
     def _raise_first(self) -> None:
-        """The error of what has failed so far; what has succeeded is forgotten."""
         done = [future for future in self._futures if future.done()]
         self._futures = [future for future in self._futures if future not in done]
         for future in done:
@@ -218,11 +231,70 @@ def _opened(folder: Path, files: list[StoredFile]) -> Iterator[list[int]]:
         yield found
 
 
-def size_of(key: str) -> int:
-    """The size of a piece, by its key."""
-    return int(key.rpartition("-")[2])
+# -- Retention --------------------------------------------------------------------------------
 
 
-def checksum_of(key: str) -> str:
-    """The checksum of a piece, by its key."""
-    return key.removeprefix(keys.PIECES).rpartition("-")[0]
+def prune(
+    index: MirrorIndex,
+    holder: Holder,
+    layout: RunLayout,
+    keep_last: int,
+    best: tuple[str, str] | None,
+) -> list[str]:
+    """Remove checkpoints that are not kept or are void; returns their names.
+
+    StoreDiffers, after that, if one that is kept has lost chunks: it does not count any more.
+    """
+    held = index.checkpoints()
+    line = index.line(layout, holder.attempt)
+    voids = void_steps(layout)
+    good = [each for each in held if not is_void(voids, each.attempt, each.step)]
+    chosen = choose_kept(good, line, keep_last, best)
+    own = [each for each in good if is_on_line(line, each.attempt, each.step)]
+    oldest = min((each.attempt for each in own[-keep_last:]), default=0)
+    is_full = len(own) >= keep_last
+    # What an earlier attempt copied after this one had begun is on no lineage. Keep it only while
+    # there is little else.
+    kept = {
+        each.path.name
+        for each in good
+        if each.path in chosen and (each in own or not is_full or each.attempt >= oldest)
+    }
+    gone = [each.path.name for each in held if each.path.name not in kept] + index.damaged
+    there = index.store.list(CHUNKS)
+    needed: set[str] = set()
+    lost = []
+    for name in sorted(kept):
+        try:
+            keys = {key for file in index.files(name) for key, _, _ in file.chunks()}
+        except DamagedCheckpoint:
+            lost.append(name)  # it cannot be fetched; if the run still has it, it is sent again
+            continue
+        if all(key in there and there[key].size_bytes == size_of(key) for key in keys):
+            needed |= keys
+        else:
+            lost.append(name)
+    index.check(holder)
+    for name in [*gone, *lost]:
+        # The manifest first: half a checkpoint must not look complete.
+        index.store.remove([manifest_key(name)])
+        pass_point("mirror-half-removed")
+        index.store.remove([index_key(name)])
+        index.forget(name)
+    if not index.strange:  # else the chunks that those need are unknown
+        _sweep(index, needed)
+    index.drop_old_claims(holder)
+    if lost:
+        raise StoreDiffers(f"{index.store.address} has lost pieces of {', '.join(lost)}")
+    return gone
+
+
+def _sweep(index: MirrorIndex, needed: set[str]) -> None:
+    """Remove chunks that no checkpoint needs, of removed checkpoints and unfinished uploads."""
+    keys = index.store.list(CHECKPOINTS)
+    present = {checkpoint_of(key) for key in keys}
+    stray = [key for key in keys if key.split("/")[1] not in present]
+    idle = [key for key in index.store.list(CHUNKS) if key not in needed]
+    with contextlib.suppress(FileNotFoundError):
+        index.store.remove([*stray, *idle])
+    index.store.tidy(CHUNKS)

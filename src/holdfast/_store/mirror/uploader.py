@@ -1,8 +1,8 @@
-"""The uploader: it waits for checkpoints, and copies the newest whenever it is free.
+"""The uploader: waits for checkpoints, and copies the newest whenever it is free.
 
-It is a child of the keeper and hears of new checkpoints through its standard input. When that
-ends (the run has left, or the keeper was killed) it copies what is newest by then, and leaves.
-A trouble of network or store is said once; it tries again until it is over.
+It is a child of the keeper, which notifies it through its standard input. When that closes (the run
+has ended, or the keeper was killed) it copies the newest checkpoint and exits. A failure of network
+or store is reported once, and it tries again until that is over.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from holdfast._store.folder.attempts import write_json
 from holdfast._store.folder.invalid import is_void, void_steps
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_plain
-from holdfast._store.mirror.index import Followed, Holder, Shelf
+from holdfast._store.mirror.index import Followed, Holder, MirrorIndex
 from holdfast._store.mirror.protocol import NO_ROOM, describe_trouble
-from holdfast._store.mirror.prune import prune
 from holdfast._store.mirror.store import open_store
-from holdfast._store.mirror.upload import Upload, Uploaded
+from holdfast._store.mirror.upload import Upload, Uploaded, prune
 
-_LOOK_SECONDS = 10.0  # where a word of the keeper was lost
+_POLL_SECONDS = 10.0  # in case a notification of the keeper was lost
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-_ALONE_SECONDS = 120.0  # without any progress, once the run has left
+_ALONE_SECONDS = 120.0  # without any progress, once the run has ended
 _TELL_SECONDS = 2.0
 
 
@@ -59,15 +58,17 @@ class Uploader:
     ) -> None:
         self._service = service
         self._tell = tell
-        self._is_known = is_known  # as the run's mirror, of which `status` tells
+        self._is_known = is_known  # as the run's mirror, which `status` shows
         self._layout = service.layout
         self._holder = Holder.of(service.layout, service.run_id, service.attempt)
-        self._shelf: Shelf | None = None
-        self.is_kept_waiting = False  # by another that copies from this folder
+        self._index: MirrorIndex | None = None
+        self.is_kept_waiting = False  # by another process that copies from this folder
         self._verified: set[str] = set()
         self._broken: set[str] = set()  # checkpoints that are damaged in the run folder
-        self._voids: dict[int, int] | None = None  # what was called bad, when it last tidied up
-        self._settled: tuple[object, ...] | None = None  # as it was when all was there
+        self._voids: dict[int, int] | None = None  # the void steps at the last pruning
+        self._settled: tuple[object, ...] | None = (
+            None  # the state of the folder when everything was copied
+        )
         self._trouble = ""
         self._moved_at = time.monotonic()
         self._told_at = 0.0
@@ -79,28 +80,28 @@ class Uploader:
             "best": service.best,
         }
 
-    # -- the life of a keeper's child -------------------------------------------------
+    # -- The keeper's child ------------------------------------------------------------
 
     def serve(self) -> None:
-        """Until the run has left and all is copied, or cannot be."""
+        """Copy until the run has ended and all is copied, or cannot be."""
         failures, is_alone = 0, False
         while True:
             is_done = True
             try:
                 is_done = self.copy_newest()
                 failures = 0
-                self._over_it()
+                self._report_recovery()
             except Followed:
-                return  # what is known of the mirror is for the later life to say
+                return  # the later attempt reports on the mirror
             except MirrorError as error:
-                self._tell_trouble(str(error))
-                return  # it is another's: to try again would not change that
-            except Exception as error:  # noqa: BLE001  whatever a store raises: it is tried again
+                self._report_trouble(str(error))
+                return  # it belongs to another run folder, for good
+            except Exception as error:  # noqa: BLE001  a store may raise anything: it is tried again
                 failures += 1
                 text = describe_trouble(self._service.address, error)
-                if text != self._trouble:  # a store may be away for days
+                if text != self._trouble:  # a store may be unreachable for days
                     traceback.print_exc()
-                self._tell_trouble(text)
+                self._report_trouble(text)
             if failures or not is_done:
                 pause = _PAUSES_SECONDS[min(failures, len(_PAUSES_SECONDS)) - 1] if failures else 0
                 stalls = time.monotonic() - self._moved_at > _ALONE_SECONDS
@@ -109,36 +110,36 @@ class Uploader:
             elif is_alone:
                 return
             else:
-                pause = _LOOK_SECONDS
-            is_alone = _wait_for_word(pause, is_alone) or is_alone
+                pause = _POLL_SECONDS
+            is_alone = _wait_for_notification(pause, is_alone) or is_alone
 
     def copy_newest(self) -> bool:
         """Copy the newest checkpoint, or the best one; True if there is nothing left to do."""
         with locked(self._layout) as is_ours:
             self.is_kept_waiting = not is_ours
             if not is_ours:
-                time.sleep(1.0)  # one of an earlier life, or of a person, is at it
+                time.sleep(1.0)  # an earlier attempt, or a person, copies now
                 return False
             if (state := self._state_here()) == self._settled:
-                return True  # a store is not asked for nothing: some charge for each question
-            if self._shelf is None:
-                shelf = Shelf(open_store(self._service.address))
-                shelf.enter(self._holder)
-                self._shelf = shelf
+                return True  # ask no store needlessly: some charge for each request
+            if self._index is None:
+                index = MirrorIndex(open_store(self._service.address))
+                index.enter(self._holder)
+                self._index = index
             wanted = self._next()
             if wanted is None:
-                # Not before: pieces of an upload that was cut belong to no checkpoint yet.
+                # Not earlier: the chunks of a cut upload belong to no checkpoint yet.
                 if void_steps(self._layout) != self._voids:
                     self._prune()
                 self._publish()
                 self._settled = state
                 return True
-            self._copy(self._shelf, wanted)
+            self._copy(self._index, wanted)
             self._prune()
             return self._next() is None
 
     def _state_here(self) -> tuple[object, ...]:
-        """What decides on what is to be copied, as far as it is in the run folder."""
+        """What in the run folder decides on what is to be copied."""
         here = [path.name for _, _, path in self._layout.checkpoint_folders()]
         return here, void_steps(self._layout)
 
@@ -147,22 +148,22 @@ class Uploader:
             return self._layout.attempt_numbers()[-1] > self._service.attempt
         return False
 
-    # -- one checkpoint ---------------------------------------------------------------
+    # -- One checkpoint ---------------------------------------------------------------
 
     def _next(self) -> Path | None:
-        """What is to be copied now: the newest comes before the best."""
-        assert self._shelf is not None
-        line = self._shelf.line(self._layout, self._service.attempt)
+        """The checkpoint to copy now: the newest before the best."""
+        assert self._index is not None
+        line = self._index.line(self._layout, self._service.attempt)
         local = [
             each for each in list_checkpoints(self._layout) if each.path.name not in self._broken
         ]
-        there = {each.path.name for each in self._shelf.checkpoints()}
+        there = {each.path.name for each in self._index.checkpoints()}
         kept = choose_kept(local, line, 1, self._service.best)
         wanted = [path for path, why in kept.items() if why != "of another line"]
         wanted.sort(key=lambda path: [each.path for each in local].index(path), reverse=True)
         return next((path for path in wanted if path.name not in there), None)
 
-    def _copy(self, shelf: Shelf, folder: Path) -> None:
+    def _copy(self, index: MirrorIndex, folder: Path) -> None:
         began = time.monotonic()
         step = int(folder.name.split("-")[1])
         self._moved_at = began
@@ -173,9 +174,9 @@ class Uploader:
                 self._told_at = now
                 self._publish({"step": step, "done_bytes": done, "total_bytes": total})
 
-        upload = Upload(shelf, folder, self._service.piece_bytes, self._verified, progress)
+        upload = Upload(index, folder, self._service.piece_bytes, self._verified, progress)
         try:
-            done = upload.run(lambda: self._may_commit(shelf, folder))
+            done = upload.run(lambda: self._may_commit(index, folder))
         except DamagedCheckpoint as error:
             if folder.exists():
                 self._broken.add(folder.name)
@@ -189,18 +190,18 @@ class Uploader:
             return  # the run has removed it: there is a newer one
         except OSError as error:
             if error.errno in NO_ROOM:
-                # Else what came of one try after the other would fill it for ever.
+                # Else the chunks of repeated tries would keep it full.
                 self._prune()
             raise
-        self._note_copied(folder.name, done, time.monotonic() - began)
+        self._record_copied(folder.name, done, time.monotonic() - began)
 
-    def _may_commit(self, shelf: Shelf, folder: Path) -> None:
-        shelf.enter(self._holder)  # again: somebody may have emptied it meanwhile
+    def _may_commit(self, index: MirrorIndex, folder: Path) -> None:
+        index.enter(self._holder)  # again: the mirror may have been emptied by hand
         _, step, attempt = folder.name.removesuffix("-turn").split("-")
         if is_void(void_steps(self._layout), int(attempt[1:]), int(step)):
-            raise FileNotFoundError(str(folder))  # called bad meanwhile, and set aside
+            raise FileNotFoundError(str(folder))  # a rule has called it bad, and it was set aside
 
-    def _note_copied(self, name: str, done: Uploaded, seconds: float) -> None:
+    def _record_copied(self, name: str, done: Uploaded, seconds: float) -> None:
         figures = {
             "step": done.step,
             "attempt": done.attempt,
@@ -214,26 +215,26 @@ class Uploader:
         self._tell("mirrored", **figures)
 
     def _prune(self) -> None:
-        assert self._shelf is not None
+        assert self._index is not None
         service = self._service
         self._voids = void_steps(self._layout)
-        gone = prune(self._shelf, self._holder, self._layout, service.keep_last, service.best)
+        gone = prune(self._index, self._holder, self._layout, service.keep_last, service.best)
         if gone:
             journal.append(self._layout.journal, "mirror-removed", names=sorted(gone))
         self._publish()
 
-    # -- what is known of it -----------------------------------------------------------
+    # -- The record for `holdfast status` -------------------------------------------------
 
     def _publish(self, under_way: dict[str, int] | None = None) -> None:
-        """For `holdfast status`, which asks no store."""
-        if self._shelf is not None and under_way is None:
-            held = self._shelf.checkpoints()
-            sizes = [self._shelf.size_bytes(each.path.name) or 0 for each in held]
+        """Write the record; `holdfast status` reads it and asks no store."""
+        if self._index is not None and under_way is None:
+            held = self._index.checkpoints()
+            sizes = [self._index.size_bytes(each.path.name) or 0 for each in held]
             self.record["checkpoints"] = [
                 {"name": each.path.name, "step": each.step, "attempt": each.attempt, "size": size}
                 for each, size in zip(held, sizes, strict=True)
             ]
-            newest = self._shelf.head(held[-1].path.name) if held else None
+            newest = self._index.head(held[-1].path.name) if held else None
             self.record["newest_saved_at"] = None if newest is None else newest.saved_at
         self.record |= {"time": time.time(), "under_way": under_way, "trouble": self._trouble}
         self._write_record()
@@ -243,7 +244,7 @@ class Uploader:
             with contextlib.suppress(OSError):
                 write_json(self._layout.mirror, self.record, durable=False)
 
-    def _tell_trouble(self, text: str) -> None:
+    def _report_trouble(self, text: str) -> None:
         if text == self._trouble:
             return
         self._trouble = text
@@ -252,18 +253,18 @@ class Uploader:
         self._write_record()
         self._tell("trouble", text=text)
 
-    def _over_it(self) -> None:
+    def _report_recovery(self) -> None:
         if self._trouble:
             self._trouble = ""
             journal.append(self._layout.journal, "mirror-goes-on")
-            with contextlib.suppress(Exception):  # it is only for those who look
+            with contextlib.suppress(Exception):  # the record is only for display
                 self._publish()
             self._tell("well", address=self._service.address)
 
 
 @contextlib.contextmanager
 def locked(layout: RunLayout) -> Iterator[bool]:
-    """Whether nobody else copies from this folder now; the lock ends with its process."""
+    """Whether no other process copies from this folder; the lock ends with its process."""
     try:
         import fcntl
     except ImportError:  # Windows, where there is no keeper either
@@ -283,27 +284,27 @@ def locked(layout: RunLayout) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def alone(layout: RunLayout, wait: Callable[[], None]) -> Iterator[None]:
-    """Until nobody else copies from this folder or fetches into it; `wait` is called meanwhile."""
+    """Wait until no other process copies from this folder or fetches into it."""
     while True:
         with locked(layout) as is_ours:
             if is_ours:
                 yield
                 return
         wait()
-        time.sleep(0.1)  # between two looks: whoever is at it holds the lock
+        time.sleep(0.1)
 
 
 def tell(kind: str, **fields: Any) -> None:
-    """Tell whoever has started this process; if nobody is there any more, it is in the journal."""
+    """Send a message to the parent; if it is gone, the journal has it."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
         sys.stdout.flush()
 
 
-def _wait_for_word(seconds: float, is_alone: bool) -> bool:
-    """Wait for a new checkpoint; True when there is nobody left who could tell of one."""
+def _wait_for_notification(seconds: float, is_alone: bool) -> bool:
+    """Wait for a new checkpoint; True when the keeper is gone."""
     if is_alone:
-        time.sleep(seconds)  # a pause between two tries, and nobody to hear
+        time.sleep(seconds)
         return True
     readable, _, _ = select.select([0], [], [], seconds)
     return bool(readable) and not os.read(0, 4096)

@@ -1,7 +1,7 @@
-"""Everything that is wrong with a checkpoint, found in little memory.
+"""All damage of a checkpoint, found in little memory.
 
-Resuming stops at the first wrong byte and holds the whole image. `holdfast verify`
-names every damaged tensor, and may run beside a training that needs the memory.
+Resuming stops at the first wrong byte and holds the whole image. `holdfast verify` names every
+damaged tensor, and may run beside a training that needs the memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def find_damage(folder: Path) -> list[str]:
-    """One line for each thing that is wrong; none if every byte is as it was written."""
+    """One line for each damage; none if every byte is as it was written."""
     try:
         found = read_manifest(folder)
     except CheckpointError as error:
@@ -40,7 +40,7 @@ def find_damage(folder: Path) -> list[str]:
             damage = [f"{missing}: {error.strerror}"]
         except CheckpointError as error:
             damage = [_within(folder, error)]
-        # Of several ranks each has its file, and a tensor's name may be in all of them.
+        # A tensor's name may be in the files of several ranks.
         is_named = len(found.files) == 1
         lines += (
             line if is_named or line.startswith(file.name) else f"{file.name}: {line}"
@@ -50,12 +50,12 @@ def find_damage(folder: Path) -> list[str]:
 
 
 def _within(folder: Path, error: CheckpointError) -> str:
-    """What an error says, by names within the checkpoint."""
+    """The text of an error, with names relative to the checkpoint."""
     return str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/").rstrip(".")
 
 
 def check_file(folder: Path, file: DataFile) -> list[str]:
-    """What is wrong with a rank's state, in its own file and in those that are linked."""
+    """The damage of a rank's state, in its own file and in linked ones."""
     with contextlib.ExitStack() as stack:
         opened: dict[str, IO[bytes]] = {}
         for name, size_bytes in all_files(file):
@@ -65,11 +65,11 @@ def check_file(folder: Path, file: DataFile) -> list[str]:
                 return [f"{name} has {size} bytes, the manifest says {size_bytes}"]
             opened["" if name == file.name else name] = data
         parts = [*file.parts] if file.wrapper is None else [file.wrapper, *file.parts]
-        lines = [_tell(part) for part in parts if not _is_whole(opened[part.file], part)]
+        lines = [_describe(part) for part in parts if not _is_whole(opened[part.file], part)]
         return lines or _check_contents(opened, file.parts)
 
 
-def _tell(part: Part) -> str:
+def _describe(part: Part) -> str:
     where = f" (in {part.file})" if part.file else ""
     return f"{name_part(part.name)} is damaged{where}"
 
@@ -88,7 +88,7 @@ def _is_whole(data: IO[bytes], part: Part) -> bool:
 
 
 def _check_contents(opened: dict[str, IO[bytes]], parts: Sequence[Part]) -> list[str]:
-    """Bytes that are as they were written must also be a state: resuming asks the same."""
+    """Intact bytes must also be a valid state: resuming requires the same."""
     try:
         if len(parts) < 2:
             raise ValueError("it has neither header nor scalars")

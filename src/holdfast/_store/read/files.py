@@ -1,9 +1,8 @@
 """The files of a checkpoint, read at the speed of the disk and checked on the way.
 
-Threads read large pieces, past the page cache where the system allows that and the bytes are
-not in it already. Each part is hashed as its bytes arrive, so that checking takes no time of
-its own beside a disk. What is in a file of an earlier checkpoint is read from there, and only
-the parts that the manifest names.
+Threads read large pieces, past the page cache if the system allows that and the bytes are not in
+it already. Each part is hashed as its bytes arrive, so that checking takes no extra time beside a
+disk. Of a linked file of an earlier checkpoint, only the parts that the manifest names are read.
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE
 from holdfast._store.format.manifest import DataFile, Part
 
-# -- Pages of memory, as the system keeps them: which are there, and how they come to be -----------
+# -- Pages of memory -------------------------------------------------------------------------
 
-
-_LOWEST_BIT = bytes(value & 1 for value in range(256))  # the others may mean anything
+_LOWEST_BIT = bytes(value & 1 for value in range(256))  # the other bits are undefined
 
 
 def ask_for_large_pages(mapped: mmap.mmap) -> None:
-    """Where the system has them, a first touch costs a fraction of what small ones do."""
+    """Huge pages: a first touch costs a fraction of that of small ones."""
     if hasattr(mmap, "MADV_HUGEPAGE") and len(mapped) >= 4 << 20:
         try:
             mapped.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            return  # a kernel without them
+            return  # the kernel has none
 
 
 def resident_pages(descriptor: int, size_bytes: int) -> bytes:
-    """A byte for each page of a file: 1 where it is in the page cache already."""
+    """A byte for each page of a file: 1 if it is in the page cache."""
     count = -(-size_bytes // PAGE)
     if sys.platform != "linux" or mmap.PAGESIZE != PAGE or not count:
         return bytes(count)
@@ -54,7 +52,7 @@ def resident_pages(descriptor: int, size_bytes: int) -> bytes:
     try:
         m = mmap.mmap(descriptor, size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError:
-        return bytes(count)  # not on this file system, or no address space for it
+        return bytes(count)  # not on this file system, or no address space left
     with m:
         view = (ctypes.c_char * size_bytes).from_buffer(m)
         at, size = ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(size_bytes)
@@ -65,13 +63,13 @@ def resident_pages(descriptor: int, size_bytes: int) -> bytes:
 
 _PIECE_BYTES = 8 << 20
 _CHUNK_BYTES = 16 << 20
-_LEAST_THREADS = 4  # a disk answers several requests at once, whatever the cores are
+_LEAST_THREADS = 4  # a disk serves several requests at once, on any number of cores
 _MOST_THREADS = 8
 _WORTH_PASSING_THE_CACHE = 4 << 20
 
 
 def read_parts(folder: Path, file: DataFile) -> tuple[list[memoryview], list[memoryview]]:
-    """Each part of a rank's image, checked, in their order; and the memory that they are in."""
+    """The parts of a rank's image in order, checked; and the memory that they are in."""
     parts = [*file.parts] if file.wrapper is None else [*file.parts, file.wrapper]
     places: dict[str, list[int]] = {}
     for index, part in enumerate(parts):
@@ -79,7 +77,7 @@ def read_parts(folder: Path, file: DataFile) -> tuple[list[memoryview], list[mem
     views: list[memoryview] = [memoryview(b"")] * len(parts)
     buffers = []
     with contextlib.ExitStack() as stack:
-        pieces: list[_Piece] = []
+        pieces: list[_FilePiece] = []
         for name, size_bytes in all_files(file):
             path = place_of(folder, name)
             numbers = places.get("" if name == file.name else name, [])
@@ -98,14 +96,14 @@ def all_files(file: DataFile) -> list[tuple[str, int]]:
 
 
 def place_of(folder: Path, name: str) -> Path:
-    """A file of a checkpoint; a manifest names none outside of its folder."""
+    """The path of a file of a checkpoint; a manifest may name none outside of its folder."""
     if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise DamagedCheckpoint(f"{folder}: the manifest names a file that is none ({name!r}).")
     return folder / name
 
 
 def open_file(path: Path, size_bytes: int, flags: int = os.O_RDONLY) -> int:
-    """Open a file that must have a size; DamagedCheckpoint if it is missing or has another."""
+    """Open a file; DamagedCheckpoint if it is missing or has another size."""
     try:
         descriptor = open_plain(path, flags)
     except FileNotFoundError as error:
@@ -120,7 +118,7 @@ def open_file(path: Path, size_bytes: int, flags: int = os.O_RDONLY) -> int:
 
 
 def cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableCheckpoint:
-    """A bad block is damage; a mount, a permission or a limit may be right again tomorrow."""
+    """A bad block is damage; a mount, a permission or a limit may be temporary."""
     if error.errno == errno.EIO or isinstance(error, NotPlain):
         return DamagedCheckpoint(f"{path}: cannot be read ({error.strerror}).")
     return UnreadableCheckpoint(
@@ -129,7 +127,7 @@ def cannot_read(path: Path, error: OSError) -> DamagedCheckpoint | UnreadableChe
 
 
 def name_part(name: str) -> str:
-    """What an error calls a byte range."""
+    """The name of a byte range in messages."""
     return "the header" if name == "header" else f"tensor {name}"
 
 
@@ -153,7 +151,7 @@ def read_range(descriptor: int, view: memoryview, offset: int, path: Path) -> No
 
 
 class _Source:
-    """One file, and memory as large as it, of which only what is read takes any."""
+    """One file, and a mapping of its size, of which only what is read uses memory."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
@@ -179,10 +177,12 @@ class _Source:
             raise DamagedCheckpoint(f"{self.path}: {name_part(part.name)} is not in it.")
         return self.buffer[part.offset : end]
 
-    def pieces(self, wanted: list[tuple[Part, memoryview]]) -> list[_Piece]:
-        """What is to be read for these parts, in pages, and which part is checked with which."""
-        wanted = sorted((pair for pair in wanted if pair[0].size_bytes), key=_where)
-        pieces = [_Piece(self, *span) for span in _spans([part for part, _ in wanted])]
+    def pieces(self, wanted: list[tuple[Part, memoryview]]) -> list[_FilePiece]:
+        """The pieces to read for these parts; each knows the parts that it completes."""
+        wanted = sorted(
+            (pair for pair in wanted if pair[0].size_bytes), key=lambda pair: pair[0].offset
+        )
+        pieces = [_FilePiece(self, *span) for span in _spans([part for part, _ in wanted])]
         starts = [piece.start for piece in pieces]
         for part, view in wanted:
             first = bisect.bisect_right(starts, part.offset) - 1
@@ -196,8 +196,8 @@ class _Source:
         self._choose_how(pieces)
         return pieces
 
-    def _choose_how(self, pieces: list[_Piece]) -> None:
-        """Past the page cache, but for what is in it; through it where the system wants that."""
+    def _choose_how(self, pieces: list[_FilePiece]) -> None:
+        """Read directly what is not in the page cache, if the file system allows it."""
         if not hasattr(os, "O_DIRECT") or self.size_bytes < _WORTH_PASSING_THE_CACHE:
             return
         pages = resident_pages(self._buffered, self.size_bytes)
@@ -207,14 +207,14 @@ class _Source:
             held = pages[piece.start // PAGE : -(-piece.end // PAGE)]
             piece.is_direct = self._direct >= 0 and sum(held) * 2 < len(held)
 
-    def fill(self, piece: _Piece) -> None:
+    def fill(self, piece: _FilePiece) -> None:
         done = self._fill_directly(piece) if piece.is_direct else piece.start
         end = min(piece.end, self.size_bytes)
         if done < end:
             read_range(self._buffered, self._whole[done:end], done, self.path)
 
-    def _fill_directly(self, piece: _Piece) -> int:
-        """Read in whole pages; returns how far that went: the rest is read the other way."""
+    def _fill_directly(self, piece: _FilePiece) -> int:
+        """Read in whole pages; returns how far that went: the rest is read through the cache."""
         done = piece.start
         while done < min(piece.end, self.size_bytes):
             try:
@@ -222,14 +222,14 @@ class _Source:
             except OSError as error:
                 if error.errno == errno.EIO:
                     raise cannot_read(self.path, error) from error
-                return done  # this file system wants another alignment, or none of this
+                return done  # another alignment, or no direct reads here
             done += count
             if count == 0 or done % PAGE:
                 return done
         return done
 
 
-class _Piece:
+class _FilePiece:
     """A range of whole pages of a file, and the parts that begin and end in it."""
 
     def __init__(self, source: _Source, start: int, end: int) -> None:
@@ -249,7 +249,7 @@ class _Piece:
 
 
 class _LongPart:
-    """A part that arrives in several pieces, in any order, and is hashed in the right one."""
+    """A part that arrives in several pieces in any order, and is hashed in the right order."""
 
     def __init__(self, source: _Source, part: Part, view: memoryview) -> None:
         self.start, self.end = part.offset, part.offset + part.size_bytes
@@ -263,8 +263,8 @@ class _LongPart:
 
     def arrived(self, start: int, end: int) -> None:
         self._arrived[start] = end
-        # One thread hashes; the others go on reading. Looked at again once the lock is free:
-        # what arrived in between found it taken.
+        # One thread hashes; the others go on reading. Check again after releasing the lock: what
+        # arrived in between found it taken.
         while self._at in self._arrived and self._hashing.acquire(blocking=False):
             try:
                 while (last := self._arrived.pop(self._at, None)) is not None:
@@ -276,12 +276,8 @@ class _LongPart:
                 self._hashing.release()
 
 
-def _where(pair: tuple[Part, memoryview]) -> int:
-    return pair[0].offset
-
-
 def _spans(parts: list[Part]) -> Iterator[tuple[int, int]]:
-    """The pages that hold these parts, in pieces; what lies between them is not read."""
+    """The pages of these parts, in pieces; gaps between parts are not read."""
     start = end = 0
     for part in parts:
         first, last = part.offset // PAGE * PAGE, -(-(part.offset + part.size_bytes) // PAGE) * PAGE
@@ -305,7 +301,7 @@ def _compare(path: Path, part: Part, actual: bytes) -> None:
         )
 
 
-def _read_all(pieces: list[_Piece]) -> None:
+def _read_all(pieces: list[_FilePiece]) -> None:
     """Read and check every piece, by several threads; the first error is raised here."""
     numbers = itertools.count()
     errors: list[Exception] = []

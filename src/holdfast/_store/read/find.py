@@ -1,7 +1,7 @@
-"""Find the newest good state on the run's own line: in memory or on disk.
+"""Find the newest good state on the run's lineage, in memory or on disk.
 
-What is damaged or unfinished is set aside, told in one line and in the journal,
-and the one before it is used. It is never deleted and never loaded.
+A damaged or unfinished checkpoint is set aside, reported in one line and in the journal, and the
+one before it is used. It is never deleted and never loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast._store.folder.invalid import set_aside_void
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.read.merge_ranks import join, read_checkpoint
-from holdfast._store.read.verify import Loaded, send_ahead, slot_source, verify_image
+from holdfast._store.read.verify import Loaded, SendToDevice, slot_source, verify_image
 
 if TYPE_CHECKING:
     from holdfast._store.memory.arena import Arena, SlotRecord
@@ -56,14 +56,14 @@ class Candidate:
     folder: Path | None = None
     leftover: Leftover | None = None
     record: Any = None
-    peers: tuple[tuple[Leftover, Any], ...] = ()  # what other ranks left, in their order
+    peers: tuple[tuple[Leftover, Any], ...] = ()  # of all ranks, in their order
 
 
 def open_leftovers(run_id: str) -> list[Leftover]:
     """The arenas that earlier attempts of this run left in memory.
 
-    Opened before the last keeper is waited for: it removes the file when it is
-    done, and an open mapping stays readable.
+    Opened before waiting for the last keeper: it removes the file when it is done, and an open
+    mapping stays readable.
     """
     if sys.platform != "linux":
         return []
@@ -79,7 +79,7 @@ def open_leftovers(run_id: str) -> list[Leftover]:
             arena = Arena(descriptor)
         except (NotAnArena, ValueError, OSError):
             os.close(descriptor)
-            continue  # perhaps being made right now by a live attempt: not ours to remove
+            continue  # perhaps a live attempt is creating it
         if arena.run_id == run_id:
             found.append(Leftover(arena, path, rank_of(path)))
     return found
@@ -104,7 +104,7 @@ def runs_in_memory() -> set[str]:
 
 
 def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
-    """Move checkpoints that were begun and never committed out of the way."""
+    """Move checkpoints that were never committed out of the way."""
     for partial in layout.partial_folders():
         with contextlib.suppress(OSError):
             where = move_aside(partial, layout.set_aside)
@@ -115,7 +115,7 @@ def set_aside_unfinished(layout: RunLayout, say: Callable[[str], None]) -> None:
 
 
 def set_aside_bad(layout: RunLayout, say: Callable[[str], None]) -> None:
-    """Move checkpoints out of the way that a rule has called bad."""
+    """Move checkpoints that a rule has called bad out of the way."""
     for before, where in set_aside_void(layout):
         say(f"a rule has called {before.name} bad; it was set aside: {where}")
         journal.append(
@@ -128,12 +128,13 @@ def find_newest(
     line: dict[int, int | None],
     leftovers: list[Leftover],
     say: Callable[[str], None],
+    send: SendToDevice | None = None,
 ) -> Found | None:
-    """The newest state on the line that is whole; None if there never was one."""
+    """The newest intact state on the lineage; None if there never was one."""
     damaged = 0
     for candidate in _candidates(layout, line, leftovers):
         try:
-            return read_candidate(candidate)
+            return read_candidate(candidate, send=send)
         except DamagedCheckpoint as error:
             damaged += report_damage(candidate, error, layout, say)
     refuse_to_begin_anew(layout, damaged)
@@ -141,7 +142,7 @@ def find_newest(
 
 
 def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
-    """Where there were checkpoints, training from the beginning must be somebody's wish."""
+    """If there were checkpoints, only a person may decide to train from the beginning."""
     strangers = len(layout.checkpoint_folders())
     if strangers and not damaged:
         raise NoGoodCheckpoint(
@@ -150,7 +151,7 @@ def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
             f"See them with: holdfast ls {layout.folder}. To begin anew, use another folder."
         )
     if damaged or any(layout.set_aside.glob("step-*")):
-        # Also at every later start: training from the beginning must be somebody's wish.
+        # Also at every later start.
         raise NoGoodCheckpoint(
             f"{layout.folder}: no checkpoint of this run is whole; "
             f"the damaged ones are in {layout.set_aside}.\n"
@@ -159,7 +160,7 @@ def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
 
 
 def remove_leftovers(run_id: str, attempt: int, spare: Collection[Path]) -> None:
-    """Remove what earlier attempts left in memory, once nobody needs it any more."""
+    """Remove the arenas of earlier attempts, once they are not needed any more."""
     if sys.platform != "linux":
         return
     from holdfast._store.memory.backing import attempt_of, find_leftovers
@@ -180,7 +181,7 @@ def _candidates(
             found += [
                 Candidate(leftover.arena.attempt, record.step, leftover=leftover, record=record)
                 for record in leftover.arena.whole()
-                if record.is_hashed  # else nobody can say that it is undamaged
+                if record.is_hashed  # else damage could not be detected
             ]
     for (attempt, mark), peers in held_by_ranks(leftovers).items():
         if attempt in of_ranks:
@@ -192,10 +193,10 @@ def _candidates(
 def held_by_ranks(
     leftovers: list[Leftover],
 ) -> dict[tuple[int, int], list[tuple[Leftover, SlotRecord]]]:
-    """By (attempt, mark), what each rank left of that boundary, if all of it is here."""
+    """By (attempt, mark), the slots of all ranks for that boundary, if all are here."""
     found: dict[tuple[int, int], dict[int, tuple[Leftover, SlotRecord]]] = {}
     for leftover in leftovers:
-        for record in reversed(leftover.arena.whole()):  # so that the newest of a mark stays
+        for record in reversed(leftover.arena.whole()):  # the newest of a mark wins
             if record.is_hashed:
                 key = (leftover.arena.attempt, record.mark)
                 found.setdefault(key, {})[leftover.rank] = (leftover, record)
@@ -207,26 +208,31 @@ def held_by_ranks(
 
 
 def on_disk(layout: RunLayout, line: dict[int, int | None]) -> list[Candidate]:
-    """The checkpoints on the line."""
+    """The checkpoints on the lineage."""
     folders = layout.checkpoint_folders()
     return [Candidate(a, step, folder=f) for step, a, f in folders if is_on_line(line, a, step)]
 
 
 def age(candidate: Candidate) -> tuple[int, int, bool, int, str]:
-    """Newer is more. Of one step what is in memory comes first: it is quicker to read, and
-    never behind the disk, which got all it has from there."""
+    """A sort key. Of one step the state in memory comes first: it is quicker to read, and
+    never older than the disk, which was written from there."""
     in_memory = candidate.folder is None
     sequence = candidate.record.sequence if in_memory else 0
     name = "" if candidate.folder is None else candidate.folder.name
     return (candidate.attempt, candidate.step, in_memory, sequence, name)
 
 
-def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
-    """Read and check it; DamagedCheckpoint if it is no good."""
+def read_candidate(candidate: Candidate, rank: int = 0, send: SendToDevice | None = None) -> Found:
+    """Read and check it; DamagedCheckpoint if it is damaged.
+
+    With `send`, tensors that were on a device are sent there.
+    """
     if candidate.folder is not None:
         loaded = read_checkpoint(candidate.folder, rank)
         _refuse_another_step(candidate, loaded, str(candidate.folder))
-        return Found(candidate.attempt, candidate.step, send_ahead(loaded))
+        if send is not None:
+            loaded.sent.send(send, loaded.plan.specs, loaded.tensors, hashed=False)
+        return Found(candidate.attempt, candidate.step, loaded)
     assert candidate.leftover is not None
     arena, record = candidate.leftover.arena, candidate.record
     where = f"the snapshot of step {record.step} in memory"
@@ -235,7 +241,7 @@ def read_candidate(candidate: Candidate, rank: int = 0) -> Found:
     except ValueError as error:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
-    loaded = verify_image(image, plan, arena.digests(record.slot), where, sends=True)
+    loaded = verify_image(image, plan, arena.digests(record.slot), where, send)
     world = loaded.head.get("world", 1)
     if world != max(1, len(candidate.peers)):
         raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")
@@ -254,7 +260,7 @@ def _joined(candidate: Candidate, own: Loaded, rank: int, where: str) -> Loaded:
 
 
 def _refuse_another_step(candidate: Candidate, loaded: Loaded, where: str) -> None:
-    """A slot's record and a folder's name have no checksum: what the image says counts."""
+    """A slot's record and a folder's name have no checksum: the image decides."""
     step, attempt = loaded.head["step"], loaded.head.get("attempt", candidate.attempt)
     is_other = (step, attempt) != (candidate.step, candidate.attempt)
     if candidate.record is not None:
@@ -269,7 +275,7 @@ def report_damage(
     layout: RunLayout,
     say: Callable[[str], None],
 ) -> int:
-    """Set a damaged checkpoint aside and say so; returns how many checkpoints that were."""
+    """Set a damaged checkpoint aside and report it; returns how many checkpoints that were."""
     if candidate.folder is None:
         say(f"{error} It is not used.")
         journal.append(layout.journal, "damaged", step=candidate.step, why=str(error))

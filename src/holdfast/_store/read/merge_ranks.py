@@ -1,7 +1,7 @@
-"""A state that several ranks stored: each has its own, and a share of what is the same on all.
+"""A state of several ranks: each stored its own values, and a share of those that are equal.
 
-In the tree of a rank `{"$r": name}` stands for a tensor that is the same on every rank, and
-that another one stored. Of a sharded tensor each rank has a part.
+In the tree of a rank `{"$r": name}` stands for a tensor that is the same on every rank and that
+another rank stored. Of a sharded tensor each rank has a part.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import ImagePlan, decode_scalars, parse_header
 from holdfast._store.format.manifest import DataFile
 from holdfast._store.format.schema import check_head
-from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.format.tree import replace_tag, tensor_leaves
 from holdfast._store.read.files import all_files, name_part, open_file, place_of, read_range
 from holdfast._store.read.verify import Loaded, StoredShard, read_manifest, read_state
 
 
-class Source(Protocol):
+class RankState(Protocol):
     """What one rank stored."""
 
     @property
@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """One rank's file, of which only what is needed is read; what is read is checked."""
+    """One rank's file; only what is needed is read, and checked."""
 
     def __init__(self, folder: Path, file: DataFile) -> None:
         self._folder = folder
@@ -84,7 +84,7 @@ class FileSource:
 def read_checkpoint(folder: Path, rank: int = 0) -> Loaded:
     """Read a rank's state from a checkpoint, with every checksum verified.
 
-    Of a rank that was not there when it was made, the state of one that was.
+    A rank that did not exist then gets the state of one that did.
     """
     found = read_manifest(folder)
     if not found.files:
@@ -93,17 +93,21 @@ def read_checkpoint(folder: Path, rank: int = 0) -> Loaded:
     loaded = read_state(folder, own)
     if len(found.files) == 1:
         return join([loaded], 0, [folder / own.name])
-    sources: list[Source] = [FileSource(folder, file) for file in found.files]
+    sources: list[RankState] = [FileSource(folder, file) for file in found.files]
     sources[rank % len(sources)] = loaded
     return join(sources, rank % len(sources), [folder / file.name for file in found.files])
 
 
-def join(sources: Sequence[Source], own: int, places: Sequence[Any]) -> Loaded:
-    """The state of one rank, with what the other ranks stored for it."""
+def join(sources: Sequence[RankState], own: int, places: Sequence[Any]) -> Loaded:
+    """The state of one rank, with what other ranks stored for it."""
     loaded = sources[own]
     assert isinstance(loaded, Loaded)
     wanted: dict[str, int] = {}
-    tree = _numbered(loaded.head["tree"], len(loaded.plan.specs), wanted)
+    first = len(loaded.plan.specs)
+    # A number behind the rank's own tensors for each tensor that another rank stored.
+    tree = replace_tag(
+        loaded.head["tree"], "$r", lambda name: {"$t": wanted.setdefault(name, first + len(wanted))}
+    )
     specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
     find = _Finder(sources)
     for name in wanted:
@@ -126,22 +130,10 @@ def join(sources: Sequence[Source], own: int, places: Sequence[Any]) -> Loaded:
     )
 
 
-def _numbered(encoded: Any, first: int, wanted: dict[str, int]) -> Any:
-    """The tree with a number for each tensor that others hold; their names go to `wanted`."""
-    if isinstance(encoded, list):
-        return [_numbered(item, first, wanted) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    name = encoded.get("$r")
-    if name is None or len(encoded) != 1:
-        return {key: _numbered(item, first, wanted) for key, item in encoded.items()}
-    return {"$t": wanted.setdefault(name, first + len(wanted))}
-
-
 class _Finder:
-    """Finds out which rank stored a tensor that is the same on all."""
+    """Finds the rank that stored a tensor which is the same on all."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[RankState]) -> None:
         self._sources = sources
         self._numbers: dict[int, dict[str, int]] = {}
 
@@ -159,9 +151,9 @@ class _Finder:
 
 
 class _Shards:
-    """Finds the parts of sharded tensors, reading the trees of the other ranks once."""
+    """Finds the parts of sharded tensors; reads the trees of the other ranks once."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[RankState]) -> None:
         self._sources = sources
 
     @functools.cached_property

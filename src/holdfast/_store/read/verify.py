@@ -1,11 +1,11 @@
-"""Reading a checkpoint or a slot: every byte is read once and checked before it is used."""
+"""Read a checkpoint or a slot: every byte is read once and checked before it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.folder.layout import MANIFEST
@@ -20,7 +20,6 @@ from holdfast._store.format.image import (
 )
 from holdfast._store.format.manifest import DataFile, Manifest
 from holdfast._store.format.schema import check_head
-from holdfast._store.read.devices import SentAhead
 from holdfast._store.read.files import cannot_read, name_part, read_parts
 
 
@@ -34,22 +33,100 @@ class StoredShard:
 
     @property
     def data(self) -> memoryview:
-        """Its bytes: read only by whoever needs this part."""
+        """Its bytes, read on demand."""
         return self.read()
+
+
+class DeviceBatch(Protocol):
+    """Stored tensors on the device that they were on: only to be copied from."""
+
+    digests: list[bytes]  # of each; empty if they were not asked for
+    tensors: list[Any]
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the tensors have not been written to."""
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Their addresses on the device, from the first to behind the last."""
+
+
+class SendToDevice(Protocol):
+    """Sends stored tensors to a device; None if it is missing or full. An adapter does it."""
+
+    def __call__(
+        self,
+        device: str,
+        specs: Sequence[TensorSpec],
+        views: Sequence[memoryview],
+        *,
+        hashed: bool,
+    ) -> DeviceBatch | None: ...
+
+
+class SentAhead:
+    """The tensors of a state that are on their devices already, by their numbers.
+
+    Objects copy from them and are compared with them, without a way back through the host.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, Any] = {}
+        self._batches: list[DeviceBatch] = []
+
+    def send(
+        self,
+        send: SendToDevice,
+        specs: Sequence[TensorSpec],
+        views: Sequence[memoryview],
+        *,
+        hashed: bool,
+    ) -> dict[int, bytes]:
+        """Send what was on a device; with `hashed`, returns the digests of what was sent."""
+        digests: dict[int, bytes] = {}
+        for device in sorted({spec.device for spec in specs if spec.device}):
+            numbers = [n for n, spec in enumerate(specs) if spec.device == device]
+            batch = send(
+                device, [specs[n] for n in numbers], [views[n] for n in numbers], hashed=hashed
+            )
+            if batch is not None:
+                self._batches.append(batch)
+                self.tensors.update(zip(numbers, batch.tensors, strict=True))
+                if hashed:
+                    digests.update(zip(numbers, batch.digests, strict=True))
+        return digests
+
+    def renumber(self, numbers: Sequence[int]) -> None:
+        """They were sent in another order than that of their specs."""
+        self.tensors = {numbers[number]: tensor for number, tensor in self.tensors.items()}
+
+    @property
+    def is_untouched(self) -> bool:
+        return all(batch.is_untouched for batch in self._batches)
+
+    @property
+    def memory(self) -> list[tuple[int, int]]:
+        return [batch.memory for batch in self._batches]
+
+    def clear(self) -> None:
+        """Free their memory."""
+        self.tensors.clear()
+        self._batches.clear()
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A verified state in memory: the image of one rank, and what others hold for it."""
+    """A verified state in memory: the image of one rank, and what others stored for it."""
 
-    plan: ImagePlan  # its specs go on behind those of the image with what others hold
+    plan: ImagePlan  # the specs of the image, then those of tensors that others stored
     tensors: tuple[memoryview, ...]  # the bytes of each
-    memory: tuple[memoryview, ...]  # all that they may be in
+    memory: tuple[memoryview, ...]  # all memory that contains them
     head: dict[str, Any]  # the scalars: step, tree, metrics, …
     digests: dict[str, bytes]  # of each tensor, by name
     find_shards: Callable[[str], list[StoredShard]] | None = None
     world: int = 1  # the ranks that stored it
-    sent: SentAhead = field(default_factory=SentAhead)  # what is on its device already
+    sent: SentAhead = field(default_factory=SentAhead)
 
     def data(self, index: int) -> memoryview:
         """The bytes of tensor number `index`."""
@@ -71,19 +148,23 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_image(
-    image: memoryview, plan: ImagePlan, digests: list[bytes], where: str, *, sends: bool = False
+    image: memoryview,
+    plan: ImagePlan,
+    digests: list[bytes],
+    where: str,
+    send: SendToDevice | None = None,
 ) -> Loaded:
     """Check an image that is in memory already against its digests.
 
-    With `sends`, tensors that were on a device are sent there meanwhile.
+    With `send`, tensors that were on a device are sent there meanwhile.
     """
     extents = plan.extents()
     views = [image[e.offset : e.offset + e.size_bytes] for e in extents]
     sent = SentAhead()
     known: dict[int, bytes] = {}
-    if sends:
+    if send is not None:
         specs = [spec for spec, _ in plan.in_file_order()]
-        known = sent.send(specs, views[1:-1], hashed=True)
+        known = sent.send(send, specs, views[1:-1], hashed=True)
     rest = [n for n in range(len(views)) if n - 1 not in known]
     found = dict(zip(rest, digest_all([views[n] for n in rest]), strict=True))
     found.update((n + 1, digest) for n, digest in known.items())
@@ -99,14 +180,8 @@ def verify_image(
     return replace(loaded, sent=sent)
 
 
-def send_ahead(loaded: Loaded) -> Loaded:
-    """A state that is checked, with the tensors that were on a device on their way there."""
-    loaded.sent.send(loaded.plan.specs, loaded.tensors, hashed=False)
-    return loaded
-
-
 def slot_source(arena: Any, record: Any, where: str) -> Loaded:
-    """A slot of another rank as it is in memory; its tensors are checked when they are used."""
+    """A slot of another rank in memory; its tensors are checked when they are used."""
     try:
         plan = arena.plan(record.slot)
     except ValueError as error:
@@ -117,7 +192,7 @@ def slot_source(arena: Any, record: Any, where: str) -> Loaded:
 
 
 def loaded_from(image: memoryview, digests: dict[str, bytes], where: Path | str) -> Loaded:
-    """The state in an image that lies in one piece."""
+    """The state in an image that is contiguous in memory."""
     plan = _parsed(image[: header_bytes(image[:8])], where)
     views = [image[e.offset : e.offset + e.size_bytes] for e in plan.extents()]
     return loaded_of(plan, views, (image,), digests, where)
@@ -130,7 +205,7 @@ def loaded_of(
     digests: dict[str, bytes],
     where: Path | str,
 ) -> Loaded:
-    """The state in the parts of an image: header, tensors in their order there, scalars."""
+    """The state in the parts of an image: header, tensors in file order, scalars."""
     tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
     try:
         head = decode_scalars(views[-1])

@@ -18,7 +18,7 @@ from holdfast._run.witness.leaves import Leaf, leaf_of, whole_leaf
 from holdfast._state.capture import capture_generators
 from holdfast._tools.prove.witness.arrive import FRESH
 from holdfast._tools.prove.witness.variables import Finder, is_own_class
-from holdfast.torch import part_here
+from holdfast.torch.adapter import ADAPTER
 
 _MOST_VALUES = 4 << 20  # elements: whatever is larger is data
 _MOST_DUMPED = 1 << 28
@@ -138,7 +138,7 @@ class Sights:
         if not parameters or sum(p.numel() for p in parameters) > _MOST_DUMPED:
             return
         folder = Path(self._eye.errand.end)
-        flat = [part_here(p).detach().double().cpu().numpy().ravel() for p in parameters]
+        flat = [ADAPTER.part_here(p).detach().double().cpu().numpy().ravel() for p in parameters]
         np.concatenate(flat).tofile(folder / f"{self._eye.rank}.float64")
 
 
@@ -185,7 +185,7 @@ def _gradients(optimizer: Optimizer) -> list[Any]:
     return [
         (index, parameter.grad)
         for index, parameter in enumerate(parameters)
-        if parameter.grad is not None and bool(part_here(parameter.grad).any())
+        if parameter.grad is not None and bool(ADAPTER.part_here(parameter.grad).any())
     ]
 
 

@@ -1,0 +1,323 @@
+"""The contract between holdfast and a framework.
+
+Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. A
+default means that the framework has nothing of the kind; a method without a default raises.
+Standard library only: this module is loaded where there is no framework at all.
+"""
+
+# ruff: noqa: ARG002  a default has no use for its arguments
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast._store.format.image import TensorSpec
+
+if TYPE_CHECKING:
+    from holdfast._store.read.verify import DeviceBatch
+
+Places = Sequence[tuple[TensorSpec, int]]  # tensors, and where each begins in a slot
+
+
+class Adapter:
+    """What one framework can do; arguments of type Any are values of that framework."""
+
+    kind = ""  # of its tensors, as checkpoints name it
+    global_generator: str = "python"  # the name of its global generator, if it has one
+    exact_types: tuple[type, ...] = ()  # objects of these very classes are plain tensors
+    arrays_are_values = False  # True if an array never changes: a step makes new ones
+
+    def __init_subclass__(cls) -> None:
+        # A misspelt method would silently leave its default in place.
+        unknown = [n for n in vars(cls) if not n.startswith("_") and not hasattr(Adapter, n)]
+        if unknown:
+            raise TypeError(f"{cls.__name__} has {', '.join(unknown)}, which Adapter lacks")
+
+    # -- Arrays: described and read -------------------------------------------------
+
+    def is_array(self, value: object) -> bool:
+        return False
+
+    def alias_key(self, value: Any) -> Hashable | None:
+        """Equal for two names of the same memory, read in the same way (tied weights).
+
+        It contains everything that `spec` depends on. None if the array is never shared.
+        """
+        raise NotImplementedError
+
+    def spec(self, name: str, value: Any) -> TensorSpec:
+        """The description of an array; ValueError if it cannot be stored."""
+        raise NotImplementedError
+
+    def item_bytes(self, dtype: str) -> int:
+        """The size of one item; ValueError if this installation lacks the type."""
+        raise NotImplementedError
+
+    def bytes_of(self, value: Any) -> memoryview:
+        """An array's bytes in C order, in the memory of the host."""
+        raise NotImplementedError
+
+    def part_here(self, value: Any) -> Any:
+        """The part of a sharded array that this rank holds; any other array itself."""
+        return value
+
+    def placement_guard(self, tensors: Sequence[Any]) -> PlacementGuard:
+        """Finds out later whether tensors of `exact_types` have moved."""
+        raise NotImplementedError
+
+    def raw_address(self, value: Any) -> int:
+        """Where an array's bytes are in C order, if they are in this process; else 0."""
+        return 0
+
+    # -- Arrays: copied into the slots of an arena ----------------------------------
+
+    def destinations(self, buffer: Any, places: Places, start: int) -> Sequence[Any]:
+        """Views of the mapping for each array, made once and used for every snapshot."""
+        raise NotImplementedError
+
+    def copy_all(self, targets: Sequence[Any], values: Sequence[Any]) -> None:
+        """Copy live arrays into their destinations; returns when the values are there."""
+        raise NotImplementedError
+
+    def copies_by_itself(self, spec: TensorSpec) -> bool:
+        """Whether a tensor is on a device that copies while training goes on."""
+        return False
+
+    def device_copies(self, buffer: Any, places: Places, slots: Sequence[int]) -> Any:
+        """Copies such tensors into the slots of an arena."""
+        raise NotImplementedError
+
+    # -- Arrays: restored -----------------------------------------------------------
+
+    def borrow(self, spec: TensorSpec, data: memoryview) -> Any:
+        """An array to copy from; it may share the memory of `data`."""
+        return self.own(spec, data)
+
+    def own(self, spec: TensorSpec, data: memoryview) -> Any:
+        """A new array with the stored values, where it was if that place exists."""
+        raise NotImplementedError
+
+    def load_in_place(self, live: object, spec: TensorSpec, data: memoryview) -> bool:
+        """Copy stored values into a live array; False if it cannot hold them."""
+        return False
+
+    def made_like(self, spec: TensorSpec, data: memoryview, near: object) -> Any:
+        """A new array placed as `near` is; None if the place of the stored one decides."""
+        return None
+
+    def holds_array(self, value: object) -> bool:
+        """Whether a stored array can be put into it, and it is more than that: a tf.Variable."""
+        return False
+
+    def takes_size(self, value: object, size: list[int]) -> bool:
+        """Whether a variable was made for values of several sizes, and this is one of them."""
+        return False
+
+    def receiving(self) -> Receiving:
+        """Restores by all cores, and onto devices."""
+        raise NotImplementedError
+
+    # -- Sharded arrays -------------------------------------------------------------
+
+    def is_sharded(self, value: object) -> bool:
+        """Whether an array is in parts on several ranks, and this rank holds its own."""
+        return False
+
+    def check_sharded(self, dtype: str) -> None:
+        """ValueError if a stored sharded array of this type cannot be assembled here."""
+        raise ValueError(f"{self.kind} has no sharded arrays of type {dtype}")
+
+    def sharding(self) -> Sharding:
+        """Imported where it is needed: it may load much of a framework."""
+        raise NotImplementedError
+
+    def load_targets(self, value: object) -> Any:
+        """What is now where an object's stored state will go, if any of it may be sharded."""
+        return None
+
+    # -- Objects with a state -------------------------------------------------------
+
+    def overrides_state_dict(self, value: object) -> bool:
+        """Whether the adapter knows a better state of an object than its own state_dict()."""
+        return False
+
+    def is_object(self, value: object) -> bool:
+        """Whether `object_state` knows the state of an object."""
+        return False
+
+    def object_state(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def load_object(self, value: Any, state: Any) -> None:
+        raise NotImplementedError
+
+    def object_parts(self, value: object) -> dict[str, Any] | None:
+        """The parts of an object whose state is theirs, each loaded by itself; else None."""
+        return None
+
+    def refuse(self, value: object) -> str | None:
+        """Why an object cannot be stored, if there is more to say than its type."""
+        return None
+
+    def flat_state(self, value: object) -> tuple[list[Any], list[Any]] | None:
+        """The form of an object's state_dict() and its tensors, without making one."""
+        return None
+
+    def strict_tensors(self, value: object) -> dict[str, Any] | None:
+        """The tensors that a stored state must match name by name; None if any state may fit."""
+        return None
+
+    def only_tensors(self, value: object) -> list[Any] | None:
+        """The tensors of an object whose state is nothing else; None otherwise."""
+        return None
+
+    def copies_what_it_loads(self, value: object) -> bool:
+        """Whether loading only copies from the tensors that the object is given."""
+        return False
+
+    def after_load(self, value: object, stored: Any) -> None:
+        """Undo what loading has changed in the stored state."""
+
+    # -- Values made of parts, and other values --------------------------------------
+
+    def is_node(self, value: object) -> bool:
+        """Whether a value is made of parts, and made again to change (a JAX pytree)."""
+        return False
+
+    def node_parts(self, value: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def node_from(self, live: Any, parts: Mapping[str, Any]) -> Any:
+        """The same node with other parts."""
+        raise NotImplementedError
+
+    def same_form(self, then: Any, now: Any) -> bool:
+        """Whether a value can be stored as the one before it was."""
+        return False
+
+    def has_arrays(self, value: Any) -> bool:
+        """Whether any part of a value is an array that never changes."""
+        return False
+
+    def encode_other(self, value: object) -> dict[str, Any] | None:
+        """A value of the framework as JSON, under a tag of its own; None for any other value."""
+        return None
+
+    def decode_other(self, tag: str, value: Any) -> Any:
+        raise NotImplementedError
+
+    # -- Random generators ----------------------------------------------------------
+
+    def is_generator(self, value: object) -> bool:
+        return False
+
+    def generator_state(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def restore_generator(self, value: Any, state: Any) -> None:
+        raise NotImplementedError
+
+    def reseed(self, value: Any, seed: int) -> None:
+        """Seed a generator that an object holds."""
+        raise NotImplementedError
+
+    def is_global(self, value: object) -> bool:
+        """Whether a generator is the one behind the framework's own functions."""
+        return False
+
+    def global_state(self) -> Any:
+        """The state of the global generator, for this process only."""
+        return None
+
+    def set_global_state(self, state: Any) -> None:
+        """Restore what `global_state` returned."""
+
+    def seed_global(self, seed: int) -> None:
+        """Seed the global generator."""
+
+    def generators(self, *, devices: bool) -> dict[str, Any]:
+        """The states of all global generators to be stored; those of devices if asked for."""
+        return {}
+
+    def restore_generators(self, states: Mapping[str, Any]) -> list[str]:
+        """Restore what `generators` returned; returns what could not be restored."""
+        return []
+
+
+class PlacementGuard(Protocol):
+    """Remembers where tensors are, without holding them."""
+
+    def moved(self, tensors: Sequence[Any]) -> list[int] | None:
+        """Which are at another place than before; None if their forms are no longer the same."""
+
+
+class StoredPart(Protocol):
+    """What one rank stored of a sharded array."""
+
+    @property
+    def description(self) -> dict[str, Any]: ...
+    @property
+    def spec(self) -> TensorSpec: ...
+    @property
+    def data(self) -> memoryview: ...
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array as a checkpoint has it: in parts, or whole, which is a single part."""
+
+    description: dict[str, Any]  # of the part that this rank stored, or would have
+    own: StoredPart | None  # that part, if it stored one
+    parts: Callable[[], Sequence[StoredPart]]  # those of all ranks: read only if needed
+    is_whole: bool
+
+
+class Sharding(Protocol):
+    """Sharded arrays; nothing here communicates, so that each rank works by itself."""
+
+    def shard_of(self, value: Any, *, replicas: bool) -> tuple[dict[str, Any], Any]:
+        """How this rank's part is described, and the part itself; None if it stores none.
+
+        With `replicas`, parts that another rank stores are returned too.
+        """
+
+    def assemble(self, stored: StoredArray, near: object, path: str) -> tuple[Any, Any] | None:
+        """A stored array sharded as `near` is, and the part that is here; None if neither is."""
+
+    def load_in_place(self, live: object, value: Any) -> bool:
+        """Copy what was assembled like `live` into it."""
+
+
+class Receiving(Protocol):
+    """Stored tensors that are restored by all cores: in new memory, or on their device."""
+
+    def send(
+        self, name: str, specs: Sequence[TensorSpec], views: Sequence[memoryview], *, hashed: bool
+    ) -> DeviceBatch | None:
+        """Send tensors to the device that they were on; None if it is missing or full."""
+
+    def fresh(self, spec: TensorSpec) -> Any:
+        """Memory for a stored tensor; None if it is more than bytes in C order."""
+
+    def own_of(self, stored: Any, spec: TensorSpec) -> Any:
+        """A new tensor with the values and the layout of one that was sent."""
+
+    def copy_in(self, live: Any, stored: Any) -> bool:
+        """Copy into a live tensor that is alike and on the same device."""
+
+    def is_comparable(self, live: Any, stored: Any) -> bool:
+        """Whether the two can be compared where they are."""
+
+    def differing(self, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+        """For each pair, whether any bit differs."""
+
+
+@dataclass
+class Unfit:
+    """What of a stored state does not fit the live objects."""
+
+    missing: list[str] = field(default_factory=list)  # only here
+    unexpected: list[str] = field(default_factory=list)  # only in the checkpoint
+    changed: list[str] = field(default_factory=list)
