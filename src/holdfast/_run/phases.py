@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped
-from holdfast._run.saving.keeper_client import Custody
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._run.signals.guard import Guard
 from holdfast._run.witness.run_eye import RunEye
 from holdfast._store.memory.control import HEARD, IN_LOOP, REST, RESTS, begin_rest, end_rest
@@ -24,13 +24,13 @@ class Phases:
         self,
         words: Any,
         guard: Guard,
-        custody: Custody,
+        keeper: KeeperClient,
         leave: Callable[[int], Stopped],
         eye: RunEye | None = None,
     ) -> None:
         self._words = words
         self._guard = guard
-        self._custody = custody
+        self._keeper = keeper
         self._leave = leave
         self._eye = eye
         self._names: list[str] = []
@@ -82,7 +82,7 @@ class Phases:
             begin_rest(self._words)
         self._names.append(name)
         self._resting += not trains
-        self._custody.tell_phase(name)
+        self._keeper.tell_phase(name)
         if self._eye is not None:
             self._eye.phase(name)
 
@@ -92,7 +92,7 @@ class Phases:
             # Not the exception itself, which would keep all that its frames hold.
             self._left_by = (id(error), name)
         self._resting -= not trains
-        self._custody.tell_phase(self.name)
+        self._keeper.tell_phase(self.name)
         if not self._resting:
             self._guard.rest(None)
             self._words[REST] = 0

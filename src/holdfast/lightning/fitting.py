@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped
+from holdfast._run.driver import LoopDriver
 from holdfast._run.run import Run
-from holdfast._store.memory.control import EPOCHS
 from holdfast._text import say
 from holdfast.lightning.feeding import Fetcher, FitData, Promise, Stand
 from holdfast.lightning.package import part_of
@@ -95,7 +95,7 @@ class Fit:
         if not is_resumed:
             self._state.first_epoch = self._loop.epoch_progress.current.processed
             self._state.behind = self._batches_behind()
-        elif run._course.is_on_the_way:
+        elif LoopDriver(run).is_on_the_way:
             self._stored = self._state.counts()
             self._state.set_counts(self._state.top)
             self._state.is_on_the_way = True
@@ -137,19 +137,20 @@ class Fit:
         if run is None or self._callback not in self._trainer.callbacks:
             self._run_loop()  # a fit inside this one, which looks for a learning rate
             return
+        driver = LoopDriver(run)
         if self._is_over(run):
-            run._reach_loop(is_passed_over=True)
+            driver.pass_over()
             if run.over is None:
                 epochs = self._loop.epoch_progress.current.processed
                 say(
-                    f"{run._folder}: this fit was finished after {epochs} epochs, at step "
+                    f"{driver.folder}: this fit was finished after {epochs} epochs, at step "
                     f"{run.step}; nothing left to fit."
                 )
             return
         if self._state.is_on_the_way and self._loop.done:
             self._state.set_counts(self._stored)
             say(
-                f"{run._folder}: this fit ends before step {run.step}, where the run is; nothing "
+                f"{driver.folder}: this fit ends before step {run.step}, where the run is; nothing "
                 "is trained.\nTo go on from there: more max_epochs, or max_steps."
             )
             return
@@ -160,7 +161,7 @@ class Fit:
 
     def _is_over(self, run: Run) -> bool:
         if run.over is not None:
-            return run._is_ended_before()
+            return LoopDriver(run).was_ended_before()
         if not self._state.is_over:
             return False
         return bool(self._trainer.should_stop or self._loop.done)
@@ -171,7 +172,7 @@ class Fit:
         if epochs is None:
             return
         self._state.is_over = True
-        run._epochs_total = run._course.epoch + 1  # a stop would find nothing to interrupt
+        LoopDriver(run).end_epochs()
         if next(epochs, None) is not None:
             epochs.close()  # type: ignore[attr-defined]  # a generator
             run.finish()
@@ -208,8 +209,7 @@ class Fit:
         combined.flattened = [Stand(each) for each in self._loaders]
 
     def _show_batch(self, batch: Any) -> None:
-        run = self._opened
-        run._show_batch(run.batch, batch)
+        LoopDriver(self._opened).show_batch(batch)
 
     @property
     def _opened(self) -> Run:
@@ -244,10 +244,9 @@ class Fit:
     def _tell_total(self, run: Run) -> None:
         most = self._loop.max_epochs
         if most is None or most < 0:
-            run._epochs_total = None
-            run._words[EPOCHS] = 0
+            LoopDriver(run).forget_epochs_total()
         if self._trainer.progress_bar_callback is not None:
-            run._progress.close()  # Lightning shows its own
+            LoopDriver(run).hide_progress()  # Lightning shows its own
 
     def _train_batch(self, fetcher: Any) -> None:
         """In place of the epoch loop's advance."""
@@ -278,12 +277,13 @@ class Fit:
 
     def _count_anew(self, run: Run, data: FitData) -> None:
         """With another number of ranks, as many batches are left as there are now."""
-        feed = run._feed
-        if feed is None or feed.length is None or data.length is None:
+        driver = LoopDriver(run)
+        length, position = driver.feed_length, driver.position
+        if length is None or data.length is None:
             return
-        behind = data.length - (feed.length - run._course.position.batches)
+        behind = data.length - (length - position.batches)
         progress = self._epoch_loop.batch_progress.current
-        if run._course.position.world != run._feeds._kit.world:
+        if position.world != driver.kit.world:
             progress.ready = progress.started = progress.processed = progress.completed = behind
 
     def _take(self) -> None:
@@ -294,11 +294,11 @@ class Fit:
         self._fetcher.next = found
 
     def _pass_boundary(self, run: Run) -> None:
-        run.completes_step = self._completes_step()
+        driver = LoopDriver(run)
+        driver.set_completes_step(self._completes_step())
         self._log()
         if run.completes_step and self._epoch_loop._should_check_val_fx(self._fetcher):
-            run._phases.expect(run.step + 1)
-            run._set_next_due_step()
+            driver.expect_phase()
         self._take()
         if run.over is not None:
             raise StopIteration  # a rule has found that this is enough

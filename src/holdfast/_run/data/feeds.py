@@ -21,7 +21,7 @@ class Feeds:
     """Finds the feed for what `run.batches` is given."""
 
     def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
-        self._kit = Kit(state, rank, world)
+        self.kit = Kit(state, rank, world)
         # Its workers may outlive a pass, so a loader has the same feed in the next one. A script
         # that makes a new loader for each epoch must not find the old ones in its memory.
         self._loaders: weakref.WeakKeyDictionary[Any, Feed] = weakref.WeakKeyDictionary()
@@ -30,7 +30,7 @@ class Feeds:
     def of(self, sources: tuple[Any, ...]) -> Feed:
         """The feed for one source, or for several side by side."""
         found = [self._of_one(source) for source in sources]
-        return found[0] if len(found) == 1 else SideBySide(found, self._kit)
+        return found[0] if len(found) == 1 else SideBySide(found, self.kit)
 
     def refuse_second_lap(self, sources: tuple[Any, ...]) -> None:
         """Outside of epochs a source is gone through once."""
@@ -45,13 +45,13 @@ class Feeds:
     def warn_of_looking_ahead(self, caller: CodeType, is_elsewhere: bool) -> None:
         """Whoever takes a batch early makes the position run ahead of the state."""
         if is_elsewhere:
-            self._kit.warn_once(
+            self.kit.warn_once(
                 "run.batches is used in another thread than the one that opened the run. If the "
                 "steps are not made in that thread too, they are saved in their middle: then let "
                 "the thread work behind the loader, run.batches(prefetch(loader))."
             )
         if caller.co_flags & inspect.CO_GENERATOR and "tqdm" not in caller.co_filename:
-            self._kit.warn_once(
+            self.kit.warn_once(
                 f"run.batches is used by the generator {caller.co_qualname}. If that takes a batch "
                 "before the step with the last one is made, a restart loses it: then put it "
                 "inside, run.batches(prefetch(loader)). Else all is well."
@@ -69,18 +69,18 @@ class Feeds:
             if loader.is_loader(source):
                 known = self._loaders.get(source)
                 if known is None:
-                    known = self._loaders[source] = LoaderFeed(source, self._kit)
+                    known = self._loaders[source] = LoaderFeed(source, self.kit)
                 return known
         if hasattr(sys.modules.get("tensorflow"), "__version__"):
-            return self._of_tensorflow(source) or feed_of(source, self._kit)
-        return feed_of(source, self._kit)
+            return self._of_tensorflow(source) or feed_of(source, self.kit)
+        return feed_of(source, self.kit)
 
     def _of_prepared(self, source: Any) -> Feed:
         known = self._loaders.get(source)
         if known is None:
-            known = feed_of_prepared(source, self._kit)
+            known = feed_of_prepared(source, self.kit)
             if known is None:
-                return DispatchedFeed(source, self._kit)
+                return DispatchedFeed(source, self.kit)
             self._loaders[source] = known
         return known
 
@@ -89,7 +89,7 @@ class Feeds:
             return None
         with contextlib.suppress(TypeError):  # not everything can be referred to weakly
             if source not in self._loaders:
-                feed = feed_of_tensorflow(source, self._kit)
+                feed = feed_of_tensorflow(source, self.kit)
                 if feed is None:
                     return None
                 self._loaders[source] = feed

@@ -11,7 +11,7 @@ from holdfast._errors import HoldfastError
 from holdfast._state.capture import capture, is_stateful
 
 
-class Asked(Mapping[str, Any]):
+class StateView(Mapping[str, Any]):
     """The state by name; it knows what of it somebody has asked for, in one attempt."""
 
     def __init__(self, state: dict[str, Any], attempt: int) -> None:
@@ -36,7 +36,7 @@ class Asked(Mapping[str, Any]):
 
 
 def hand_over(
-    state: dict[str, Any], values: Mapping[str, Any], restored: Asked | None
+    state: dict[str, Any], values: Mapping[str, Any], restored: StateView | None
 ) -> list[str]:
     """Replace values of the state; what cannot be stored is refused now, not at the next save.
 
@@ -72,7 +72,7 @@ def _that_know_forms() -> list[ModuleType]:
 
 
 def _look_for_forgotten(
-    formed: list[ModuleType], value: Any, name: str, restored: Asked
+    formed: list[ModuleType], value: Any, name: str, restored: StateView
 ) -> list[str]:
     """A restored value that nobody has taken is about to be replaced: by one that was made anew."""
     if name in restored.names or isinstance(value, dict | list) or is_stateful(value):

@@ -13,7 +13,7 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.slurm.job import find_job
 from holdfast._errors import Stopped
-from holdfast._run.saving.keeper_client import Custody
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._settings import Settings
 from holdfast._text import say
 
@@ -34,8 +34,8 @@ def start_facts(settings: Settings) -> dict[str, Any]:
 class JobSide:
     """What one process that trains alone leaves to its keeper when it stops."""
 
-    def __init__(self, custody: Custody) -> None:
-        self._custody = custody
+    def __init__(self, keeper: KeeperClient) -> None:
+        self._keeper = keeper
         self._heard: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._asked: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class JobSide:
             number = signal.SIGTERM  # outside of the loop it was not noted, but acted at once
         told = {"reason": stopped.reason, "status": stopped.status, "signal": number}
         self._asked = {**told, "step": durable_step}
-        self._custody.send("settle", **self._asked)
+        self._keeper.send("settle", **self._asked)
         found = self._wait_for("settled")
         if found is not None:
             stopped.change(found["status"], found["reason"])
@@ -76,13 +76,13 @@ class JobSide:
         say(found["said"])
 
     def _wait_for(self, kind: str) -> dict[str, Any] | None:
-        deadline = FairDeadline(_ANSWER_SECONDS, self._custody.keeper_pids)
-        keeper = self._custody.keeper_pid
+        deadline = FairDeadline(_ANSWER_SECONDS, self._keeper.keeper_pids)
+        keeper = self._keeper.keeper_pid
         while kind not in self._heard and not deadline.is_over() and keeper is not None:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
-            self._custody.look_after_keeper()
-            if keeper != self._custody.keeper_pid:
-                keeper = self._custody.keeper_pid  # the one before has died with the question
-                self._custody.send("settle", **self._asked)
+            self._keeper.look_after_keeper()
+            if keeper != self._keeper.keeper_pid:
+                keeper = self._keeper.keeper_pid  # the one before has died with the question
+                self._keeper.send("settle", **self._asked)
         return self._heard.get(kind)

@@ -23,6 +23,7 @@ from holdfast._environment.slurm.job import find_job
 from holdfast._errors import HoldfastError, SaveFailed
 from holdfast._keeper.metric_batches import Logged
 from holdfast._run.saving.pulse import Pulse, Sacrifice
+from holdfast._run.signals.handlers import uninterruptible
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
@@ -108,7 +109,7 @@ class _Order:
             handle.settle(error)
 
 
-class Custody:
+class KeeperClient:
     """Keeps the state of one attempt: through a keeper where there can be one."""
 
     def __init__(
@@ -120,6 +121,7 @@ class Custody:
         crew: dict[str, Any] | None = None,
     ) -> None:
         self.policy = policy
+        self.grace_seconds = grace_seconds  # after a SIGTERM
         self._is_one_of_many = crew is not None
         self._hear_run = hear
         self._snapshots: Snapshots | None = None
@@ -195,6 +197,7 @@ class Custody:
                 "snapshot", may_drop=may_drop, generation=taken.generation, sequence=taken.sequence
             )
 
+    @uninterruptible
     def send(self, kind: str, **fields: Any) -> None:
         """Tell the keeper something."""
         if self._link is not None:
@@ -222,6 +225,7 @@ class Custody:
         self.durable_sequence = 0  # what is held from before that step may be older
         self.send("void", step=step, reason=reason)
 
+    @uninterruptible
     def tell_phase(self, name: str | None) -> None:
         """Let the keeper know what the run does just now, for those who look."""
         if self._link is not None:

@@ -19,7 +19,7 @@ from holdfast._keeper.ranks.member_keeper import CrewConfig
 from holdfast._run.data.fingerprints import batch_print
 from holdfast._run.ranks.party import Party, make_key
 from holdfast._run.ranks.world import addresses
-from holdfast._run.saving.keeper_client import Custody
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.memory.control import AGREES, DUE, HOLD, MARK, PLANNED, WAITS, WORK, at_work
 from holdfast._text import say
@@ -46,14 +46,14 @@ class Decision:
     rank: int = 0
 
 
-class Crew:
+class RankAgreement:
     """The trainer's side of agreement."""
 
-    def __init__(self, rank: int, size: int, custody: Custody) -> None:
+    def __init__(self, rank: int, size: int, keeper: KeeperClient) -> None:
         self.rank = rank
         self.size = size
-        self._custody = custody
-        self._words = custody.words
+        self._keeper = keeper
+        self._words = keeper.words
         self._changed = threading.Condition()
         self._decided: list[Decision] = []
         self._round = 0  # the newest that was decided, or given up
@@ -107,7 +107,7 @@ class Crew:
             self._send_wish(kind)
 
     def _send_wish(self, kind: str) -> None:
-        self._custody.send("wish", wish=self._wished[kind], mark=int(self._words[MARK]))
+        self._keeper.send("wish", wish=self._wished[kind], mark=int(self._words[MARK]))
 
     def at_boundary(self, mark: int) -> Decision | None:
         """What all ranks do here, if anything; waits while that is being decided."""
@@ -128,8 +128,8 @@ class Crew:
             return next((d for d in self._decided if d.kind == "stop" and d.mark <= mark), None)
 
     def _wait_for_decision(self) -> None:
-        deadline = FairDeadline(_DECISION_SECONDS, self._custody.keeper_pids)
-        keeper = self._custody.keeper_pid
+        deadline = FairDeadline(_DECISION_SECONDS, self._keeper.keeper_pids)
+        keeper = self._keeper.keeper_pid
         while True:
             self._words[WAITS] = number = int(self._words[HOLD])
             with self._changed:
@@ -139,9 +139,9 @@ class Crew:
                     self._round = max(self._round, number)  # nobody answers any more
                     break
                 self._changed.wait(_LOOK_SECONDS if number > self._round else _HOLD_SECONDS)
-            self._custody.look_after_keeper()
-            if keeper != self._custody.keeper_pid:
-                keeper = self._custody.keeper_pid  # the one before may not have passed it on
+            self._keeper.look_after_keeper()
+            if keeper != self._keeper.keeper_pid:
+                keeper = self._keeper.keeper_pid  # the one before may not have passed it on
                 for kind in self._wished:
                     self._send_wish(kind)
         self._words[WAITS] = 0
@@ -165,14 +165,14 @@ class Crew:
         now = time.monotonic()
         if self.rank == 0 and (now >= self._next_due or reason is not None):
             self._next_due = now + _DUE_SECONDS
-            self._custody.send("due", mark=mark, reason=reason)
+            self._keeper.send("due", mark=mark, reason=reason)
 
     def taken(self) -> None:
         """A snapshot is taken: the next one may be proposed."""
         self._next_due = 0.0
 
     def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
-        self._custody.send("missed", mark=mark, why=why, is_past=is_past)
+        self._keeper.send("missed", mark=mark, why=why, is_past=is_past)
 
     # -- what others may compare ----------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Crew:
         found = self._meter.read() if self._meter is not None else None
         if found is not None:
             _, waited, step_seconds = found
-            self._custody.send("waits", waited=waited, step_seconds=step_seconds)
+            self._keeper.send("waits", waited=waited, step_seconds=step_seconds)
 
     def show_batch(self, batch: Any) -> None:
         """Let the first batches of a life be compared: a sampler may have been forgotten."""
@@ -194,11 +194,11 @@ class Crew:
             self._batches_to_show -= 1
             found = batch_print(batch)
             if found is not None:
-                self._custody.send("print", print=found)
+                self._keeper.send("print", print=found)
 
     def show_lap(self, epoch: int, number: int, batches: int) -> None:
         """All batches of a loop are used: let their number be compared."""
-        self._custody.send("lap", epoch=epoch, number=number, batches=batches)
+        self._keeper.send("lap", epoch=epoch, number=number, batches=batches)
 
     # -- beginning and end -----------------------------------------------------------------
 
@@ -216,11 +216,16 @@ class Crew:
         self, is_there: Callable[[], bool], look: Callable[[], None] = lambda: None
     ) -> None:
         deadline = time.monotonic() + _JOIN_SECONDS
-        while not is_there() and time.monotonic() < deadline and self._custody.has_keeper:
+        while not is_there() and time.monotonic() < deadline and self._keeper.has_keeper:
             with self._changed:
                 if not is_there():
                     self._changed.wait(_LOOK_SECONDS)
             look()
+
+    @property
+    def is_requeued(self) -> bool:
+        """True once the keeper of rank 0 has requeued the job."""
+        return self._bye is not None and bool(self._bye.get("said"))
 
     def say_farewell(
         self, *, clean: bool, status: int, reason: str, error: str | None
@@ -234,29 +239,29 @@ class Crew:
         agreed = self._stops or self.stands_at() is not None
         told = {"clean": clean, "status": status, "reason": reason, "error": error}
         self._words[WORK] = AGREES
-        self._custody.send("farewell", agreed=agreed, **told)
-        keeper = self._custody.keeper_pid
-        deadline = FairDeadline(_FAREWELL_SECONDS, self._custody.keeper_pids)
-        while self._bye is None and not deadline.is_over() and self._custody.has_keeper:
+        self._keeper.send("farewell", agreed=agreed, **told)
+        keeper = self._keeper.keeper_pid
+        deadline = FairDeadline(_FAREWELL_SECONDS, self._keeper.keeper_pids)
+        while self._bye is None and not deadline.is_over() and self._keeper.has_keeper:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
-            self._custody.look_after_keeper()
-            if keeper != self._custody.keeper_pid:
-                keeper = self._custody.keeper_pid  # the one before may not have passed it on
-                self._custody.send("farewell", agreed=agreed, **told)
+            self._keeper.look_after_keeper()
+            if keeper != self._keeper.keeper_pid:
+                keeper = self._keeper.keeper_pid  # the one before may not have passed it on
+                self._keeper.send("farewell", agreed=agreed, **told)
         return self._bye
 
 
 # -- One rank's keeper takes its place among the others --------------------------------------------
 
 
-def join_crew(
+def join_ranks(
     party: Party,
     policy: Policy,
     grace_seconds: float | None,
     numbers: tuple[int, ...],
     hear: Callable[[dict[str, Any]], None],
-) -> tuple[Custody, Crew]:
+) -> tuple[KeeperClient, RankAgreement]:
     """Start the keepers: that of rank 0 first, since the others connect to it."""
     if sys.platform != "linux":
         raise RanksError(
@@ -273,7 +278,7 @@ def join_crew(
         else:
             hear(message)
 
-    crews: list[Crew] = []
+    crews: list[RankAgreement] = []
     told: list[Any] = []
     if party.rank == 0:
         make_key(policy.layout)
@@ -287,8 +292,8 @@ def join_crew(
         launcher_name="" if launcher is None else launcher.name,
         restarts=launcher is not None and launcher.restarts,
     )
-    custody = Custody(policy, grace_seconds, numbers, listen, asdict(config))
-    crew = Crew(party.rank, party.size, custody)
+    keeper = KeeperClient(policy, grace_seconds, numbers, listen, asdict(config))
+    crew = RankAgreement(party.rank, party.size, keeper)
     crews.append(crew)
     for message in heard:
         crew.hear(message)
@@ -308,10 +313,10 @@ def join_crew(
             "Open the way between the hosts for any port, or name an address of rank 0's host "
             "that the others reach in HOLDFAST_ADDRESS there."
         )
-    return custody, crew
+    return keeper, crew
 
 
-def prepare_ranks(state: Mapping[str, Any], crew: Crew) -> None:
+def prepare_ranks(state: Mapping[str, Any], crew: RankAgreement) -> None:
     """Let a framework's own ranks begin alike in every life, and see who waits for whom."""
     if "torch.nn.parallel.distributed" not in sys.modules:
         return

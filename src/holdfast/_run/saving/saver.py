@@ -12,7 +12,8 @@ from holdfast._errors import SaveFailed
 from holdfast._run.saving.cadence import Cadence
 from holdfast._run.saving.direct import TimedHandle, write_direct
 from holdfast._run.saving.forgotten_state import Forgotten
-from holdfast._run.saving.keeper_client import Custody, Handle
+from holdfast._run.saving.keeper_client import Handle, KeeperClient
+from holdfast._run.signals.handlers import uninterruptible
 from holdfast._state.capture import Captured, capture_generators
 from holdfast._state.capture_cache import Recall
 from holdfast._state.fit import class_names
@@ -22,7 +23,7 @@ from holdfast._store.memory.control import COMMON, SAVES, SNAPSHOTS, at_work, ma
 from holdfast._text import say
 
 if TYPE_CHECKING:
-    from holdfast._run.saving.rank_orders import Crew
+    from holdfast._run.saving.rank_orders import RankAgreement
     from holdfast._run.saving.snapshots import Snapshots, Taken
 
 _SLOT_SECONDS = 60.0  # less what the keeper waits for a processor
@@ -38,20 +39,20 @@ class Saver:
         self,
         state: dict[str, Any],
         metrics: Metrics,
-        custody: Custody,
+        keeper: KeeperClient,
         cadence: Cadence,
         where: Callable[[], Mapping[str, Any]],
-        crew: Crew | None = None,
+        ranks: RankAgreement | None = None,
         is_bad: Callable[[], bool] = lambda: False,
     ) -> None:
         self._is_bad = is_bad  # what a rule has called so is never saved
         self._state = state
         self._metrics = metrics
         self._where = where  # in its data the run is, when it is asked
-        self._custody = custody
+        self._keeper = keeper
         self._cadence = cadence
-        self._crew = crew
-        self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
+        self._ranks = ranks
+        self._shares = Shares(ranks.rank, ranks.size, state) if ranks is not None else None
         self._wanted: list[Handle] = []
         self._timed: TimedHandle | None = None  # the last that the cadence asked for
         self._recall = Recall()
@@ -63,22 +64,22 @@ class Saver:
         self._failed_at: int | None = None  # the step that was to be the last one
         self._ordered: dict[int, list[Handle]] = {}  # by sequence: what is to land first
         self._landing = threading.Lock()
-        if custody.has_keeper:
+        if keeper.has_keeper:
             from holdfast._run.saving.snapshots import Snapshots
 
-            policy = custody.policy
+            policy = keeper.policy
             self._snapshots = Snapshots(
                 run_id=policy.run_id,
                 attempt=policy.attempt,
-                announce=custody.announce,
+                announce=keeper.announce,
                 say=say,
                 rank=policy.rank,
-                common=lambda: int(custody.words[COMMON]) - 1,
+                common=lambda: int(keeper.words[COMMON]) - 1,
                 landed=self._on_landed,
-                attend=custody.look_after_keeper,
-                readers=custody.keeper_pids,
+                attend=keeper.look_after_keeper,
+                readers=keeper.keeper_pids,
             )
-            custody.serve(self._snapshots)
+            keeper.serve(self._snapshots)
 
     @property
     def newest(self) -> Taken | None:
@@ -88,8 +89,8 @@ class Saver:
     def want(self, handle: Handle) -> Handle:
         """Take a checkpoint at the next boundary; from any thread."""
         handle.trainer = self._trainer
-        handle.attend = self._custody.look_after_keeper
-        handle.words = self._custody.words
+        handle.attend = self._keeper.look_after_keeper
+        handle.words = self._keeper.words
         self._wanted.append(handle)
         return handle
 
@@ -115,22 +116,23 @@ class Saver:
 
     def pass_together(self, now: float, step: int, mark: int, decided: str | None) -> None:
         """The same where several ranks save as one: what is due was set for all of them."""
-        assert self._crew is not None
+        assert self._ranks is not None
         self._trainer = threading.current_thread()
-        crew, cadence = self._crew, self._cadence
+        ranks, cadence = self._ranks, self._cadence
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
         if decided is not None or by_count:
             # The reason first that all ranks have: it goes into the manifest.
             handles = [Handle(decided or "cadence"), *self._wanted]
             self._begin_checkpoint(step, handles, _SLOT_SECONDS)
-        elif crew.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
-            crew.missed(mark, "no slot was free")
+        elif ranks.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
+            ranks.missed(mark, "no slot was free")
         if self._can_snapshot() and not cadence.counts_steps and cadence.checkpoint_due(now, step):
-            crew.propose(mark, "cadence")
+            ranks.propose(mark, "cadence")
             cadence.took_checkpoint(now, step)
         elif self._can_snapshot() and cadence.snapshot_due(now):
-            crew.propose(mark, None)
+            ranks.propose(mark, None)
 
+    @uninterruptible
     def rest_at(self, step: int, *, at_any_cost: bool = False) -> None:
         """Have this boundary in memory: no other comes for a while, and a stop must find it."""
         in_air = None if self._snapshots is None else self._snapshots.in_air
@@ -148,12 +150,12 @@ class Saver:
         """
         handle = Handle(reason, is_last=is_last)
         if is_last:
-            self._custody.make_way()
+            self._keeper.make_way()
         try:
             self._begin_checkpoint(step, [*self._wanted, handle], _SLOT_SECONDS)
             if handle.step is None:
                 handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
-            self._custody.wait(handle)
+            self._keeper.wait(handle)
         except SaveFailed as error:
             self._tell_failure(step, error)
             return False
@@ -164,15 +166,15 @@ class Saver:
         if self._snapshots is not None:
             self._snapshots.wait_landed(_LANDING_SECONDS)
         newest = self.newest
-        if newest is None or newest.sequence <= self._custody.durable_sequence:
+        if newest is None or newest.sequence <= self._keeper.durable_sequence:
             return True
-        if not self._custody.has_keeper:
+        if not self._keeper.has_keeper:
             return False
         handle = Handle(reason)
         handle.step = newest.step
         try:
-            self._custody.order(newest, [handle])
-            self._custody.wait(handle)
+            self._keeper.order(newest, [handle])
+            self._keeper.wait(handle)
         except SaveFailed as error:
             self._tell_failure(newest.step, error)
             return False
@@ -210,7 +212,7 @@ class Saver:
         if self._timed is not None and self._timed.done:
             self._note_writing(self._timed, now, step)
             self._timed = None
-        timed = TimedHandle(self._custody.words, step)
+        timed = TimedHandle(self._keeper.words, step)
         self._begin_checkpoint(step, [timed], 0.0)
         if timed.step is None:
             return  # no slot: the next boundary tries again
@@ -237,9 +239,9 @@ class Saver:
                 self._order(taken, handles)
             elif self._can_snapshot():
                 return  # no free slot yet: the next boundary tries again
-        if not self._can_snapshot() and self._crew is None:
+        if not self._can_snapshot() and self._ranks is None:
             began = time.monotonic()
-            with at_work(self._custody.words, SAVES):
+            with at_work(self._keeper.words, SAVES):
                 self._write_here(step, handles)
             waited = time.monotonic() - began
         elif not self._can_snapshot():
@@ -253,7 +255,7 @@ class Saver:
 
     def _can_snapshot(self) -> bool:
         return (
-            self._custody.has_keeper
+            self._keeper.has_keeper
             and self._snapshots is not None
             and not self._snapshots.impossible
         )
@@ -268,14 +270,14 @@ class Saver:
             captured = self._shares.capture(self._state, extra)
         for line in self.forgotten.look(captured, step):
             say(line)
-        is_first = self._crew is None or self._crew.rank == 0
+        is_first = self._ranks is None or self._ranks.rank == 0
         return self._beside_tensors.add_to(captured, self._state) if is_first else captured
 
     def _head(self) -> dict[str, Any]:
         """What stands beside the captured state."""
         return {
-            "attempt": self._custody.policy.attempt,
-            "world": self._custody.policy.size,
+            "attempt": self._keeper.policy.attempt,
+            "world": self._keeper.policy.size,
             "common": "" if self._shares is None else self._shares.print,
             "classes": class_names(self._state),
             "metrics": self._metrics.values(),
@@ -294,21 +296,21 @@ class Saver:
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
-        with at_work(self._custody.words, SAVES):
+        with at_work(self._keeper.words, SAVES):
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
             taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
-        if self._custody.logged is not None and (late := self._metrics.take_late()):
-            self._custody.logged.append((step - 1, late))
+        if self._keeper.logged is not None and (late := self._metrics.take_late()):
+            self._keeper.logged.append((step - 1, late))
         if taken is None:
             self._cadence.missed_snapshot(time.monotonic())
             return None
-        self._custody.words[SNAPSHOTS] += 1
+        self._keeper.words[SNAPSHOTS] += 1
         if taken is self._snapshots.newest:
-            self._custody.snapshot_taken(taken)
-        if self._crew is not None:
-            self._crew.taken()
+            self._keeper.snapshot_taken(taken)
+        if self._ranks is not None:
+            self._ranks.taken()
         here = 0.0 if taken.is_hidden else capturing + taken.seconds
         self._cadence.took_snapshot(time.monotonic(), here + taken.device_seconds)
         return taken
@@ -318,14 +320,14 @@ class Saver:
         with self._landing:
             handles = self._ordered.pop(taken.sequence, [])
         if good:
-            self._custody.snapshot_taken(taken)
+            self._keeper.snapshot_taken(taken)
             if handles:
-                self._custody.order(taken, handles)
+                self._keeper.order(taken, handles)
             return
         if self._snapshots is not None:
             self._snapshots.settle(taken.sequence)
-        if self._crew is not None:
-            self._crew.missed(taken.mark, "the copy from the device was lost")
+        if self._ranks is not None:
+            self._ranks.missed(taken.mark, "the copy from the device was lost")
         for handle in handles:
             handle.settle("the copy from the device was lost")
 
@@ -338,19 +340,19 @@ class Saver:
             if self._snapshots.in_air is taken:
                 self._ordered[taken.sequence] = handles
                 return
-        self._custody.order(taken, handles)
+        self._keeper.order(taken, handles)
 
     def _write_here(self, step: int, handles: list[Handle]) -> None:
         """Without slots or keeper the trainer writes itself, and training waits."""
         error = None
         try:
             reason = handles[0].reason
-            write_direct(self._custody.policy, self._capture(step), self._head(), step, reason)
+            write_direct(self._keeper.policy, self._capture(step), self._head(), step, reason)
         except SaveFailed as failed:
             error = str(failed)
             say(f"a checkpoint could not be made: {error}. It will be tried again.")
         else:
-            self._custody.durable_step = step
+            self._keeper.durable_step = step
         for handle in handles:
             handle.step = step
             handle.settle(error)

@@ -21,6 +21,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast._run.signals.handlers import uninterruptible
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
@@ -66,6 +68,7 @@ class ChildShield:
         self._former = former = processes.BaseProcess.start
         numbers = self._numbers
 
+        @uninterruptible
         @functools.wraps(former)
         def start(process: BaseProcess) -> None:
             if getattr(process, "_start_method", None) != "fork":

@@ -20,9 +20,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from holdfast import _errors
 from holdfast._environment.processes.libc import c_handler
@@ -31,17 +30,31 @@ from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
 _SIGHUP = getattr(signal, "SIGHUP", None)
-_OURS = (
-    *("_run/session.py", "_run/boundary.py", "_run/saving", "_run/exit", "_run/signals"),
-    *("_state", "_store"),
-)
-_OUR_WORK = tuple(str(Path(__file__).parents[2] / name) for name in _OURS)
 _Handler = Callable[[int, Any], Any] | int | None
 
 # The one that fork must undo in the child; there is at most one run that owns the signals.
 _installed: SignalWatch | None = None
 _fork_hook_set = False
 _masks = threading.local()  # of the thread that forks, while it does
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_uninterruptible: set[int] = set()  # the ids of code objects
+
+
+def uninterruptible(function: _Function) -> _Function:
+    """Let no second Ctrl-C cut this function in two, nor anything that it calls.
+
+    The handler looks for its code among the frames that it interrupts: a call costs nothing more.
+    """
+    _uninterruptible.add(id(function.__code__))
+    return function
+
+
+def _is_uninterruptible(frame: FrameType | None) -> bool:
+    while frame is not None and id(frame.f_code) not in _uninterruptible:
+        frame = frame.f_back
+    return frame is not None
 
 
 class SignalWatch:
@@ -165,7 +178,7 @@ class SignalWatch:
             if again and self.is_alone:
                 raise KeyboardInterrupt  # no keeper hears the second Ctrl-C
             at_once = again or (nudged and self.ends_the_step)
-            if at_once and is_interactive() and not _is_our_work(frame):
+            if at_once and is_interactive() and not _is_uninterruptible(frame):
                 raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
             return
         if self.holds_warnings and _errors.of_signal(number) == _errors.REQUEUE:
@@ -200,13 +213,6 @@ class SignalWatch:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
             if self._takes_quit and _SIGQUIT is not None:
                 faulthandler.unregister(_SIGQUIT)
-
-
-def _is_our_work(frame: FrameType | None) -> bool:
-    """Whether the thread saves or closes, which must not be cut in two."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_OUR_WORK):
-        frame = frame.f_back
-    return frame is not None
 
 
 def _block_signals() -> None:
