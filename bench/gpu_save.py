@@ -154,7 +154,7 @@ def in_turns(training: Training, run, blocks: int, steps: int) -> dict[str, obje
     taken = dict.fromkeys(ways, 0)
     for block in range(blocks):
         for way in ways[block % len(ways) :] + ways[: block % len(ways)]:
-            session_of(run).saver._snapshots.wait_landed(30)
+            session_of(run).saver._snapshots.wait_for_copies(30)
 
             def work(way: int = way) -> None:
                 for number in range(steps):
@@ -186,14 +186,14 @@ def stalls(training: Training, run) -> dict[str, float]:
     on_device, stalled, on_cpu, home = [], [], [], []
     for _ in range(8):
         training.step()
-        session_of(run).saver._snapshots.wait_landed(30)
+        session_of(run).saver._snapshots.wait_for_copies(30)
         torch.cuda.synchronize()
         run.boundary()
         began = time.perf_counter()
         session_of(run).saver._take_snapshot(run.step, 0.0)
         on_cpu.append(time.perf_counter() - began)
         devices = session_of(run).saver._snapshots._current._copies
-        session_of(run).saver._snapshots.wait_landed(30)
+        session_of(run).saver._snapshots.wait_for_copies(30)
         home.append(time.perf_counter() - began)
         on_device.append(devices._costs[-1])
         stalled.append(devices.stall_seconds)
@@ -231,7 +231,7 @@ def by_cadence(training: Training, folder: Path, steps: int) -> dict[str, object
                                     gaps.append(now - last)
                                 newest, last = session_of(run).saver.newest, now
 
-                session_of(run).saver._snapshots.wait_landed(30)
+                session_of(run).saver._snapshots.wait_for_copies(30)
                 found[with_snapshots].append(timed(work) / (2 * steps))
     ratios = [a / b - 1 for a, b in zip(found[True], found[False], strict=True)]
     return {

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._errors import Stopped
-from holdfast._run.exit.messages import say_leaving
+from holdfast._run.exit.leaving import say_leaving
 from holdfast._run.saving.cadence import Cadence
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.rank_orders import RankAgreement
-from holdfast._run.signals.children import children_unheard
+from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._run.witness.run_eye import RunEye
 from holdfast._store.folder.requests import StopRequest
@@ -116,7 +116,7 @@ class Boundary:
     # -- a boundary at which something may be due -------------------------------------
 
     def _save_or_stop(self, now: float) -> bool:
-        with children_unheard() as deaths:
+        with children_deferred() as deaths:
             leaves = self._act(now)
             if leaves:
                 deaths.clear()  # the step that needed these children is complete
@@ -127,7 +127,7 @@ class Boundary:
         session.require_open()
         ruling, stops, saver = session.ruling, session.stops, session.saver
         self._next_poll = now + _POLL_SECONDS
-        session.keeper.look_after_keeper()
+        session.keeper.check_keeper()
         session.guard.mend(is_alone=not session.keeper.has_keeper)
         if stops.error is not None:
             raise stops.error
@@ -173,9 +173,9 @@ class Boundary:
         """Do what all ranks have agreed to do at this boundary; True to leave."""
         session, mark = self._session, self.mark()
         if request is not None:
-            ranks.wish("stop", request.reason, status=request.status, signal=request.number)
+            ranks.request("stop", request.reason, status=request.status, signal=request.number)
         elif (wanted := session.saver.wants_something()) is not None:
-            ranks.wish("save", wanted)
+            ranks.request("save", wanted)
         decision = ranks.at_boundary(mark)
         if decision is not None and session.ruling.is_stopped_as_bad(decision):
             return True

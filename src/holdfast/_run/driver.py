@@ -66,7 +66,7 @@ class LoopDriver:
 
     def stored_with_position(self) -> dict[str, Any]:
         """What the trainer keeps with every position; it writes into it."""
-        return self._session.loops.course.beside()
+        return self._session.loops.course.trainer_state()
 
     def was_ended_before(self) -> bool:
         """True, with a line, if a rule or run.finish() had ended the training."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._errors import RunIsLive, is_interactive
-from holdfast._run.exit.bounded import leave_at_once
+from holdfast._errors import RanksError, RunIsLive, is_interactive
 from holdfast._run.exit.exception_record import look_for_graphs
+from holdfast._run.exit.leaving import leave_at_once
 from holdfast._run.saving.keeper_client import Handle
-from holdfast._run.saving.messages import sentence_of, uneven
 from holdfast._run.saving.rank_orders import Decision
 from holdfast._run.signals.guard import TimeLeft, announce_signal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
 from holdfast._store.memory.control import IN_LOOP, MARK, REST
-from holdfast._text import say, speak_as
+from holdfast._text import say, size, speak_as
 
 if TYPE_CHECKING:
     from holdfast._run.session import Session
@@ -158,3 +159,115 @@ class KeeperEvents:
 
     def _on_uneven(self, message: Message) -> None:
         self._session.stops.fail(uneven(message["epoch"], message["batches"]))
+
+
+# -- Messages that are only said -------------------------------------------------------------------
+
+_MOST_RANKS = 8
+
+
+def sentence_of(message: Message) -> str | None:
+    """The words for a message; None if it is not to be said."""
+    words = _WORDS.get(message["kind"])
+    return None if words is None else words(message)
+
+
+def _of_failed(message: Message) -> str:
+    return f"a checkpoint could not be made: {message['error']}. It will be tried again."
+
+
+def _of_mirror(message: Message) -> str:
+    return str(message["text"])
+
+
+def _of_twins(message: Message) -> str:
+    first, second = message["ranks"]
+    return (
+        f"ranks {first} and {second} train on identical batches: each should have its own "
+        "share of the data.\nGive the loader a DistributedSampler, or seed each rank's "
+        "data in another way."
+    )
+
+
+def _of_short_warning(message: Message) -> str:
+    return (
+        f"SLURM warns {message['warning']:.0f} s before the time limit, and a step with its "
+        f"save takes {message['needed']:.0f} s here.\n"
+        f"Ask for more: --signal=USR2@{2 * message['needed'] + 30:.0f}"
+    )
+
+
+def _of_hang_over(_: Message) -> str:
+    return "it goes on: a step was made after all."
+
+
+def _of_paused(message: Message) -> str | None:
+    if message.get("is_deaf"):
+        return None  # this very process: it would read the line when the pause is over
+    who = f"rank {message['rank']}" if message["of"] > 1 else "the run"
+    return f"{who} is held by {message['by']}: no hang. The watch waits until it goes on."
+
+
+def uneven(epoch: int, batches: list[list[int]]) -> RanksError:
+    """The ranks have different numbers of batches: no later step exists on all of them."""
+    counts = ", ".join(f"rank {rank}: {count}" for rank, count in batches[:_MOST_RANKS])
+    more = ", …" if len(batches) > _MOST_RANKS else ""
+    return RanksError(
+        f"the ranks have different numbers of batches in epoch {epoch} ({counts}{more}), and a "
+        "step is saved only where all ranks have made it.\n"
+        "Give all ranks the same number: a DistributedSampler, drop_last=True, or "
+        "run.batches(loader, steps=…). DDP's Join is not supported."
+    )
+
+
+def _of_hang(message: Message) -> str:
+    sentence = message["sentence"]
+    if message["policy"] == "restart":
+        return f"{sentence}\nIt is made durable and ended for that (--hang-timeout)."
+    return f"{sentence}\nMore: holdfast why {shlex.quote(message['folder'])}"
+
+
+def _of_notice(message: Message) -> str | None:
+    reason = message["reason"]
+    if message["what"] == "deaf":
+        return (
+            f"{message['cloud']} does not tell whether this machine is about to end ({reason}).\n"
+            "Let this process reach 169.254.169.254 (AWS: from a container with a hop limit of "
+            "2), or switch this off: holdfast.Settings(notices='off')"
+        )
+    if message["acts"] == "save":
+        return f"{reason}: the next step is made durable, and the run goes on."
+    if message["acts"] == "later":
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(message["at"]))
+        return f"{reason} comes at {at} UTC: the run leaves {message['lead']:.0f} s before."
+    return None  # the stop itself is said
+
+
+def _of_memory(message: Message) -> str | None:
+    if message.get("quiet"):
+        return None
+    growth, limit = size(message["bytes_per_second"]), size(message["limit"])
+    if message["what"] == "shm":
+        fact = f"/dev/shm fills by {growth}/s: its {limit} are full"
+    elif message["what"] == "machine":
+        fact = f"memory grows by {growth}/s: the machine's {limit} are used up"
+    else:
+        fact = f"memory grows by {growth}/s: the limit of {limit} ({message['what']}) is reached"
+    who = f"rank {message['of_rank']} on {message['host']}: " if "of_rank" in message else ""
+    step = message["step"]
+    then = "The next step" if step is None else f"Step {step}"
+    now = "" if step is None else " now"
+    return f"{who}{fact} in about {message['seconds']:.0f} s. {then} is made durable{now}."
+
+
+_WORDS: dict[str, Callable[[Message], str | None]] = {
+    "failed": _of_failed,
+    "mirror": _of_mirror,
+    "twins": _of_twins,
+    "short-warning": _of_short_warning,
+    "hang": _of_hang,
+    "hang-over": _of_hang_over,
+    "paused": _of_paused,
+    "notice": _of_notice,
+    "memory": _of_memory,
+}

@@ -22,7 +22,7 @@ from holdfast._run.data.feed import Feed, begin_fresh, begin_in_the_middle, say_
 from holdfast._run.data.feeds import Feeds
 from holdfast._run.progress import Standing
 from holdfast._run.resume.start import Resumed
-from holdfast._run.signals.children import children_unheard
+from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._state.capture import capture_generators, restore_generators
 from holdfast._store.memory.control import DONE, EPOCH, EPOCHS, IN_LOOP, begin_loop
@@ -124,7 +124,7 @@ class Loops:
     @uninterruptible
     def _pass_epoch_end(self) -> bool:
         """A boundary that completes no step, unless the epoch had none."""
-        self._session.phases.turn()
+        self._session.phases.end_epoch()
         del self.running[1:]  # one that was left by `break` may not be closed yet
         if self.course.is_on_the_way:
             self._arrive()
@@ -134,7 +134,7 @@ class Loops:
                 "an epoch must come in the same order in every life.\n"
                 "Nothing was trained. Give each epoch the same loops, or use another folder."
             )
-        if not self.course.turn(self._boundary.step):
+        if not self.course.end_epoch(self._boundary.step):
             return self._boundary.pass_step()
         return self._boundary.pass_epoch_end()
 
@@ -251,33 +251,38 @@ class Loops:
 
     def pass_by_hand(self) -> bool:
         """`run.boundary()`."""
-        session = self._session
-        if self.running and self.running[-1].name != "run.epochs":
-            raise HoldfastError(
-                f"run.boundary() inside {self.running[-1].name}(), which passes the boundaries "
-                "itself.\nUse one of the two."
-            )
-        if self.running and not self._has_warned:
-            self._has_warned = True
-            say(
-                "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
-                "known, so an interrupted epoch begins anew.\n"
-                "Loop over run.batches(loader), which knows, or keep the position in the state."
-            )
+        session, boundary = self._session, self._boundary
+        if self.running:
+            self._check_by_hand()
         if not session.found.is_released:
             self._generators = None  # the step that ends here has drawn from them already
             session.found.release()
         self.is_by_hand = not self.running
-        if not self.running and session.ruling.was_ended_before():
-            return True  # this step does not count
-        self._enter()
-        leave = self._boundary.pass_step()
+        if session.ruling.over is not None and not self.running:
+            return session.ruling.was_ended_before()  # this step does not count
+        if not boundary.words[IN_LOOP]:
+            self._enter()
+        leave = boundary.pass_step()
         if leave and session.stops.stopped is None:
             self.finish()
             return True
         if leave and not self.running:
             self.leave()
         return leave
+
+    def _check_by_hand(self) -> None:
+        if not self.is_between_passes:
+            raise HoldfastError(
+                f"run.boundary() inside {self.running[-1].name}(), which passes the boundaries "
+                "itself.\nUse one of the two."
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            say(
+                "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
+                "known, so an interrupted epoch begins anew.\n"
+                "Loop over run.batches(loader), which knows, or keep the position in the state."
+            )
 
     def note_update(self) -> None:
         """Values were handed over: the step at hand counts if the loop ends within it."""
@@ -312,7 +317,7 @@ class Loops:
             return
         ruling.judge_the_end()
         boundary.words[DONE] = 1
-        with children_unheard():
+        with children_deferred():
             is_saved = session.saver.save_and_wait(step, "finished", is_last=False)
         if ruling.bad is not None:
             raise ruling.stop_bad()

@@ -13,10 +13,10 @@ from holdfast import _errors
 from holdfast._adapters.metrics import Metrics
 from holdfast._errors import HoldfastError, SettingsError, is_interactive
 from holdfast._run.attempt import RunSpec, close_forgotten
-from holdfast._run.exit.bounded import goes_on
+from holdfast._run.exit.leaving import goes_on
 from holdfast._run.loops import Batches
-from holdfast._run.saving.immutable_state import StateView, hand_over
 from holdfast._run.saving.keeper_client import Handle
+from holdfast._run.saving.script_state import StateView, hand_over
 from holdfast._run.session import Session, not_open
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._run.signals.hosted import as_the_script_means
@@ -69,7 +69,8 @@ class Run:
     @property
     def step(self) -> int:
         """The steps that are complete, counted over all attempts."""
-        return 0 if self._session is None else self._session.boundary.step
+        session = self._session
+        return 0 if session is None else session.boundary.step
 
     @property
     def attempt(self) -> int:
@@ -134,14 +135,15 @@ class Run:
             self._session.close(error)
 
     def _opened(self) -> Session:
-        """The session, open or closed; before it there is nothing that could keep what is given."""
+        """The session, open or closed; before the first one no part could keep a value."""
         if self._session is None:
             raise not_open(self._spec)
         return self._session
 
     def _open(self) -> Session:
-        session = self._opened()
-        session.require_open()
+        session = self._session
+        if session is None or not session.is_open:
+            raise not_open(self._spec)
         return session
 
     # -- what a step gives and asks ---------------------------------------------------
@@ -165,7 +167,9 @@ class Run:
 
         >>> run.log(loss=loss, val_loss=0.3)  # doctest: +SKIP
         """
-        session = self._opened()
+        session = self._session
+        if session is None:
+            raise not_open(self._spec)
         is_best = session.log.record(session.boundary.step, metrics)
         if is_best and session.attempt.rank == 0:
             self.save(reason="best")

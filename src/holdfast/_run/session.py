@@ -17,10 +17,11 @@ from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
 from holdfast._run.attempt import RunAttempt, RunSpec, note_closed, note_open
 from holdfast._run.boundary import Boundary
-from holdfast._run.exit.bounded import bound_leaving, die_if_terminated
-from holdfast._run.exit.exception_record import Scene, is_failure, leave_words
-from holdfast._run.exit.messages import (
+from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
+from holdfast._run.exit.leaving import (
     answer_late,
+    bound_leaving,
+    die_if_terminated,
     say_in_memory,
     say_leaving,
     say_unseen_fit,
@@ -33,16 +34,16 @@ from holdfast._run.metric_log import MetricLog
 from holdfast._run.phases import Phases
 from holdfast._run.progress import Progress
 from holdfast._run.ranks.world import find_world
-from holdfast._run.resume.from_mirror import MirrorSide
+from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._run.resume.start import Resumed, Start, resume
 from holdfast._run.ruling import Ruling
-from holdfast._run.saving.forgotten_state import hear_optimizers
-from holdfast._run.saving.job import JobSide, start_facts
-from holdfast._run.saving.keeper_client import KeeperClient
-from holdfast._run.saving.keeper_config import begin_cadence, grace_of, hang_policy
+from holdfast._run.saving.cadence import begin_cadence
+from holdfast._run.saving.job import JobClient, start_facts
+from holdfast._run.saving.keeper_client import KeeperClient, grace_of, hang_policy
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
-from holdfast._run.signals.children import children_unheard
+from holdfast._run.saving.script_state import watch_optimizers
+from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.guard import Guard
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._run.stop_state import StopState
@@ -61,7 +62,7 @@ class Session:
     """Opens and closes one attempt, and owns its parts."""
 
     # Made by `open`, in this order:
-    mirror: MirrorSide
+    mirror: MirrorClient
     attempt: RunAttempt
     found: Resumed
     log: MetricLog
@@ -78,7 +79,7 @@ class Session:
         self.spec = spec
         self.stops = StopState()
         self.ranks: RankAgreement | None = None  # where there are several
-        self.job: JobSide | None = None  # where a scheduler has started this one process
+        self.job: JobClient | None = None  # where a scheduler has started this one process
         self.eye: RunEye | None = None  # while `holdfast prove` watches
         self.is_open = False
         self._ignore_optimizers: Callable[[], None] | None = None
@@ -89,7 +90,7 @@ class Session:
     def open(self) -> None:
         folder, world = self.spec.folder, find_world()
         speak_as(world.rank)
-        self.mirror = MirrorSide(folder, self.spec.settings, world.rank)
+        self.mirror = MirrorClient(folder, self.spec.settings, world.rank)
         layout, run_id = open_folder(folder)
         start = Start(layout, run_id, folder)
         self.attempt = RunAttempt(folder, layout, run_id)
@@ -151,7 +152,7 @@ class Session:
             self.keeper, self.ranks = join_ranks(attempt.party, *terms)
         is_alone_in_job = attempt.party is None and attempt.in_job
         if is_alone_in_job and self.keeper.has_keeper and not is_interactive():
-            self.job = JobSide(self.keeper)  # a kernel and its server go on: no requeue
+            self.job = JobClient(self.keeper)  # a kernel and its server go on: no requeue
         words = self.keeper.words
         self.boundary.share(words, self.ranks, at_epoch_end=found.at_turn)
         self.log.send_to_keeper(self.keeper.logged)
@@ -176,7 +177,7 @@ class Session:
         self.eye = open_run_eye(spec.folder, step)
         self.phases = Phases(words, self.guard, self.keeper, self._leave_phase, self.eye)
         self.phases.recall(found.phases)
-        self._ignore_optimizers = hear_optimizers(self.loops.note_optimizer)
+        self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
         self.boundary.begin(cadence, self.guard.noted)
         self.is_open = True
         note_open(spec.folder, self)
@@ -228,7 +229,7 @@ class Session:
         attempt = self.attempt
         if is_failure(error):
             of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
-            words = leave_words(error, Scene(*of, where="opening"))
+            words = record_exception(error, Scene(*of, where="opening"))
             say_verdict(error, words, self.spec.folder)
         self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
         if hasattr(self, "keeper"):
@@ -287,7 +288,7 @@ class Session:
         """Leave the run; raises what the script is to leave with, if it is not `error`."""
         if os.getpid() != self.attempt.pid or not self.is_open:
             return  # a forked child that leaves its parent's block, or closed as forgotten
-        with children_unheard() as deaths:
+        with children_deferred() as deaths:
             self._leave(error)
             deaths.clear()
 
@@ -311,7 +312,7 @@ class Session:
             say_unseen_fit(self.spec.state, step)
         words = {}
         if error is not None and is_failure(error) and stops.is_unasked:
-            words = leave_words(error, self.scene(error))
+            words = record_exception(error, self.scene(error))
         if error is None and stops.stopped is None and ruling.is_bad():
             ruling.stop_bad()  # the values of the last steps arrived after the last boundary
         if error is None and stops.stopped is None and loops.running:
@@ -415,7 +416,7 @@ class Session:
             self.keeper.close()
         self.saver.close()
         if any(each is not None and each.is_requeued for each in (self.ranks, self.job)):
-            self.guard.heed_no_more(signal.SIGTERM)  # SLURM ends what is left; we are leaving
+            self.guard.ignore_from_now(signal.SIGTERM)  # SLURM ends what is left; we are leaving
         self.guard.remove()
         self.boundary.close()
         self.log.send_to_keeper(None)

@@ -5,7 +5,7 @@ memory; the work that training queues from then on waits for that and for nothin
 buffer goes home behind the next steps, on a stream of its own, into memory that is registered
 with the driver. Without room, see held_back.py.
 
-A slot is whole only when its last byte has come (see _run/saving/async_copy.py).
+A slot is whole only when its last byte has come (see _run/saving/slots.py).
 """
 
 from __future__ import annotations

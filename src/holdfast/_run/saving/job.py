@@ -1,4 +1,4 @@
-"""The trainer's side of a job: its keeper knows why a stop came, and has the job come back."""
+"""The trainer's side of a SLURM job: its keeper finds out why a stop came, and requeues the job."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._settings import Settings
 from holdfast._text import say
 
-_ANSWER_SECONDS = 50.0  # several questions to SLURM, each with its bound; most take none
+_ANSWER_SECONDS = 50.0  # several questions to SLURM, each with its own bound
 _LOOK_SECONDS = 0.05
 _OF_SCHEDULERS = (_errors.TERMINATED, _errors.REQUEUE)
 
 
 def start_facts(settings: Settings) -> dict[str, Any]:
-    """What the journal says of a life that begins: where, in which job, and by which settings."""
+    """What the journal says of an attempt: host, job and settings."""
     facts = {"host": host_name(), "settings": asdict(settings)}
     job = find_job(variables.of_job())
     if job is None:
@@ -31,8 +31,8 @@ def start_facts(settings: Settings) -> dict[str, Any]:
     return {**facts, "job": job.id, "job_started": job.started, "restarts": job.restarts}
 
 
-class JobSide:
-    """What one process that trains alone leaves to its keeper when it stops."""
+class JobClient:
+    """Asks the keeper of a single process about its job when it stops."""
 
     def __init__(self, keeper: KeeperClient) -> None:
         self._keeper = keeper
@@ -42,7 +42,7 @@ class JobSide:
         self.is_requeued = False
 
     def hear(self, message: dict[str, Any]) -> bool:
-        """In the link's thread: take in an answer; False if it was none."""
+        """In the thread that receives: False if the message is no answer."""
         if message["kind"] not in ("settled", "requeued"):
             return False
         with self._changed:
@@ -51,11 +51,11 @@ class JobSide:
         return True
 
     def settle(self, stopped: Stopped, number: int, durable_step: int | None) -> None:
-        """Find out why the run was asked to stop, and let it leave with what fits."""
+        """Find out why the run was asked to stop, and set status and reason by it."""
         if stopped.status not in _OF_SCHEDULERS:
             return
         if stopped.status == _errors.TERMINATED:
-            number = signal.SIGTERM  # outside of the loop it was not noted, but acted at once
+            number = signal.SIGTERM  # outside the loop it acted at once
         told = {"reason": stopped.reason, "status": stopped.status, "signal": number}
         self._asked = {**told, "step": durable_step}
         self._keeper.send("settle", **self._asked)
@@ -81,8 +81,8 @@ class JobSide:
         while kind not in self._heard and not deadline.is_over() and keeper is not None:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
-            self._keeper.look_after_keeper()
+            self._keeper.check_keeper()
             if keeper != self._keeper.keeper_pid:
-                keeper = self._keeper.keeper_pid  # the one before has died with the question
+                keeper = self._keeper.keeper_pid  # the keeper that died had the question
                 self._keeper.send("settle", **self._asked)
         return self._heard.get(kind)

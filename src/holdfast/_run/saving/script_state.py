@@ -1,24 +1,106 @@
-"""State that a script has forgotten: it changes, and what is saved of it does not.
-
-A resumed run would go on inexactly, and nothing would fail. So it is said in the first life, once,
-with the line to write.
-"""
+"""State that is a value: handed over by `run.update`, and what goes wrong where it is not."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 from holdfast._adapters.registry import adapters
-from holdfast._state.capture import Captured, capture
+from holdfast._errors import HoldfastError
+from holdfast._state.capture import Captured, capture, is_stateful
 
-_STEPS = 10  # of which a value that changes is handed over in one at least
+
+class StateView(Mapping[str, Any]):
+    """The state by name; records which names the script has read in one attempt."""
+
+    def __init__(self, state: dict[str, Any], attempt: int) -> None:
+        self.attempt = attempt
+        self.names: set[str] = set()
+        self.looked_at: set[str] = set()  # names whose first update was checked
+        self._state = state
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._state[name]
+        self.names.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __repr__(self) -> str:
+        return repr(self._state)
 
 
-def hear_optimizers(hear: Callable[[Any], None]) -> Callable[[], None]:
-    """Call `hear` with every optimizer that has stepped; returns what ends that."""
+def hand_over(
+    state: dict[str, Any], values: Mapping[str, Any], restored: StateView | None
+) -> list[str]:
+    """Replace values of the state; refuse now, not at the next save, what cannot be stored.
+
+    Called for every step, so a value of the same form as the last one is not inspected. `restored`
+    is None in a new run. Returns lines to say.
+    """
+    unknown = [name for name in values if name not in state]
+    if unknown:
+        raise HoldfastError(
+            f"{unknown[0]} is not part of this run's state.\n"
+            f"Give it to Run first; there is: {', '.join(state) or 'nothing'}."
+        )
+    formed = _that_know_forms()
+    lines: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, dict) and is_stateful(state[name]):
+            kind = type(state[name]).__name__
+            raise HoldfastError(
+                f"run.update({name}=…) was given a dict for an object, a {kind}.\n"
+                "The object itself is saved, as it is at each save: leave it out of run.update()."
+            )
+        if restored is not None and name not in restored.looked_at:
+            lines += _look_for_forgotten(formed, state[name], name, restored)
+            restored.looked_at.add(name)
+        if not any(adapter.same_form(state[name], value) for adapter in formed):
+            capture({name: value})
+    state.update(values)
+    return lines
+
+
+def _that_know_forms() -> list[ModuleType]:
+    return [adapter for adapter in adapters() if hasattr(adapter, "same_form")]
+
+
+def _look_for_forgotten(
+    formed: list[ModuleType], value: Any, name: str, restored: StateView
+) -> list[str]:
+    """A restored value that the script never read is about to be replaced by a fresh one."""
+    if name in restored.names or isinstance(value, dict | list) or is_stateful(value):
+        return []  # the script's own objects were filled in place
+    if not any(adapter.has_arrays(value) for adapter in formed):
+        return []
+    fact = f"{name} was restored, and run.update() {{}} a value that does not come from it"
+    remedy = f'Take it first, before the loop: {name} = run.state["{name}"]'
+    if restored.names:  # each step may compute it from the others alone
+        more = "needless if each step computes it from the rest alone"
+        return [f"{fact.format('has replaced it by')}.\n{remedy} ({more})"]
+    raise HoldfastError(
+        f"{fact.format('is about to replace it by')}: the training would begin anew.\n{remedy}"
+    )
+
+
+# -- State that a script has forgotten: it changes, but not in what is saved -----------------------
+# A resumed run would go on inexactly, and nothing would fail. So the first attempt says it once,
+# with the line to write.
+
+
+_STEPS = 10  # within which a value that changes is handed over at least once
+
+
+def watch_optimizers(hear: Callable[[Any], None]) -> Callable[[], None]:
+    """Call `hear` with every optimizer that has stepped; returns a function that ends that."""
     if not hasattr(sys.modules.get("torch"), "__version__"):
         return lambda: None
     from holdfast.torch.stepping import hear_steps
@@ -26,27 +108,26 @@ def hear_optimizers(hear: Callable[[Any], None]) -> Callable[[], None]:
     return hear_steps(hear)
 
 
-class Forgotten:
-    """What of a state does not change while the training goes on."""
+class ForgottenState:
+    """Finds parts of the state that do not change while the training goes on."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self._handed: set[str] = set()
         self._first_update: int | None = None
         self._stepped: dict[int, tuple[weakref.ref[Any], int]] = {}  # optimizers, by their id
-        self._suspects: list[weakref.ref[Any]] = []  # have stepped in two steps of the run
-        self._known: list[weakref.ref[Any]] | None = None  # a reference would keep their memory
+        self._suspects: list[weakref.ref[Any]] = []  # stepped in two steps of the run
+        self._known: list[weakref.ref[Any]] | None = None  # weak: not to keep their memory
         self._known_at = 0
         self._has_moved = False
 
     def note_update(self, names: Iterable[str], step: int) -> None:
-        """Values were handed over by run.update."""
         self._handed.update(names)
         if self._first_update is None:
             self._first_update = step
 
     def note_optimizer(self, optimizer: Any, step: int) -> None:
-        """An optimizer has stepped. One that lives for a single step has no state to keep."""
+        """An optimizer has stepped; one that exists for a single step has no state to keep."""
         known, first = self._stepped.get(id(optimizer), (None, step))
         if known is None:
             self._stepped[id(optimizer)] = weakref.ref(optimizer), step
@@ -55,7 +136,7 @@ class Forgotten:
             self._suspects.append(known)
 
     def look(self, captured: Captured, step: int) -> Iterator[str]:
-        """What to say, when a state is captured."""
+        """Lines to say when a state is captured."""
         if self._suspects:
             yield from self._look_at_optimizers()
         if not self._has_moved:
@@ -64,7 +145,7 @@ class Forgotten:
             yield from self._look_at_arrays()
 
     def look_at_numbers(self) -> Iterator[str]:
-        """What to say when the first life ends."""
+        """Lines to say when the first attempt ends."""
         numbers = [name for name, value in self._state.items() if type(value) in (int, float)]
         for name in sorted(set(numbers) - self._handed):
             yield (
