@@ -224,7 +224,7 @@ class Boundary:
             at_turn=self.at_epoch_end,
             state=session.spec.state,
             metrics=session.log.metrics.values(),
-            position=session.loops.position_tree(),
+            position=session.loops.cursor.tree(),
         )
         if wants_checkpoint:
             session.saver.want(Handle("prove"))

@@ -41,12 +41,12 @@ class LoopDriver:
     @property
     def position(self) -> Position:
         """Where in the data the last boundary was."""
-        return self._session.loops.course.position
+        return self._session.loops.cursor.course.position
 
     @property
     def is_on_the_way(self) -> bool:
         """True until the loops reach the stored position."""
-        return self._session.loops.course.is_on_the_way
+        return self._session.loops.cursor.course.is_on_the_way
 
     @property
     def is_finished(self) -> bool:
@@ -56,17 +56,17 @@ class LoopDriver:
     @property
     def feed_length(self) -> int | None:
         """The batches of the pass that is running, if they are known."""
-        feed = self._session.loops.feed
+        feed = self._session.loops.cursor.feed
         return None if feed is None else feed.length
 
     @property
     def kit(self) -> Kit:
         """What the run's feeds share: ranks and seeds."""
-        return self._session.loops.feeds.kit
+        return self._session.loops.cursor.feeds.kit
 
     def stored_with_position(self) -> dict[str, Any]:
         """What the trainer keeps with every position; it writes into it."""
-        return self._session.loops.course.trainer_state()
+        return self._session.loops.cursor.course.trainer_state()
 
     def was_ended_before(self) -> bool:
         """True, with a line, if a rule or run.finish() had ended the training."""
@@ -80,7 +80,7 @@ class LoopDriver:
 
     def set_completes_step(self, completes: bool) -> None:
         """Say whether the batch at hand completes an optimizer step."""
-        self._session.loops.completes_step = completes
+        self._session.loops.set_completes_step(completes)
 
     def show_batch(self, batch: Any) -> None:
         """A batch was made where `run.batches` gave only a promise of it."""
@@ -88,12 +88,11 @@ class LoopDriver:
 
     def end_epochs(self) -> None:
         """This epoch is the last one: a stop has nothing to interrupt any more."""
-        loops = self._session.loops
-        loops.epochs_total = loops.course.epoch + 1
+        self._session.loops.set_epochs(self._run.epoch + 1)
 
     def forget_epochs_total(self) -> None:
         """The number of epochs is not known: a step, a time or a rule ends the fit."""
-        self._session.loops.epochs_total = None
+        self._session.loops.set_epochs(None)
         self._session.boundary.words[EPOCHS] = 0
 
     def expect_phase(self) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Generator, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from holdfast._errors import HoldfastError, SaveFailed, name_place
-from holdfast._run.data.course import Course, Lap, completes_step, expect_steps
-from holdfast._run.data.feed import Feed, begin_fresh, begin_in_the_middle, say_reached
-from holdfast._run.data.feeds import Feeds
+from holdfast._errors import HoldfastError, SaveFailed
+from holdfast._run.data.course import completes_step, expect_steps
+from holdfast._run.data.cursor import END, DataCursor
+from holdfast._run.data.feed import say_reached
 from holdfast._run.progress import Standing
 from holdfast._run.resume.start import Resumed
 from holdfast._run.signals.children import children_deferred
@@ -30,8 +30,6 @@ from holdfast._text import say
 
 if TYPE_CHECKING:
     from holdfast._run.session import Session
-
-_NONE = object()
 
 # What a frame does as it lets a loop's iterator go: `break` and `return`, or the end of the loop
 # where something around the iterator (islice, zip) ends it. None of these is an exception.
@@ -45,13 +43,8 @@ class Loops:
         attempt = session.attempt
         self._session = session
         self._boundary = session.boundary
-        self.course = Course(found.position, attempt.size)
-        self._has_position = found.position is not None  # else the run has no data loops
-        self.feeds = Feeds(list(session.spec.state.values()), attempt.rank, attempt.size)
-        self.feed: Feed | None = None  # of the pass that is running
-        self._pass: tuple[Lap, int | None, Any] | None = None  # as Course.use wants it
-        # Of the last loader that keeps its own position:
-        self._loader_state: Any = None if found.position is None else found.position.state
+        state = list(session.spec.state.values())
+        self.cursor = DataCursor(found.position, state, attempt.rank, attempt.size)
         self._generators = found.generators  # to restore at the stored position
         self.running: list[LoopMark] = []  # the outermost first
         self.number = -1  # of the outermost loop, in this attempt
@@ -84,20 +77,19 @@ class Loops:
             self.finish()
 
     def epochs(self, total: int, steps: int | None) -> Iterator[int]:
-        course, boundary, folder = self.course, self._boundary, self._session.spec.folder
+        course, boundary = self.cursor.course, self._boundary
         if course.epoch >= total:
             made = f"{say_reached(course.epoch, total, ' epochs')}, at step {boundary.step}"
-            say(f"{folder}: finished after {made}; nothing left to train.")
+            say(f"{self._session.spec.folder}: finished after {made}; nothing left to train.")
             self.reach(is_passed_over=True)
             return
         if self._has_made(steps) or self._is_passed_over():
             return
         with self._loop("run.epochs", steps):
-            self._has_position = True
             self.epochs_total = boundary.words[EPOCHS] = total
             bound = {} if steps is None else {"total": steps}
             self._session.attempt.journal("loop", step=boundary.step, epochs=total, **bound)
-            course.begin_epochs(boundary.step)
+            self.cursor.begin_epochs(boundary.step)
             try:
                 while course.epoch < total and boundary.step != steps:
                     self._begin_epoch()
@@ -114,8 +106,9 @@ class Loops:
 
     @uninterruptible
     def _begin_epoch(self) -> None:
-        self._boundary.words[EPOCH] = self.course.epoch + 1
-        top = self.course.note_top(capture_generators())
+        course = self.cursor.course
+        self._boundary.words[EPOCH] = course.epoch + 1
+        top = course.note_top(capture_generators())
         if top is not None:
             # The interrupted epoch runs again, and draws at its top what it drew before.
             restore_generators(top)
@@ -126,22 +119,23 @@ class Loops:
         """A boundary that completes no step, unless the epoch had none."""
         self._session.phases.end_epoch()
         del self.running[1:]  # one that was left by `break` may not be closed yet
-        if self.course.is_on_the_way:
+        course = self.cursor.course
+        if course.is_on_the_way:
             self._arrive()
             raise HoldfastError(
                 f"the loop over data in which the run was interrupted (number "
-                f"{self.course.position.lap + 1} of its epoch) did not come again: the loops of "
+                f"{course.position.lap + 1} of its epoch) did not come again: the loops of "
                 "an epoch must come in the same order in every life.\n"
                 "Nothing was trained. Give each epoch the same loops, or use another folder."
             )
-        if not self.course.end_epoch(self._boundary.step):
+        if not course.end_epoch(self._boundary.step):
             return self._boundary.pass_step()
         return self._boundary.pass_epoch_end()
 
     def batches(
         self, sources: tuple[Any, ...], accumulate: int, steps: int | None
     ) -> Generator[Any, None, None]:
-        session, boundary = self._session, self._boundary
+        session, boundary, cursor = self._session, self._boundary, self.cursor
         if session.ruling.over is not None:
             if not self.running:
                 self._is_passed_over()
@@ -155,33 +149,33 @@ class Loops:
             return
         with self._loop("run.batches", self.total if steps is None else steps):
             if len(self.running) == 1:
-                self.feeds.refuse_second_lap(sources)
-            feed = self.feeds.of(sources)
+                cursor.feeds.refuse_second_lap(sources)
+            feed = cursor.feeds.of(sources)
             feed.expect(accumulate)
             is_elsewhere = threading.get_ident() != session.attempt.thread
-            self.feeds.warn_of_looking_ahead(sys._getframe(1).f_code, is_elsewhere)
-            course, lap = self.course, self.course.begin_lap()
-            self._has_position = True
-            start, batches = self._begin_pass(feed, lap)
+            cursor.feeds.warn_of_looking_ahead(sys._getframe(1).f_code, is_elsewhere)
+            course, lap = cursor.course, cursor.begin_lap()
+            if lap.goal is not None:
+                self._arrive()
+            start, batches = cursor.open(feed, lap)
             if lap.is_over:
                 return
-            self.feed, self._pass = feed, (lap, feed.length, start)
             self._steps_expected = expect_steps(
                 boundary.step, feed.length, accumulate, lap, self.epochs_total
             )
-            number, length, ahead = lap.skip, feed.length, _NONE
+            number, length, ahead = lap.skip, feed.length, END
             is_shown = session.eye is not None or session.ranks is not None
             try:
                 while True:
-                    batch, ahead = ahead, _NONE
-                    if batch is _NONE:
-                        batch = self._take(batches, number)
-                    if batch is _NONE:
+                    batch, ahead = ahead, END
+                    if batch is END:
+                        batch = cursor.take(batches, number)
+                    if batch is END:
                         break
                     is_last = length is not None and number + 1 >= length
                     if length is None and (number + 1) % accumulate:
-                        ahead = self._take(batches, number + 1)  # the only way to know
-                        is_last = ahead is _NONE
+                        ahead = cursor.take(batches, number + 1)  # the only way to know
+                        is_last = ahead is END
                     course.batch = number
                     self.completes_step = completes_step(number, accumulate, is_last)
                     if is_shown:
@@ -208,37 +202,8 @@ class Loops:
                 if session.phases.follows_loops:
                     session.saver.rest_at(boundary.step)
             finally:
-                if self.feed is feed:
-                    self.feed, self._pass = None, None
+                cursor.close(feed)
                 del batches  # with it go the workers that do not outlive a pass
-
-    def _begin_pass(self, feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
-        if lap.goal is not None:
-            self._arrive()
-            return begin_in_the_middle(feed, lap)
-        if lap.is_over:
-            return None, iter(())
-        return begin_fresh(feed, lap)
-
-    def _take(self, batches: Iterator[Any], number: int) -> Any:
-        """The next batch, or _NONE; an error says where in the data it came from."""
-        try:
-            return next(batches, _NONE)
-        except Exception as error:
-            name_place(error, self.course.epoch, number)
-            raise
-
-    def uncounted_batches(self, feed: Feed) -> Generator[Any, None, None]:
-        """All batches, in a phase: it is repeated as a whole, so nothing is counted."""
-        _, batches = begin_fresh(feed, Lap(self.course.epoch, -1))
-        number = 0
-        try:
-            for batch in batches:
-                yield batch
-                number += 1
-        except Exception as error:
-            name_place(error, self.course.epoch, number)
-            raise
 
     def show_batch(self, number: int, batch: Any) -> None:
         """Let a proof see this batch, and other ranks compare it."""
@@ -246,6 +211,15 @@ class Loops:
             self._session.eye.batch(number, batch)
         if self._session.ranks is not None:
             self._session.ranks.show_batch(batch)
+
+    # -- what a trainer knows better --------------------------------------------------
+
+    def set_completes_step(self, completes: bool) -> None:
+        self.completes_step = completes
+
+    def set_epochs(self, total: int | None) -> None:
+        """The number of epochs; None if a step, a time or a rule ends the fit."""
+        self.epochs_total = total
 
     # -- steps of a loop that the script writes ---------------------------------------
 
@@ -345,7 +319,7 @@ class Loops:
         """True at the last boundary: a stop would interrupt nothing."""
         if self.total is not None and self._boundary.step >= self.total:
             return True
-        return self.epochs_total is not None and self.course.epoch >= self.epochs_total
+        return self.epochs_total is not None and self.cursor.course.epoch >= self.epochs_total
 
     def _has_made(self, steps: int | None) -> bool:
         """True, with a line, if earlier attempts made all steps of a loop."""
@@ -399,7 +373,7 @@ class Loops:
         if self._generators is not None:
             # The script has drawn between `with` and the loop, as it did in the first attempt.
             self.restore_generators()
-            if not self.course.is_on_the_way:
+            if not self.cursor.course.is_on_the_way:
                 self._generators = None
         words[DONE] = 0
         session.guard.defer(True)  # first: a signal that acts at once would cut the rest in two
@@ -426,7 +400,7 @@ class Loops:
     @uninterruptible
     def keep_left(self) -> None:
         """The script has left its loop by itself: have the last complete step in memory."""
-        course, feed, session = self.course, self.feed, self._session
+        course, feed, session = self.cursor.course, self.cursor.feed, self._session
         if session.ruling.over is not None or course.is_on_the_way:
             return  # kept already, or nothing was trained in this attempt
         step = self._boundary.step
@@ -442,11 +416,10 @@ class Loops:
 
     def _pass_made_step(self) -> bool:
         """A loop ends within a step: the step counts if it was made."""
-        if self._made_at != self._boundary.step or not (self._pass is None or self.completes_step):
+        is_whole = self.completes_step or not self.cursor.is_in_lap
+        if self._made_at != self._boundary.step or not is_whole:
             return False
-        if self._pass is not None:
-            lap, length, start = self._pass
-            self.course.use(lap, self.course.batch + 1, length, start)
+        self.cursor.use_batch_at_hand()
         self._boundary.pass_step()
         return True
 
@@ -461,7 +434,7 @@ class Loops:
             return
         if self.number < found.loop:
             found.look(self._session.spec.state)
-        elif is_passed_over or not self.course.is_on_the_way:
+        elif is_passed_over or not self.cursor.course.is_on_the_way:
             self._arrive()
 
     @uninterruptible
@@ -495,17 +468,8 @@ class Loops:
             return last
         return step + 1 if self.total is None else min(step + 1, self.total)
 
-    def position_tree(self) -> dict[str, Any] | None:
-        return self.course.position.to_tree() if self._has_position else None
-
     def where(self) -> dict[str, Any]:
         """The position in data and loops, for a snapshot."""
-        position = self.position_tree()
-        if position is not None:
-            if self.feed is not None and not self.course.position.is_over:
-                self._loader_state = self.feed.state()
-            # After a pass its last state stays, unused: a layout that changes costs memory.
-            position["state"] = self._loader_state
         head = {
             "at_turn": self._boundary.at_epoch_end,
             "phases": self._session.phases.remember(),
@@ -513,27 +477,25 @@ class Loops:
             "by_hand": self.is_by_hand,
             "rules": self._session.ruling.state(),
         }
-        return {"position": position, "head": head}
+        return {"position": self.cursor.stored(), "head": head}
 
     def standing(self) -> Standing:
         """For the progress line, which reads it in its own thread: nothing here waits."""
-        session, feed = self._session, self.feed
+        session, cursor = self._session, self.cursor
+        feed, epoch = cursor.feed, cursor.course.epoch
         newest = session.saver.newest
         return Standing(
             step=self._boundary.step,
             steps=self.total or self._steps_expected,
-            epoch=None if self.epochs_total is None else self.course.epoch,
+            epoch=None if self.epochs_total is None else epoch,
             epochs=self.epochs_total,
-            batch=None if feed is None else self.course.batch,
+            batch=None if feed is None else cursor.course.batch,
             batches=None if feed is None else feed.length,
             phase=session.phases.name,
             metrics=session.log.metrics.glance(),
             memory_step=None if newest is None else newest.step,
             disk_step=session.durable_step(),
         )
-
-    def close(self) -> None:
-        self.feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
 
 
 class LoopMark:

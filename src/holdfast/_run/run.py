@@ -92,12 +92,12 @@ class Run:
     @property
     def epoch(self) -> int:
         """The epoch of `run.epochs` that is running, counted from 0 over all attempts."""
-        return 0 if self._session is None else self._session.loops.course.epoch
+        return 0 if self._session is None else self._session.loops.cursor.course.epoch
 
     @property
     def batch(self) -> int:
         """The index in its epoch of the batch that `run.batches` gave last."""
-        return 0 if self._session is None else self._session.loops.course.batch
+        return 0 if self._session is None else self._session.loops.cursor.course.batch
 
     @property
     def completes_step(self) -> bool:
@@ -233,8 +233,8 @@ class Run:
             check_count(steps, f"batches(…, steps={steps!r})", least=0)
             session.phases.refuse("run.batches(…, steps=…)")
         if session.phases.rests:
-            feed = session.loops.feeds.of(sources)
-            return Batches(session.loops.uncounted_batches(feed), sources)
+            cursor = session.loops.cursor
+            return Batches(cursor.uncounted(cursor.feeds.of(sources)), sources)
         return Batches(session.loops.batches(sources, accumulate, steps), sources)
 
     def boundary(self) -> bool:

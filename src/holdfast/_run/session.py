@@ -264,7 +264,7 @@ class Session:
             ranks=attempt.size,
             step=step,
             steps=step - (self.found.resumed_from or 0),
-            batch=loops.course.batch,
+            batch=loops.cursor.course.batch,
             phase=None if error is None else self.phases.was_left_by(error),
             where="loop" if is_in_loop and not self.boundary.words[DONE] else "outside",
             state=self.spec.state,
@@ -366,7 +366,7 @@ class Session:
             error=None if clean else reason_of(leaving),
         )
         if bye is not None and bye["step"] is not None:
-            self.keeper.durable_step = bye["step"]
+            self.keeper.record_durable(bye["step"])
         if bye is not None and bye.get("said"):
             say(bye["said"])
             if isinstance(leaving, Stopped):
@@ -424,7 +424,7 @@ class Session:
         self.found.release()
         if self.keeper.durable_step is not None:
             self.found.clear_memory()
-        self.loops.close()
+        self.loops.cursor.release()
         if self.eye is not None:
             self.eye.close()
         if self.attempt.party is not None:

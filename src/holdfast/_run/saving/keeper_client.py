@@ -139,7 +139,6 @@ class KeeperClient:
         self.words: Any = private_words()
         self._pulse: Pulse | None = None
         self.logged: Logged | None = None  # metrics for the keeper
-        self.wakeup = -1
         self._plan: Any = None
         if sys.platform == "linux":
             from holdfast._run.saving.launch import KeeperPlan
@@ -149,7 +148,6 @@ class KeeperClient:
             )
             self.words = self._plan.control.words
             self.words[WORK] = OPENS
-            self.wakeup = self._plan.signals_write
             self._start()
             if policy.rank == 0:
                 self.logged = Logged(ready)
@@ -164,6 +162,11 @@ class KeeperClient:
     @property
     def has_keeper(self) -> bool:
         return self._link is not None
+
+    @property
+    def wakeup(self) -> int:
+        """The descriptor by which signals reach the keeper; -1 without one."""
+        return -1 if self._plan is None else int(self._plan.signals_write)
 
     @property
     def keeper_pid(self) -> int | None:
@@ -209,6 +212,9 @@ class KeeperClient:
             number = self._count
             self._orders[number] = order
         self._send_order(number, order)
+
+    def record_durable(self, step: int) -> None:
+        self.durable_step = step
 
     def make_way(self) -> None:
         """The last state is about to be taken: waiting orders give up their slots."""

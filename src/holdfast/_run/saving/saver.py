@@ -351,7 +351,7 @@ class Saver:
             error = str(failed)
             say(f"a checkpoint could not be made: {error}. It will be tried again.")
         else:
-            self._keeper.durable_step = step
+            self._keeper.record_durable(step)
         for handle in handles:
             handle.step = step
             handle.settle(error)
