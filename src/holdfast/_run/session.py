@@ -251,7 +251,8 @@ class Session:
 
     def exit_record(self) -> ExitRecord:
         attempt, rank = self.attempt, 0 if self.ranks is None else self.ranks.rank
-        return ExitRecord(attempt.layout, attempt.number, rank, attempt.launcher)
+        launcher = None if attempt.launcher is None else attempt.launcher.process
+        return ExitRecord(attempt.layout, attempt.number, rank, launcher)
 
     def scene(self, error: BaseException | None) -> Scene:
         """Where the run stands, as an exception leaves it or now."""

@@ -117,6 +117,7 @@ class _Fit:
 
     def __init__(self, run: Any, model: Any, frame: FrameType) -> None:
         self._run = run
+        self._driver = LoopDriver(run)
         self._model = model
         if not _is_among(model, list(run.state.values())):
             raise HoldfastError(
@@ -178,7 +179,7 @@ class _Fit:
         if planned == 0:
             self._keep()
             return
-        LoopDriver(run).stored_with_position()  # before the first boundary
+        self._driver.stored_with_position()  # before the first boundary
         self._loop = run.epochs(record["base"] + planned)
         self._source._enumerate_iterator = self._batches  # what its __iter__ asks
         epoch = next(self._loop, None)
@@ -187,15 +188,15 @@ class _Fit:
             self._model._initial_epoch = self._epochs
             return
         if self._verbose:
-            LoopDriver(run).hide_progress()  # Keras shows its own
+            self._driver.hide_progress()  # Keras shows its own
         self._model._initial_epoch = (epoch - record["base"] + self._initial) or None
 
     def _pass_over(self, made: int) -> None:
         assert self._others is not None
         self._others.load(self._record.get("others", {}))
-        driver = LoopDriver(self._run)
-        driver.pass_over()
-        say(f"{driver.folder}: this fit was finished after {made} epochs; nothing left to fit.")
+        self._driver.pass_over()
+        folder = self._driver.folder
+        say(f"{folder}: this fit was finished after {made} epochs; nothing left to fit.")
         self._model._initial_epoch = self._epochs
 
     def _recall(self) -> None:
@@ -246,7 +247,7 @@ class _Fit:
         self._let_go()
         self._record["stopped"] = bool(self._model.stop_training)
         self._keep()
-        LoopDriver(run).end_epochs()
+        self._driver.end_epochs()
         if next(loop, None) is not None:
             loop.close()  # type: ignore[attr-defined]  # a generator
             run.finish()

@@ -52,6 +52,8 @@ class _Later:
 class Training:
     """What a callback does in one call of `trainer.train()`."""
 
+    _driver: LoopDriver  # of the run, once it is open
+
     def __init__(self, callback: Any, trainer: Any) -> None:
         self.run: Run | None = None
         self._callback = callback
@@ -114,6 +116,7 @@ class Training:
             state["scaler"] = scaler
         self.run = run = self._callback.make_run(state)
         self._closing.enter_context(run)
+        self._driver = LoopDriver(run)
         yield_resume(self._resume_path, is_resumed=run.resumed_from is not None)
         self._is_passed_over = self._is_over(run)
         record.tell_state()
@@ -126,23 +129,22 @@ class Training:
         record.tell_counts()
         self._counted = record.global_step
         if not self._trainer.args.disable_tqdm:
-            LoopDriver(run).hide_progress()  # the Trainer shows its own
+            self._driver.hide_progress()  # the Trainer shows its own
         if not self._is_passed_over:
             return
-        driver = LoopDriver(run)
-        driver.pass_over()
+        self._driver.pass_over()
         record.arrive(trains=False)
         if run.over is None:
             say(
-                f"{driver.folder}: this training was finished at step {run.step}; nothing left to "
-                "train."
+                f"{self._driver.folder}: this training was finished at step {run.step}; nothing "
+                "left to train."
             )
 
     def _is_over(self, run: Run) -> bool:
         if run.resumed_from is None:
             return False
         if run.over is not None:
-            return LoopDriver(run).was_ended_before()
+            return self._driver.was_ended_before()
         record, state = self._record, self._trainer.state
         if not record.is_over:
             return False
@@ -169,11 +171,11 @@ class Training:
             return result  # there was nothing to train
         record.is_over = True
         record.is_early = run.over is None and trainer.state.global_step < trainer.state.max_steps
-        LoopDriver(run).end_epochs()
+        self._driver.end_epochs()
         if self._is_whole and next(epochs, None) is None:
             return result
         epochs.close()  # type: ignore[attr-defined]  # a generator
-        if run.over is None or not LoopDriver(run).is_finished:
+        if run.over is None or not self._driver.is_finished:
             run.finish()
         return result
 
@@ -241,7 +243,7 @@ class Training:
     def _batches_behind(self, in_epoch: int) -> int:
         """The batches of this epoch that are used, as the trainer counts them."""
         run = self._opened
-        length = LoopDriver(run).feed_length
+        length = self._driver.feed_length
         return run.batch if length is None else max(0, in_epoch - (length - run.batch))
 
     def _take(self) -> Any:
@@ -254,10 +256,10 @@ class Training:
         return batch
 
     def _pass_boundary(self) -> Any:
-        run, made = self._opened, self._trainer.state.global_step
+        made = self._trainer.state.global_step
         if self._lap is None:
             return _END
-        LoopDriver(run).set_completes_step(made != self._counted)
+        self._driver.set_completes_step(made != self._counted)
         self._counted = made
         return next(self._lap, _END)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import Stopped
@@ -61,7 +61,7 @@ class ExitRecord:
     layout: RunLayout
     attempt: int
     rank: int = 0
-    launcher: Launcher | None = None
+    launcher: dict[str, Any] | None = None  # the process that restarts the run by itself
 
     def write(self, record: dict[str, Any], *, asked: bool) -> None:
         """Record the end, so that no other process waits for this attempt."""
@@ -72,7 +72,7 @@ class ExitRecord:
         told: dict[str, Any] = {**record, "time": time.time()}
         if asked and self.launcher is not None:
             # A launcher that restarts any failed process must not undo a stop.
-            told = {**told, "asked": True, "launcher": self.launcher.process}
+            told = {**told, "asked": True, "launcher": self.launcher}
         with contextlib.suppress(OSError):
             write_json(self.layout.exit(self.attempt), told)
 
@@ -84,10 +84,3 @@ class ExitRecord:
             text = "".join(traceback.format_exception(error))
             path = self.layout.trouble(self.attempt, self.rank)
             write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)
-
-
-class Launcher(Protocol):
-    """The process that started this one."""
-
-    @property
-    def process(self) -> dict[str, Any]: ...

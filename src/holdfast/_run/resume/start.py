@@ -43,7 +43,7 @@ from holdfast._store.read.find import (
     set_aside_unfinished,
 )
 from holdfast._store.read.verify import read_manifest
-from holdfast._text import say
+from holdfast._text import count, say
 
 if TYPE_CHECKING:
     from holdfast._run.ranks.party import Party
@@ -228,8 +228,9 @@ def resume(
             say(sentence)
     size = 1 if party is None else party.size
     if size != found.loaded.world:
+        now = "is 1" if size == 1 else f"are {size}"
         say(
-            f"the state was stored by {_count(found.loaded.world)}, and there {_are(size)} now: "
+            f"the state was stored by {count(found.loaded.world, 'rank')}, and there {now} now: "
             "the run goes on with the same samples, but not to the same bits."
         )
     return resumed
@@ -257,14 +258,6 @@ def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | N
 
 def _ranks(party: Party | None) -> str:
     return "" if party is None else f", {party.size} ranks"
-
-
-def _are(size: int) -> str:
-    return "is 1" if size == 1 else f"are {size}"
-
-
-def _count(world: int) -> str:
-    return "1 rank" if world == 1 else f"{world} ranks"
 
 
 def _resumed(

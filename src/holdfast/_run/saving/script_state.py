@@ -51,7 +51,7 @@ def hand_over(
             f"{unknown[0]} is not part of this run's state.\n"
             f"Give it to Run first; there is: {', '.join(state) or 'nothing'}."
         )
-    formed = _that_know_forms()
+    formed = [adapter for adapter in adapters() if hasattr(adapter, "same_form")]
     lines: list[str] = []
     for name, value in values.items():
         if isinstance(value, dict) and is_stateful(state[name]):
@@ -67,10 +67,6 @@ def hand_over(
             capture({name: value})
     state.update(values)
     return lines
-
-
-def _that_know_forms() -> list[ModuleType]:
-    return [adapter for adapter in adapters() if hasattr(adapter, "same_form")]
 
 
 def _look_for_forgotten(

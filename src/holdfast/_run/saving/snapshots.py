@@ -59,9 +59,7 @@ class Snapshots:
         attend: Callable[[], None] = lambda: None,
         readers: Callable[[], list[int]] = list,
     ) -> None:
-        self._run_id = run_id
-        self._attempt = attempt
-        self._rank = rank
+        self._owner = (run_id, attempt, rank)
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
         self._say = say
@@ -80,10 +78,6 @@ class Snapshots:
         self._whole = threading.Lock()  # while a slot becomes whole, or void
         self.impossible = False  # there is no memory for slots: checkpoints only
         self.newest: Taken | None = None
-
-    @property
-    def slots(self) -> int:
-        return self._current.arena.slots if self._current else 0
 
     @property
     def arena(self) -> tuple[Arena, Backing] | None:
@@ -259,11 +253,12 @@ class Snapshots:
         self._building.start()
 
     def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
+        run_id, attempt, rank = self._owner
         plan = plan_image(specs, scalars_bytes)
         for slots in (3, 2):
             size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
             try:
-                backing = reserve(self._run_id, self._attempt, number, size, self._rank)
+                backing = reserve(run_id, attempt, number, size, rank)
             except OSError as error:
                 self._give_up(f"the system refuses the memory for them ({error.strerror})")
                 return
@@ -297,10 +292,11 @@ class Snapshots:
         )
 
     def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> Generation:
+        run_id, attempt, _ = self._owner
         arena = Arena.create(
             backing.descriptor,
-            run_id=self._run_id,
-            attempt=self._attempt,
+            run_id=run_id,
+            attempt=attempt,
             generation=number,
             slots=slots,
             plan=plan,
