@@ -55,7 +55,7 @@ def test_a_cadence_finds_its_interval_with_the_first_checkpoint():
     assert told == [tempo.seconds]
     assert tempo.seconds == pytest.approx(294, rel=0.03)
     cadence.forget_snapshots()
-    assert cadence.next_look() == 60.0 + tempo.seconds
+    assert cadence.next_due() == 60.0 + tempo.seconds
     assert not cadence.checkpoint_due(60.0 + tempo.seconds - 1, 20)
     assert cadence.checkpoint_due(60.0 + tempo.seconds, 20)
     assert not cadence.counts_steps
@@ -67,7 +67,7 @@ def test_boundaries_without_a_checkpoint_calculate_nothing():
     tempo.settle = None  # would raise
     for step in range(1000):
         cadence.checkpoint_due(step / 100, step)
-        cadence.next_look()
+        cadence.next_due()
         cadence.took_snapshot(step / 100, 0.001)
 
 

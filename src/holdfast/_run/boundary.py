@@ -154,7 +154,7 @@ class Boundary:
         if self.step == session.phases.expected_step:
             saver.rest_at(self.step)
         assert self._cadence is not None
-        self._next_poll = min(self._next_poll, self._cadence.next_look())
+        self._next_poll = min(self._next_poll, self._cadence.next_due())
         if session.eye is not None:
             self.poll_soon()  # a proof sees every boundary
         self.set_next_due_step()

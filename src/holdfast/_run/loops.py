@@ -112,7 +112,7 @@ class Loops:
         if top is not None:
             # The interrupted epoch runs again, and draws at its top what it drew before.
             restore_generators(top)
-            self._session.found.look(self._session.spec.state)
+            self._session.found.remember(self._session.spec.state)
 
     @uninterruptible
     def _pass_epoch_end(self) -> bool:
@@ -433,7 +433,7 @@ class Loops:
         if found.is_released:
             return
         if self.number < found.loop:
-            found.look(self._session.spec.state)
+            found.remember(self._session.spec.state)
         elif is_passed_over or not self.cursor.course.is_on_the_way:
             self._arrive()
 

@@ -222,29 +222,28 @@ class Ruling:
         self.over = _BY_SCRIPT
 
 
-# -- How far back a state was bad already, before anybody logged it --------------------------------
-# Whoever logs every tenth step learns late that a tensor is not finite, and the states saved in
-# between hold it too: resumed, they would only end in the same way again.
+# -- The first saved state that is bad, before the step that was logged ----------------------------
+# A script that logs every tenth step learns late that a tensor is not finite. The states saved
+# before contain it too: a run that resumes from them would end in the same way.
 
 
-_MOST_NAMES = 8
-_Look = Callable[[frozenset[str], bool], frozenset[str]]
+_Inspect = Callable[[frozenset[str], bool], frozenset[str]]
 
 
 def first_tainted(
     policy: Policy, saver: Saver, names: list[str], trained: frozenset[str], step: int
 ) -> int:
-    """The first step from which on all that is saved has a tensor of `names` that is not finite.
+    """The first step from which on all saved states have a tensor of `names` that is not finite.
 
-    Tensors that were so in the oldest state of all are meant to be, as a mask of infinities is;
-    but not a NaN in a parameter that is trained: then nothing good is left.
+    A tensor that is not finite in the oldest state is meant so, as a mask of infinities is. But a
+    NaN in a trained parameter is not: then no good state is left.
     """
     candidates = sorted([*_in_memory(saver, step), *_on_disk(policy, step)], key=lambda c: -c[0])
     if not candidates or not names:
         return step
     suspects = frozenset([name for name in names if not name.endswith(".grad")][:_MOST_NAMES])
-    look_at_oldest = candidates[-1][1]
-    always = look_at_oldest(suspects, False) - look_at_oldest(suspects & trained, True)
+    inspect_oldest = candidates[-1][1]
+    always = inspect_oldest(suspects, False) - inspect_oldest(suspects & trained, True)
     suspects -= always
     if always and not suspects:
         say(
@@ -252,42 +251,42 @@ def first_tainted(
             "If that is not meant so, the next start ends in the same way: use another folder."
         )
     found = step
-    for at, look in candidates:
-        if not suspects or not look(suspects, False):
+    for at, inspect in candidates:
+        if not suspects or not inspect(suspects, False):
             break
         found = at
     return found
 
 
-def _in_memory(saver: Saver, step: int) -> Iterator[tuple[int, _Look]]:
+def _in_memory(saver: Saver, step: int) -> Iterator[tuple[int, _Inspect]]:
     for at, image in saver.slots():
         if at < step:
-            yield at, _look_into(image)
+            yield at, _inspect_image(image)
 
 
-def _on_disk(policy: Policy, step: int) -> Iterator[tuple[int, _Look]]:
+def _on_disk(policy: Policy, step: int) -> Iterator[tuple[int, _Inspect]]:
     for at, attempt, folder in policy.layout.checkpoint_folders():
         if at < step and is_on_line(policy.line, attempt, at):
-            yield at, _look_into_checkpoint(folder, rank_file(policy.rank))
+            yield at, _inspect_checkpoint(folder, rank_file(policy.rank))
 
 
-def _look_into_checkpoint(folder: Path, name: str) -> _Look:
-    def look(names: frozenset[str], only_nan: bool) -> frozenset[str]:
+def _inspect_checkpoint(folder: Path, name: str) -> _Inspect:
+    def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
         with contextlib.suppress(OSError, ValueError, CheckpointError):
-            # Damaged, or just removed: no witness.
+            # A damaged or removed checkpoint says nothing.
             stored = manifest.read(folder)
             file = next((each for each in stored.files if each.name == name), None)
             if file is not None:
-                return _look_at_parts(folder, file, names, only_nan=only_nan)
+                return _inspect_parts(folder, file, names, only_nan=only_nan)
         return frozenset()
 
-    return look
+    return inspect
 
 
-def _look_at_parts(
+def _inspect_parts(
     folder: Path, file: DataFile, names: frozenset[str], *, only_nan: bool
 ) -> frozenset[str]:
-    """Some tensors of one rank, in whichever file each of them is."""
+    """The tensors of one rank that are not finite, in any of its files."""
     header = _read(folder, file, file.parts[0])
     stored_as = {spec.name: spec.stored_as for spec in parse_header(header).specs}
     found = set()
@@ -305,8 +304,8 @@ def _read(folder: Path, file: DataFile, part: Part) -> bytes:
         return opened.read(part.size_bytes)
 
 
-def _look_into(image: memoryview) -> _Look:
-    def look(names: frozenset[str], only_nan: bool) -> frozenset[str]:
+def _inspect_image(image: memoryview) -> _Inspect:
+    def inspect(names: frozenset[str], only_nan: bool) -> frozenset[str]:
         plan = parse_header(bytes(image[: 8 + int.from_bytes(image[:8], "little")]))
         found = set()
         for spec, offset in zip(plan.specs, plan.offsets, strict=True):
@@ -316,4 +315,4 @@ def _look_into(image: memoryview) -> _Look:
                         found.add(spec.name)
         return frozenset(found)
 
-    return look
+    return inspect

@@ -321,7 +321,7 @@ class Session:
             step = self.boundary.step
         durable = self._keep_last(error)
         if error is None and self.found.resumed_from is None and step > 1:
-            for line in self.saver.forgotten.look_at_numbers():
+            for line in self.saver.forgotten.check_numbers():
                 say(line)
         leaving = stops.stopped or error
         answered = len(stops.signals)

@@ -109,13 +109,13 @@ class Resumed:
     best: dict[str, float] | None = None  # value of the metric of keep_best
     _before: dict[str, Any] = field(default_factory=dict)
 
-    def look(self, state: dict[str, Any]) -> None:
+    def remember(self, state: dict[str, Any]) -> None:
         """Fingerprint the state before the script repeats code from before the stored position."""
         if self.found is not None and not self._before:
             self._before = {name: _print_of(value) for name, value in state.items()}
 
     def put_back(self, state: dict[str, Any]) -> list[str]:
-        """Undo changes since `look`: they are in the stored state already."""
+        """Undo changes since `remember`: they are in the stored state already."""
         changed = []
         if self.found is not None and self._before:
             changed = [n for n, value in state.items() if _print_of(value) != self._before[n]]

@@ -133,7 +133,7 @@ class Cadence:
         """True if checkpoints come by the number of steps, not by the clock."""
         return self._checkpoint_steps is not None
 
-    def next_look(self) -> float:
+    def next_due(self) -> float:
         """The first moment at which a timed snapshot or checkpoint can be due."""
         if self._checkpoint_seconds is None:
             return self._next_snapshot

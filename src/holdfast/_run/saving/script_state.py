@@ -19,7 +19,7 @@ class StateView(Mapping[str, Any]):
     def __init__(self, state: dict[str, Any], attempt: int) -> None:
         self.attempt = attempt
         self.names: set[str] = set()
-        self.looked_at: set[str] = set()  # names whose first update was checked
+        self.checked: set[str] = set()  # names whose first update was checked
         self._state = state
 
     def __getitem__(self, name: str) -> Any:
@@ -60,16 +60,16 @@ def hand_over(
                 f"run.update({name}=…) was given a dict for an object, a {kind}.\n"
                 "The object itself is saved, as it is at each save: leave it out of run.update()."
             )
-        if restored is not None and name not in restored.looked_at:
-            lines += _look_for_forgotten(formed, state[name], name, restored)
-            restored.looked_at.add(name)
+        if restored is not None and name not in restored.checked:
+            lines += _check_replaced(formed, state[name], name, restored)
+            restored.checked.add(name)
         if not any(adapter.same_form(state[name], value) for adapter in formed):
             capture({name: value})
     state.update(values)
     return lines
 
 
-def _look_for_forgotten(
+def _check_replaced(
     formed: list[ModuleType], value: Any, name: str, restored: StateView
 ) -> list[str]:
     """A restored value that the script never read is about to be replaced by a fresh one."""
@@ -131,16 +131,16 @@ class ForgottenState:
             self._stepped[id(optimizer)] = known, -1
             self._suspects.append(known)
 
-    def look(self, captured: Captured, step: int) -> Iterator[str]:
+    def check(self, captured: Captured, step: int) -> Iterator[str]:
         """Lines to say when a state is captured."""
         if self._suspects:
-            yield from self._look_at_optimizers()
+            yield from self._check_optimizers()
         if not self._has_moved:
-            yield from self._look_for_standstill(captured, step)
+            yield from self._check_standstill(captured, step)
         if self._first_update is not None and step - self._first_update >= _STEPS:
-            yield from self._look_at_arrays()
+            yield from self._check_arrays()
 
-    def look_at_numbers(self) -> Iterator[str]:
+    def check_numbers(self) -> Iterator[str]:
         """Lines to say when the first attempt ends."""
         numbers = [name for name, value in self._state.items() if type(value) in (int, float)]
         for name in sorted(set(numbers) - self._handed):
@@ -150,7 +150,7 @@ class ForgottenState:
                 f"Where it changes, write: run.update({name}={name})"
             )
 
-    def _look_at_optimizers(self) -> Iterator[str]:
+    def _check_optimizers(self) -> Iterator[str]:
         from holdfast.torch.stepping import is_forgotten
 
         tensors = capture(self._state, replicas=True).values
@@ -178,7 +178,7 @@ class ForgottenState:
                 return name
         return None
 
-    def _look_at_arrays(self) -> Iterator[str]:
+    def _check_arrays(self) -> Iterator[str]:
         """Values that run.update leaves out, while it hands over others."""
         self._first_update, all_names = None, ", ".join(f"{n}={n}" for n in self._state)
         for name, value in self._state.items():
@@ -190,7 +190,7 @@ class ForgottenState:
                     f"If it changes, write: run.update({all_names})"
                 )
 
-    def _look_for_standstill(self, captured: Captured, step: int) -> Iterator[str]:
+    def _check_standstill(self, captured: Captured, step: int) -> Iterator[str]:
         """Arrays that cannot change in place, and are the same at two boundaries."""
         kinds = {adapter.KIND for adapter in adapters() if hasattr(adapter, "same_form")}
         pairs = zip(captured.specs, captured.values, strict=True) if kinds else ()
