@@ -37,7 +37,7 @@ from holdfast._run.ranks.world import find_world
 from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._run.resume.start import Resumed, Start, resume
 from holdfast._run.ruling import Ruling
-from holdfast._run.saving.cadence import begin_cadence
+from holdfast._run.saving.cadence import Cadence, begin_cadence
 from holdfast._run.saving.job import JobClient, start_facts
 from holdfast._run.saving.keeper_client import KeeperClient, grace_of, hang_policy
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
@@ -98,7 +98,8 @@ class Session:
             self.attempt.claim(world, self.spec.state)
             self._restore(start)
             self._start_keeper()
-            self._watch_signals()
+            cadence = self._start_saving()
+            self._watch_signals(cadence)
             self._begin()
         except BaseException as error:
             start.close()
@@ -158,25 +159,28 @@ class Session:
         self.log.send_to_keeper(self.keeper.logged)
         words[STAYS] = is_interactive()
 
-    def _watch_signals(self) -> None:
-        spec, attempt, found = self.spec, self.attempt, self.found
-        settings, words, step = spec.settings, self.boundary.words, self.boundary.step
-        cadence = begin_cadence(settings, self.keeper.policy, step, attempt.journal)
+    def _start_saving(self) -> Cadence:
+        spec, step = self.spec, self.boundary.step
+        cadence = begin_cadence(spec.settings, self.keeper.policy, step, self.attempt.journal)
         self.saver = Saver(
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
             is_bad=self.ruling.is_bad,
         )
-        found.hand_over(self.keeper)
+        self.found.hand_over(self.keeper)
+        return cadence
+
+    def _watch_signals(self, cadence: Cadence) -> None:
+        spec, attempt, words = self.spec, self.attempt, self.boundary.words
         stacks = attempt.layout.stacks(attempt.number, attempt.rank)
-        numbers, wakeup = settings.signal_numbers, self.keeper.wakeup
+        numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
         self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
         if attempt.party is not None:
             self.guard.wait_for_others()
         if attempt.launcher is not None:
             self.guard.set_children_apart()
-        self.eye = open_run_eye(spec.folder, step)
+        self.eye = open_run_eye(spec.folder, self.boundary.step)
         self.phases = Phases(words, self.guard, self.keeper, self._leave_phase, self.eye)
-        self.phases.recall(found.phases)
+        self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
         self.boundary.begin(cadence, self.guard.noted)
         self.is_open = True
