@@ -218,7 +218,7 @@ def test_where_no_thread_is_to_be_had_the_trainer_waits_for_the_device(
     take(snapshots, 1.0, 1)  # there is an arena, and a device, from here on
     device[0].may_land.set()
     assert landed(snapshots)
-    snapshots._landings._thread = None
+    snapshots._copies_in_flight._thread = None
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert take(snapshots, 2.0, 2).step == 2
     assert (snapshots.newest.step, snapshots.is_busy) == (2, False)
