@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast._run.driver import session_of
 
 # width, layers, batch: the parameters are 12 · layers · width² + the embedding.
 SIZES = {"small": (512, 8, 8), "medium": (1024, 28, 16), "large": (2048, 30, 8)}
@@ -123,7 +124,7 @@ def measure(size: str, blocks: int, steps: int) -> dict[str, object]:
     state = {"model": training.model, "optimizer": training.optimizer}
     began = time.perf_counter()
     with holdfast.Run(folder / "run", settings=settings, **state) as run:
-        saver = run._saver
+        saver = session_of(run).saver
         while saver.newest is None:
             training.step()
             run.boundary()
@@ -153,14 +154,14 @@ def in_turns(training: Training, run, blocks: int, steps: int) -> dict[str, obje
     taken = dict.fromkeys(ways, 0)
     for block in range(blocks):
         for way in ways[block % len(ways) :] + ways[: block % len(ways)]:
-            run._saver._snapshots.wait_landed(30)
+            session_of(run).saver._snapshots.wait_for_copies(30)
 
             def work(way: int = way) -> None:
                 for number in range(steps):
                     training.step()
                     run.boundary()
                     due = way and number % way == 0
-                    if due and run._saver._take_snapshot(run.step, 0.0) is not None:
+                    if due and session_of(run).saver._take_snapshot(run.step, 0.0) is not None:
                         taken[way] += 1
 
             found[way].append(timed(work) / steps)
@@ -185,14 +186,14 @@ def stalls(training: Training, run) -> dict[str, float]:
     on_device, stalled, on_cpu, home = [], [], [], []
     for _ in range(8):
         training.step()
-        run._saver._snapshots.wait_landed(30)
+        session_of(run).saver._snapshots.wait_for_copies(30)
         torch.cuda.synchronize()
         run.boundary()
         began = time.perf_counter()
-        run._saver._take_snapshot(run.step, 0.0)
+        session_of(run).saver._take_snapshot(run.step, 0.0)
         on_cpu.append(time.perf_counter() - began)
-        devices = run._saver._snapshots._current._copies
-        run._saver._snapshots.wait_landed(30)
+        devices = session_of(run).saver._snapshots._current._copies
+        session_of(run).saver._snapshots.wait_for_copies(30)
         home.append(time.perf_counter() - began)
         on_device.append(devices._costs[-1])
         stalled.append(devices.stall_seconds)
@@ -211,7 +212,7 @@ def by_cadence(training: Training, folder: Path, steps: int) -> dict[str, object
     state = {"model": training.model, "optimizer": training.optimizer}
     settings = holdfast.Settings(checkpoint_every="10h")
     with holdfast.Run(folder / "cadence", settings=settings, **state) as run:
-        while run._saver.newest is None:
+        while session_of(run).saver.newest is None:
             training.step()
             run.boundary()
         for _ in range(4):
@@ -224,13 +225,13 @@ def by_cadence(training: Training, folder: Path, steps: int) -> dict[str, object
                         training.step()
                         if on:
                             run.boundary()
-                            if run._saver.newest is not newest:
+                            if session_of(run).saver.newest is not newest:
                                 now = time.perf_counter()
                                 if newest is not None:
                                     gaps.append(now - last)
-                                newest, last = run._saver.newest, now
+                                newest, last = session_of(run).saver.newest, now
 
-                run._saver._snapshots.wait_landed(30)
+                session_of(run).saver._snapshots.wait_for_copies(30)
                 found[with_snapshots].append(timed(work) / (2 * steps))
     ratios = [a / b - 1 for a, b in zip(found[True], found[False], strict=True)]
     return {

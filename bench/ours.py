@@ -14,6 +14,7 @@ from bench.figures import OURS
 from bench.machine import rest
 from bench.states import State
 from bench.ways import Pending, Way
+from holdfast._run.driver import session_of
 
 QUIET = holdfast.Settings(max_overhead=0, checkpoint_every="10h", keep_last=1)
 
@@ -41,7 +42,7 @@ class Holdfast(Way):
         return Pending(handle.wait, lambda: handle.done)
 
     def rest(self) -> None:
-        rest(self.run._custody.keeper_pid)
+        rest(session_of(self.run).keeper.keeper_pid)
 
     def close(self) -> None:
         self.run.__exit__(None, None, None)
@@ -60,7 +61,7 @@ class Holdfast(Way):
 
 def abandon(run: holdfast.Run) -> None:
     """End a run's keeper, so that leaving the process writes nothing."""
-    os.kill(run._custody.keeper_pid, signal.SIGKILL)
+    os.kill(session_of(run).keeper.keeper_pid, signal.SIGKILL)
 
 
 def copy_run(template: Path, folder: Path) -> None:

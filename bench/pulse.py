@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import holdfast
+from holdfast._run.driver import session_of
 from holdfast._run.saving import pulse
 from holdfast._store.memory.control import PULSE_NS
 
@@ -75,9 +76,9 @@ def main() -> None:
         contextlib.redirect_stderr(None),
         holdfast.Run(Path(folder, "run"), at=0) as run,
     ):
-        words = run._words
-        assert run._custody._pulse is not None
-        thread = run._custody._pulse._thread.native_id
+        words = session_of(run).boundary.words
+        assert session_of(run).keeper._pulse is not None
+        thread = session_of(run).keeper._pulse._thread.native_id
         until = time.perf_counter() + (5.0 if chosen.quick else chosen.seconds)
         used = cpu_seconds(thread)
         last, half_way = words[PULSE_NS], time.monotonic_ns()

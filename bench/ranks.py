@@ -40,6 +40,7 @@ from bench.machine import machine
 from holdfast._keeper.network.ports import HubPost, MemberPost
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._keeper.ranks.member import Member
+from holdfast._run.driver import session_of
 from holdfast._store.memory.control import DUE, MARK, private_words
 
 WORLDS = (1, 2, 4)
@@ -95,8 +96,9 @@ def touch_words(words: Any, count: int) -> None:
 
 
 def pass_boundaries(run: holdfast.Run, count: int) -> None:
+    boundary = session_of(run).boundary
     for _ in range(count):
-        run._pass_boundary()
+        boundary.pass_step()
 
 
 def reduce_integers(number: torch.Tensor, count: int) -> None:
@@ -115,14 +117,14 @@ def measure_rank(rank: int, world: int, folder: Path, rounds: int, count: int) -
     found: Figures = {}
     order = random.Random(7)  # the same on all ranks
     with holdfast.Run(folder / "run", settings=QUIET, state=rank) as run:
-        words = run._words
+        words = session_of(run).boundary.words
         ways: dict[str, tuple[Callable[[], None], int]] = {
             "empty": (lambda: empty_loop(count), count),
             "words": (lambda: touch_words(words, count), count),
             "boundary": (lambda: pass_boundaries(run, count), count),
             "all_reduce": (lambda: reduce_integers(number, count // 50), count // 50),
         }
-        run._enter_loop()
+        session_of(run).loops._enter()
         for each in range(rounds + 1):
             names = sorted(ways)
             order.shuffle(names)
@@ -133,7 +135,7 @@ def measure_rank(rank: int, world: int, folder: Path, rounds: int, count: int) -
                 work()
                 if each:  # the first round warms up
                     found.setdefault(name, []).append((time.perf_counter() - began) / times)
-        run._leave_loop()
+        session_of(run).loops.leave()
         dist.barrier()
     dist.destroy_process_group()
     return found

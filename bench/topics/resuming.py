@@ -28,6 +28,7 @@ from bench.states import State, transformer
 from bench.topics.saving import sort
 from bench.turns import Failed, Field, Seat, once
 from bench.ways import Way
+from holdfast._run.driver import session_of
 
 FROM_DISK, FROM_MEMORY = 1.2, 1.2
 # Of the many ways that DCP saves, one: what they leave behind is read the same way.
@@ -199,7 +200,7 @@ def _leave_arena(megabytes: int, run_folder: Path, log: Path) -> Path:
         settings = holdfast.Settings(max_overhead=1.0, checkpoint_every="10h")
         run = holdfast.Run(run_folder, settings=settings, **state.objects())
         run.__enter__()
-        while run._saver.newest is None or run._saver.newest.sequence < 3:
+        while session_of(run).saver.newest is None or session_of(run).saver.newest.sequence < 3:
             state.change()
             run.boundary()
             time.sleep(0.2)
@@ -210,7 +211,7 @@ def _leave_arena(megabytes: int, run_folder: Path, log: Path) -> Path:
                 if arena.whole()[0].is_hashed:
                     break
             time.sleep(0.05)
-        os.kill(run._custody.keeper_pid, signal.SIGKILL)
+        os.kill(session_of(run).keeper.keeper_pid, signal.SIGKILL)
         return str(path)
 
     seat = Seat(log, lambda: {"do": train})

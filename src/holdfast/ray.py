@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import HoldfastError, Stopped, missing_framework
-from holdfast._run.exit.bounded import goes_on
+from holdfast._run.exit.leaving import goes_on
 from holdfast._run.signals.hosted import enter_host, leave_host
 
 if importlib.util.find_spec("ray") is None:

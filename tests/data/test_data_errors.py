@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 import holdfast
-from holdfast._run.signals.children import children_unheard
+from holdfast._run.signals.children import children_deferred
 from tests.data.lives_here import train
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -32,7 +32,7 @@ SPAWN = {"num_workers": 2, "multiprocessing_context": "spawn"}
 def no_worker_is_left():
     """torch waits ten seconds for the workers of an iterator that an error has left behind."""
     yield
-    with children_unheard() as deaths:  # torch would raise at the next line, whichever that is
+    with children_deferred() as deaths:  # torch would raise at the next line, whichever that is
         for worker in multiprocessing.active_children():
             worker.kill()
             worker.join()

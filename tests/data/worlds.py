@@ -71,7 +71,7 @@ class Rank:
             for _ in self._lap(self.feeds.of(sources)):
                 if next(left) == steps:
                     return
-            self.course.turn(self.step)
+            self.course.end_epoch(self.step)
 
     def _lap(self, feed: Feed) -> Iterator[None]:
         """One loop over data; gives control at each boundary."""

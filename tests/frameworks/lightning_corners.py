@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 import holdfast
 import holdfast.lightning
+from holdfast._run.driver import session_of
 from tests.frameworks.lightning_lives import Net, Noisy
 
 
@@ -58,7 +59,7 @@ class Look(pl.Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         self.seen = [getattr(each, "__module__", "") for each in handlers()]
         run = next(each.run for each in trainer.callbacks if hasattr(each, "run"))
-        self.logged = run._metrics.values()
+        self.logged = session_of(run).log.metrics.values()
 
 
 def handlers_are_ours_while_it_fits(folder: Path) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast._run.driver import session_of
 from holdfast._state.fit import name_all
 from holdfast._store.format import manifest
 from tests.support import arena_files, checkpoint_steps, journal_events, keepers, wait_until
@@ -134,10 +135,10 @@ def test_waiting_for_a_checkpoint_outlives_the_keepers_death(tmp_path):
         for step in run.steps(3):
             counter.count += 1
             if step == 1:
-                os.kill(run._custody.keeper_pid, signal.SIGSTOP)
+                os.kill(session_of(run).keeper.keeper_pid, signal.SIGSTOP)
                 handle = run.save()
             if step == 2:
-                os.kill(run._custody.keeper_pid, signal.SIGKILL)
+                os.kill(session_of(run).keeper.keeper_pid, signal.SIGKILL)
                 assert handle.wait(30) == 2
     assert 2 in checkpoint_steps(tmp_path / "run")
 
@@ -220,12 +221,12 @@ def test_a_forked_child_that_leaves_the_loop_leaves_the_run_alone(tmp_path):
             if step == 5:
                 child = os.fork()
                 if child == 0:
-                    steps = run._words[2]
-                    run._leave_loop()
-                    os._exit(0 if run._words[2] == steps == 1 else 1)
+                    steps = session_of(run).boundary.words[2]
+                    session_of(run).loops.leave()
+                    os._exit(0 if session_of(run).boundary.words[2] == steps == 1 else 1)
                 assert os.waitpid(child, 0)[1] == 0
             counter.count += 1
-        assert run._words[2] == 0
+        assert session_of(run).boundary.words[2] == 0
     assert checkpoint_steps(tmp_path / "run")[-1] == 20
 
 
@@ -259,7 +260,7 @@ def test_without_a_keeper_the_run_still_hears_requests_and_saves(tmp_path, monke
         pytest.raises(holdfast.Stopped) as stopped,
         holdfast.Run(tmp_path / "run", counter=counter) as run,
     ):
-        assert not run._custody.has_keeper
+        assert not session_of(run).keeper.has_keeper
         for step in run.steps(100_000):
             counter.count += 1
             threading.Event().wait(0.002)

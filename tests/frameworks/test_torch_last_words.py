@@ -12,7 +12,7 @@ import pytest
 
 from holdfast._run.exit import exception_record
 from holdfast._run.exit.exception_frames import frames_of, view
-from holdfast._run.exit.exception_record import Scene, leave_words, look_for_graphs
+from holdfast._run.exit.exception_record import Scene, look_for_graphs, record_exception
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 from tests.support import SCRIPTS, wait_until
@@ -47,7 +47,7 @@ def seen(tmp_path):
     layout.attempt(1).mkdir(parents=True)
 
     def look(work, **scene):
-        return leave_words(caught(work), Scene(layout, 1, **scene))
+        return record_exception(caught(work), Scene(layout, 1, **scene))
 
     return look
 

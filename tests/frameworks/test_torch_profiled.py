@@ -15,6 +15,7 @@ import json, sys, time
 import torch
 from torch.utils.tensorboard import SummaryWriter
 import holdfast
+from holdfast._run.driver import session_of
 from holdfast._run.saving import pulse
 from holdfast.torch import profiled
 from holdfast._store.memory.control import COMPILES, DISTURBANCES, DISTURBED, PULSE_NS
@@ -24,7 +25,7 @@ profiled._SEARCH_SECONDS = 0.0
 seen = {}
 
 def train(name):
-    words, beats, last = run._words, 0, 0
+    words, beats, last = session_of(run).boundary.words, 0, 0
     until = time.monotonic() + 20
     while beats < 4 and time.monotonic() < until:
         model(torch.ones(2, 4)).sum().backward()

@@ -16,6 +16,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 import holdfast
+from holdfast._run.driver import session_of
 
 WIDTH = 512
 WIDE = 3072  # so that a copy takes longer than it takes to begin it
@@ -124,7 +125,7 @@ def main() -> None:
                 loss = step_of(x)
                 torch._foreach_lerp_(ema, list(model.parameters()), 0.1)
             if step % 10 == 0:
-                newest = run._saver.newest
+                newest = session_of(run).saver.newest
                 held = "-" if newest is None else newest.step
                 print(f"step {step} loss {float(loss):.4f} held {held}", flush=True)
             time.sleep(pause)

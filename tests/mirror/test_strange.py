@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from holdfast._errors import FolderError, MirrorError
-from holdfast._run.resume.from_mirror import MirrorSide
+from holdfast._run.resume.from_mirror import MirrorClient
 from holdfast._settings import Settings
 from holdfast._store.folder.attempts import find_run, write_json
 from holdfast._store.folder.layout import RunLayout
@@ -311,8 +311,8 @@ def test_a_wait_lasts_while_what_was_sent_is_read_back(folder, mirror, monkeypat
         write_json(layout.mirror, known, durable=False)
         return False
 
-    monkeypatch.setattr(MirrorSide, "_has", lambda *_: next(looks) > 24)
-    assert MirrorSide(folder, Settings(mirror=mirror), 0)._wait(layout, 10, go_on)
+    monkeypatch.setattr(MirrorClient, "_has", lambda *_: next(looks) > 24)
+    assert MirrorClient(folder, Settings(mirror=mirror), 0)._wait(layout, 10, go_on)
 
 
 def test_what_push_says_is_for_people_or_json(folder, mirror):

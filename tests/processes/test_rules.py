@@ -72,7 +72,8 @@ EPOCHS = """
             if run.attempt == 1 and epoch == 1 and sys.argv[2] == "die":
                 def die(step):  # right after the record is durable: memory still has the slot
                     os.kill(os.getpid(), signal.SIGKILL)
-                run._saver.void_from = die
+                from holdfast._run.driver import session_of
+                session_of(run).saver.void_from = die
     show_hash(weights)
 """
 

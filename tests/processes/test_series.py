@@ -143,7 +143,8 @@ def test_listeners_hear_what_is_logged_as_it_is_held(script, folder):
     body = """
     heard = []
     with holdfast.Run(folder, w=(w := make_weights())) as run:
-        run._listeners.append(lambda step, metrics: heard.append((step, metrics)))
+        from holdfast._run.driver import session_of
+        session_of(run).log._listeners.append(lambda step, metrics: heard.append((step, metrics)))
         for step in run.steps(3):
             run.log(loss=w[:1])
             w += 1.0

@@ -27,6 +27,7 @@ import torch.multiprocessing
 
 import holdfast
 from holdfast import rules
+from holdfast._run.driver import session_of
 
 _BATCHES = 12  # of an epoch
 _WIDTH = 64
@@ -142,7 +143,7 @@ class Rank:
     # -- events -----------------------------------------------------------------------
 
     def _say_holding(self) -> None:
-        newest = self.run._saver.newest
+        newest = session_of(self.run).saver.newest
         print("holding", newest.step if newest else None, flush=True)
 
     def _do_sleep(self, seconds: float) -> None:

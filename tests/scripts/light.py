@@ -18,6 +18,7 @@ import numpy as np
 from patience import wait_for_due
 
 import holdfast
+from holdfast._run.driver import session_of
 
 
 def make_weights(size: int = 1000) -> np.ndarray:
@@ -40,7 +41,7 @@ def show_hash(weights: np.ndarray) -> None:
 
 
 def show_holding(run: holdfast.Run) -> None:
-    newest = run._saver.newest
+    newest = session_of(run).saver.newest
     print("holding", newest.step if newest else None, flush=True)
 
 

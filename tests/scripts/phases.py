@@ -16,6 +16,7 @@ import numpy as np
 from light import make_weights, show_hash, stick_in_c, train_one
 
 import holdfast
+from holdfast._run.driver import session_of
 
 
 class Decay:
@@ -85,7 +86,7 @@ class Training:
 
     def evaluate(self, run: holdfast.Run) -> None:
         with run.phase("eval"):
-            newest = run._saver.newest
+            newest = session_of(run).saver.newest
             print("phase", run.step, newest.step if newest else None, flush=True)
             random.random()
             np.random.standard_normal(3)  # an evaluation that draws changes no training

@@ -1,45 +1,75 @@
-"""What an open run hears from its keeper, in the link's thread."""
+"""What a session does about the keeper's messages, in the thread that receives them."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._errors import HoldfastError, RunIsLive, is_interactive
-from holdfast._run.exit.bounded import leave_at_once
-from holdfast._run.exit.record import ExitRecord
-from holdfast._run.progress import Progress
-from holdfast._run.ruling import Ruled
-from holdfast._run.saving.job import JobSide
+from holdfast._errors import RanksError, RunIsLive, is_interactive
+from holdfast._keeper.hangs.record import told_of
+from holdfast._run.exit.exception_record import look_for_graphs
+from holdfast._run.exit.leaving import leave_at_once
 from holdfast._run.saving.keeper_client import Handle
-from holdfast._run.saving.messages import sentence_of, uneven
 from holdfast._run.saving.rank_orders import Decision
-from holdfast._run.signals.guard import Guard, TimeLeft, announce_signal
+from holdfast._run.signals.guard import TimeLeft, announce_signal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
 from holdfast._store.memory.control import IN_LOOP, MARK, REST
-from holdfast._text import say, speak_as
+from holdfast._text import say, size, speak_as
+
+if TYPE_CHECKING:
+    from holdfast._run.session import Session
+
+Message = dict[str, Any]
 
 
-class Hearing(Ruled):
-    """The part of an open run that is told something."""
+class KeeperEvents:
+    """Dispatches each message by its kind; one without an entry is only said."""
 
-    _words: Any
-    _guard: Guard
-    _job: JobSide | None
-    _asked: StopRequest | None
-    _trouble: HoldfastError | None
-    _progress: Progress
-    _noted: list[int]
-    _announced: bool
-    _total: int | None
-    _leaves_at: int | None  # the step that is being saved, as the last one
-    _failure_told: tuple[str, int | None] | None = None
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._failure_said: tuple[str, int | None] | None = None
+        self._by_kind: dict[str, Callable[[Message], None]] = {
+            "noted": self._on_signal,
+            "void": self._on_void,
+            "request": self._on_request,
+            "ending": self._on_ending,
+            "failed": self._on_failed_checkpoint,
+            "fenced": self._on_fenced,
+            "uneven": self._on_uneven,
+            "leave": self._on_leave,
+            "tick": self._on_tick,
+        }
 
-    def _hear_decision(self, decision: Decision) -> None:
+    def receive(self, message: Message) -> None:
+        session = self._session
+        session.mirror.heed(message)
+        if session.job is not None and session.job.hear(message):
+            return
+        self._dispatch(message)
+        session.boundary.poll_soon()
+        if message["kind"] == "memory" and "of_rank" not in message:  # of this process
+            look_for_graphs(session.scene(None), session.attempt.thread)
+
+    def _dispatch(self, message: Message) -> None:
+        ranks = self._session.ranks
+        if ranks is not None and (decision := ranks.hear(message)) is not False:
+            if isinstance(decision, Decision):
+                self._on_decision(decision)
+        elif (handler := self._by_kind.get(message["kind"])) is not None:
+            handler(message)
+        elif (sentence := sentence_of(message)) is not None:
+            say(sentence)
+
+    # -- stops ------------------------------------------------------------------------
+
+    def _on_decision(self, decision: Decision) -> None:
         """All ranks will stop: say so, and leave a phase whose boundary it is."""
         if decision.kind != "stop":
             return
+        session, words = self._session, self._session.boundary.words
         whom = f" (rank {decision.rank})" if decision.signal else ""
         step = -(-decision.mark // 2)
         then = f"all ranks finish step {step} and save it, then the run leaves"
@@ -48,88 +78,189 @@ class Hearing(Ruled):
         elif decision.status == _errors.FINISHED:
             then = f"all ranks end their training with step {step}"
         say(f"{decision.reason}{whom}: {then}.")
-        if self._words[REST] and decision.mark <= self._words[MARK]:
-            self._asked = StopRequest(decision.reason, decision.status, decision.signal)
-            self._guard.nudge()
+        if words[REST] and decision.mark <= words[MARK]:
+            request = StopRequest(decision.reason, decision.status, decision.signal)
+            session.stops.ask(request, replaces=True)
+            session.guard.nudge()
 
-    def _hear_stop(self, request: StopRequest, said: str) -> None:
-        """Leave at the next boundary, or a phase at once."""
-        if self._asked is None or self._asked.is_by_clock:
-            self._asked = request
-        resting = bool(self._words[REST])
-        doing = f" Finishing step {self._step_at_hand()}." if self._words[IN_LOOP] else ""
-        say(f"{said}.{' Leaving.' if resting else doing}")
-        if resting:
-            self._guard.nudge()
+    def _on_signal(self, message: Message) -> None:
+        if message["rests"]:
+            return  # it leaves at once, and says so then
+        session = self._session
+        newest, durable = session.saver.newest, session.durable_step()
+        held = durable if newest is None else newest.step
+        time_left = TimeLeft(message["grace"], message["needed"])
+        step = session.loops.step_at_hand()
+        announce_signal(message["signal"], step, held, durable, time_left)
 
-    def _hear_failure(self, message: dict[str, Any]) -> None:
-        """A checkpoint was not made: say so once, until another one is durable."""
-        if self._bad is not None or self._leaves_at is not None:
+    def _on_request(self, message: Message) -> None:
+        if message["request"] == "stop":
+            asked = stop_from_file(message["details"])
+            self._ask(asked, f"asked to stop: {asked.reason}")
+        else:
+            self._session.saver.want(Handle(message.get("reason", "holdfast save")))
+
+    def _on_ending(self, message: Message) -> None:
+        asked = StopRequest(message["reason"], message["status"])
+        self._ask(asked, f"{asked.reason} is in {message['seconds']:.0f} s")
+
+    def _ask(self, request: StopRequest, said: str) -> None:
+        """Stop at the next boundary, or leave a phase at once."""
+        session, words = self._session, self._session.boundary.words
+        session.stops.ask(request)
+        rests = bool(words[REST])
+        doing = f" Finishing step {session.loops.step_at_hand()}." if words[IN_LOOP] else ""
+        say(f"{said}.{' Leaving.' if rests else doing}")
+        if rests:
+            session.guard.nudge()
+
+    def _on_leave(self, message: Message) -> None:
+        session = self._session
+        if is_interactive():
+            if session.stops.asked is None:
+                session.stops.ask(StopRequest(message["reason"], message["status"]))
+            words = session.boundary.words
+            if words[IN_LOOP]:
+                words[IN_LOOP] = 0  # the signal that follows is ours: the keeper ignores it
+                session.guard.nudge(ends_the_step=True)
+            return
+        # If the keeper has written nothing, the trainer has, or an earlier attempt.
+        durable = message["step"] or session.durable_step()
+        step = session.boundary.step
+        record = {"status": message["status"], "step": step, "durable_step": durable}
+        session.progress.close()
+        if message.get("speaks"):
+            speak_as(0)  # the ranks before it are gone
+        details = {"asked": bool(message.get("asked", True)), "then": message.get("said", "")}
+        leave_at_once(session.exit_record(), message["reason"], record, **details)
+
+    def _on_tick(self, _: Message) -> None:
+        self._session.stops.announce(self._session.loops.step_at_hand())
+
+    # -- states -----------------------------------------------------------------------
+
+    def _on_void(self, message: Message) -> None:
+        self._session.ruling.receive_bad(message["reason"], message["step"], message["rank"])
+
+    def _on_failed_checkpoint(self, message: Message) -> None:
+        """Say so once, until another checkpoint is durable."""
+        session = self._session
+        if session.ruling.bad is not None or session.stops.last_step is not None:
             return  # a bad step is never saved; the stop itself reports its failed save
-        told = re.sub(r"[\d.]+", "", message["error"]), self._durable_step()
-        if told != self._failure_told:
-            self._failure_told = told
+        said = re.sub(r"[\d.]+", "", message["error"]), session.durable_step()
+        if said != self._failure_said:
+            self._failure_said = said
             say(sentence_of(message) or "")
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if self._job is not None and self._job.hear(message):
-            return
-        if self._crew is not None and (decision := self._crew.hear(message)) is not False:
-            if isinstance(decision, Decision):
-                self._hear_decision(decision)
-        elif kind == "noted":
-            if not message["rests"]:  # else it leaves at once, and says so then
-                newest, durable = self._saver.newest, self._durable_step()
-                held = durable if newest is None else newest.step
-                time_left = TimeLeft(message["grace"], message["needed"])
-                announce_signal(message["signal"], self._step_at_hand(), held, durable, time_left)
-        elif kind == "void":
-            self._hear_void(message)
-        elif kind == "request" and message["request"] == "stop":
-            asked = stop_from_file(message["details"])
-            self._hear_stop(asked, f"asked to stop: {asked.reason}")
-        elif kind == "request":
-            self._saver.want(Handle(message.get("reason", "holdfast save")))
-        elif kind == "ending":
-            asked = StopRequest(message["reason"], message["status"])
-            self._hear_stop(asked, f"{asked.reason} is in {message['seconds']:.0f} s")
-        elif kind == "failed":
-            self._hear_failure(message)
-        elif (sentence := sentence_of(message)) is not None:
-            say(sentence)
-        elif kind == "fenced":
-            text = f"{self._folder}: {message['error']}.\nThis process writes nothing any more."
-            self._trouble = RunIsLive(text, pid=0, host="")
-        elif kind == "uneven":
-            self._trouble = uneven(message["epoch"], message["batches"])
-        elif kind == "leave" and is_interactive():
-            self._asked = self._asked or StopRequest(message["reason"], message["status"])
-            if self._words[IN_LOOP]:
-                self._words[IN_LOOP] = 0  # the signal that follows is ours, no news to the keeper
-                self._guard.nudge(ends_the_step=True)
-        elif kind == "leave":
-            # If the keeper has written nothing, the trainer has, or an earlier attempt.
-            step = message["step"] or self._durable_step()
-            record = {"status": message["status"], "step": self.step, "durable_step": step}
-            self._progress.close()
-            if message.get("speaks"):
-                speak_as(0)  # the ranks before it are gone
-            details = {"asked": bool(message.get("asked", True)), "then": message.get("said", "")}
-            leave_at_once(self._exit_record(), message["reason"], record, **details)
-        elif kind == "tick" and self._noted and not self._announced:
-            self._announced = True
-            announce_signal(self._noted[0], self._step_at_hand())
-        self._next_look = 0.0
+    def _on_fenced(self, message: Message) -> None:
+        folder = self._session.spec.folder
+        text = f"{folder}: {message['error']}.\nThis process writes nothing any more."
+        self._session.stops.fail(RunIsLive(text, pid=0, host=""))
 
-    def _step_at_hand(self) -> int:
-        """The step that is being made: after the last one, still the last."""
-        if self._leaves_at is not None:  # told of the signal when the step it met was over
-            return self._leaves_at
-        return self.step + 1 if self._total is None else min(self.step + 1, self._total)
+    def _on_uneven(self, message: Message) -> None:
+        self._session.stops.fail(uneven(message["epoch"], message["batches"]))
 
-    def _durable_step(self) -> int | None:
-        raise NotImplementedError
 
-    def _exit_record(self) -> ExitRecord:
-        raise NotImplementedError
+# -- Messages that are only said -------------------------------------------------------------------
+
+_MOST_RANKS = 8
+
+
+def sentence_of(message: Message) -> str | None:
+    """The words for a message; None if it is not to be said."""
+    words = _WORDS.get(message["kind"])
+    return None if words is None else words(message)
+
+
+def _of_failed(message: Message) -> str:
+    return f"a checkpoint could not be made: {message['error']}. It will be tried again."
+
+
+def _of_mirror(message: Message) -> str:
+    return str(message["text"])
+
+
+def _of_twins(message: Message) -> str:
+    first, second = message["ranks"]
+    return (
+        f"ranks {first} and {second} train on identical batches: each should have its own "
+        "share of the data.\nGive the loader a DistributedSampler, or seed each rank's "
+        "data in another way."
+    )
+
+
+def _of_short_warning(message: Message) -> str:
+    return (
+        f"SLURM warns {message['warning']:.0f} s before the time limit, and a step with its "
+        f"save takes {message['needed']:.0f} s here.\n"
+        f"Ask for more: --signal=USR2@{2 * message['needed'] + 30:.0f}"
+    )
+
+
+def _of_hang_over(_: Message) -> str:
+    return "it goes on: a step was made after all."
+
+
+def _of_paused(message: Message) -> str | None:
+    if message.get("is_deaf"):
+        return None  # this very process: it would read the line when the pause is over
+    who = f"rank {message['rank']}" if message["of"] > 1 else "the run"
+    return f"{who} is held by {message['by']}: no hang. The watch waits until it goes on."
+
+
+def uneven(epoch: int, batches: list[list[int]]) -> RanksError:
+    """The ranks have different numbers of batches: no later step exists on all of them."""
+    counts = ", ".join(f"rank {rank}: {count}" for rank, count in batches[:_MOST_RANKS])
+    more = ", …" if len(batches) > _MOST_RANKS else ""
+    return RanksError(
+        f"the ranks have different numbers of batches in epoch {epoch} ({counts}{more}), and a "
+        "step is saved only where all ranks have made it.\n"
+        "Give all ranks the same number: a DistributedSampler, drop_last=True, or "
+        "run.batches(loader, steps=…). DDP's Join is not supported."
+    )
+
+
+def _of_notice(message: Message) -> str | None:
+    reason = message["reason"]
+    if message["what"] == "deaf":
+        return (
+            f"{message['cloud']} does not tell whether this machine is about to end ({reason}).\n"
+            "Let this process reach 169.254.169.254 (AWS: from a container with a hop limit of "
+            "2), or switch this off: holdfast.Settings(notices='off')"
+        )
+    if message["acts"] == "save":
+        return f"{reason}: the next step is made durable, and the run goes on."
+    if message["acts"] == "later":
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(message["at"]))
+        return f"{reason} comes at {at} UTC: the run leaves {message['lead']:.0f} s before."
+    return None  # the stop itself is said
+
+
+def _of_memory(message: Message) -> str | None:
+    if message.get("quiet"):
+        return None
+    growth, limit = size(message["bytes_per_second"]), size(message["limit"])
+    if message["what"] == "shm":
+        fact = f"/dev/shm fills by {growth}/s: its {limit} are full"
+    elif message["what"] == "machine":
+        fact = f"memory grows by {growth}/s: the machine's {limit} are used up"
+    else:
+        fact = f"memory grows by {growth}/s: the limit of {limit} ({message['what']}) is reached"
+    who = f"rank {message['of_rank']} on {message['host']}: " if "of_rank" in message else ""
+    step = message["step"]
+    then = "The next step" if step is None else f"Step {step}"
+    now = "" if step is None else " now"
+    return f"{who}{fact} in about {message['seconds']:.0f} s. {then} is made durable{now}."
+
+
+_WORDS: dict[str, Callable[[Message], str | None]] = {
+    "failed": _of_failed,
+    "mirror": _of_mirror,
+    "twins": _of_twins,
+    "short-warning": _of_short_warning,
+    "hang": told_of,
+    "hang-over": _of_hang_over,
+    "paused": _of_paused,
+    "notice": _of_notice,
+    "memory": _of_memory,
+}

@@ -1,7 +1,7 @@
-"""How a run has fared so far: how often it died, and how long it lived.
+"""How often earlier attempts of a run died, and the checkpoint interval that follows.
 
-Read once, when a run is opened. A life that was asked to leave, or left by an exception, has made
-its state durable and is no death; one that was killed, or whose host is gone, is.
+Read once, when a run is opened. An attempt that was asked to stop, or left by an exception, has
+made its state durable and is no death. One that was killed, or whose host is gone, is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from holdfast._store.folder.layout import RunLayout
 # -- The interval between checkpoints in closed form -----------------------------------------------
 # Young, "A first order approximation to the optimum checkpoint interval" (CACM 17, 1974), and
 # Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (FGCS 22,
-# 2006). In both, `cost_seconds` is what one checkpoint takes from training, and `mtbf_seconds` the
-# mean time between interruptions that throw it back to the last one. Interruptions come at random,
-# as often at one moment as at any other. The interval is the training between two checkpoints.
+# 2006). `cost_seconds` is the training time that one checkpoint takes, `mtbf_seconds` the mean time
+# between interruptions, which come at random. The interval is the training between two checkpoints.
 
 
 def young_interval(cost_seconds: float, mtbf_seconds: float) -> float:
@@ -64,12 +63,11 @@ def exact_goodput(
     return interval_seconds / spent
 
 
-# -- How often a run is to be expected to die, and the interval that follows while it trains -------
-# Before anything is known, one death a day is assumed, and that is worth half a death: half of
-# one in half a day. Half is the shape of Jeffreys' prior for a rate, so the run's own deaths soon
-# count for more: two of them are four fifths of what is known, and a week without one makes
-# the expectation fifteen times longer. One a day because then a checkpoint that costs half a
-# second comes every five minutes, which is the default for those who choose nothing.
+# -- The expected time to the next death, and the interval that follows ----------------------------
+# The prior is one death a day with the weight of half a death (Jeffreys' prior for a rate), so the
+# run's own deaths soon count for more: two of them are four fifths of the estimate, and a week
+# without one makes it fifteen times longer. At one death a day a checkpoint that costs half a
+# second comes every five minutes, the default of `checkpoint_every`.
 
 
 SHORTEST_SECONDS = 30.0
@@ -77,20 +75,20 @@ LONGEST_SECONDS = 3600.0
 FIRST_SECONDS = 60.0  # until the first checkpoint has shown what it costs
 _PRIOR_DEATHS = 0.5
 _PRIOR_SECONDS = 43_200.0
-_LEAST_COST_SECONDS = 0.001  # what is measured below it is noise
+_LEAST_COST_SECONDS = 0.001  # below it a measurement is noise
 _WRITING_SHARE = 0.5  # of the time, at most, a checkpoint is being written
 
 
 @dataclass(frozen=True)
-class Lives:
-    """What is known of the lives before this one: how often they died, and how long they were."""
+class PastAttempts:
+    """How often earlier attempts died, and how long they ran in all."""
 
     deaths: int = 0
     seconds: float = 0.0
 
 
 def expected_mtbf(deaths: int, seconds: float) -> float:
-    """The mean time to the next death, as far as this run's own past tells.
+    """The mean time to the next death, by the prior and the run's own past.
 
     >>> expected_mtbf(0, 0.0) / 3600, expected_mtbf(2, 3600.0) / 3600
     (24.0, 5.2)
@@ -99,29 +97,28 @@ def expected_mtbf(deaths: int, seconds: float) -> float:
 
 
 def live_interval(cost_seconds: float, write_seconds: float, mtbf_seconds: float) -> float:
-    """The training between two checkpoints, within what is sensible at all.
+    """The training between two checkpoints, within sensible bounds.
 
     >>> round(live_interval(0.5, 2.0, 86_400.0)), live_interval(0.0, 0.0, 600.0)
     (294, 30.0)
     """
     best = daly_interval(max(cost_seconds, _LEAST_COST_SECONDS), mtbf_seconds)
-    # The next one begins when the one before is on disk, and the disk has other work too.
+    # A checkpoint begins when the previous one is on disk, and the disk has other work too.
     slowest = write_seconds / _WRITING_SHARE
     return max(slowest, min(LONGEST_SECONDS, max(SHORTEST_SECONDS, best)))
 
 
-_REMEMBERED = 200  # lives: those of last year say little of the machines of today
+_REMEMBERED = 200  # attempts: older ones ran on other machines
 _HUNG = 77  # as _errors.py has it: ended from outside, in the middle of a step
 
 
-def read_lives(layout: RunLayout, before: int) -> Lives:
-    """What the lives before this attempt have shown."""
+def read_past_attempts(layout: RunLayout, before: int) -> PastAttempts:
     deaths, seconds = 0, 0.0
     for number in [each for each in layout.attempt_numbers() if each < before][-_REMEMBERED:]:
         ended = read_json(layout.exit(number))
         deaths += ended.get("status") in (None, _HUNG)
         seconds += _lived_seconds(layout, number, ended.get("time"))
-    return Lives(deaths, seconds)
+    return PastAttempts(deaths, seconds)
 
 
 def _lived_seconds(layout: RunLayout, number: int, ended: object) -> float:

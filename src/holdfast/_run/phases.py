@@ -1,7 +1,7 @@
-"""Phases: stretches of work that pass no boundary, such as an evaluation.
+"""Phases: work that passes no boundary, such as an evaluation.
 
-A phase rests on the boundary before it. That boundary is in memory when the phase begins, so
-a stop inside can leave at once and loses nothing: the phase is repeated as a whole.
+The boundary before a phase is in memory when the phase begins. So a stop inside leaves at once and
+loses nothing: the phase is repeated as a whole.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped
-from holdfast._run.saving.keeper_client import Custody
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._run.signals.guard import Guard
 from holdfast._run.witness.run_eye import RunEye
 from holdfast._store.memory.control import HEARD, IN_LOOP, REST, RESTS, begin_rest, end_rest
 
 
 class Phases:
-    """The phases of one life that are running, the outermost first."""
+    """The running phases of a session, the outermost first."""
 
     def __init__(
         self,
         words: Any,
         guard: Guard,
-        custody: Custody,
+        keeper: KeeperClient,
         leave: Callable[[int], Stopped],
         eye: RunEye | None = None,
     ) -> None:
         self._words = words
         self._guard = guard
-        self._custody = custody
+        self._keeper = keeper
         self._leave = leave
         self._eye = eye
         self._names: list[str] = []
-        self._resting = 0  # those that pass no boundary
-        self._last_step = -1  # in which a phase began amid steps
+        self._resting = 0  # phases that pass no boundary
+        self._last_step = -1  # at which a phase began between steps
         self._every: int | None = None
-        self._has_rested = False  # in this epoch, outside of its loops
+        self._has_rested = False  # in this epoch, outside its loops
         self._left_by: tuple[int, str] | None = None  # an exception, and the phase it came from
-        self.follows_loops = True  # whether to expect one there: until an epoch had none
+        self.follows_loops = True  # True until an epoch had none after its loops
 
     @property
     def name(self) -> str | None:
@@ -52,23 +52,22 @@ class Phases:
 
     @property
     def expected_step(self) -> int:
-        """The boundary before the next phase amid steps, if they are regular."""
+        """The step before the next phase between steps, if they are regular."""
         return sys.maxsize if self._every is None else self._last_step + self._every
 
     def expect(self, step: int) -> None:
-        """A phase will begin behind this step: whoever makes the loop may know."""
+        """A phase will begin after this step, as a trainer knows."""
         self._every = step - self._last_step
 
     def remember(self) -> list[int | None]:
-        """What the next life is to know of when phases come."""
+        """When phases come, for the next attempt."""
         return [self._last_step, self._every]
 
     def recall(self, memory: list[int | None] | None) -> None:
         if memory is not None:
             self._last_step, self._every = memory[0] or 0, memory[1]
 
-    def turn(self) -> None:
-        """An epoch is over."""
+    def end_epoch(self) -> None:
         self.follows_loops, self._has_rested = self._has_rested, False
 
     def begin(self, name: str, *, trains: bool, step: int, is_amid_steps: bool) -> None:
@@ -82,7 +81,7 @@ class Phases:
             begin_rest(self._words)
         self._names.append(name)
         self._resting += not trains
-        self._custody.tell_phase(name)
+        self._keeper.send_phase(name)
         if self._eye is not None:
             self._eye.phase(name)
 
@@ -92,7 +91,7 @@ class Phases:
             # Not the exception itself, which would keep all that its frames hold.
             self._left_by = (id(error), name)
         self._resting -= not trains
-        self._custody.tell_phase(self.name)
+        self._keeper.send_phase(self.name)
         if not self._resting:
             self._guard.rest(None)
             self._words[REST] = 0
@@ -100,7 +99,7 @@ class Phases:
                 end_rest(self._words)
 
     def was_left_by(self, error: BaseException) -> str | None:
-        """The innermost phase that an exception came from."""
+        """The innermost phase that an exception has left."""
         known = self._left_by
         return known[1] if known is not None and known[0] == id(error) else None
 
@@ -114,13 +113,13 @@ class Phases:
             )
 
     def _expect_next(self, step: int) -> None:
-        """Amid steps, the boundary before a phase is in memory only if we knew it was coming."""
+        """Between steps, the boundary before a phase is in memory only if it was expected."""
         every, self._last_step = step - self._last_step, step
         if every > 0:
             self._every = every
 
     def _hear(self, number: int) -> Stopped:
-        """In the signal handler: what leaves the phase."""
-        self._guard.rest(None)  # once: the next signal has another meaning
+        """In the signal handler: the exception that leaves the phase."""
+        self._guard.rest(None)  # only once: a second signal means something else
         self._words[REST] = HEARD
         return self._leave(number)

@@ -1,4 +1,4 @@
-"""One life of a run: the only file that knows the order of the stages.
+"""One attempt of a run, from opening to closing: the only file that knows the order of the stages.
 
 open:      folder → attempt → newest good state → restore → keeper → signals
 boundary:  request? → snapshot → order → (stop: wait until durable)
@@ -9,206 +9,213 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
 
 from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.slurm.job import is_lonely_task
 from holdfast._errors import HoldfastError, Stopped, is_interactive
-from holdfast._run.attempts_ended import close_forgotten, note_closed, note_open
-from holdfast._run.boundary import Boundaries
-from holdfast._run.data.course import Course
-from holdfast._run.data.feeds import Feeds
-from holdfast._run.exit.bounded import bound_leaving, die_if_terminated, goes_on
-from holdfast._run.exit.exception_record import Scene, is_failure, leave_words, look_for_graphs
-from holdfast._run.exit.followers import end_followers
-from holdfast._run.exit.messages import (
+from holdfast._run.attempt import RunAttempt, RunSpec, note_closed, note_open
+from holdfast._run.boundary import Boundary
+from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
+from holdfast._run.exit.leaving import (
     answer_late,
+    bound_leaving,
+    die_if_terminated,
     say_in_memory,
     say_leaving,
     say_unseen_fit,
     say_verdict,
 )
-from holdfast._run.exit.record import reason_of, status_of
+from holdfast._run.exit.record import ExitRecord, reason_of, status_of
+from holdfast._run.keeper_events import KeeperEvents
+from holdfast._run.loops import Loops
+from holdfast._run.metric_log import MetricLog
 from holdfast._run.phases import Phases
-from holdfast._run.ranks.party import Party, come_together, leave_again, stopped_before
-from holdfast._run.ranks.world import World, find_launcher, find_world
-from holdfast._run.resume.from_mirror import MirrorSide
-from holdfast._run.resume.start import Start, resume
-from holdfast._run.saving.forgotten_state import hear_optimizers
-from holdfast._run.saving.job import JobSide, start_facts
-from holdfast._run.saving.keeper_client import Custody
-from holdfast._run.saving.keeper_config import begin_cadence, grace_of, hang_policy
-from holdfast._run.saving.rank_orders import join_crew, prepare_ranks
+from holdfast._run.progress import Progress
+from holdfast._run.ranks.world import find_world
+from holdfast._run.resume.from_mirror import MirrorClient
+from holdfast._run.resume.start import Resumed, Start, resume
+from holdfast._run.ruling import Ruling
+from holdfast._run.saving.cadence import Cadence, begin_cadence
+from holdfast._run.saving.job import JobClient, start_facts
+from holdfast._run.saving.keeper_client import KeeperClient, grace_of, hang_policy
+from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
-from holdfast._run.signals.children import children_unheard
+from holdfast._run.saving.script_state import watch_optimizers
+from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.guard import Guard
-from holdfast._run.witness.run_eye import open_run_eye
+from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.stop_state import StopState
+from holdfast._run.witness.run_eye import RunEye, open_run_eye
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.write import is_replaced
-from holdfast._store.folder.attempts import beating, cannot_write, claim, open_folder, release
+from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
 from holdfast._store.folder.opened import tell_leader
 from holdfast._store.format.version import __version__
-from holdfast._store.memory.control import DONE, MARK, STAYS, STEP, WORK, mark_of, private_words
+from holdfast._store.memory.control import DONE, STAYS, WORK
 from holdfast._text import say, speak_as
 
 _LEAVE_SECONDS = 60.0
 
 
-class Attempt(Boundaries):
-    """Opens and closes a run; `Run` adds the loops."""
+class Session:
+    """Opens and closes one attempt, and owns its parts."""
 
-    _party: Party | None = None  # the ranks that opened it together
-    _run_id: str
-    _grace_seconds: float | None = None  # after a SIGTERM
-    _hear_no_optimizers: Callable[[], None]  # any more
+    # Made by `open`, in this order:
+    mirror: MirrorClient
+    attempt: RunAttempt
+    found: Resumed
+    log: MetricLog
+    ruling: Ruling
+    boundary: Boundary
+    loops: Loops
+    progress: Progress
+    keeper: KeeperClient
+    saver: Saver
+    guard: Guard
+    phases: Phases
 
-    def __enter__(self) -> Self:
-        if self._is_open and not is_interactive():
-            raise HoldfastError(f"{self._folder}: this Run is open already.")
-        close_forgotten(self._folder)
-        goes_on()
-        world = find_world()
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.stops = StopState()
+        self.ranks: RankAgreement | None = None  # where there are several
+        self.job: JobClient | None = None  # where a scheduler has started this one process
+        self.eye: RunEye | None = None  # while `holdfast prove` watches
+        self.is_open = False
+        self._ignore_optimizers: Callable[[], None] | None = None
+
+    # -- opening ----------------------------------------------------------------------
+
+    @uninterruptible
+    def open(self) -> None:
+        folder, world = self.spec.folder, find_world()
         speak_as(world.rank)
-        self._mirror = MirrorSide(self._folder, self._settings, world.rank)
-        self._layout, run_id = open_folder(self._folder)
-        self._run_id = run_id
-        start = Start(self._layout, run_id, self._folder)
-        self.attempt, self._party = 0, None
+        self.mirror = MirrorClient(folder, self.spec.settings, world.rank)
+        layout, run_id = open_folder(folder)
+        start = Start(layout, run_id, folder)
+        self.attempt = RunAttempt(folder, layout, run_id)
         try:
-            self.attempt = self._take_attempt(world, run_id)
-            self._open(start, run_id)
+            self.attempt.claim(world, self.spec.state)
+            self._restore(start)
+            self._start_keeper()
+            cadence = self._start_saving()
+            self._watch_signals(cadence)
+            self._begin()
         except BaseException as error:
             start.close()
-            if self._party is not None:
-                self._party.fail(error)
-            if self.attempt:
+            if self.attempt.party is not None:
+                self.attempt.party.fail(error)
+            if self.attempt.number:
                 self._abort(error)
             if isinstance(error, OSError):
-                raise cannot_write(self._folder, error) from error
+                raise cannot_write(folder, error) from error
             raise
-        return self
 
-    def _take_attempt(self, world: World, run_id: str) -> int:
-        """Which life of the run this is; with other ranks, the same for all of them."""
-        self._launcher = find_launcher()
-        if world.is_alone:
-            stopped = stopped_before(self._layout, self._launcher)
-            if stopped is not None:
-                raise leave_again(self._folder, stopped, say)
-            return claim(self._layout, self._folder, say)
-        self._party = come_together(world, self._layout, run_id, self._state, self._folder)
-        return self._party.take_attempt(self._layout, self._folder, say)
-
-    def _open(self, start: Start, run_id: str) -> None:
-        self._stopped = self._asked = self._asked_late = self._trouble = None
-        self._announced, self._next_look, self._made_at, self._left_at = False, 0.0, -1, -1
-        party = self._party
+    def _restore(self, start: Start) -> None:
+        """Find the newest good state, and put it into the objects of the script."""
+        spec, attempt = self.spec, self.attempt
         led = variables.led_folder()
         if led is not None:
-            tell_leader(led, self._folder, self.attempt, 0 if party is None else party.rank)
-        with beating(self._layout, self.attempt, is_needed=party is None or party.rank == 0):
-            self._mirror.bring(start, party)
-            found = resume(start, self.attempt, self._state, party)
-        self._found = found
-        self._generators = found.generators
-        self._course = Course(found.position, 1 if party is None else party.size)
-        self._has_course = found.position is not None
-        self._feed_state = None if found.position is None else found.position.state
-        self._at_turn = False
-        self._loop_number, self._is_by_hand = -1, False
-        self._loops.clear()  # a loop of the life before may not be closed yet
-        ranks = (0, 1) if party is None else (party.rank, party.size)
-        self._feeds = Feeds(list(self._state.values()), *ranks)
-        self.step = found.step
-        self.resumed_from = found.resumed_from
-        self._metrics.restore(found.metrics, found.best)
-        self._begin_rules(found, party)
-        settings = self._settings
+            tell_leader(led, spec.folder, attempt.number, attempt.rank)
+        with beating(attempt.layout, attempt.number, is_needed=attempt.rank == 0):
+            self.mirror.bring(start, attempt.party)
+            found = resume(start, attempt.number, spec.state, attempt.party)
+        self.found = found
+        spec.metrics.restore(found.metrics, found.best)
+        self.ruling = Ruling(self, found, found.step)
+        self.log = MetricLog(spec.metrics, self.ruling.judge)
+        self.boundary = Boundary(self, found.step)
+        self.loops = Loops(self, found)
+        self.progress = Progress(self.loops.standing)
+
+    def _start_keeper(self) -> None:
+        settings, attempt, found = self.spec.settings, self.attempt, self.found
         policy = Policy(
-            layout=self._layout,
-            run_id=run_id,
-            attempt=self.attempt,
+            layout=attempt.layout,
+            run_id=attempt.run_id,
+            attempt=attempt.number,
             line=found.line,
             keep_last=settings.keep_last,
             best=settings.best_metric,
             version=__version__,
-            rank=0 if party is None else party.rank,
-            size=1 if party is None else party.size,
+            rank=attempt.rank,
+            size=attempt.size,
             requeue_limit=settings.requeue_limit,
             **hang_policy(settings),
-            **self._mirror.policy(),
+            **self.mirror.policy(),
             notices=variables.notices() if settings.notices == "auto" else settings.notices,
         )
-        self._crew = None
-        self._grace_seconds = grace_of(settings)
-        terms = (policy, self._grace_seconds, settings.signal_numbers, self._hear)
-        if party is None:
-            self._custody = Custody(*terms)
+        receive = KeeperEvents(self).receive
+        terms = (policy, grace_of(settings), settings.signal_numbers, receive)
+        if attempt.party is None:
+            self.keeper = KeeperClient(*terms)
         else:
-            self._custody, self._crew = join_crew(party, *terms)
-        self._job = None
-        if party is None and self._custody.has_keeper and self._in_job and not is_interactive():
-            self._job = JobSide(self._custody)  # a kernel and its server go on: no requeue
-        self._words, self._logged = self._custody.words, self._custody.logged
-        self._words[STEP] = self.step
-        self._words[MARK] = mark_of(self.step, bool(found.at_turn))
-        self._words[STAYS] = is_interactive()
-        self._cadence = begin_cadence(settings, policy, self.step, self._note)
-        self._saver = Saver(
-            *(self._state, self._metrics, self._custody, self._cadence, self._where, self._crew),
-            is_bad=self._is_bad,
-        )
-        found.hand_over(self._custody)
-        self._pid, self._thread = os.getpid(), threading.get_ident()
-        stacks = self._layout.stacks(self.attempt, policy.rank)
-        self._guard = Guard(
-            settings.signal_numbers, self._custody.wakeup, stacks, in_job=self._in_job
-        )
-        if party is not None:
-            self._guard.wait_for_others()
-        if self._launcher is not None:
-            self._guard.set_children_apart()
-        self._eye = open_run_eye(self._folder, self.step)
-        self._phases = Phases(
-            self._words, self._guard, self._custody, self._leave_from_rest, self._eye
-        )
-        self._phases.recall(found.phases)
-        self._hear_no_optimizers = hear_optimizers(self._hear_optimizer)
-        self._set_next_due_step()
-        self._is_open = True
-        note_open(self._folder, self)
-        # A warning waits until all ranks are here: it would end this one, and leave the others.
-        self._guard.defer(False, holds_warnings=True)
-        self._noted = self._guard.noted
-        self._warn_of_lonely_task(policy.rank)
-        self._note(
-            "start",
-            attempt=self.attempt,
-            step=self.step,
-            source=found.source,
-            pid=self._pid,
-            keep_last=settings.keep_last,
-            keep_best=settings.keep_best,
-            **start_facts(settings),
-            **({} if party is None else {"ranks": party.size}),
-        )
-        if party is not None and self._crew is not None:
-            party.exchange("open", None)  # nobody trains before all can be asked to stop
-            party.opened()
-            prepare_ranks(self._state, self._crew)
-        if self._generators is not None and found.by_hand:
-            # A loop of the user's own begins where nobody sees it.
-            self._restore_generators()
-        self._words[WORK] = 0
-        self._guard.defer(False)
+            self.keeper, self.ranks = join_ranks(attempt.party, *terms)
+        is_alone_in_job = attempt.party is None and attempt.in_job
+        if is_alone_in_job and self.keeper.has_keeper and not is_interactive():
+            self.job = JobClient(self.keeper)  # a kernel and its server go on: no requeue
+        words = self.keeper.words
+        self.boundary.share(words, self.ranks, at_epoch_end=found.at_turn)
+        self.log.send_to_keeper(self.keeper.logged)
+        words[STAYS] = is_interactive()
 
-    def _warn_of_lonely_task(self, rank: int) -> None:
+    def _start_saving(self) -> Cadence:
+        spec, step = self.spec, self.boundary.step
+        cadence = begin_cadence(spec.settings, self.keeper.policy, step, self.attempt.journal)
+        self.saver = Saver(
+            *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
+            is_bad=self.ruling.is_bad,
+        )
+        self.found.hand_over(self.keeper)
+        return cadence
+
+    def _watch_signals(self, cadence: Cadence) -> None:
+        spec, attempt, words = self.spec, self.attempt, self.boundary.words
+        stacks = attempt.layout.stacks(attempt.number, attempt.rank)
+        numbers, wakeup = spec.settings.signal_numbers, self.keeper.wakeup
+        self.guard = Guard(numbers, wakeup, stacks, in_job=attempt.in_job)
+        if attempt.party is not None:
+            self.guard.wait_for_others()
+        if attempt.launcher is not None:
+            self.guard.set_children_apart()
+        self.eye = open_run_eye(spec.folder, self.boundary.step)
+        self.phases = Phases(words, self.guard, self.keeper, self._leave_phase, self.eye)
+        self.phases.recall(self.found.phases)
+        self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)
+        self.boundary.begin(cadence, self.guard.noted)
+        self.is_open = True
+        note_open(spec.folder, self)
+        # A warning waits until all ranks are here: it would end this one, and leave the others.
+        self.guard.defer(False, holds_warnings=True)
+        self.stops.watch(self.guard)
+
+    def _begin(self) -> None:
+        """Record the start, and wait for the other ranks."""
+        spec, attempt, found = self.spec, self.attempt, self.found
+        self._warn_of_lonely_task()
+        attempt.journal(
+            "start",
+            step=self.boundary.step,
+            source=found.source,
+            pid=attempt.pid,
+            keep_last=spec.settings.keep_last,
+            keep_best=spec.settings.keep_best,
+            **start_facts(spec.settings),
+            **({} if attempt.party is None else {"ranks": attempt.size}),
+        )
+        if attempt.party is not None and self.ranks is not None:
+            attempt.party.exchange("open", None)  # no rank trains before all can be stopped
+            attempt.party.opened()
+            prepare_ranks(spec.state, self.ranks)
+        if found.by_hand and found.generators is not None:
+            self.loops.restore_generators()  # no code of ours runs where the script's loop begins
+        self.boundary.words[WORK] = 0
+        self.guard.defer(False)
+
+    def _warn_of_lonely_task(self) -> None:
         """Where the keeper does not outlive this process, say so once."""
-        if rank or not self._custody.has_keeper:
+        if self.attempt.rank or not self.keeper.has_keeper:
             return
         how = ""
         if os.getpid() == 1:
@@ -222,201 +229,229 @@ class Attempt(Boundaries):
                 "run -- python …)."
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if os.getpid() != self._pid or not self._is_open:
+    def _abort(self, error: BaseException) -> None:
+        """Opening failed: leave the run as it was found."""
+        attempt = self.attempt
+        if is_failure(error):
+            of = (attempt.layout, attempt.number, attempt.rank, attempt.size)
+            words = record_exception(error, Scene(*of, where="opening"))
+            say_verdict(error, words, self.spec.folder)
+        self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
+        if hasattr(self, "keeper"):
+            self.keeper.close()
+        if self.is_open:
+            self.guard.remove()
+            self.is_open = False
+            note_closed(self.spec.folder)
+
+    # -- while it is open -------------------------------------------------------------
+
+    def require_open(self) -> None:
+        if not self.is_open:
+            raise not_open(self.spec)
+
+    def durable_step(self) -> int | None:
+        step = self.keeper.durable_step
+        return self.found.resumed_from if step is None else step
+
+    def exit_record(self) -> ExitRecord:
+        attempt, rank = self.attempt, 0 if self.ranks is None else self.ranks.rank
+        launcher = None if attempt.launcher is None else attempt.launcher.process
+        return ExitRecord(attempt.layout, attempt.number, rank, launcher)
+
+    def scene(self, error: BaseException | None) -> Scene:
+        """Where the run stands, as an exception leaves it or now."""
+        attempt, step, loops = self.attempt, self.boundary.step, self.loops
+        # A loop that an exception has left is over by now.
+        is_in_loop = loops.number >= 0 or loops.is_by_hand
+        return Scene(
+            *(attempt.layout, attempt.number),
+            rank=attempt.rank,
+            ranks=attempt.size,
+            step=step,
+            steps=step - (self.found.resumed_from or 0),
+            batch=loops.cursor.course.batch,
+            phase=None if error is None else self.phases.was_left_by(error),
+            where="loop" if is_in_loop and not self.boundary.words[DONE] else "outside",
+            state=self.spec.state,
+            counters=self.keeper.first_counters,
+        )
+
+    def leave_if_signaled(self) -> None:
+        """Leave a phase that has just begun, if a signal came in the step before it."""
+        newest, stops = self.saver.newest, self.stops
+        is_held = newest is not None and newest.step == self.boundary.step
+        if stops.signals and self.phases.rests and is_held and self.ranks is None:
+            raise self._leave_phase(stops.signals[0])
+
+    def _leave_phase(self, number: int) -> Stopped:
+        return self.stops.leave_phase(number, self.boundary.step)
+
+    # -- closing ----------------------------------------------------------------------
+
+    @uninterruptible
+    def close(self, error: BaseException | None) -> None:
+        """Leave the run; raises what the script is to leave with, if it is not `error`."""
+        if os.getpid() != self.attempt.pid or not self.is_open:
             return  # a forked child that leaves its parent's block, or closed as forgotten
-        with children_unheard() as deaths:
+        with children_deferred() as deaths:
             self._leave(error)
             deaths.clear()
 
+    def close_forgotten(self) -> None:
+        """Close a session that was opened without `with`, before its folder is opened again."""
+        self.guard.defer(True)
+        self.guard.rest(None)
+        self.progress.close()
+        self.saver.keep_last("closed")
+        self._record_exit(_errors.FINISHED, "left open", self.keeper.durable_step)
+        self.log.end(_errors.FINISHED)
+        self._release(None)
+
     def _leave(self, error: BaseException | None) -> None:
-        self._guard.defer(True)  # our own work is not to be cut in two
-        self._progress.close()
-        self._guard.rest(None)
-        if error is None and self._loop_number < 0 and not self._is_by_hand:
-            say_unseen_fit(self._state, self.step)
+        stops, ruling, loops, folder = self.stops, self.ruling, self.loops, self.spec.folder
+        step = self.boundary.step
+        self.guard.defer(True)  # our own work is not to be cut in two
+        self.progress.close()
+        self.guard.rest(None)
+        if error is None and loops.number < 0 and not loops.is_by_hand:
+            say_unseen_fit(self.spec.state, step)
         words = {}
-        if error is not None and is_failure(error) and self._is_unasked():
-            words = leave_words(error, self._scene(error))
-        if error is None and self._stopped is None and self._is_bad():
-            self._stop_bad()  # the values of the last steps have come after the last boundary
-        if error is None and self._stopped is None and self._loops:
-            self._keep_left()  # the script holds the iterator of the loop that it has left
+        if error is not None and is_failure(error) and stops.is_unasked:
+            words = record_exception(error, self.scene(error))
+        if error is None and stops.stopped is None and ruling.is_bad():
+            ruling.stop_bad()  # the values of the last steps arrived after the last boundary
+        if error is None and stops.stopped is None and loops.running:
+            loops.keep_left()  # the script holds the iterator of the loop that it has left
+            step = self.boundary.step
         durable = self._keep_last(error)
-        if error is None and self.resumed_from is None and self.step > 1:
-            for line in self._saver.forgotten.look_at_numbers():
+        if error is None and self.found.resumed_from is None and step > 1:
+            for line in self.saver.forgotten.check_numbers():
                 say(line)
-        leaving = self._stopped or error
-        answered = len(self._noted)
-        if self._stopped is None and not isinstance(error, Stopped):
+        leaving = stops.stopped or error
+        answered = len(stops.signals)
+        if stops.stopped is None and not isinstance(error, Stopped):
             leaving = self._answer_late(error, durable) or error
             if error is not None and leaving is error:
-                say_verdict(error, words, self._folder)
-            if isinstance(leaving, Stopped) and durable and self._job is not None:
-                self._job.requeue(leaving)
-        elif self._stopped is None and durable:
-            self._tell_of_rest(error)
+                say_verdict(error, words, folder)
+            if isinstance(leaving, Stopped) and durable and self.job is not None:
+                self.job.requeue(leaving)
+        elif stops.stopped is None and durable:
+            assert isinstance(error, Stopped)
+            self._stop_outside_steps(error)
         if not durable and isinstance(leaving, Stopped | None):
             reason = leaving.reason if leaving is not None else "closed"
-            leaving = Stopped(_errors.NOT_DURABLE, reason, self.step)
-            if self._custody.has_keeper and self._saver.newest is not None:
-                is_removed = not self._layout.identity.exists()
-                say_in_memory(leaving, self._saver.newest.step, is_removed=is_removed)
-        durable_step = self._custody.durable_step
-        how = f"finished: {self._over}" if leaving is None and self._over else reason_of(leaving)
+            leaving = Stopped(_errors.NOT_DURABLE, reason, step)
+            if self.keeper.has_keeper and self.saver.newest is not None:
+                is_removed = not self.attempt.layout.identity.exists()
+                say_in_memory(leaving, self.saver.newest.step, is_removed=is_removed)
+        durable_step = self.keeper.durable_step
+        how = f"finished: {ruling.over}" if leaving is None and ruling.over else reason_of(leaving)
         self._record_exit(status_of(leaving), how, durable_step, asked=isinstance(leaving, Stopped))
-        end_followers(self._followers, status_of(leaving))
-        self._mirror.part(self._layout, durable_step, lambda: len(self._noted) > answered)
-        self._close(leaving)
-        self._stopped = None  # else whoever catches it would keep it for ever
-        self._leaves_at = None
+        self.log.end(status_of(leaving))
+        layout = self.attempt.layout
+        self.mirror.part(layout, durable_step, lambda: len(stops.signals) > answered)
+        self._release(leaving)
+        stops.forget()
         if isinstance(leaving, Stopped):
             die_if_terminated(leaving)
         if leaving is not None and leaving is not error:
             raise leaving from error
-        for number in self._noted[answered:] if leaving is None else ():
+        for number in stops.signals[answered:] if leaving is None else ():
             signal.raise_signal(number)  # it came while we were closing: let it act now
-
-    def _is_unasked(self) -> bool:
-        """Whether nobody has asked the run to leave: a stop may well break what it interrupts."""
-        return self._stopped is None and self._guard.request(self._asked) is None
-
-    def _hear(self, message: dict[str, Any]) -> None:
-        self._mirror.heed(message)
-        super()._hear(message)
-        if message["kind"] == "memory" and "of_rank" not in message:  # of this process
-            look_for_graphs(self._scene(None), self._thread)
-
-    def _scene(self, error: BaseException | None) -> Scene:
-        """Where the run stands, as an exception leaves it or now."""
-        party, steps = self._party, self.step - (self.resumed_from or 0)
-        # A loop that an exception has left is over by now.
-        is_in_loop = self._loop_number >= 0 or self._is_by_hand
-        return Scene(
-            *(self._layout, self.attempt),
-            rank=0 if party is None else party.rank,
-            ranks=1 if party is None else party.size,
-            step=self.step,
-            steps=steps,
-            batch=self._course.batch,
-            phase=None if error is None else self._phases.was_left_by(error),
-            where="loop" if is_in_loop and not self._words[DONE] else "outside",
-            state=self._state,
-            counters=self._custody.first_counters,
-        )
 
     def _keep_last(self, error: BaseException | None) -> bool:
         """Make the last boundary in memory durable, with all ranks if there are several."""
-        if self._crew is None:
-            return self._saver.keep_last("exception" if error is not None else "closed")
-        leaving = self._stopped or error
+        if self.ranks is None:
+            return self.saver.keep_last("exception" if error is not None else "closed")
+        leaving = self.stops.stopped or error
         clean = isinstance(leaving, Stopped | None)
-        bye = self._crew.say_farewell(
+        bye = self.ranks.say_farewell(
             clean=clean,
             status=status_of(leaving),
             reason=reason_of(leaving) if clean else f"failed: {reason_of(leaving)}",
             error=None if clean else reason_of(leaving),
         )
         if bye is not None and bye["step"] is not None:
-            self._custody.durable_step = bye["step"]
+            self.keeper.record_durable(bye["step"])
         if bye is not None and bye.get("said"):
-            self._is_requeued = True
             say(bye["said"])
             if isinstance(leaving, Stopped):
                 leaving.change(bye["status"], leaving.reason)
         return True
 
-    def _tell_of_rest(self, stopped: BaseException | None) -> None:
+    def _stop_outside_steps(self, stopped: Stopped) -> None:
         """A signal has left a phase, or the code around the loops: say what that costs."""
-        assert isinstance(stopped, Stopped)
-        if self._job is not None:
-            number = self._noted[0] if self._noted else 0
-            self._job.settle(stopped, number, self._custody.durable_step)
-        self._note("stop", step=self.step, reason=stopped.reason, status=stopped.status)
-        say_leaving(stopped, self._durable_step(), in_job=self._in_job)
-        if self._job is not None:
-            self._job.requeue(stopped)
-        if self._noted:
-            self._guard.call_users_handler(self._noted[0])
-
-    def close_forgotten(self) -> None:
-        """Close a run that was opened without `with`, before its folder is opened again."""
-        self._guard.defer(True)
-        self._guard.rest(None)
-        self._progress.close()
-        self._saver.keep_last("closed")
-        self._record_exit(_errors.FINISHED, "left open", self._custody.durable_step)
-        end_followers(self._followers, _errors.FINISHED)
-        self._close(None)
+        number = self.stops.signals[0] if self.stops.signals else 0
+        if self.job is not None:
+            self.job.settle(stopped, number, self.keeper.durable_step)
+        facts = {"reason": stopped.reason, "status": stopped.status}
+        self.attempt.journal("stop", step=self.boundary.step, **facts)
+        say_leaving(stopped, self.durable_step(), in_job=self.attempt.in_job)
+        if self.job is not None:
+            self.job.requeue(stopped)
+        if number:
+            self.guard.call_users_handler(number)
 
     def _answer_late(self, error: BaseException | None, durable: bool) -> Stopped | None:
-        request = self._guard.request(self._asked)
+        """The stop that came after the last boundary, if one did; says what is durable."""
+        request, step, loops = self.stops.request(), self.boundary.step, self.loops
         if request is not None and error is None and request.is_by_clock:
             request = None  # all was done in time
         stopped = None
         if request is not None:
-            stopped = Stopped(request.status, request.reason, self.step)
-            if self._job is not None and durable:
-                self._job.settle(stopped, request.number, self._custody.durable_step)
-        is_left = self._left_at == self.step != self._finished_at
-        answer_late(stopped, error, self.step, self._durable_step(), is_left=is_left)
+            stopped = Stopped(request.status, request.reason, step)
+            if self.job is not None and durable:
+                self.job.settle(stopped, request.number, self.keeper.durable_step)
+        is_left = loops.left_at == step != loops.finished_at
+        answer_late(stopped, error, step, self.durable_step(), is_left=is_left)
         if stopped is not None and error is not None:
-            self._exit_record().write_trouble(error)
+            self.exit_record().write_trouble(error)
         elif request is not None:
-            self._guard.call_users_handler(request.number)
+            self.guard.call_users_handler(request.number)
         return stopped
 
-    def _close(self, error: BaseException | None) -> None:
-        self._hear_no_optimizers()
-        seconds = self._grace_seconds or _LEAVE_SECONDS
+    def _release(self, error: BaseException | None) -> None:
+        """Let the keeper go, put the handlers back, free memory and files."""
+        assert self._ignore_optimizers is not None
+        self._ignore_optimizers()
+        seconds = self.keeper.grace_seconds or _LEAVE_SECONDS
         if isinstance(error, Stopped):
-            self._custody.close(leaving=(error.status, seconds))
-            bound_leaving(error, seconds, self._custody.stay)
+            self.keeper.close(leaving=(error.status, seconds))
+            bound_leaving(error, seconds, self.keeper.stay)
         else:
-            self._custody.close()
-        self._saver.close()
-        if self._is_requeued or (self._job is not None and self._job.is_requeued):
-            self._guard.heed_no_more(signal.SIGTERM)  # SLURM ends what is left; we are leaving
-        self._guard.remove()
-        self._words, self._next_look = private_words(), 0.0  # for a loop that is still alive
-        self._logged = None
-        self._custody.release()
-        self._found.release()
-        if self._custody.durable_step is not None:
-            self._found.clear_memory()
-        self._feeds = Feeds([])  # with the old ones go the workers that outlive an epoch
-        if self._eye is not None:
-            self._eye.close()
-        if self._party is not None:
-            self._party.close()
-        self._is_open = False
-        note_closed(self._folder)
-
-    def _abort(self, error: BaseException) -> None:
-        """Opening failed: leave the run as it was found."""
-        if is_failure(error):
-            party = self._party
-            rank, ranks = (0, 1) if party is None else (party.rank, party.size)
-            scene = Scene(self._layout, self.attempt, rank, ranks, where="opening")
-            say_verdict(error, leave_words(error, scene), self._folder)
-        self._record_exit(status_of(error), f"could not start: {reason_of(error)}", None)
-        if self._custody is not None:
-            self._custody.close()
-        if self._is_open:
-            self._guard.remove()
-            self._is_open = False
-            note_closed(self._folder)
+            self.keeper.close()
+        self.saver.close()
+        if any(each is not None and each.is_requeued for each in (self.ranks, self.job)):
+            self.guard.ignore_from_now(signal.SIGTERM)  # SLURM ends what is left; we are leaving
+        self.guard.remove()
+        self.boundary.close()
+        self.log.send_to_keeper(None)
+        self.keeper.release()
+        self.found.release()
+        if self.keeper.durable_step is not None:
+            self.found.clear_memory()
+        self.loops.cursor.release()
+        if self.eye is not None:
+            self.eye.close()
+        if self.attempt.party is not None:
+            self.attempt.party.close()
+        self.is_open = False
+        note_closed(self.spec.folder)
 
     def _record_exit(
         self, status: int, how: str, durable_step: int | None, *, asked: bool = False
     ) -> None:
-        if is_replaced(self._layout, self._run_id):
-            release(self._layout, self.attempt)  # another run has this number there
+        attempt = self.attempt
+        if is_replaced(attempt.layout, attempt.run_id):
+            release(attempt.layout, attempt.number)  # another run has this number there
             return
-        record = {"status": status, "how": how, "step": self.step, "durable_step": durable_step}
-        self._exit_record().write(record, asked=asked)
+        step = self.boundary.step if hasattr(self, "boundary") else 0
+        record = {"status": status, "how": how, "step": step, "durable_step": durable_step}
+        self.exit_record().write(record, asked=asked)
+
+
+def not_open(spec: RunSpec) -> HoldfastError:
+    return HoldfastError(
+        f"{spec.folder}: the run is not open.\nUse it as `with holdfast.Run(…) as run:`."
+    )

@@ -26,6 +26,7 @@ from holdfast._run.data.generators import (
 )
 from holdfast._run.data.loader_feed import LoaderFeed
 from holdfast._run.data.tensorflow_feed import DatasetFeed
+from holdfast._run.driver import LoopDriver
 
 
 class Source:
@@ -36,7 +37,7 @@ class Source:
         self._epochs = epochs
         self._adapter = epochs.data_adapter
         self._lock = lock
-        self._kit = run._feeds._kit
+        self._kit = LoopDriver(run).kit
 
     def open(self, number: int, used: int, seeds: Seeds) -> Any:  # noqa: ARG002  others draw
         batches = each_apart(self._epochs._get_iterator(), seeds)

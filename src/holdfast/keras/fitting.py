@@ -20,6 +20,7 @@ import keras
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from holdfast._errors import HoldfastError
+from holdfast._run.driver import LoopDriver
 from holdfast._text import say
 from holdfast.keras import state as model_state
 from holdfast.keras.fit_data import Face, FitData
@@ -51,7 +52,7 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         self._fit: _Fit | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  Keras passes it
-        self._run._require_open()
+        LoopDriver(self._run).require_open()
         self._fit = _Fit(self._run, self._model, sys._getframe(1))
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002  Keras calls it so
@@ -100,7 +101,8 @@ class _Book:
     def __init__(self, run: Any) -> None:
         self.attempt = run.attempt
         self.number = -1
-        self.records: list[dict[str, Any]] = run._course.beside().setdefault("fits", [])
+        kept = LoopDriver(run).stored_with_position()
+        self.records: list[dict[str, Any]] = kept.setdefault("fits", [])
 
     @classmethod
     def of(cls, run: Any) -> _Book:
@@ -115,6 +117,7 @@ class _Fit:
 
     def __init__(self, run: Any, model: Any, frame: FrameType) -> None:
         self._run = run
+        self._driver = LoopDriver(run)
         self._model = model
         if not _is_among(model, list(run.state.values())):
             raise HoldfastError(
@@ -137,7 +140,7 @@ class _Fit:
         if not self._is_resumed:
             for past in book.records:
                 past["others"] = without_arrays(past.get("others", {}))
-            book.records.append({"base": run._course.epoch, "stopped": False})
+            book.records.append({"base": run.epoch, "stopped": False})
         self._record = book.records[book.number]
         asked, self._initial = self._initial, self._record.setdefault("initial", self._initial)
         if asked != self._initial:
@@ -165,7 +168,7 @@ class _Fit:
         run, record = self._run, self._record
         self._others = Others(self._others_list)
         planned = max(0, self._epochs - self._initial)
-        made = run._course.epoch - record["base"]
+        made = run.epoch - record["base"]
         is_over = self._is_past or record["stopped"] or made >= planned or run.over is not None
         if self._is_resumed and is_over:
             self._pass_over(made)
@@ -176,7 +179,7 @@ class _Fit:
         if planned == 0:
             self._keep()
             return
-        run._course.beside()  # before the first boundary
+        self._driver.stored_with_position()  # before the first boundary
         self._loop = run.epochs(record["base"] + planned)
         self._source._enumerate_iterator = self._batches  # what its __iter__ asks
         epoch = next(self._loop, None)
@@ -185,14 +188,15 @@ class _Fit:
             self._model._initial_epoch = self._epochs
             return
         if self._verbose:
-            run._progress.close()  # Keras shows its own
+            self._driver.hide_progress()  # Keras shows its own
         self._model._initial_epoch = (epoch - record["base"] + self._initial) or None
 
     def _pass_over(self, made: int) -> None:
         assert self._others is not None
         self._others.load(self._record.get("others", {}))
-        self._run._reach_loop(is_passed_over=True)
-        say(f"{self._run._folder}: this fit was finished after {made} epochs; nothing left to fit.")
+        self._driver.pass_over()
+        folder = self._driver.folder
+        say(f"{folder}: this fit was finished after {made} epochs; nothing left to fit.")
         self._model._initial_epoch = self._epochs
 
     def _recall(self) -> None:
@@ -243,7 +247,7 @@ class _Fit:
         self._let_go()
         self._record["stopped"] = bool(self._model.stop_training)
         self._keep()
-        run._epochs_total = run._course.epoch + 1  # a stop would find nothing to interrupt
+        self._driver.end_epochs()
         if next(loop, None) is not None:
             loop.close()  # type: ignore[attr-defined]  # a generator
             run.finish()
@@ -258,7 +262,7 @@ class _Fit:
         self._lap = run.batches(Face(data), accumulate=size)
         is_stopped = model.stop_training or self._record.pop("stop_training", False)
         model.stop_training = is_stopped
-        data.begin_epoch(run._course.epoch - self._record["base"])
+        data.begin_epoch(run.epoch - self._record["base"])
         begin, has_more = None, self._take()
         if is_stopped:
             self._lap, has_more = self._lap.close(), False

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped
+from holdfast._run.driver import LoopDriver
 from holdfast._run.run import Run
-from holdfast._store.memory.control import EPOCHS
 from holdfast._text import say
 from holdfast.lightning.feeding import Fetcher, FitData, Promise, Stand
 from holdfast.lightning.package import part_of
@@ -33,6 +33,8 @@ _ENDLESS = 1 << 30  # epochs, where only a step, a time or a rule ends the fit
 
 class Fit:
     """What a callback does in one call of `trainer.fit`."""
+
+    _driver: LoopDriver  # of the run, once it is open
 
     def __init__(self, callback: Any, trainer: Any) -> None:
         self.run: Run | None = None
@@ -90,12 +92,13 @@ class Fit:
 
     def _fit(self, run: Run) -> Any:
         trainer, is_resumed = self._trainer, run.resumed_from is not None
+        self._driver = LoopDriver(run)
         self._state.settle()
         yield_resume(trainer, is_resumed=is_resumed)
         if not is_resumed:
             self._state.first_epoch = self._loop.epoch_progress.current.processed
             self._state.behind = self._batches_behind()
-        elif run._course.is_on_the_way:
+        elif self._driver.is_on_the_way:
             self._stored = self._state.counts()
             self._state.set_counts(self._state.top)
             self._state.is_on_the_way = True
@@ -137,19 +140,20 @@ class Fit:
         if run is None or self._callback not in self._trainer.callbacks:
             self._run_loop()  # a fit inside this one, which looks for a learning rate
             return
+        driver = self._driver
         if self._is_over(run):
-            run._reach_loop(is_passed_over=True)
+            driver.pass_over()
             if run.over is None:
                 epochs = self._loop.epoch_progress.current.processed
                 say(
-                    f"{run._folder}: this fit was finished after {epochs} epochs, at step "
+                    f"{driver.folder}: this fit was finished after {epochs} epochs, at step "
                     f"{run.step}; nothing left to fit."
                 )
             return
         if self._state.is_on_the_way and self._loop.done:
             self._state.set_counts(self._stored)
             say(
-                f"{run._folder}: this fit ends before step {run.step}, where the run is; nothing "
+                f"{driver.folder}: this fit ends before step {run.step}, where the run is; nothing "
                 "is trained.\nTo go on from there: more max_epochs, or max_steps."
             )
             return
@@ -160,7 +164,7 @@ class Fit:
 
     def _is_over(self, run: Run) -> bool:
         if run.over is not None:
-            return run._is_ended_before()
+            return self._driver.was_ended_before()
         if not self._state.is_over:
             return False
         return bool(self._trainer.should_stop or self._loop.done)
@@ -171,7 +175,7 @@ class Fit:
         if epochs is None:
             return
         self._state.is_over = True
-        run._epochs_total = run._course.epoch + 1  # a stop would find nothing to interrupt
+        self._driver.end_epochs()
         if next(epochs, None) is not None:
             epochs.close()  # type: ignore[attr-defined]  # a generator
             run.finish()
@@ -208,8 +212,7 @@ class Fit:
         combined.flattened = [Stand(each) for each in self._loaders]
 
     def _show_batch(self, batch: Any) -> None:
-        run = self._opened
-        run._show_batch(run.batch, batch)
+        self._driver.show_batch(batch)
 
     @property
     def _opened(self) -> Run:
@@ -227,7 +230,7 @@ class Fit:
             self._epochs = None
             raise StopIteration  # a rule has found that this is enough; the fit loop ends with it
         if is_first:
-            self._tell_total(run)
+            self._tell_total()
         if not self._state.is_on_the_way:
             self._state.top = self._state.counts()
         self._start_epoch()
@@ -241,13 +244,12 @@ class Fit:
             return math.ceil(int(steps) / per_epoch) + 1
         return _ENDLESS
 
-    def _tell_total(self, run: Run) -> None:
+    def _tell_total(self) -> None:
         most = self._loop.max_epochs
         if most is None or most < 0:
-            run._epochs_total = None
-            run._words[EPOCHS] = 0
+            self._driver.forget_epochs_total()
         if self._trainer.progress_bar_callback is not None:
-            run._progress.close()  # Lightning shows its own
+            self._driver.hide_progress()  # Lightning shows its own
 
     def _train_batch(self, fetcher: Any) -> None:
         """In place of the epoch loop's advance."""
@@ -273,17 +275,18 @@ class Fit:
         if is_in_the_middle:
             self._state.settle()
             self._seen = dict(self._trainer._logger_connector._callback_metrics)
-            self._count_anew(run, data)
+            self._count_anew(data)
         return is_in_the_middle
 
-    def _count_anew(self, run: Run, data: FitData) -> None:
+    def _count_anew(self, data: FitData) -> None:
         """With another number of ranks, as many batches are left as there are now."""
-        feed = run._feed
-        if feed is None or feed.length is None or data.length is None:
+        driver = self._driver
+        length, position = driver.feed_length, driver.position
+        if length is None or data.length is None:
             return
-        behind = data.length - (feed.length - run._course.position.batches)
+        behind = data.length - (length - position.batches)
         progress = self._epoch_loop.batch_progress.current
-        if run._course.position.world != run._feeds._kit.world:
+        if position.world != driver.kit.world:
             progress.ready = progress.started = progress.processed = progress.completed = behind
 
     def _take(self) -> None:
@@ -294,11 +297,11 @@ class Fit:
         self._fetcher.next = found
 
     def _pass_boundary(self, run: Run) -> None:
-        run.completes_step = self._completes_step()
+        completes = self._completes_step()
+        self._driver.set_completes_step(completes)
         self._log()
-        if run.completes_step and self._epoch_loop._should_check_val_fx(self._fetcher):
-            run._phases.expect(run.step + 1)
-            run._set_next_due_step()
+        if completes and self._epoch_loop._should_check_val_fx(self._fetcher):
+            self._driver.expect_phase()
         self._take()
         if run.over is not None:
             raise StopIteration  # a rule has found that this is enough

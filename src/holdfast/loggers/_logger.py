@@ -44,9 +44,11 @@ class Logger:
     def __init__(
         self, run: Run, kind: str, package: str, *, target: str, options: dict[str, Any]
     ) -> None:
-        self._run = run
+        from holdfast._run.driver import LoopDriver  # loads the run, which a logger's process lacks
+
+        self._driver = driver = LoopDriver(run)
         self._label = LABELS[kind]
-        if not run._is_open:
+        if not driver.is_open:
             raise HoldfastError(
                 f"{type(self).__name__}(run, …): the run is not open.\n"
                 "Make it inside of `with holdfast.Run(…) as run:`."
@@ -54,27 +56,28 @@ class Logger:
         _require(package, kind, type(self).__name__)
         plan = _checked(type(self).__name__, {"kind": kind, "target": target, "options": options})
         # A proof makes the run again and again, and none of that is for anybody's curves.
-        if (run._party is not None and run._party.rank) or current_errand() is not None:
+        if driver.rank or current_errand() is not None:
             return
         self._lost = 0
         self._rows: collections.deque[tuple[Any, ...]] = collections.deque()
         # With values that are on a device, and what came behind them; of the main thread alone.
         self._waiting: collections.deque[tuple[Any, ...]] = collections.deque()
         self._next_look = 0.0
-        self._begin(run, kind, plan)
+        self._begin(run.attempt, kind, plan)
 
-    def _begin(self, run: Run, kind: str, plan: dict[str, Any]) -> None:
-        same = sum(getattr(each, "_label", "") == self._label for each in run._followers)
+    def _begin(self, attempt: int, kind: str, plan: dict[str, Any]) -> None:
+        driver = self._driver
+        same = sum(getattr(each, "_label", "") == self._label for each in driver.log.sinks)
         name = f"{kind}-{same + 1}" if same else kind
-        layout = run._layout
+        layout = driver.layout
         plan |= {
             "label": self._label,
             "state": str(layout.logger_state(name)),
             "lock": str(layout.logger_lock(name)),
             "folder": str(layout.folder),
             "loggers": str(layout.loggers),
-            "mark": run._words[MARK],
-            "attempt": run.attempt,
+            "mark": driver.mark,
+            "attempt": attempt,
         }
         try:
             layout.loggers.mkdir(exist_ok=True)
@@ -82,17 +85,15 @@ class Logger:
         except OSError as error:
             say(f"{self._label}: cannot be logged to ({error}). The training goes on without it.")
             return
-        is_there = run._found.is_released or run._found.by_hand
-        self._listens = self._listener() if is_there else self._note_on_the_way
-        run._listeners.append(self._listens)
-        run._followers = (*run._followers, self)
+        self._listens = self._listener() if driver.begins_there else self._note_on_the_way
+        driver.log.add(self, self._listens)
 
     # -- while the run is open --------------------------------------------------------
 
     def _listener(self) -> Callable[[int, dict[str, Any]], None]:
         """For `run.log`, in the main thread: a step has other things to do."""
         # What a function finds around itself, it finds sooner than what an object has.
-        words, loops = self._run._words, self._run._loops
+        words, loops = self._driver.words, self._driver.loops
         rows, waiting, otherwise = self._rows, self._waiting, self._note_otherwise
 
         def note(step: int, held: dict[str, Any]) -> None:
@@ -120,9 +121,9 @@ class Logger:
 
     def _note_on_the_way(self, step: int, held: dict[str, Any]) -> None:
         """Before the place where the life before had been: that life has logged this."""
-        if self._run._found.is_released:
-            listeners = self._run._listeners
-            listeners[listeners.index(self._listens)] = self._listens = self._listener()
+        if self._driver.has_arrived:
+            before, self._listens = self._listens, self._listener()
+            self._driver.log.replace(before, self._listens)
             self._listens(step, held)
 
     def _append(self, row: tuple[Any, ...]) -> None:
@@ -187,19 +188,17 @@ class Logger:
         self._writer.begin_end(status)
 
     def _listen_no_more(self) -> None:
-        run = self._run
-        with contextlib.suppress(ValueError):
-            run._listeners.remove(self._listens)
-        run._followers = tuple(each for each in run._followers if each is not self)
+        self._driver.log.remove(self, self._listens)
 
     def wait_for_end(self) -> None:
         """Wait until it has finished, but not for long."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        answered, run = len(self._run._noted), self._run
-        # Whoever sends another signal does not want to wait.
-        self._lost += writer.wait_for_end(_END_SECONDS, lambda: len(run._noted) > answered)
+        count = self._driver.count_signals
+        answered = count()
+        # Another signal says: do not wait.
+        self._lost += writer.wait_for_end(_END_SECONDS, lambda: count() > answered)
         if self._lost:
             say(f"{self._label}: {self._lost} rows of metrics are lost.")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import command
-from holdfast._run.saving.unheld import never_held, without_debugger
+from holdfast._run.saving.debuggers import never_held, without_debugger
 from holdfast._store.folder.plain_file import open_log
 from holdfast._text import say
 

@@ -5,7 +5,7 @@ memory; only that delays the work that training queues next. The buffer is then 
 during the next steps, on a stream of its own, into memory that is registered with the driver.
 Without room, `HeldBack` copies straight into the slot.
 
-A slot is whole only when its last byte has arrived (see _run/saving/async_copy.py).
+A slot is whole only when its last byte has arrived (see _run/saving/slots.py).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from typing import Any
 
 import transformers.trainer as trainer_module
 
+from holdfast._run.driver import LoopDriver
 from holdfast._run.run import Run
 from holdfast._text import say
 from holdfast.transformers.feeding import TrainData, TrainLoader, passing_ours
@@ -50,6 +51,8 @@ class _Later:
 
 class Training:
     """What a callback does in one call of `trainer.train()`."""
+
+    _driver: LoopDriver  # of the run, once it is open
 
     def __init__(self, callback: Any, trainer: Any) -> None:
         self.run: Run | None = None
@@ -113,6 +116,7 @@ class Training:
             state["scaler"] = scaler
         self.run = run = self._callback.make_run(state)
         self._closing.enter_context(run)
+        self._driver = LoopDriver(run)
         yield_resume(self._resume_path, is_resumed=run.resumed_from is not None)
         self._is_passed_over = self._is_over(run)
         record.tell_state()
@@ -125,33 +129,33 @@ class Training:
         record.tell_counts()
         self._counted = record.global_step
         if not self._trainer.args.disable_tqdm:
-            run._progress.close()  # the Trainer shows its own
+            self._driver.hide_progress()  # the Trainer shows its own
         if not self._is_passed_over:
             return
-        run._reach_loop(is_passed_over=True)
+        self._driver.pass_over()
         record.arrive(trains=False)
         if run.over is None:
             say(
-                f"{run._folder}: this training was finished at step {run.step}; nothing left to "
-                "train."
+                f"{self._driver.folder}: this training was finished at step {run.step}; nothing "
+                "left to train."
             )
 
     def _is_over(self, run: Run) -> bool:
         if run.resumed_from is None:
             return False
         if run.over is not None:
-            return run._is_ended_before()
+            return self._driver.was_ended_before()
         record, state = self._record, self._trainer.state
         if not record.is_over:
             return False
-        epochs = record.first_epoch + run._course.epoch
+        epochs = record.first_epoch + run.epoch
         is_whole = record.global_step >= state.max_steps or epochs >= state.num_train_epochs
         return record.is_early or is_whole
 
     def _first_epoch(self) -> int:
         if self._is_passed_over:
             return int(self._trainer.state.num_train_epochs)
-        return self._record.first_epoch + self._opened._course.epoch
+        return self._record.first_epoch + self._opened.epoch
 
     def _end(self, *arguments: Any, **named: Any) -> Any:
         """All is trained; what is done now (the best model is loaded) belongs to what is kept."""
@@ -167,11 +171,11 @@ class Training:
             return result  # there was nothing to train
         record.is_over = True
         record.is_early = run.over is None and trainer.state.global_step < trainer.state.max_steps
-        run._epochs_total = run._course.epoch + 1  # a stop would find nothing to interrupt
+        self._driver.end_epochs()
         if self._is_whole and next(epochs, None) is None:
             return result
         epochs.close()  # type: ignore[attr-defined]  # a generator
-        if run.over is None or run._finished_at != run.step:
+        if run.over is None or not self._driver.is_finished:
             run.finish()
         return result
 
@@ -239,7 +243,7 @@ class Training:
     def _batches_behind(self, in_epoch: int) -> int:
         """The batches of this epoch that are used, as the trainer counts them."""
         run = self._opened
-        length = None if run._feed is None else run._feed.length
+        length = self._driver.feed_length
         return run.batch if length is None else max(0, in_epoch - (length - run.batch))
 
     def _take(self) -> Any:
@@ -252,10 +256,11 @@ class Training:
         return batch
 
     def _pass_boundary(self) -> Any:
-        run, made = self._opened, self._trainer.state.global_step
+        made = self._trainer.state.global_step
         if self._lap is None:
             return _END
-        run.completes_step, self._counted = made != self._counted, made
+        self._driver.set_completes_step(made != self._counted)
+        self._counted = made
         return next(self._lap, _END)
 
     def _end_lap(self, *arguments: Any, **named: Any) -> Any:

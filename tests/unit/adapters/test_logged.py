@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast._adapters.metrics import Metrics, ready, without_devices
 from holdfast._keeper import metric_batches
 from holdfast._keeper.metric_batches import Logged, add_fold
-from holdfast._run.saving.keeper_client import Custody
+from holdfast._run.saving.keeper_client import KeeperClient
 
 numbers = st.lists(st.one_of(st.floats(), st.integers(-(10**400), 10**400)), max_size=30)
 
@@ -191,7 +191,7 @@ def test_what_is_on_a_device_is_not_held_for_long():
 
 def test_what_is_logged_may_wait_until_the_end_and_no_longer():
     sent = []
-    custody = object.__new__(Custody)
+    custody = object.__new__(KeeperClient)
     custody._quit = threading.Event()
     custody._link = SimpleNamespace(send=lambda kind, may_drop, m: sent.append(may_drop) or True)
     custody.logged = Logged(ready)

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast._environment.processes.memory_growth import Forecast
 from holdfast._keeper.memory_alarm import Alarm, Episodes
-from holdfast._run.saving.messages import sentence_of
+from holdfast._run.keeper_events import sentence_of
 from holdfast._store.commit.retention import Kept, choose_kept
 from tests.unit.tables import ATTEMPT, Table
 

@@ -12,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast._adapters.metrics import Metrics
 from holdfast._errors import install_command
+from holdfast._run.driver import LoopDriver
+from holdfast._run.metric_log import MetricLog
 from holdfast.loggers import _logger
 from holdfast.loggers._logger import Logger
 from holdfast.loggers._memory import Memory
 from holdfast.loggers._values import begin_reading
+from holdfast.rules._judge import Judge
 from holdfast.rules._reading import Known
 
 
@@ -117,7 +121,8 @@ def logger():
     made._label, made._lost, made._next_look = "TensorBoard", 0, 0.0
     made._rows, made._waiting = collections.deque(), collections.deque()
     words = memoryview(bytearray(8 * 64)).cast("q")
-    made._run = SimpleNamespace(_words=words, _loops=[], _listeners=[])
+    log = MetricLog(Metrics(None), Judge(None))
+    made._driver = SimpleNamespace(words=words, loops=[], log=log)
     return made
 
 
@@ -142,10 +147,11 @@ class OnADevice:
 def test_nobody_listens_for_a_logger_whose_process_is_gone(logger):
     logger._writer = SimpleNamespace(send=lambda: None, is_gone=True)
     logger._listens = logger._listener()
-    logger._run._listeners, logger._run._followers = [logger._listens], (logger,)
+    log = logger._driver.log
+    log.add(logger, logger._listens)
     logger.hand_over()
-    assert logger._run._listeners == []
-    assert logger._run._followers == ()
+    assert log._listeners == []
+    assert log.sinks == ()
     logger.close()
 
 
@@ -211,7 +217,8 @@ LOGGERS = {
 def open_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = holdfast.Run("run", x=1)
-    monkeypatch.setattr(run, "_is_open", True)
+    monkeypatch.setattr(LoopDriver, "is_open", True)
+    monkeypatch.setattr(LoopDriver, "rank", 0)
     return run
 
 
@@ -250,11 +257,13 @@ def test_a_bucket_is_refused(open_run):
 
 def test_only_the_first_rank_logs(open_run, monkeypatch):
     monkeypatch.setattr(_logger, "_require", lambda *_: None)
-    monkeypatch.setattr(open_run, "_party", SimpleNamespace(rank=1))
+    monkeypatch.setattr(LoopDriver, "rank", 1)
+    log = MetricLog(Metrics(None), Judge(None))
+    monkeypatch.setattr(LoopDriver, "log", log)
     with holdfast.loggers.TensorBoard(open_run, "tb") as logger:
         logger.hand_over()
-    assert open_run._followers == ()
-    assert open_run._listeners == []
+    assert log.sinks == ()
+    assert log._listeners == []
 
 
 # -- event files -----------------------------------------------------------------------

@@ -29,7 +29,7 @@ def test_snapshots_cost_at_most_their_share_of_the_time(max_overhead, spent, ste
     now, paid = began, 0.0
     for number, cost in enumerate(spent):
         while not cadence.snapshot_due(now):
-            now += step_seconds * max(1, (cadence.next_look() - now) // step_seconds)
+            now += step_seconds * max(1, (cadence.next_due() - now) // step_seconds)
         # All that was paid before has been earned by now, but for half a second and the first.
         assert paid <= max_overhead * (now - began) * (1 + 1e-6) + 0.5 + 1e-6
         now += cost
@@ -115,7 +115,7 @@ def test_counted_checkpoints_do_not_look_at_the_clock():
     cadence = make(every=10)
     assert not cadence.checkpoint_due(1e12, 9)
     cadence.took_snapshot(5.0, 0.01)
-    assert cadence.next_look() == 5.1
+    assert cadence.next_due() == 5.1
 
 
 @given(milliseconds=st.integers(1, 10**8), began=st.floats(0, 1e5))
@@ -125,7 +125,7 @@ def test_timed_checkpoints_are_due_after_their_time_and_not_before(milliseconds,
     assert cadence.checkpoint_due(began + every * 1.001 + 1e-6, 1)
     assert cadence.next_step() == sys.maxsize
     cadence.forget_snapshots()
-    assert math.isclose(cadence.next_look(), began + every)
+    assert math.isclose(cadence.next_due(), began + every)
     cadence.took_checkpoint(began + every, 1)
     assert not cadence.checkpoint_due(began + every * 1.9, 2)
 

@@ -70,7 +70,7 @@ class Life:
         while course.epoch < len(self.program):
             for loop in self.program[course.epoch]:
                 self._run_lap(loop)
-            if course.turn(self.step):
+            if course.end_epoch(self.step):
                 self._look()
             else:
                 self._pass_boundary()
@@ -188,7 +188,7 @@ def test_every_position_tells_the_number_of_ranks():
     assert course.position.world == 2
     course.end_lap(lap, None)
     assert course.position.world == 2
-    course.turn(9)
+    course.end_epoch(9)
     assert course.position == Position(epoch=2, world=2)
     assert Course(world=3).position == Position(world=3)
 
@@ -226,10 +226,10 @@ def test_the_batch_of_a_resumed_run_is_the_last_that_was_used(batches):
 def test_a_turn_without_a_step_is_told_from_one_with():
     course = Course()
     course.begin_epochs(0)
-    assert not course.turn(0)
+    assert not course.end_epoch(0)
     lap = course.begin_lap()
     course.use(lap, 1, 4, None)
-    assert course.turn(2)  # the turn before counted as a step
+    assert course.end_epoch(2)  # the turn before counted as a step
     assert course.position == Position(epoch=2)
 
 
@@ -237,4 +237,4 @@ def test_an_epoch_that_goes_on_in_the_middle_has_had_steps():
     course = Course(Position(epoch=1, lap=0, batches=4, is_over=True))
     course.begin_epochs(9)
     assert course.begin_lap().is_over
-    assert course.turn(9)
+    assert course.end_epoch(9)

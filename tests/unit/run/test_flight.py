@@ -98,18 +98,18 @@ def take(snapshots, value: float, step: int, patience: float = 0.0):
 
 
 def landed(snapshots) -> bool:
-    return snapshots.wait_landed(20)
+    return snapshots.wait_for_copies(20)
 
 
 def test_a_slot_is_whole_only_when_the_last_byte_has_come(snapshots, device, arena_of):
     taken = take(snapshots, 1.0, 1)
     arena = arena_of[0][0]
-    assert (snapshots.in_air, snapshots.newest, arena.newest()) == (taken, None, None)
+    assert (snapshots.in_flight, snapshots.newest, arena.newest()) == (taken, None, None)
     assert taken.device_seconds == SlowDevice.cost_seconds  # what it is known to lose counts
     assert not taken.is_hidden
     device[0].may_land.set()
     assert landed(snapshots)
-    assert (snapshots.in_air, snapshots.newest) == (None, taken)
+    assert (snapshots.in_flight, snapshots.newest) == (None, taken)
     assert arena.newest().step == 1
     assert snapshots.told == [(1, True)]
 
@@ -199,7 +199,7 @@ def test_an_interrupt_beside_the_device_keeps_the_slot_until_it_has_landed(
         patched.setattr(RawCopies, "run", interrupt)
         take(snapshots, 2.0, 2)
     assert take(snapshots, 3.0, 3) is None  # the device would write over it
-    assert snapshots.in_air is None
+    assert snapshots.in_flight is None
     device[0].may_land.set()
     assert landed(snapshots)
     assert [record.step for record in arena_of[0][0].whole()] == [1]
@@ -218,7 +218,7 @@ def test_where_no_thread_is_to_be_had_the_trainer_waits_for_the_device(
     take(snapshots, 1.0, 1)  # there is an arena, and a device, from here on
     device[0].may_land.set()
     assert landed(snapshots)
-    snapshots._landings._thread = None
+    snapshots._copies_in_flight._thread = None
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert take(snapshots, 2.0, 2).step == 2
     assert (snapshots.newest.step, snapshots.is_busy) == (2, False)

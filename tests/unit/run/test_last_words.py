@@ -22,7 +22,7 @@ from holdfast._run.exit.exception_frames import (
     workers_of,
     written_targets,
 )
-from holdfast._run.exit.exception_record import Scene, is_failure, leave_words
+from holdfast._run.exit.exception_record import Scene, is_failure, record_exception
 from holdfast._run.exit.record import ExitRecord, reason_of
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
@@ -97,7 +97,7 @@ def test_an_exception_is_recorded_with_where_it_came_up(scene):
         except KeyError as error:
             raise RuntimeError("no such thing") from error
 
-    leave_words(caught(work), scene)
+    record_exception(caught(work), scene)
     found = read_json(scene.layout.error(1))
     assert found["type"] == found["qualified"] == "RuntimeError"
     assert found["message"] == "no such thing"
@@ -116,7 +116,7 @@ def test_an_exception_is_recorded_with_where_it_came_up(scene):
 
 def test_what_a_script_gave_to_exit_is_kept(scene):
     for code in (256, -1, "no such data"):
-        leave_words(caught(lambda code=code: sys.exit(code)), scene)
+        record_exception(caught(lambda code=code: sys.exit(code)), scene)
         assert read_json(scene.layout.error(1))["exit_code"] == repr(code)
 
 
@@ -128,7 +128,7 @@ def test_an_exception_that_cannot_be_printed_is_recorded(scene):
     def work():
         raise Broken
 
-    found = leave_words(caught(work), scene)
+    found = record_exception(caught(work), scene)
     assert found["type"] == "Broken"
     assert "TypeError" in found["message"]
 
@@ -141,7 +141,7 @@ def test_a_text_that_ends_the_process_does_not(scene):
     def work():
         raise Broken
 
-    assert "SystemExit" in leave_words(caught(work), scene)["message"]
+    assert "SystemExit" in record_exception(caught(work), scene)["message"]
 
 
 def test_the_note_of_an_exit_is_short_and_never_fails(scene):
@@ -162,7 +162,7 @@ def test_of_a_group_each_exception_is_told(scene):
             "several", [ValueError("bad"), ExceptionGroup("in", [OSError(28, "x")])]
         )
 
-    found = leave_words(caught(work), scene)
+    found = record_exception(caught(work), scene)
     assert "ValueError: bad; ExceptionGroup: in" in found["message"]
     assert "OSError: [Errno 28] x" in found["message"]
 
@@ -175,7 +175,7 @@ def test_long_messages_and_endless_recursions_stay_small(scene):
         raise ValueError("x" * 10_000_000)
 
     for work in (recurse, shout):
-        leave_words(caught(work), scene)
+        record_exception(caught(work), scene)
         assert scene.layout.error(1).stat().st_size < 60_000
         assert len(read_json(scene.layout.error(1))["frames"]) <= 40
 
@@ -198,7 +198,7 @@ def test_a_disk_that_never_answers_is_left_out(scene, monkeypatch):
 
     monkeypatch.setattr(disk, "room", room)
     began = time.monotonic()
-    found = leave_words(caught(fail), scene)
+    found = record_exception(caught(fail), scene)
     dead.set()
     assert time.monotonic() - began < 15
     assert {each["role"] for each in found["disks"]} == {"tmp", "cwd"}
@@ -210,7 +210,7 @@ def test_what_hangs_altogether_is_not_waited_for(scene, monkeypatch):
     monkeypatch.setattr(exception_record, "_SECONDS", 0.3)
     monkeypatch.setattr(exception_record, "_of_memory", lambda scene: over.wait(30))
     began = time.monotonic()
-    leave_words(caught(fail), scene)
+    record_exception(caught(fail), scene)
     over.set()
     assert time.monotonic() - began < 15
     found = read_json(scene.layout.error(1))
@@ -221,7 +221,7 @@ def test_what_hangs_altogether_is_not_waited_for(scene, monkeypatch):
 
 def test_a_record_that_cannot_be_written_is_still_known(scene):
     scene.layout.attempt(1).rmdir()
-    found = leave_words(caught(fail), scene)
+    found = record_exception(caught(fail), scene)
     assert found["type"] == "ValueError"
     assert "is_recorded" not in found
 
@@ -262,7 +262,7 @@ def test_a_function_that_tries_again_finds_its_memory_free(scene):
             try:
                 fail_with(large)
             except MemoryError as error:
-                leave_words(error, scene)
+                record_exception(error, scene)
             known = weakref.ref(large)
             large = None
             yield known() is None

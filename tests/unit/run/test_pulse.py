@@ -18,8 +18,7 @@ import pytest
 
 from holdfast._run.saving import debuggers
 from holdfast._run.saving import pulse as pulse_module
-from holdfast._run.saving.profilers import _name_tool
-from holdfast._run.saving.pulse import Pulse
+from holdfast._run.saving.pulse import Pulse, _name_tool
 from holdfast._store.memory.control import (
     DEBUGGERS,
     DISTURBANCES,

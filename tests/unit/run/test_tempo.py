@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._run.past import Lives, expected_mtbf, live_interval, read_lives
-from holdfast._run.saving.cadence import Cadence, Tempo, Writing
-from holdfast._run.saving.keeper_config import facts_of, sentence_of
+from holdfast._run.past import PastAttempts, expected_mtbf, live_interval, read_past_attempts
+from holdfast._run.saving.cadence import AutoInterval, Cadence, WriteTiming, facts_of, sentence_of
 from holdfast._settings import Settings
 from holdfast._store.folder.layout import RunLayout
 
@@ -47,7 +46,7 @@ def test_what_a_run_shows_soon_counts_for_more_than_what_was_assumed():
 
 def test_a_cadence_finds_its_interval_with_the_first_checkpoint():
     told = []
-    tempo = Tempo(Lives(), 0.0, lambda each: told.append(each.seconds))
+    tempo = AutoInterval(PastAttempts(), 0.0, lambda each: told.append(each.seconds))
     cadence = Cadence(AUTO, 0.0, 0, tempo)
     assert not cadence.checkpoint_due(59.0, 10)
     assert cadence.checkpoint_due(60.0, 10)  # to know what one costs
@@ -56,33 +55,33 @@ def test_a_cadence_finds_its_interval_with_the_first_checkpoint():
     assert told == [tempo.seconds]
     assert tempo.seconds == pytest.approx(294, rel=0.03)
     cadence.forget_snapshots()
-    assert cadence.next_look() == 60.0 + tempo.seconds
+    assert cadence.next_due() == 60.0 + tempo.seconds
     assert not cadence.checkpoint_due(60.0 + tempo.seconds - 1, 20)
     assert cadence.checkpoint_due(60.0 + tempo.seconds, 20)
     assert not cadence.counts_steps
 
 
 def test_boundaries_without_a_checkpoint_calculate_nothing():
-    tempo = Tempo(Lives(), 0.0)
+    tempo = AutoInterval(PastAttempts(), 0.0)
     cadence = Cadence(AUTO, 0.0, 0, tempo)
     tempo.settle = None  # would raise
     for step in range(1000):
         cadence.checkpoint_due(step / 100, step)
-        cadence.next_look()
+        cadence.next_due()
         cadence.took_snapshot(step / 100, 0.001)
 
 
 def test_deaths_before_make_the_interval_shorter():
     found = []
     for deaths in (0, 1, 4, 20):
-        tempo = Tempo(Lives(deaths, 3600.0 * deaths), 0.0)
+        tempo = AutoInterval(PastAttempts(deaths, 3600.0 * deaths), 0.0)
         found.append(tempo.settle(60.0, 2.0))
     assert found == sorted(found, reverse=True)
     assert found[0] > 3 * found[-1]
 
 
 def test_a_long_time_without_a_death_makes_it_longer_up_to_an_hour():
-    tempo = Tempo(Lives(), 0.0)
+    tempo = AutoInterval(PastAttempts(), 0.0)
     now, found = 0.0, []
     for _ in range(3000):
         now += tempo.settle(now, 0.5)
@@ -94,7 +93,7 @@ def test_a_long_time_without_a_death_makes_it_longer_up_to_an_hour():
 
 def test_only_large_changes_are_told():
     told = []
-    tempo = Tempo(Lives(), 0.0, lambda each: told.append(each.seconds))
+    tempo = AutoInterval(PastAttempts(), 0.0, lambda each: told.append(each.seconds))
     for number in range(50):
         tempo.settle(60.0 + number, 0.5 + 0.001 * number)
     assert len(told) == 1
@@ -105,12 +104,12 @@ def test_only_large_changes_are_told():
 
 def test_what_writing_slows_down_is_seen_in_the_steps():
     # 50 steps in the 10 s of writing, and 100 in each 10 s since: half of the time was lost.
-    writing = Writing(began=100.0, began_step=0, ended=110.0, ended_step=50)
+    writing = WriteTiming(began=100.0, began_step=0, ended=110.0, ended_step=50)
     assert writing.slowed_seconds(now=130.0, step=250) == pytest.approx(5.0)
     # As many as since: nothing.
     assert writing.slowed_seconds(now=150.0, step=250) == 0.0
     # Too few steps to tell.
-    assert Writing(100.0, 0, 110.0, 3).slowed_seconds(130.0, 20) == 0.0
+    assert WriteTiming(100.0, 0, 110.0, 3).slowed_seconds(130.0, 20) == 0.0
 
 
 @given(
@@ -118,37 +117,37 @@ def test_what_writing_slows_down_is_seen_in_the_steps():
     since=st.integers(0, 10**6),
 )  # fmt: skip
 def test_no_more_is_lost_by_writing_than_it_took(length, during, rest, since):
-    writing = Writing(0.0, 0, length, during)
+    writing = WriteTiming(0.0, 0, length, during)
     assert 0.0 <= writing.slowed_seconds(length + rest, during + since) <= length
 
 
 def test_slow_writing_counts_as_cost_and_one_odd_measurement_does_not():
-    tempo = Tempo(Lives(), 0.0)
+    tempo = AutoInterval(PastAttempts(), 0.0)
     before = tempo.settle(0.0, 0.01)
     for slowed in (0.0, 0.0, 9.0):
         ended_step = 1000 if not slowed else 100
-        tempo.note_written(Writing(0.0, 0, 10.0, ended_step), 20.0, ended_step + 1000)
+        tempo.note_written(WriteTiming(0.0, 0, 10.0, ended_step), 20.0, ended_step + 1000)
     assert tempo.settle(0.0, 0.01) == before
     for _ in range(4):
-        tempo.note_written(Writing(0.0, 0, 10.0, 100), 20.0, 1100)
+        tempo.note_written(WriteTiming(0.0, 0, 10.0, 100), 20.0, 1100)
     assert tempo.settle(0.0, 0.01) > 5 * before
 
 
 def test_a_disk_that_is_slow_is_not_asked_more_often_than_it_can():
-    tempo = Tempo(Lives(1000, DAY), 0.0)
-    tempo.note_written(Writing(0.0, 0, 600.0, 10**6), 1200.0, 2 * 10**6)
+    tempo = AutoInterval(PastAttempts(1000, DAY), 0.0)
+    tempo.note_written(WriteTiming(0.0, 0, 600.0, 10**6), 1200.0, 2 * 10**6)
     assert tempo.settle(1200.0, 0.001) == 1200.0
 
 
 def test_a_trainer_that_writes_by_itself_counts_the_whole_wait():
-    tempo = Tempo(Lives(), 0.0)
+    tempo = AutoInterval(PastAttempts(), 0.0)
     cadence = Cadence(AUTO, 0.0, 0, tempo)
     cadence.took_checkpoint(100.0, 5, 2.0)
     assert tempo.cost_seconds == 2.0
 
 
 def test_the_sentence_says_why():
-    tempo = Tempo(Lives(2, 7200.0), 0.0)
+    tempo = AutoInterval(PastAttempts(2, 7200.0), 0.0)
     tempo.settle(0.0, 0.5)
     said = sentence_of(tempo)
     assert said.startswith("a checkpoint every ")
@@ -174,8 +173,8 @@ def test_deaths_are_counted_and_stops_are_not(tmp_path):
     _life(layout, 5, 500.0, status=1, how="ValueError")  # which saves
     _life(layout, 6, 600.0, status=77, how="hung")
     _life(layout, 7, 10.0)  # this one
-    assert read_lives(layout, 7) == Lives(3, 2100.0)
-    assert read_lives(layout, 1) == Lives(0, 0.0)
+    assert read_past_attempts(layout, 7) == PastAttempts(3, 2100.0)
+    assert read_past_attempts(layout, 1) == PastAttempts(0, 0.0)
 
 
 def test_damaged_records_of_old_lives_stop_nobody(tmp_path):
@@ -184,4 +183,4 @@ def test_damaged_records_of_old_lives_stop_nobody(tmp_path):
         layout.attempt(number).mkdir(parents=True)
         for path in (layout.lease(number), layout.heartbeat(number), layout.exit(number)):
             path.write_text(text)
-    assert read_lives(layout, 9).deaths == 5
+    assert read_past_attempts(layout, 9).deaths == 5

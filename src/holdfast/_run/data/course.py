@@ -1,14 +1,12 @@
-"""The way through epochs and loops over data: arithmetic only.
+"""The position in epochs and loops over data: arithmetic only.
 
-An epoch is run anew from its top after a restart: the script's own code before,
-between and after its loops runs again. So a position is counted in laps, the loops
-over data in the order in which an epoch comes to them. Laps that were over before the
-position are passed over, the lap of the position goes on behind the batches that were
-used, and only there the state is as it was stored.
+After a restart an epoch runs again from its top, with the script's own code before, between and
+after its loops. So a position counts laps: the loops over data in the order of the epoch. Laps
+before the position are passed over. The lap of the position goes on after the batches that were
+used, and there the state is put back as stored.
 
-With another number of ranks no batch is the same as before. Then what is left of the lap is
-a part of its own, and its batches are counted from 0 again: `before` or `passed` say where in
-the lap it began.
+With another number of ranks all batches differ. Then the rest of the lap is a part of its own, and
+its batches are counted from 0 again: `before` or `passed` say where in the lap it began.
 """
 
 from __future__ import annotations
@@ -20,28 +18,28 @@ from typing import Any, Protocol
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.format.schema import is_whole
 
-_BESIDE = -1  # the number of no lap
+_TRAINER = -1  # in place of the number of a lap
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is at a boundary."""
+    """The position of a run at a boundary."""
 
     epoch: int = 0
     lap: int = 0  # which of the epoch's loops over data
-    batches: int = 0  # of that lap, used; 0 stands for the top of the epoch
+    batches: int = 0  # used in that lap; 0: the top of the epoch
     is_over: bool = False  # the lap has no more batches
     length: int | None = None  # of the lap, to notice a loader that has changed
     top: Any = None  # the generators when the epoch began
     start: Any = None  # the generators when the lap began
-    state: Any = None  # of a loader that keeps its own position
-    states: Any = None  # of such loaders at the end of their last lap, by the lap's number
-    world: int = 1  # the ranks that have made it
-    # These are lists where several loaders are gone through side by side:
-    before: Any = 0  # samples of all ranks, used before the number of ranks was another
+    state: Any = None  # of a loader that keeps its position itself
+    states: Any = None  # of such loaders at the end of their last lap, by its number
+    world: int = 1  # the number of ranks
+    # Lists, if several loaders are read side by side:
+    before: Any = 0  # samples of all ranks, used before the number of ranks changed
     samples: Any = None  # of all ranks, used since then, if they can be counted
-    passed: Any = 0  # instead of `before`, where samples are not known: batches of this rank
-    order: Any = None  # which order the ranks share out among them, if they do
+    passed: Any = 0  # batches of this rank, in place of `before` where samples are not known
+    order: Any = None  # the order that the ranks share out, if they do
 
     def to_tree(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -62,45 +60,45 @@ class Tally(Protocol):
     def order(self) -> Any: ...
 
     def after(self, batches: int) -> Any:
-        """The samples that so many batches of all ranks have taken; None if nobody knows."""
+        """The samples in so many batches of all ranks; None if that is not known."""
 
 
 @dataclass
 class Lap:
-    """One loop over data, as a life comes to it."""
+    """One loop over data in this attempt."""
 
     epoch: int
     number: int
     is_over: bool = False  # all its batches were used before: nothing to do
-    goal: Position | None = None  # set for the lap that goes on in the middle
-    state: Any = None  # a loader's own, from the end of its last lap in the life before
+    goal: Position | None = None  # set for the lap that resumes in the middle
+    state: Any = None  # a loader's own, from the end of its last lap in the attempt before
     # Set where the lap begins:
     tally: Tally | None = field(default=None, compare=False)
     usual_length: int | None = field(default=None, compare=False)  # of the next laps
 
     @property
     def skip(self) -> int:
-        """The batches that are behind us already."""
+        """The batches that were used before."""
         return self.goal.batches if self.goal is not None else 0
 
     @property
     def before(self) -> int:
-        """The samples behind which the part begins that the batches are counted in."""
+        """The samples before the part in which the batches are counted."""
         return 0 if self.goal is None else one_number(self.goal.before)
 
     @property
     def behind(self) -> int:
-        """The batches of the source that are not to be given any more."""
+        """The batches of the source to skip."""
         return 0 if self.goal is None else one_number(self.goal.passed) + self.skip
 
 
 def one_number(value: Any) -> int:
-    """A count of one loader: a script may have had several side by side before it was changed."""
+    """A count of one loader: the script may have had several before it was changed."""
     return value if isinstance(value, int) else 0
 
 
 class Course:
-    """Counts epochs, laps and batches of one life, from where the life before had been."""
+    """Counts the epochs, laps and batches of an attempt, from the stored position."""
 
     def __init__(self, position: Position | None = None, world: int = 1) -> None:
         start = position or Position(world=world)
@@ -110,28 +108,28 @@ class Course:
         self._goal = start if start.batches else None
         self._lap = -1
         self._here = start
-        # Most boundaries are not looked at, and to write out a position takes longer than to pass.
+        # Made into a position only when that is read: a boundary is faster than that.
         self._used: tuple[Lap, int, int | None, Any] | None = None
         self._steps_at_top = 0
         self._top = start.top
         self._states: dict[int, Any] = dict(start.states or {})
-        self._former_states = dict(self._states)  # not given back to their loaders yet
+        self._former_states = dict(self._states)  # not loaded yet
 
     @property
     def is_on_the_way(self) -> bool:
-        """Whether the place where the life before had been is still ahead."""
+        """True until the stored position is reached."""
         return self._goal is not None
 
     @property
     def position(self) -> Position:
-        """Where the last boundary was."""
+        """The position of the last boundary."""
         if self._used is not None:
             self._here = self._position_in(*self._used)
             self._used = None
         return self._here
 
     def begin_lap(self) -> Lap:
-        """The epoch has come to its next loop over data."""
+        """The next loop over data of the epoch."""
         self._lap += 1
         goal = self._goal
         if goal is None:
@@ -144,37 +142,37 @@ class Course:
         return Lap(self.epoch, self._lap, goal.is_over, goal, state)
 
     def use(self, lap: Lap, batches: int, length: int | None, start: Any) -> None:
-        """At a boundary: so many batches of the lap are used."""
+        """At a boundary: the number of batches that are used."""
         self._used = lap, batches, length, start
 
     def end_lap(self, lap: Lap, state: Any) -> None:
-        """The lap has no more batches; only a boundary that passed its last one knows."""
+        """The lap has no more batches."""
         here = self.position
         if state is not None:
             self._states[lap.number] = state
         if here.batches:
             self._here = replace(here, is_over=True, states=self._known_states())
 
-    def turn(self, step: int) -> bool:
-        """The epoch is over; True if a step was made in it, else the turn itself is one."""
+    def end_epoch(self, step: int) -> bool:
+        """True if a step was made in the epoch; else its end counts as one."""
         has_stepped = step > self._steps_at_top
         self._begin_epoch(self.epoch + 1, step if has_stepped else step + 1)
         return has_stepped
 
     def note_top(self, generators: Any) -> Any:
-        """An epoch begins; gives the generators with which it is to begin, if it began before."""
+        """An epoch begins; returns the generators to begin with, if it is the stored one."""
         if self._goal is not None and self._top is not None:
             return self._top
         self._top = generators
         return None
 
-    def beside(self) -> dict[str, Any]:
-        """What another's loop, such as model.fit, keeps with every position; it writes into it."""
-        found: dict[str, Any] = self._states.setdefault(_BESIDE, {})
+    def trainer_state(self) -> dict[str, Any]:
+        """What a trainer, such as Keras' fit, stores with every position; it writes into it."""
+        found: dict[str, Any] = self._states.setdefault(_TRAINER, {})
         return found
 
     def begin_epochs(self, step: int) -> None:
-        """The epochs begin; of an epoch that goes on in the middle, steps were made before."""
+        """The epochs begin; a stored epoch already has steps."""
         self._steps_at_top = step - 1 if self._goal is not None else step
 
     def _begin_epoch(self, epoch: int, step: int) -> None:
@@ -183,7 +181,7 @@ class Course:
         self._lap = -1
         self._goal = None
         self._steps_at_top = step
-        # The generators of the last lap stay, unused: a state whose layout changes costs memory.
+        # The generators of the last lap stay, unused: another layout would need a new arena.
         self._here = Position(
             epoch,
             top=self._top,
@@ -214,7 +212,7 @@ class Course:
 
 
 def completes_step(number: int, accumulate: int, is_last: bool) -> bool:
-    """Whether batch `number` of a lap is the last of its optimizer step.
+    """True if batch `number` of a lap is the last of its optimizer step.
 
     >>> [completes_step(n, 4, n == 9) for n in range(10)].count(True)
     3
@@ -234,7 +232,7 @@ def steps_of_lap(length: int, accumulate: int) -> int:
 def expect_steps(
     step: int, length: int | None, accumulate: int, lap: Lap, epochs: int | None
 ) -> int | None:
-    """The steps that a run will have in the end, if every epoch has this one lap.
+    """The steps that a run will have in all, if every epoch has this one lap.
 
     >>> expect_steps(step=3, length=10, accumulate=4, lap=Lap(epoch=1, number=0), epochs=3)
     9

@@ -1,4 +1,4 @@
-"""Where batches come from, and how a pass over them goes on in the middle."""
+"""Sources of batches, and how a pass over them resumes in the middle."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from holdfast._run.data.generators import mix as mix_seeds
 from holdfast._state.capture import capture_generators, is_stateful, restore_generators
 from holdfast._text import say
 
-# -- A pass over a source: away from what the training draws, and behind what was used -------------
+# -- A pass over a source, with random numbers of its own ------------------------------------------
 
 
 _SAY_AFTER_SECONDS = 5.0
 
 
 class Stream:
-    """A stream of random numbers beside the global one; called, it is entered."""
+    """A stream of random numbers apart from the global one; call it for a context manager."""
 
     def __init__(self, seeds: Seeds) -> None:
         self._states: Any = None
@@ -58,19 +58,18 @@ class Stream:
 def next_pass(source: Any) -> Iterator[Any]:
     """The pass after the one whose last state the source was given.
 
-    Some sources begin anew when they are at the end; others go on from there first, and so
-    have nothing left, once.
+    Some sources begin again at their end; others give an empty pass first.
     """
     before = take_globals()
     batches = iter(source)
     for first in batches:
         return itertools.chain([first], batches)
-    put_globals(before)  # beginning once more, it draws what it drew in the life before
+    put_globals(before)  # on its second beginning it draws what it drew before
     return iter(source)
 
 
 def each_apart(source: Any, seeds: Seeds) -> Iterator[Any]:
-    """Each batch made from its own seed, away from what the training draws in between."""
+    """Make each batch from its own seed, apart from what the training draws."""
     with apart(mix_all(seeds, -1)):
         batches = iter(source)
     number = 0
@@ -85,7 +84,7 @@ def each_apart(source: Any, seeds: Seeds) -> Iterator[Any]:
 
 
 def replay(batches: Iterator[Any], count: int, source: Any) -> None:
-    """Make the first batches again and throw them away, saying how long that takes."""
+    """Make the first batches again and drop them; say how long that takes."""
     if not count:
         return
     name = type(getattr(source, "dataset", source)).__name__
@@ -106,13 +105,13 @@ def replay(batches: Iterator[Any], count: int, source: Any) -> None:
 
 
 class Kit:
-    """What all feeds of one life share."""
+    """What all feeds of a session share."""
 
     def __init__(self, state: list[Any], rank: int = 0, world: int = 1) -> None:
         self.state = state
         self.rank = rank
         self.world = world
-        # The generators among it, which travel with it:
+        # The generators of the state, which are saved with it:
         self.owned = [v for v in state if any(a.is_generator(v) for a in adapters())]
         self.bases = Bases()
         self._said: set[str] = set()
@@ -123,16 +122,16 @@ class Kit:
             say(text)
 
     def warn_once_for_all(self, text: str) -> None:
-        """What is true for all ranks alike, one of them says."""
+        """A warning that is the same on all ranks, said by rank 0."""
         if self.rank == 0:
             self.warn_once(text)
 
 
 class Feed:
-    """A source of batches; this one replays it from its beginning."""
+    """A source of batches; this class replays it from its beginning."""
 
     length: int | None = None  # of the lap that is open
-    usual_length: int | None = None  # of one that is not begun in the middle by other ranks
+    usual_length: int | None = None  # of a lap that no other number of ranks began
 
     def __init__(self, source: Any, kit: Kit) -> None:
         self._source = source
@@ -141,38 +140,38 @@ class Feed:
         self._hold(kit, [source], [])
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:
-        """The batches of this lap that are left; all that is drawn to get there is drawn now."""
+        """The batches of this lap that are left; random numbers for the way there are drawn now."""
         self._set_length(lap)
         self._reseed_held(lap)
-        # Drawn apart, a pass leaves the generators alone; still, passes must differ.
+        # A pass leaves the global generators alone, so its number makes passes differ.
         batches = each_apart(self._source, mix_all(seeds, lap.epoch, lap.number))
         replay(batches, lap.behind, self._source)
         return batches
 
     def expect(self, accumulate: int) -> None:
-        """So many batches are to be one step; whoever counts too may refuse another number."""
+        """So many batches are one step; a feed that counts steps itself may refuse that."""
 
     def state(self) -> Any:
-        """The source's own state, if it is what a position is found by."""
+        """The source's own state, if it keeps its position itself."""
         return None
 
     def fits(self, goal: Position) -> bool:
-        """Whether the ranks of today go on with the batches of those that made the position."""
+        """True if the batches of the position are also those of today's ranks."""
         return goal.world == self.kit.world
 
     def carry_over(self, goal: Position) -> Position:
-        """The position for the ranks of today, with its batches counted from 0 again."""
+        """The position for today's ranks, with its batches counted from 0."""
         self._warn_of_unknown(goal, self._why_unknown(goal))
         return self._behind_batches(goal, scale_batches(goal, self.kit.world))
 
     @property
     def bases(self) -> Any:
-        """Seeds from the generators that the source holds, as they were given."""
+        """Seeds from the generators that the source holds, as the script gave them."""
         return [self.kit.bases.of(generator) for generator in self._held]
 
     @bases.setter
     def bases(self, bases: Any) -> None:
-        # A generator that the script did not seed is another in each life.
+        # A generator that the script did not seed differs in each attempt.
         for generator, base in zip(self._held, bases, strict=False):
             self.kit.bases.know(generator, base)
 
@@ -181,14 +180,14 @@ class Feed:
         return f"a {type(self._source).__name__}"
 
     def _hold(self, kit: Kit, holders: list[Any], without: list[Any]) -> None:
-        """Find the generators that decide on the order, and remember how they were given."""
+        """Find the generators that decide the order, and remember their first states."""
         self.kit = kit
         self._held = held_generators(holders, [*without, *kit.owned])
         _ = self.bases
 
     def _reseed_held(self, lap: Lap, *more: int) -> None:
-        # A generator of the source's own is the same in every life when the script has made
-        # it, and never again: so each pass seeds it anew.
+        # A generator of the source has the same state in every attempt only when the script has
+        # just made it. So each pass seeds it.
         for number, (generator, base) in enumerate(zip(self._held, self.bases, strict=True)):
             reseed([generator], mix_seeds(base, number, lap.epoch, lap.number, *more))
 
@@ -204,7 +203,7 @@ class Feed:
             goal,
             batches=0,
             length=None,
-            state=None,  # of the samples of one rank among others than today's
+            state=None,  # it was for another number of ranks
             world=self.kit.world,
             before=0,
             samples=None,
@@ -212,7 +211,7 @@ class Feed:
             order=None,
         )
 
-    def _why_unknown(self, goal: Position) -> str:  # noqa: ARG002  a loader looks at it
+    def _why_unknown(self, goal: Position) -> str:  # noqa: ARG002  used by a loader
         return f"which samples each has used cannot be known of {self._name}"
 
     def _warn_of_unknown(self, goal: Position, why: str) -> None:
@@ -226,12 +225,12 @@ class Feed:
 
 
 def scale_batches(goal: Position, world: int) -> int:
-    """As many batches for each of today's ranks, if all had batches of one size."""
+    """The batches for each of today's ranks, if all batches have one size."""
     return (one_number(goal.passed) + goal.batches) * goal.world // world
 
 
 def is_at_the_end(goal: Position) -> bool:
-    """Whether all batches of the lap had been used, though it was not left yet."""
+    """True if all batches of the lap were used, though it was not left yet."""
     return goal.length is not None and goal.batches >= goal.length
 
 
@@ -240,7 +239,7 @@ def processes(count: int) -> str:
 
 
 class SequenceFeed(Feed):
-    """Batches that can be had by index."""
+    """Batches by index."""
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  nothing is drawn
         self._set_length(lap)
@@ -253,7 +252,7 @@ class SequenceFeed(Feed):
 
 
 class StatefulFeed(Feed):
-    """A source that gives and takes its own position."""
+    """A source that saves and restores its own position."""
 
     def open(self, lap: Lap, seeds: Seeds) -> Iterator[Any]:  # noqa: ARG002  it has its own
         self._set_length(lap)
@@ -271,7 +270,7 @@ class StatefulFeed(Feed):
 
 
 class SideBySide(Feed):
-    """Several sources, gone through as `zip` does: it ends with the shortest."""
+    """Several sources, read as `zip` does: it ends with the shortest."""
 
     def __init__(self, feeds: list[Feed], kit: Kit) -> None:
         self.kit = kit
@@ -329,7 +328,7 @@ class _Tallies:
 
 
 def _part_of(goal: Position, number: int) -> Position:
-    """What a position says of one of the sources that are gone through side by side."""
+    """The position of one of several sources side by side."""
     return replace(
         goal,
         state=_nth(goal.state, number),
@@ -350,7 +349,7 @@ def _shortest(lengths: list[int | None]) -> int | None:
 
 
 def feed_of(source: Any, kit: Kit) -> Feed:
-    """The feed for anything that can be looped over and is no DataLoader."""
+    """The feed for any iterable but a DataLoader."""
     if is_stateful(source) and hasattr(source, "__iter__"):
         return StatefulFeed(source, kit)
     if _is_sequence(source):
@@ -372,23 +371,23 @@ def feed_of(source: Any, kit: Kit) -> Feed:
 
 
 def _is_sequence(source: Any) -> bool:
-    """Whether its batches are what its indices give: a home-made loader may mean samples."""
+    """True if its items are its batches: a loader of the user's own may index samples."""
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         return False
     is_array = hasattr(source, "__array__")
     return isinstance(source, Sequence) or is_array or not hasattr(source, "__iter__")
 
 
-# -- A feed around another one, for what belongs to a trainer: the position is the inner one's.
+# -- A feed around another one, for a trainer: the position is the inner feed's --------------------
 
 
 class FeedAround(Feed):
-    """Whoever derives from it says how a lap is opened."""
+    """Subclasses define `open`."""
 
     def __init__(self, inner: Feed) -> None:
         self.kit = inner.kit
         self._inner = inner
-        self._state: Any = None  # of the inner one, before it looked ahead
+        self._state: Any = None  # of the inner feed, before it read ahead
         self.length = self.usual_length = inner.usual_length
 
     @property
@@ -409,13 +408,13 @@ class FeedAround(Feed):
         return self._inner.state() if self._state is None else self._state
 
 
-# -- The beginning of a lap: fresh, or where the life before had been ------------------------------
-# To draw the same order again, the generators are put back to where they were when the lap
-# began, the source draws, and the generators go to where they were at the boundary.
+# -- The beginning of a lap: fresh, or at the stored position --------------------------------------
+# To draw the same order again, the generators are set to their states from the beginning of the
+# lap, the source draws, and the generators are set to those from the boundary.
 
 
 def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
-    """A lap from its first batch; also returns what it takes to begin it again."""
+    """A lap from its first batch; also returns the states to begin it again."""
     states = capture_generators(devices=False)
     start = {
         "global": states,
@@ -428,7 +427,7 @@ def begin_fresh(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
 
 
 def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
-    """The rest of a lap that was interrupted; the generators end as they were at the boundary."""
+    """The rest of an interrupted lap; afterwards the generators are as at the boundary."""
     assert lap.goal is not None
     start = lap.goal.start
     if lap.is_over:
@@ -445,7 +444,7 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     finally:
         restore_generators(before[0])
         restore_held(feed.kit.owned, before[1])
-    # A lap that other ranks have begun has its length since it is open.
+    # The length of a lap that other ranks began is known only once it is open.
     if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
         say(
             f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
@@ -455,7 +454,7 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
 
 
 def say_reached(made: int, total: int, unit: str = "") -> str:
-    """How far it is; an earlier life may have been asked for more.
+    """How far the run is; an earlier attempt may have been asked for more.
 
     >>> say_reached(3, 3, " epochs"), say_reached(3, 2, " epochs")
     ('3 of 3 epochs', '3 epochs (2 were asked for)')

@@ -1,7 +1,7 @@
-"""A short mark of a batch, by which ranks notice that they train on the same one.
+"""A fingerprint of a batch, by which ranks notice that they train on the same one.
 
-Only the beginning of each array is looked at, and of one on a device only a little: it is
-copied from there, and whoever does that waits for the device.
+Only the beginning of each array is hashed, and less of one on a device, since the copy waits for
+the device.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LOOKED_AT = 2000  # items of a batch
 
 
 def batch_print(batch: Any) -> str | None:
-    """The same for two batches that are alike; None if there is nothing to tell them apart by.
+    """Equal for equal batches; None if it could not tell batches apart.
 
-    What has one value only, such as a mask of ones, tells nothing: many batches have that.
+    An array of a single value, such as a mask of ones, is in many batches.
     """
     hasher, is_telling = xxhash.xxh3_64(), False
     waiting, looked_at = deque([batch]), 0
@@ -42,7 +42,7 @@ def batch_print(batch: Any) -> str | None:
 
 
 def _parts_of(item: Any) -> list[Any] | None:
-    """What stands in a container; None if it is none."""
+    """The items of a container; None for anything else."""
     if isinstance(item, Mapping):
         return [part for pair in _first(item.items()) for part in pair]
     if isinstance(item, list | tuple):
@@ -51,7 +51,7 @@ def _parts_of(item: Any) -> list[Any] | None:
         return [getattr(item, each.name, None) for each in dataclasses.fields(item)]
     if type(item).__module__ == "builtins":
         return None
-    # A batch of a class of its own: what it holds by names.
+    # A batch of the user's own class: its attributes.
     return list(_first(getattr(item, "__dict__", {}).values()))
 
 
@@ -61,18 +61,18 @@ def _first(items: Any) -> Any:
 
 def _describe(item: Any, parts: list[Any] | None) -> bytes:
     text = f"{type(item).__name__}{'' if parts is None else len(parts)};"
-    if isinstance(item, str | int | float | complex | bytes):  # another object shows its address
+    if isinstance(item, str | int | float | complex | bytes):  # the repr of others has an address
         text += repr(item[:_DEVICE_BYTES] if isinstance(item, str | bytes) else item)
     return text.encode(errors="replace")
 
 
 def _add_array(hasher: xxhash.xxh3_64, adapter: Adapter, array: Any) -> bool:
-    """Count an array in; True if it tells one batch from another."""
+    """Hash an array; True if it can tell one batch from another."""
     if callable(getattr(array, "to_local", None)):
-        array = array.to_local()  # of a tensor that is spread over ranks, what this one has
+        array = array.to_local()  # the shard of this rank
     try:
         spec = adapter.spec("", array)
-    except ValueError as error:  # sparse, or of objects: there are no bytes to be had
+    except ValueError as error:  # sparse, or of objects: no bytes
         hasher.update(str(error).encode())
         return False
     hasher.update(f"{spec.kind};{spec.dtype};{spec.shape}".encode())
@@ -85,7 +85,7 @@ def _add_array(hasher: xxhash.xxh3_64, adapter: Adapter, array: Any) -> bool:
 
 
 def _beginning(array: Any, shape: tuple[int, ...], items: int) -> Any:
-    """About so many items of an array, by slices only: nothing else of it is copied."""
+    """About so many items of an array, by slices, so that no more is copied."""
     for axis, size in enumerate(shape):
         inner = 1
         for below in shape[axis + 1 :]:

@@ -1,8 +1,8 @@
-"""Random generators on the way of the data.
+"""Random generators of the data.
 
-A worker's generators advance with every batch that it made, ahead of the one that is
-used: nobody could put them back. So each batch is made from a seed of its own, drawn
-from the generators as they were when the lap began, and its number.
+A worker's generators advance with every batch that it makes, ahead of the batch that is used, and
+cannot be set back. So each batch is made from a seed of its own: from the generators as they were
+at the beginning of the lap, and its number.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast._adapters.registry import adapters
 from holdfast._state.capture import capture
 
 _LOOKED_AT = 2000
-_ITEMS = 64  # of a container: transforms stand in short lists, samples in long ones
+_ITEMS = 64  # of a container: transforms are in short lists, samples in long ones
 _HOLD_NONE = str | bytes | int | float | type | Adapter | None
 _EMPTY_CELL = CellType()
-# Where a data set makes a sample: what it uses of its module's names is found there.
+# The methods in which a data set makes a sample: the globals that they use are searched too.
 _MAKERS = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 
 
@@ -51,7 +51,7 @@ def digest_states(states: Any) -> int:
 def seeds_of(states: Mapping[str, Any]) -> Seeds:
     """A seed for each global generator from its own state.
 
-    Apart from each other: a script may have seeded the one that it uses, and no other.
+    Separate ones: a script may have seeded only the generator that it uses.
     """
     return {name: digest_states(state) for name, state in states.items()}
 
@@ -68,7 +68,7 @@ def seed_globals(seeds: Seeds) -> None:
 
 @contextlib.contextmanager
 def apart(seeds: Seeds | None = None) -> Iterator[None]:
-    """Let what is drawn inside leave the global generators as they were."""
+    """Leave the global generators as they were, whatever is drawn inside."""
     before = take_globals()
     try:
         if seeds is not None:
@@ -79,7 +79,7 @@ def apart(seeds: Seeds | None = None) -> Iterator[None]:
 
 
 def take_globals() -> list[tuple[Adapter, Any]]:
-    """The states of the global generators as they are, for this process only: this is quick."""
+    """The states of the global generators, for this process only: this is fast."""
     return [(adapter, adapter.global_state()) for adapter in adapters()]
 
 
@@ -92,7 +92,7 @@ def held_generators(roots: list[Any], without: list[Any]) -> list[Any]:
     """The random generators that objects hold, in attributes and short containers."""
     found: list[Any] = []
     seen = {id(item) for item in without}
-    waiting = deque(roots)  # the near ones first: a transform's generator before the samples
+    waiting = deque(roots)  # breadth first: a transform's generator before the samples
     while waiting and len(seen) < _LOOKED_AT:
         item = waiting.popleft()
         if id(item) in seen or isinstance(item, _HOLD_NONE):
@@ -136,14 +136,13 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def reseed(generators: list[Any], seed: int) -> None:
-    """Seed generators that somebody holds, each differently."""
+    """Seed each generator differently."""
     for number, generator in enumerate(generators):
         adapter = next(a for a in adapters() if a.is_generator(generator))
         adapter.reseed(generator, mix(seed, number))
 
 
 def generator_states(generators: list[Any]) -> list[Any]:
-    """The states of generators that somebody holds."""
     return [next(a for a in adapters() if a.is_generator(g)).generator_state(g) for g in generators]
 
 
@@ -154,7 +153,7 @@ def restore_held(generators: list[Any], states: list[Any]) -> None:
 
 
 class Bases:
-    """A seed for each generator that a source holds, from how it was when it was first seen."""
+    """A seed for each generator that a source holds, from its state when first seen."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Any, int]] = []
@@ -172,14 +171,14 @@ class Bases:
 
 
 class Seeding:
-    """Seeds for one batch, in whichever process makes it; workers get a copy."""
+    """Seeds the generators for one batch, in the process that makes it; workers get a copy."""
 
     def __init__(self) -> None:
         self._held: list[Any] | None = None
         self._is_sure = False
 
     def __reduce__(self) -> tuple[type[Seeding], tuple[()]]:
-        return (Seeding, ())  # what the holders of another process hold are other objects
+        return (Seeding, ())  # another process has other generator objects
 
     def __call__(self, holders: list[Any], seed: int, in_worker: bool) -> None:
         if in_worker:
@@ -189,7 +188,7 @@ class Seeding:
         reseed(self._held, seed)
 
     def has_grown(self, holders: list[Any]) -> bool:
-        """Whether making the first batch has made a generator: then it is made again, seeded."""
+        """True if the first batch has made a generator: then it is made again, seeded."""
         if self._is_sure:
             return False
         self._is_sure = True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class LoaderFeed(Feed):
-    """A torch DataLoader. It is not held: with the user's last reference it goes, and this too."""
+    """A torch DataLoader, referenced weakly by `Feeds`."""
 
     def __init__(self, source: Any, kit: Kit) -> None:
         from holdfast.torch import loader
@@ -85,7 +85,7 @@ class LoaderFeed(Feed):
             self._tickets.aim(lap.epoch, self._seed_of_workers(), 0, mix_seeds)
         batches: Iterator[Any]
         if self._way == self._torch.REPLAYS and self._is_alone:
-            # Drawn apart, a pass leaves the generators alone; still, passes must differ.
+            # A pass leaves the global generators alone, so its number makes passes differ.
             batches = each_apart(self._mine, mix_all(seeds, lap.epoch, lap.number))
         elif self._way == self._torch.REPLAYS:
             batches = iter(self._mine)
@@ -93,7 +93,7 @@ class LoaderFeed(Feed):
             self._load_state(lap.goal.state)
             return iter(self._mine)
         else:
-            # A pass with workers of its own begins with a fresh copy of the data set, as ever.
+            # Workers begin each pass with a fresh copy of the data set.
             ended = lap.state if self._is_alone else None
             if ended is not None:
                 self._load_state(ended)
@@ -102,13 +102,13 @@ class LoaderFeed(Feed):
         return batches
 
     def _part(self, lap: Lap) -> tuple[int, ...]:
-        """Tells the seeds of a part of a lap from the lap's own: both count batches from 0."""
+        """Makes the seeds of a part of a lap differ from the lap's: both count batches from 0."""
         if not lap.before or self._share is None:
             return ()
         return (lap.before, self._share.shares, self._share.rank)
 
     def _open_by_draws(self, lap: Lap, part: tuple[int, ...]) -> Iterator[Any]:
-        assert self._tickets is not None  # whoever can be skipped in can be copied
+        assert self._tickets is not None  # a loader that can skip can be copied
         share, rest = self._share, None
         if share is not None and part:
             rest = share.rest(lap.before)
@@ -128,7 +128,7 @@ class LoaderFeed(Feed):
         if one_number(goal.before) and theirs != ours:
             return False
         if theirs is not None and ours is not None and theirs["shares"] != ours["shares"]:
-            return False  # of as many ranks as ever, some may have had their samples in common
+            return False  # of the same number of ranks, some may have shared samples
         return super().fits(goal)
 
     def carry_over(self, goal: Position) -> Position:
@@ -178,7 +178,7 @@ class LoaderFeed(Feed):
         return Stream(mix_all(self._seeds, -2))
 
     def _seed_of_workers(self, *part: int) -> int:
-        """One for all generators in them, as torch does: from the loader's own, or the global."""
+        """One seed for all generators of the workers, as torch does it."""
         if self._generator is None:
             return self._seeds["torch"]
         seed = digest_states(generator_states([self._generator]))
@@ -197,7 +197,7 @@ class LoaderFeed(Feed):
 
 
 class _Tally:
-    """The samples that a lap of a loader has taken, by what its sampler drew."""
+    """The samples that a lap has used, by what its sampler drew."""
 
     def __init__(
         self, drawing: Drawing, passed: int, world: int, share: Share | None, rest: Rest | None
@@ -209,7 +209,7 @@ class _Tally:
         self.order = None
         if share is not None:
             self.order = share.order
-            # Some come twice in the end, so that all ranks have the same number.
+            # Some samples come twice at the end, so that all ranks have the same number.
             self._most = share.samples if rest is None else rest.samples
 
     def after(self, batches: int) -> int | None:

@@ -1,14 +1,13 @@
 """Batches of tf.data.
 
-An iterator writes down where it is, and another of the same dataset goes on from there. What
-it writes has the elements in its buffers, so a large one is not kept with every snapshot: then
-there is its state from the beginning of the lap, which is small and has the seeds of the order,
-and the batches are made again from there.
+An iterator can save its state, and another iterator of the same dataset goes on from there. The
+state contains the elements in its buffers, so a large one is not kept with every snapshot. Then the
+state from the beginning of the lap is used, which is small and has the seeds of the order, and the
+batches are made again from there.
 
-Each iterator of a dataset that shuffles draws the seeds of its order from a count that this
-dataset has. So that the pass after this one is as it would have been, as many iterators are made
-of it as there were passes. One inside another is begun by its first element only, and not by an
-iterator of the whole: so each is counted by itself.
+Each iterator of a dataset that shuffles draws its seeds from a counter of that dataset. So that the
+next pass is as it would have been, as many iterators are made as there were passes. A nested
+dataset begins with its first element, not with an iterator of the whole: each is counted by itself.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from holdfast._run.data.generators import Seeds
 from holdfast._text import say
 
 _MOST_BYTES = 32 << 20
-# How often whatever draws seeds has done so in this process: two datasets may have one in common.
+# How often each dataset has drawn seeds in this process: two datasets may contain the same one.
 _passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class DatasetFeed(Feed):
-    """A tf.data.Dataset, or one that a strategy has distributed. It is not held."""
+    """A tf.data.Dataset, or one that a strategy has distributed; referenced weakly."""
 
     def __init__(self, source: Any, kit: Kit) -> None:
         from holdfast.tensorflow import datasets
@@ -52,11 +51,11 @@ class DatasetFeed(Feed):
                 "known of one that a strategy has distributed: after a restart the passes may have "
                 "another order.\nTo be exact, shuffle in one place."
             )
-        self._habits.drawing = []  # a dataset is not held
+        self._habits.drawing = []  # drop the strong references
         self._keeps_state = not self._is_distributed
         self._keeps_now = self._keeps_state and self._habits.keeps_place
         self._hold(kit, self._habits.python_functions, [])
-        # Code that draws from a generator of its own begins anew with each pass.
+        # Code with a generator of its own begins again with each pass.
         if self._held or self._habits.buffer_bytes + self._habits.slot_bytes > _MOST_BYTES:
             self._keeps_now = False
         if self._habits.slot_bytes > _MOST_BYTES:
@@ -78,7 +77,7 @@ class DatasetFeed(Feed):
         self._reseed_held(lap)
         self._is_over = False
         source = self._weak()
-        assert source is not None  # whoever opens it has it
+        assert source is not None  # the caller holds it
         goal = None if lap.goal is None else lap.goal.state
         if isinstance(goal, dict) and self._go_to(source, goal, lap.behind):
             return self._each()
@@ -121,7 +120,7 @@ class DatasetFeed(Feed):
         """A new pass from its first batch."""
         self._make(source)
         self._top = None
-        # What a cache in memory holds would be written with every state.
+        # The contents of a cache in memory would be written with every state.
         is_first = max(self._draws()) == 1
         if self._keeps_state and (is_first or self._habits.cache_bytes <= _MOST_BYTES):
             try:
@@ -130,10 +129,10 @@ class DatasetFeed(Feed):
                 self._keeps_state = self._keeps_now = False
         is_known = self._top is None or self._tf.counts_in(self._top) == len(self._drawing)
         if self._habits.repeats and not is_known:
-            self._warn_of_repeats()  # one that only begins with the first element
+            self._warn_of_repeats()  # a nested one that begins with its first element
 
     def _go_to(self, source: Any, goal: dict[str, Any], behind: int) -> bool:
-        """Go back into a pass; True if it is at its place, and not at its beginning."""
+        """Go back into a pass; True if at its position, False if at its beginning."""
         now, top = (_unpacked(goal[name], self._tf) for name in ("now", "top"))
         repeats = self._habits.repeats and top is not None
         if self.usual_length == behind and not self._is_distributed and not repeats:
@@ -141,8 +140,8 @@ class DatasetFeed(Feed):
             self._iterator, self._top = iter(source.take(0)), top
             return True
         if now is not None and (repeats or self._habits.joins):
-            # What has not begun or has ended is not in it, and what that has drawn is known by
-            # going there only.
+            # It lacks datasets that have not begun or have ended, and only a replay shows what
+            # those have drawn.
             now = now if self._tf.counts_in(now) == len(self._drawing) else None
         self._make_passes(self._draws_before(goal["draws"]))
         written = now or top
@@ -167,17 +166,17 @@ class DatasetFeed(Feed):
         return now is not None
 
     def _go_between(self, source: Any, now: bytes, draws: list[int]) -> None:
-        """To where a pass was, in which each dataset has drawn its seeds."""
+        """Go to the position of a pass in which each dataset has drawn its seeds."""
         last = self._make_passes(draws)
         counts = [(each, self._tf.write_state(made)) for each, made in last.items()]
         self._iterator = iter(source)
         self._tf.read_state(self._iterator, now)
-        # To be put there, some have drawn once more.
+        # On the way there, some have drawn once more.
         for each, written in counts:
             self._tf.read_state(iter(each), written)
 
     def _go_through(self, source: Any, state: dict[str, Any]) -> None:
-        """Draw the seeds of a pass that is over: how often it did only another pass can tell."""
+        """Draw the seeds of a finished pass: only another pass shows how many there were."""
         top = _unpacked(state["top"], self._tf)
         if top is None:
             return
@@ -185,7 +184,7 @@ class DatasetFeed(Feed):
         try:
             self._tf.read_state(iterator, top)
         except self._tf.CannotWrite:
-            return  # another dataset by now: whatever it draws is new
+            return  # another dataset by now, with new seeds
         say(
             f"the {self._kind} repeats what it shuffles: its last pass is gone through once "
             "more, so that the next one has its order."
@@ -194,7 +193,7 @@ class DatasetFeed(Feed):
             pass
 
     def _has_begun(self, state: dict[str, Any], epoch: int) -> bool:
-        """Whether this dataset is the one of lives before, and not made anew in each epoch."""
+        """True if this dataset is that of earlier attempts, not a new one for each epoch."""
         return state["seeds"] == self._habits.seeds and (state["passes"] > 1 or epoch == 1)
 
     def _make(self, source: Any) -> None:
@@ -203,7 +202,7 @@ class DatasetFeed(Feed):
         self._iterator = iter(source)
 
     def _make_passes(self, draws: list[int]) -> dict[Any, Any]:
-        """The passes of lives before are over: the next draws other seeds than they did.
+        """Count the passes of earlier attempts: the next draws other seeds.
 
         Returns, of each dataset that draws, the iterator that drew last.
         """
@@ -215,7 +214,7 @@ class DatasetFeed(Feed):
         return last
 
     def _draws_before(self, draws: list[int]) -> list[int]:
-        """As they were before the pass in which they are these."""
+        """The counts before the pass that led to these."""
         counted = self._counted()
         return [n - counted.count(each) for each, n in zip(counted, draws, strict=False)]
 
@@ -275,14 +274,14 @@ class IteratorFeed(Feed):
 
 
 class _Named:
-    """Stands for a dataset where only its name is said."""
+    """A stand-in for a dataset, of which only the name is used."""
 
     def __init__(self, name: str) -> None:
         self.dataset = type(name, (), {})()
 
 
 def feed_of_tensorflow(source: Any, kit: Kit) -> Feed | None:
-    """The feed for what tf.data makes; None for anything else."""
+    """The feed for objects of tf.data; None for anything else."""
     from holdfast.tensorflow import datasets
 
     if datasets.is_dataset(source) or datasets.is_distributed_dataset(source):

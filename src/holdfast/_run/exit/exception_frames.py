@@ -1,7 +1,7 @@
-"""What the frames of an exception show: where it came up, what was being written, who helped.
+"""What the frames of an exception show: its place, the files being written, the workers.
 
-They belong to the user and to libraries of any kind. Nothing of theirs is called here, and
-nothing is kept.
+The frames belong to the user and to libraries. None of their code is called here, and no reference
+to them is kept.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline, is_leaving, read_bytes
 
-Frames = list[tuple[FrameType, int]]  # each with the line that it was in, the outermost first
-View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # its variables, and the module's
+Frames = list[tuple[FrameType, int]]  # each with its line, the outermost first
+View = tuple[CodeType, int, dict[str, Any], dict[str, Any]]  # its variables, and its module's
 
-_MOST_FRAMES = 4000  # a recursion without end has no more of interest
+_MOST_FRAMES = 4000  # an endless recursion has many more
 _SHOWN_FIRST, _SHOWN_LAST = 10, 30
 _VIEWED_LAST = 150
 _CO_OPTIMIZED = 1  # the code of a function
 _MOST_CAUSES = 10
 _MOST_TARGETS = 6
 _MOST_WORKERS = 64
-_DYING_SECONDS = 1.0  # for a worker that has closed its connections to be gone
+_DYING_SECONDS = 1.0  # for a worker that has closed its connections to end
 _PAUSE_SECONDS = 0.005
 _PACKAGE = str(Path(__file__).parents[2])
 _LIBRARY = str(Path(re.__file__).parents[1])  # Python's own
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-# A disk that is only read may well be full, and nobody's fault: only what writes tells a target.
+# A disk that is only read may be full without harm: only functions that write name a target.
 _WRITES = re.compile(r"save|write|dump|export|store|flush|checkpoint|log", re.IGNORECASE)
 _TARGETS = re.compile(
     r"f|fp|fh|out|output|target|dest|destination|to|(.*_)?(path|file|filename|fname|filepath|dir)",
@@ -54,7 +54,7 @@ def errors_of(error: BaseException) -> list[BaseException]:
 
 
 def frames_of(error: BaseException) -> Frames:
-    """Where an exception was raised, and all that had been called on the way there."""
+    """The frames from the outermost caller to the place of the exception."""
     trace = error.__traceback__
     if trace is None:
         return []
@@ -68,7 +68,7 @@ def frames_of(error: BaseException) -> Frames:
 
 
 def _passed(error: BaseException) -> Frames:
-    """The frames that an exception came through, without their callers."""
+    """The frames that an exception has left, without their callers."""
     found: Frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -85,7 +85,7 @@ def places_of(frames: Frames) -> list[list[Any]]:
 
 
 def frames_of_thread(identifier: int) -> Frames:
-    """What a thread is doing now."""
+    """The current frames of a thread."""
     found: Frames = []
     frame = sys._current_frames().get(identifier)
     while frame is not None and len(found) < _MOST_FRAMES:
@@ -105,9 +105,9 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     """The variables of a frame, in a dict of our own."""
     held = frame.f_locals
     found = dict(held)
-    # Up to Python 3.12 a function keeps what was looked at until it returns: one that tries again
-    # with a smaller batch would find the memory of the last try still taken. It may be cleared
-    # unless the function has asked for `locals()` itself, or a debugger looks.
+    # Up to Python 3.12 a frame keeps this dict until it returns: a function that tries again with
+    # a smaller batch would still hold the memory of the last try. It may be cleared unless the
+    # function has called `locals()` itself, or a debugger is attached.
     if (
         sys.version_info < (3, 13)
         and frame.f_code.co_flags & _CO_OPTIMIZED
@@ -119,13 +119,13 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether a frame runs the user's own code, and not a library's."""
+    """True if a frame runs the user's own code, not a library's."""
     name = frame.f_code.co_filename
     return not name.startswith((_PACKAGE, _LIBRARY, "<frozen")) and not _INSTALLED.search(name)
 
 
 def written_targets(errors: list[BaseException]) -> list[str]:
-    """The files that were being written, as far as the variables on the way there tell."""
+    """The files that were being written, by the variables of the frames."""
     found: dict[str, None] = {}
     for error in errors:
         for name in (getattr(error, "filename", None), getattr(error, "filename2", None)):
@@ -142,7 +142,7 @@ def _targets_in(frame: FrameType) -> Iterator[str]:
         if not _TARGETS.fullmatch(name):
             continue
         if isinstance(value, Path | str):
-            # A line of text that is being written is no place.
+            # A text that is being written is no path.
             if 0 < len(str(value)) < 4096 and "\n" not in str(value):
                 yield str(value)
         elif hasattr(type(value), "write"):  # an open file
@@ -152,15 +152,15 @@ def _targets_in(frame: FrameType) -> Iterator[str]:
 
 
 def workers_of(frames: Frames) -> list[dict[str, Any]]:
-    """The processes that worked for this one, those that have ended first."""
+    """The worker processes of this one; those that have ended come first."""
     found: dict[int, dict[str, Any]] = {}
     workers = [*_children(), *_loader_workers(frames)]
-    # The connection to one that dies is reset before the system says how it died.
+    # The connection to a dying process is reset before its exit status is known.
     deadline = FairDeadline(_DYING_SECONDS, lambda: map(_pid_of, workers))
     while any(map(_is_dying, workers)) and not deadline.is_over():
         time.sleep(_PAUSE_SECONDS)
     for process in workers:
-        with contextlib.suppress(Exception):  # processes of any library's making
+        with contextlib.suppress(Exception):  # objects of any library
             status = process.exitcode
             if process.pid is not None:
                 found[process.pid] = {
@@ -172,7 +172,7 @@ def workers_of(frames: Frames) -> list[dict[str, Any]]:
 
 
 def _is_dying(process: Any) -> bool:
-    """Whether a process is about to end, with a status that is not known yet."""
+    """True if a process is ending and its status is not known yet."""
     with contextlib.suppress(Exception):  # as above
         return process.exitcode is None and is_leaving(
             read_bytes(f"/proc/{_pid_of(process)}/stat") or b""
@@ -186,13 +186,13 @@ def _pid_of(process: Any) -> int:
 
 
 def _children() -> list[Any]:
-    # `active_children()` would leave out the dead, and those are of interest.
+    # `active_children()` would leave out the dead.
     module = sys.modules.get("multiprocessing.process")
     return list(getattr(module, "_children", ()))
 
 
 def _loader_workers(frames: Frames) -> list[Any]:
-    """Of the loaders that are being gone through: `_workers` is what torch calls them."""
+    """Workers of torch's loaders, which are in `_workers` of the running iterators."""
     found: list[Any] = []
     for frame, _ in frames[-_VIEWED_LAST:]:
         owner = variables_of(frame).get("self")

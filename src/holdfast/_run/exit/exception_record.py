@@ -1,9 +1,8 @@
-"""What only the trainer can tell of the exception that ends it.
+"""Records the exception that ends a run, with facts that only the trainer knows.
 
-The disks as they are now, the workers that have died, what fills the GPU: a moment later
-nobody knows. So it is looked at before anything else, in a thread that is not waited for
-long: a dead file system hangs whoever asks it, and the state is yet to be made durable.
-Nothing that goes wrong here is raised, or the exception itself would be hidden.
+Free disk space, dead workers and the contents of the GPU change within moments. So they are
+observed first, in a thread with a bounded wait: a dead file system may hang it, and the state is
+not durable yet. Nothing is raised here: it would hide the exception.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ _TRACEBACK_LENGTH = 20_000
 
 @dataclass(frozen=True)
 class Scene:
-    """Where the run stood when an exception left it."""
+    """Where the run was when an exception left it."""
 
     layout: RunLayout
     attempt: int
     rank: int = 0
     ranks: int = 1
     step: int = 0
-    steps: int = 0  # that this life has made
+    steps: int = 0  # of this attempt
     batch: int = 0  # in its epoch
     phase: str | None = None
     where: str = "outside"  # or "loop", or "opening"
@@ -64,18 +63,18 @@ class Scene:
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether an exception is a failure: no stop, no Ctrl-C, no script that simply ends."""
+    """True unless it is a stop, Ctrl-C or a normal end of the script."""
     if isinstance(error, Stopped | KeyboardInterrupt | GeneratorExit | None):
         return False
     if not isinstance(error, SystemExit):
         return True
-    # Any code but 0 is told: what the shell makes of 256, -1 or a text hides it.
+    # The shell hides the real code of 256, -1 or a text.
     code: object = error.code
     return code != 0 if isinstance(code, int) else code is not None
 
 
-def leave_words(error: BaseException, scene: Scene) -> dict[str, Any]:
-    """Record what can be seen of an exception; returns as much as is known by then."""
+def record_exception(error: BaseException, scene: Scene) -> dict[str, Any]:
+    """Record what is known of an exception, and return it."""
     known: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # the exception itself must come through
         errors, frames = errors_of(error), frames_of(error)
@@ -89,7 +88,7 @@ def leave_words(error: BaseException, scene: Scene) -> dict[str, Any]:
             lambda: _traceback(error),
         ]
         _within(_SECONDS, lambda: _look(looks, record))
-        known = dict(record)  # a thread that hangs may yet go on
+        known = dict(record)  # a thread that hangs may still write to it
         write_json(scene.layout.error(scene.attempt, scene.rank), known)
         known["is_recorded"] = True
     return known
@@ -97,21 +96,21 @@ def leave_words(error: BaseException, scene: Scene) -> dict[str, Any]:
 
 def _look(looks: list[Callable[[], dict[str, Any]]], record: dict[str, Any]) -> None:
     for look in looks:
-        # What is looked at is the user's: its text may even leave the interpreter.
+        # Code of the user may run here, and raise anything.
         with contextlib.suppress(BaseException):
             record.update(look())
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Do something in a thread, and wait so long for it."""
+    """Run in a thread, and wait for at most so long."""
     thread = threading.Thread(target=work, name="holdfast-last-words", daemon=True)
-    with contextlib.suppress(RuntimeError):  # there may be no room for another thread
+    with contextlib.suppress(RuntimeError):  # no more threads
         thread.start()
         _join([thread], seconds)
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait so long for threads of ours, and longer while they wait for a processor."""
+    """Wait for threads, without counting the time in which they wait for a processor."""
     deadline = FairDeadline(seconds, lambda: [os.getpid()])
     while (left := [each for each in threads if each.is_alive()]) and not deadline.is_over():
         left[0].join(_JOIN_SECONDS)
@@ -152,7 +151,7 @@ def _traceback(error: BaseException) -> dict[str, Any]:
 
 
 def _of_disks(folder: Path, errors: list[BaseException]) -> dict[str, Any]:
-    """The room on every disk that may have been written to; what hangs is left out."""
+    """The free space of every disk that may be involved; a file system that hangs is left out."""
     from holdfast._environment.processes.memory_sample import room, shm_room
 
     places = [("run", str(folder)), ("tmp", variables.temporary_folder())]
@@ -182,9 +181,9 @@ def _of_memory(scene: Scene) -> dict[str, Any]:
     from holdfast._environment.processes.memory_sample import Sampler
 
     sampler = Sampler(os.getpid())
-    # If the kernel has killed a child of late, only its counters tell; the keeper has them as
-    # they were before, in its last beat. That is of the first rank, which may run elsewhere.
-    # A run that dies before the first beat has them as they were when it was opened.
+    # Only the kernel's counters show that it killed a child. Their earlier values are in the
+    # keeper's last heartbeat, which is of rank 0 and its host; before the first one, those from
+    # the opening of the run are used.
     beat = read_json(scene.layout.heartbeat(scene.attempt)) if scene.rank == 0 else {}
     before = beat.get("counters") or (scene.counters if scene.rank == 0 else None)
     now = read_counters(sampler.cgroup)
@@ -194,7 +193,7 @@ def _of_memory(scene: Scene) -> dict[str, Any]:
 def _of_torch(
     error: BaseException, errors: list[BaseException], scene: Scene, deadline: float
 ) -> dict[str, Any]:
-    """What the adapter can tell, if the script has imported torch."""
+    """Facts from the adapter, if the script has imported torch."""
     if "torch" not in sys.modules:
         return {}
     adapter = importlib.import_module("holdfast.torch.memory_report")
@@ -210,21 +209,21 @@ def _of_torch(
     return found
 
 
-# -- What may be filling the memory, while there is still somebody to ask --------------------------
-# Whoever is killed for its memory says nothing any more. So when the keeper warns of the limit,
-# the trainer looks for what is known to grow without end: graphs of autograd that are kept.
+# -- What may be filling the memory ----------------------------------------------------------------
+# A process that is killed for its memory leaves no record. So when the keeper warns of the limit,
+# the trainer searches for a known leak: autograd graphs that are kept.
 
 
 _SUSPECTS_SECONDS = 1.0
 
 
 def look_for_graphs(scene: Scene, thread: int) -> None:
-    """Look at what a thread's variables keep, and tell of it; nobody waits for it."""
+    """Search a thread's variables in the background, and say what keeps graphs."""
     if "torch" not in sys.modules:
         return
 
     def look() -> None:
-        with contextlib.suppress(Exception):  # objects of any kind are looked into
+        with contextlib.suppress(Exception):  # objects of any kind are inspected
             _find_suspects(scene, thread)
 
     with contextlib.suppress(RuntimeError):
@@ -236,7 +235,7 @@ def _find_suspects(scene: Scene, thread: int) -> None:
     views = view([each for each in frames_of_thread(thread) if is_users(each[0])])
     counts = (scene.steps, scene.batch)
     found = graphs.find_kept_graphs(views, counts, time.monotonic() + _SUSPECTS_SECONDS)
-    # What a backward pass has gone through is small: it is not what fills the memory.
+    # A graph that was freed by its backward pass is small.
     found = [each for each in found if not each["freed"]]
     if not found:
         return
@@ -246,8 +245,7 @@ def _find_suspects(scene: Scene, thread: int) -> None:
         "their backward pass would need.\nKeep loss.item() or loss.detach() instead.",
         each=True,
     )
-    # An exception says more: one that comes after all takes the place of this, and one that has
-    # come meanwhile stays.
+    # The record of an exception says more: it replaces this one, and is not replaced by it.
     path = scene.layout.error(scene.attempt, scene.rank)
     if "type" in read_json(path):
         return

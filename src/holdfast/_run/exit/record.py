@@ -1,11 +1,11 @@
-"""How an attempt ended, in words and as a status."""
+"""How an attempt ended: its exit status, its reason, and the record of both."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast import _errors
 from holdfast._errors import Stopped
@@ -30,7 +30,6 @@ def status_of(error: BaseException | None) -> int:
 
 
 def reason_of(error: BaseException | None) -> str:
-    """In words."""
     if error is None:
         return "closed"
     if isinstance(error, Stopped):
@@ -39,17 +38,17 @@ def reason_of(error: BaseException | None) -> str:
 
 
 def sentence_of(error: BaseException) -> str:
-    """An exception as Python prints it, if it can be printed; and not megabytes of it."""
+    """An exception as Python prints it, of bounded length."""
     return f"{type(error).__name__}: {text_of(error)}".strip(": ")
 
 
 def text_of(error: BaseException) -> str:
-    """What it says; of a group also what each of its exceptions says."""
+    """The text of an exception; of a group also those of its parts."""
     try:
         said = str(error)[:_MESSAGE_LENGTH]
-    except BaseException as broken:  # noqa: BLE001  a class of the user's own may do anything
+    except BaseException as broken:  # noqa: BLE001  the user's __str__ may raise anything
         return f"(its text could not be had: {type(broken).__name__})"
-    if isinstance(error, BaseExceptionGroup):  # which of itself only says how many they are
+    if isinstance(error, BaseExceptionGroup):  # its own text only counts them
         parts = [sentence_of(each) for each in error.exceptions[:_MOST_PARTS]]
         said = f"{said}: {'; '.join(parts)}"[:_MESSAGE_LENGTH]
     return said
@@ -57,23 +56,23 @@ def text_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """Where the end of an attempt is noted; of several ranks the first notes it for all."""
+    """Writes the end of an attempt; of several ranks the first writes for all."""
 
     layout: RunLayout
     attempt: int
     rank: int = 0
-    launcher: Launcher | None = None
+    launcher: dict[str, Any] | None = None  # the process that restarts the run by itself
 
     def write(self, record: dict[str, Any], *, asked: bool) -> None:
-        """Note the end, so that nobody waits for it or watches its heartbeat."""
-        release(self.layout, self.attempt)  # first: a full disk may not take the rest
+        """Record the end, so that no other process waits for this attempt."""
+        release(self.layout, self.attempt)  # first: the rest may fail on a full disk
         if self.rank:
             return
         journal.append(self.layout.journal, "exit", attempt=self.attempt, **record)
         told: dict[str, Any] = {**record, "time": time.time()}
         if asked and self.launcher is not None:
-            # Whoever starts again what leaves with a status is not to undo a stop.
-            told = {**told, "asked": True, "launcher": self.launcher.process}
+            # A launcher that restarts any failed process must not undo a stop.
+            told = {**told, "asked": True, "launcher": self.launcher}
         with contextlib.suppress(OSError):
             write_json(self.layout.exit(self.attempt), told)
 
@@ -85,10 +84,3 @@ class ExitRecord:
             text = "".join(traceback.format_exception(error))
             path = self.layout.trouble(self.attempt, self.rank)
             write_atomic(path, text.encode("utf-8", "backslashreplace"), durable=False)
-
-
-class Launcher(Protocol):
-    """The process that started this one."""
-
-    @property
-    def process(self) -> dict[str, Any]: ...

@@ -1,8 +1,8 @@
 """The trainer's side of a mirror: what to fetch before a run begins, what to wait for at its end.
 
-An empty folder is where a run begins, or where it goes on on another machine; only the mirror
-knows. So it is asked then, and only then. If it does not answer, nothing is begun: to train from
-the beginning must be somebody's wish.
+An empty folder is a new run, or one that goes on on another machine: only the mirror knows, so it
+is asked then. If it does not answer, the run is not opened, since training from the beginning
+would be wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
 from holdfast._errors import MirrorError, NoGoodCheckpoint, SettingsError, UnreadableCheckpoint
@@ -27,28 +27,15 @@ from holdfast._store.mirror.store import folder_of
 from holdfast._text import say
 from holdfast._text import size as in_words
 
+if TYPE_CHECKING:
+    from holdfast._run.ranks.party import Party
+    from holdfast._run.resume.start import Start
+
 _TURN_SECONDS = 5.0
 _IDENTITY_SECONDS = 300.0
 _LOOK_SECONDS = 0.05
-_STILL_SECONDS = 60.0  # an upload that does not move is not waited for
+_STILL_SECONDS = 60.0  # give up on an upload without progress
 _MARGIN_SECONDS = 1.0  # of a grace time, for leaving
-
-
-class Party(Protocol):
-    """The ranks that start together."""
-
-    @property
-    def rank(self) -> int: ...
-
-    def exchange(self, topic: str, value: Any) -> list[Any]: ...
-
-
-class Beginning(Protocol):
-    """What is known of a run before its state is looked for."""
-
-    layout: RunLayout
-    run_id: str
-    leftovers: list[Any]
 
 
 def refuse_inside(folder: Path, address: str) -> None:
@@ -64,11 +51,11 @@ def refuse_inside(folder: Path, address: str) -> None:
         )
 
 
-class MirrorSide:
-    """What a run that is opened has to do with its mirror; nothing if it has none."""
+class MirrorClient:
+    """What a session does with its mirror; nothing if it has none."""
 
     def __init__(self, folder: Path, settings: Settings, rank: int) -> None:
-        # What a proof interrupts is a copy of the run, and none of its mirror's business.
+        # A proof interrupts copies of the run, which are not mirrored.
         self._address = None if current_errand() is not None else settings.mirror_address
         self._settings = settings
         self._folder = folder
@@ -79,7 +66,6 @@ class MirrorSide:
             self._recall(self._address)
 
     def policy(self) -> dict[str, Any]:
-        """What the keeper is told of it."""
         if self._address is not None and sys.platform != "linux":
             say(
                 f"without a keeper, which needs Linux, nothing is copied to {self._address}.\n"
@@ -117,7 +103,7 @@ class MirrorSide:
         except OSError as error:
             raise cannot_write(self._folder, error) from error
         if held["newest"] is not None:
-            # For whoever looks before the first copy: a start that is cut begins not at nothing.
+            # A start that is interrupted now must not look like a new run.
             known = {"address": address, "checkpoints": [{"step": held["newest"]}]}
             write_json(layout.mirror, {**known, "time": time.time()}, durable=False)
         say(f"{self._folder}: is empty; {address} has this run. It goes on under the same id.")
@@ -131,10 +117,10 @@ class MirrorSide:
                     f"{self._folder}: rank 0 has not opened this run within "
                     f"{_IDENTITY_SECONDS:.0f} s.\nSee what rank 0 says of the mirror."
                 )
-            time.sleep(_LOOK_SECONDS)  # between two looks, until the deadline above
+            time.sleep(_LOOK_SECONDS)  # until the deadline above
 
-    def bring(self, start: Beginning, party: Party | None) -> None:
-        """Have the newest checkpoint of the mirror here, where the folder has none of its own."""
+    def bring(self, start: Start, party: Party | None) -> None:
+        """Fetch the newest checkpoint of the mirror, if the folder has none."""
         if self._address is None:
             return
         turns = None
@@ -144,7 +130,7 @@ class MirrorSide:
             while True:
                 state = "over" if turns is None else next(turns, "over")
                 if party is not None:
-                    # In turns: no rank waits longer for another than it usually would.
+                    # Exchanged often, so that no rank waits too long for another.
                     state = str(party.exchange("mirror", state)[0])
                 if state == "over":
                     return
@@ -152,7 +138,7 @@ class MirrorSide:
             if turns is not None:
                 turns.close()
 
-    def _fetch(self, start: Beginning, address: str) -> Generator[str]:
+    def _fetch(self, start: Start, address: str) -> Generator[str]:
         layout = start.layout
         has_state = bool(layout.checkpoint_folders()) or bool(start.leftovers)
         if self._is_empty or has_state or not self._may_have_begun(layout):
@@ -175,7 +161,7 @@ class MirrorSide:
             answers.close()
 
     def _may_have_begun(self, layout: RunLayout) -> bool:
-        """A folder that has been here from the beginning, and has lost nothing, need not ask."""
+        """False for a folder that has the run from its beginning and has lost nothing."""
         numbers = layout.attempt_numbers()
         return bool(lives_elsewhere(layout)) or len(numbers) > 1 or layout.set_aside.exists()
 
@@ -208,7 +194,7 @@ class MirrorSide:
     # -- the end ----------------------------------------------------------------------
 
     def heed(self, message: dict[str, Any]) -> None:
-        """How long a stop leaves, as the keeper tells it."""
+        """Note from the keeper how much time a stop leaves."""
         grace = message.get("grace")
         if message["kind"] == "ending":
             grace = message.get("seconds")
@@ -218,7 +204,7 @@ class MirrorSide:
     def part(
         self, layout: RunLayout, durable_step: int | None, is_pressed: Callable[[], bool]
     ) -> None:
-        """The run leaves: wait for the mirror if that is wished, and say what it has."""
+        """The run leaves: wait for the mirror if `mirror_wait` is set, and say what it has."""
         if self._address is None or durable_step is None or self._has(layout, durable_step):
             return
         waits = self._settings.mirror_wait
@@ -256,8 +242,8 @@ class MirrorSide:
             if is_late or is_pressed() or now - moved_at > _STILL_SECONDS:
                 return False
             if record.get("trouble") and self._leave_by is None and now - moved_at > _TURN_SECONDS:
-                return False  # the store does not answer: nobody knows when it will
-            time.sleep(_LOOK_SECONDS)  # between two looks at what the uploader notes
+                return False  # the store does not answer
+            time.sleep(_LOOK_SECONDS)  # until the uploader's record changes
         return True
 
     def _has(self, layout: RunLayout, durable_step: int) -> bool:

@@ -1,4 +1,4 @@
-"""The start of an attempt: find, restore, and note where it came from."""
+"""The start of an attempt: find the newest good state, restore it, record its origin."""
 
 from __future__ import annotations
 
@@ -9,38 +9,50 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from holdfast import _errors
 from holdfast._adapters.registry import adapter_of, send_to_device
+from holdfast._environment import variables
+from holdfast._errors import CheckpointError, DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._run.data.course import Position
-from holdfast._run.resume.agree import Party, find_together
-from holdfast._run.resume.previous_death import LifeBefore
 from holdfast._run.resume.removed_folder import tell_of_removed
 from holdfast._state.adopted import settle_adopted
 from holdfast._state.capture import capture, without_collector
 from holdfast._state.restore import decode_extra, restore_again, restore_state
 from holdfast._store.folder import journal
-from holdfast._store.folder.attempts import known_origins, note_origin
+from holdfast._store.folder.attempts import known_origins, note_origin, read_json
 from holdfast._store.folder.invalid import void_steps, without_void
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.format.checksum import digest_all
+from holdfast._store.read.damage import check_file
 from holdfast._store.read.find import (
+    Candidate,
     Found,
     Leftover,
+    age,
     find_newest,
+    held_by_ranks,
+    on_disk,
     open_leftovers,
+    read_candidate,
+    refuse_to_begin_anew,
     remove_leftovers,
+    report_damage,
     set_aside_bad,
     set_aside_unfinished,
 )
-from holdfast._text import say
+from holdfast._store.read.verify import read_manifest
+from holdfast._text import count, say
 
-# -- One piece of work in a thread of its own, whose error is raised where it is waited for --------
+if TYPE_CHECKING:
+    from holdfast._run.ranks.party import Party
+    from holdfast._run.saving.keeper_client import KeeperClient
 
 
 class Background:
-    """Runs at once; `join` waits for it."""
+    """Runs in a thread at once; `join` waits for it and raises its error."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -60,17 +72,8 @@ class Background:
             self._error = error
 
 
-class Salvager(Protocol):
-    """Whoever makes durable what an earlier attempt left in memory."""
-
-    @property
-    def has_keeper(self) -> bool: ...
-
-    def salvage(self, arena: Any, path: str, sequence: int) -> None: ...
-
-
 class Start:
-    """What must be looked at before the attempt's number is taken."""
+    """What must be opened before the attempt's number is claimed."""
 
     def __init__(self, layout: RunLayout, run_id: str, folder: Path) -> None:
         self.layout = layout
@@ -97,23 +100,23 @@ class Resumed:
     generators: dict[str, Any] | None = None
     position: Position | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
-    phases: list[int | None] | None = None  # when they came
-    loop: int = 0  # in which of the script's loops the state was stored
-    by_hand: bool = True  # or between two calls of run.boundary()
-    at_turn: bool = False  # of an epoch
-    size: int = 1  # the ranks that go on from here
+    phases: list[int | None] | None = None  # see Phases.remember
+    loop: int = 0  # the script's loop in which the state was stored
+    by_hand: bool = True  # stored by run.boundary()
+    at_turn: bool = False  # stored at the end of an epoch
+    size: int = 1  # ranks of this attempt
     _spared: set[Path] = field(default_factory=set)
-    rules: dict[str, Any] | None = None  # what the rules that may stop it knew
-    best: dict[str, float] | None = None  # of the metric that decides which checkpoint is kept
+    rules: dict[str, Any] | None = None  # the state of the rules
+    best: dict[str, float] | None = None  # value of the metric of keep_best
     _before: dict[str, Any] = field(default_factory=dict)
 
-    def look(self, state: dict[str, Any]) -> None:
-        """Note the state before the script runs again what it ran before the state was stored."""
+    def remember(self, state: dict[str, Any]) -> None:
+        """Fingerprint the state before the script repeats code from before the stored position."""
         if self.found is not None and not self._before:
             self._before = {name: _print_of(value) for name, value in state.items()}
 
     def put_back(self, state: dict[str, Any]) -> list[str]:
-        """Undo what has changed since `look`: it had been done before, and is in the state."""
+        """Undo changes since `remember`: they are in the stored state already."""
         changed = []
         if self.found is not None and self._before:
             changed = [n for n, value in state.items() if _print_of(value) != self._before[n]]
@@ -121,8 +124,8 @@ class Resumed:
         self.release()
         return changed
 
-    def hand_over(self, keeper: Salvager) -> None:
-        """Give what was only in memory to the keeper, and clean up the rest."""
+    def hand_over(self, keeper: KeeperClient) -> None:
+        """Give a state that was only in memory to the keeper, and clean up the rest."""
         found = self.found
         spare: set[Path] = set()
         if found is not None and found.leftover is not None and found.record is not None:
@@ -132,10 +135,10 @@ class Resumed:
                 left = self.start.leftovers
                 spare = {each.path for each in left if each.arena.attempt == found.attempt}
                 if found.loaded.world == self.size:
-                    # Those of other ranks are salvaged by their keepers.
+                    # The keepers of other ranks salvage theirs.
                     path = str(found.leftover.path)
                     keeper.salvage(found.leftover.arena, path, found.record.sequence)
-                else:  # no keepers of today could write it: it stays until something newer is
+                else:  # today's keepers cannot write it: keep it until a newer state is durable
                     self._spared = spare
         del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
@@ -143,7 +146,7 @@ class Resumed:
             self.release()
 
     def clear_memory(self) -> None:
-        """Something newer is durable: what earlier ranks left in memory is not needed any more."""
+        """A newer state is durable: remove what earlier ranks left in memory."""
         for path in self._spared:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -154,18 +157,18 @@ class Resumed:
         return self.found is None
 
     def release(self) -> None:
-        """Let go of the stored state."""
+        """Drop the stored state."""
         self._before.clear()
-        self.found = None  # else its views keep the mapping from being closed
-        # The last mapping of a removed file gives gigabytes back to the system, page by page.
+        self.found = None  # its views keep the mapping open
+        # In the background: unmapping a removed file frees gigabytes page by page.
         Background(self.start.close)
 
 
 def _print_of(value: Any) -> Any:
-    """Equal as long as nobody has changed the value."""
+    """A fingerprint of a value."""
     captured = capture({"value": value})
     pairs = zip(captured.specs, captured.values, strict=True)
-    # Read to the last byte: torch does not count what is written through `.data`.
+    # All bytes: torch's version counter misses writes through `.data`.
     digests = digest_all([adapter_of(s.kind).bytes_of(v) for s, v in pairs])
     return captured.tree, captured.specs, digests
 
@@ -173,7 +176,7 @@ def _print_of(value: Any) -> Any:
 def _with_checkpoints(
     layout: RunLayout, line: dict[int, int | None], attempt: int, newest: int
 ) -> dict[int, int | None]:
-    """The part of the line that still has something on disk: a run may have thousands of lives."""
+    """The part of the lineage with checkpoints on disk: a run may have thousands of attempts."""
     present = {number for _, number, _ in layout.checkpoint_folders()} | {attempt, newest}
     return {number: step for number, step in line.items() if number in present}
 
@@ -182,11 +185,11 @@ def _with_checkpoints(
 def resume(
     start: Start, attempt: int, state: dict[str, Any], party: Party | None = None
 ) -> Resumed:
-    """Restore the newest good state into `state`, and note the attempt's origin."""
+    """Restore the newest good state into `state`, and record the attempt's origin."""
     began = time.monotonic()
     layout = start.layout
     is_first = party is None or party.rank == 0
-    before = LifeBefore(layout, start.folder, attempt) if is_first else None
+    before = PreviousDeath(layout, start.folder, attempt) if is_first else None
     if is_first:
         set_aside_unfinished(layout, say)
         set_aside_bad(layout, say)
@@ -195,7 +198,7 @@ def resume(
     if party is None:
         found = find_newest(layout, line, start.leftovers, say, send_to_device)
     else:
-        # Rank 0 has the folder at first hand; a network file system shows it to others late.
+        # Rank 0's view counts: a network file system shows changes to other hosts late.
         told = party.exchange("line", sorted(line.items()))[0]
         line = dict(told)
         found = find_together(party, layout, line, start.leftovers, say)
@@ -210,7 +213,7 @@ def resume(
         return Resumed(start, attempt, {attempt: None})
     settled, sentences = settle_adopted(found.loaded, state)
     found = replace(found, loaded=settled)
-    # A disk takes its time to flush; the objects can be filled meanwhile.
+    # The objects are filled while the disk flushes.
     origin = (found.attempt, found.step)
     flushing = Background(lambda: note_origin(layout, attempt, origin) if is_first else None)
     for changed in restore_state(state, found.loaded):
@@ -227,15 +230,16 @@ def resume(
             say(sentence)
     size = 1 if party is None else party.size
     if size != found.loaded.world:
+        now = "is 1" if size == 1 else f"are {size}"
         say(
-            f"the state was stored by {_count(found.loaded.world)}, and there {_are(size)} now: "
+            f"the state was stored by {count(found.loaded.world, 'rank')}, and there {now} now: "
             "the run goes on with the same samples, but not to the same bits."
         )
     return resumed
 
 
 def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | None) -> None:
-    """Say that a newer checkpoint was there and is neither there nor set aside."""
+    """Say that a newer checkpoint was removed from outside."""
     layout, reached = start.layout, -1 if found is None else found.step
     gone = reached
     for event in journal.read(layout.journal):
@@ -258,14 +262,6 @@ def _ranks(party: Party | None) -> str:
     return "" if party is None else f", {party.size} ranks"
 
 
-def _are(size: int) -> str:
-    return "is 1" if size == 1 else f"are {size}"
-
-
-def _count(world: int) -> str:
-    return "1 rank" if world == 1 else f"{world} ranks"
-
-
 def _resumed(
     start: Start,
     attempt: int,
@@ -276,7 +272,7 @@ def _resumed(
     head, extra = found.loaded.head, decode_extra(found.loaded)
     position = extra.get("position")
     line = trace_line({**origins, attempt: (found.attempt, found.step)}, attempt)
-    # A rank that was not there has generators of its own, as the script has seeded them.
+    # A new rank keeps the generators as the script has seeded them.
     is_known = party is None or party.rank < found.loaded.world
     return Resumed(
         start,
@@ -297,3 +293,142 @@ def _resumed(
         best=head.get("best"),
         rules=head.get("rules"),
     )
+
+
+# -- Several ranks resume from one state: all of them can read it, or none uses it -----------------
+# A state in memory counts only if every rank finds its part. Each rank checks its share of the
+# files, and a candidate that one of them finds damaged is set aside for all.
+
+
+_CANDIDATES = 64
+
+
+def find_together(
+    party: Party,
+    layout: RunLayout,
+    line: dict[int, int | None],
+    leftovers: list[Leftover],
+    say: Callable[[str], None],
+) -> Found | None:
+    """The newest state that all ranks can read; None if there never was one."""
+    offered = _offers(party, layout, line, leftovers)
+    damaged = 0
+    for number, candidate in enumerate(offered):
+        found, error = _try(party, candidate)
+        votes = party.exchange(f"vote {number}", None if error is None else str(error))
+        complaints = [vote for vote in votes if vote is not None]
+        if not complaints:
+            assert found is not None
+            return found
+        if isinstance(error, UnreadableCheckpoint):
+            raise error
+        if party.rank == 0:
+            damaged += report_damage(candidate, DamagedCheckpoint(complaints[0]), layout, say)
+        else:
+            damaged += candidate.folder is not None
+    party.exchange("nothing found", None)  # wait for rank 0, which may still set candidates aside
+    refuse_to_begin_anew(layout, damaged)
+    return None
+
+
+def _offers(
+    party: Party, layout: RunLayout, line: dict[int, int | None], leftovers: list[Leftover]
+) -> list[Candidate]:
+    """The candidates, the newest first; the same list on all ranks."""
+    mine = {(*key, len(peers)): peers for key, peers in held_by_ranks(leftovers).items()}
+    names = [[c.attempt, c.step, c.folder.name] for c in on_disk(layout, line) if c.folder]
+    told = party.exchange("candidates", {"memory": [list(key) for key in mine], "disk": names})
+    shared = set.intersection(*({tuple(key) for key in each["memory"]} for each in told))
+    offered = [
+        Candidate(attempt, step, folder=layout.checkpoints / name)
+        for attempt, step, name in told[0]["disk"]
+    ]
+    for attempt, mark, size in sorted(shared):
+        last = line.get(attempt, -1)
+        if last is None or mark // 2 <= last:
+            peers = mine[attempt, mark, size]
+            leftover, record = peers[party.rank % size]
+            offered.append(Candidate(attempt, mark // 2, None, leftover, record, tuple(peers)))
+    return sorted(offered, key=_order, reverse=True)[:_CANDIDATES]
+
+
+def _order(candidate: Candidate) -> tuple[int, int, int, int, str]:
+    """As `age`, but without the sequence numbers, which differ between ranks."""
+    attempt, step, in_memory, _, name = age(candidate)
+    mark = candidate.record.mark if candidate.record is not None else 0
+    return attempt, step, in_memory, mark, name
+
+
+def _try(party: Party, candidate: Candidate) -> tuple[Found | None, CheckpointError | None]:
+    """Read this rank's state, and check its share of the other files."""
+    try:
+        if candidate.folder is not None:
+            _check_share(candidate.folder, party.rank, party.size)
+        return read_candidate(candidate, party.rank, send_to_device), None
+    except CheckpointError as error:
+        return None, error
+
+
+def _check_share(folder: Path, rank: int, size: int) -> None:
+    files = read_manifest(folder).files
+    for number, file in enumerate(files):
+        if number % size == rank and number != rank:
+            lines = check_file(folder, file)
+            if lines:
+                raise DamagedCheckpoint(f"{folder / file.name}: {lines[0]}.")
+
+
+# -- Why the previous attempt died, in one line ----------------------------------------------------
+# The diagnosis is slow to import, so a thread makes the line while the state is restored.
+
+
+# Exit statuses of a run that has finished, or was asked to stop.
+_WANTED = (_errors.FINISHED, *_errors.ASKED)
+_PATIENCE_SECONDS = 0.02  # so that it mostly follows the line that it belongs to
+
+
+class PreviousDeath:
+    """Says why the previous attempt was lost or failed; nothing if it was asked to stop."""
+
+    def __init__(self, layout: RunLayout, folder: Path, attempt: int) -> None:
+        self._layout = layout
+        self._folder = folder
+        self._may_speak = threading.Event()
+        self._thread: threading.Thread | None = None
+        with contextlib.suppress(OSError, RuntimeError):  # no start fails for an old death
+            self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
+            # Under `holdfast run` the supervisor has said it.
+            if self._number and not self._was_wanted() and not variables.is_started_again():
+                thread = threading.Thread(target=self._tell, name="holdfast-before", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def tell(self) -> None:
+        """Say it, now or as soon as it is known."""
+        self._may_speak.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_SECONDS)
+
+    def _was_wanted(self) -> bool:
+        return read_json(self._layout.exit(self._number)).get("status") in _WANTED
+
+    def _tell(self) -> None:
+        with contextlib.suppress(Exception):  # no start fails for an old death
+            line = self._find_line()
+            if line and self._may_speak.wait(60):
+                say(line)
+
+    def _find_line(self) -> str:
+        from holdfast._diagnose.deaths.judge import judge
+        from holdfast._diagnose.evidence.gather import gather_run
+        from holdfast._diagnose.verdict import Cause
+
+        verdict = judge(gather_run(self._layout.folder, self._number))
+        if verdict.cause in (
+            *(Cause.RUNNING, Cause.FINISHED, Cause.ASKED, Cause.PREEMPTED, Cause.TIME_LIMIT),
+            Cause.UNKNOWN,
+        ):
+            return ""
+        at = "" if verdict.step is None else f" at step {verdict.step}"
+        more = f"holdfast why {self._folder} --attempt {self._number}"
+        return f"the attempt before ended{at}. {verdict.sentence} More: {more}"

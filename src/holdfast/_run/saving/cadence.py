@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from holdfast._run.past import FIRST_SECONDS, Lives, expected_mtbf, live_interval
+from holdfast._run.past import (
+    FIRST_SECONDS,
+    PastAttempts,
+    expected_mtbf,
+    live_interval,
+    read_past_attempts,
+)
 from holdfast._settings import Settings
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._text import count, duration, say
 
-# -- checkpoint_every="auto": the interval between checkpoints, from what they cost and the deaths.
-# Asked once for each checkpoint, and never at a boundary without one. What a checkpoint costs is
-# the time for which it stops training, and what its writing slows down, where enough steps are made
-# meanwhile to see that.
+# -- checkpoint_every="auto": the interval between checkpoints, from their cost and the deaths -----
+# It is computed once per checkpoint. A checkpoint costs the time for which it stops training, and
+# the slowdown while it is written, where enough steps are made meanwhile to measure it.
 
 
 _INTERVALS_REMEMBERED = 8
-_ENOUGH_STEPS = 20  # so that one more or less is no news
+_ENOUGH_STEPS = 20  # fewer would make one step more or less look like a change
 _MUCH = 1.25
 
 
 @dataclass(frozen=True)
-class Writing:
-    """The course of one checkpoint: where training stood when it began, and when it was durable."""
+class WriteTiming:
+    """The times and steps at which writing one checkpoint began and ended."""
 
     began: float
     began_step: int
@@ -32,7 +41,7 @@ class Writing:
     ended_step: int
 
     def slowed_seconds(self, now: float, step: int) -> float:
-        """The training lost while it was written, by the pace of the steps since."""
+        """Training time lost while it was written, by the pace of the steps since."""
         during, since = self.ended_step - self.began_step, step - self.ended_step
         if min(during, since) < _ENOUGH_STEPS:
             return 0.0
@@ -40,35 +49,34 @@ class Writing:
         return min(max(self.ended - self.began - wanted, 0.0), self.ended - self.began)
 
 
-class Tempo:
-    """The interval, which is settled anew with each checkpoint; `tell` hears of large changes."""
+class AutoInterval:
+    """The interval, computed with each checkpoint; `tell` is called with large changes."""
 
     def __init__(
-        self, lives: Lives, now: float, tell: Callable[[Tempo], None] = lambda _: None
+        self, past: PastAttempts, now: float, tell: Callable[[AutoInterval], None] = lambda _: None
     ) -> None:
-        self.lives = lives
+        self.past = past
         self.seconds = FIRST_SECONDS
         self.cost_seconds = 0.0
-        self.mtbf_seconds = expected_mtbf(lives.deaths, lives.seconds)
-        self.is_known = False  # whether it was told once
+        self.mtbf_seconds = expected_mtbf(past.deaths, past.seconds)
+        self.is_known = False  # True once `tell` was called
         self._began = now
         self._tell = tell
         self._told = 0.0
         self._writes: deque[float] = deque(maxlen=_INTERVALS_REMEMBERED)
         self._slowed: deque[float] = deque(maxlen=_INTERVALS_REMEMBERED)
 
-    def note_written(self, writing: Writing, now: float, step: int) -> None:
-        """A checkpoint is durable, and training has gone on since."""
+    def note_written(self, writing: WriteTiming, now: float, step: int) -> None:
         self._writes.append(writing.ended - writing.began)
         self._slowed.append(writing.slowed_seconds(now, step))
 
     def settle(self, now: float, stall_seconds: float) -> float:
-        """The time until the next checkpoint, after one that usually stops training so long."""
+        """The time until the next checkpoint; `stall_seconds` is the usual stall of one."""
         slowed = statistics.median(self._slowed) if self._slowed else 0.0
         write = statistics.median(self._writes) if self._writes else 0.0
         self.cost_seconds = stall_seconds + slowed
         self.mtbf_seconds = expected_mtbf(
-            self.lives.deaths, self.lives.seconds + max(0.0, now - self._began)
+            self.past.deaths, self.past.seconds + max(0.0, now - self._began)
         )
         self.seconds = live_interval(self.cost_seconds, write, self.mtbf_seconds)
         if not self._told / _MUCH <= self.seconds <= self._told * _MUCH:
@@ -79,8 +87,8 @@ class Tempo:
 
 
 _SHORTEST_SECONDS = 0.05
-_FIRST_PAUSE_SECONDS = 0.1  # the first snapshot of a life is cold, and says little of the next
-_CREDIT_SECONDS = 0.5  # stall that a life may be ahead of its share
+_FIRST_PAUSE_SECONDS = 0.1  # the first snapshot is cold, and predicts little
+_CREDIT_SECONDS = 0.5  # stall that an attempt may be ahead of its share
 _REMEMBERED = 8
 _SMALL_SECONDS = 0.02
 _REST_SHARE = 0.05
@@ -89,24 +97,23 @@ _REST_SHARE = 0.05
 class Cadence:
     """Decides at each boundary; times are of one monotonic clock, in seconds.
 
-    Between snapshots that usually stall training for c seconds, c / max_overhead
-    seconds pass, so that they cost no more than that share of the run's time. One
-    that took longer (a cold start, another process's turn) is paid off over the next
-    ones: a pause of seconds after it would be lost by a kill. So a life is never more
-    than half a second of stall ahead of its share. The first snapshot of a life is not paid
-    off: it finds its tensors and their devices for the first time, and that comes once.
+    Between snapshots that usually stall training for c seconds, c / max_overhead seconds pass:
+    they cost at most that share of the time. A slower one (another process ran) is paid off over
+    the next ones, since a kill would lose a long pause after it. So an attempt is never more than
+    half a second of stall ahead of its share. The first snapshot is not paid off: its setup of
+    tensors and devices comes once.
     """
 
     def __init__(
-        self, settings: Settings, now: float, step: int, tempo: Tempo | None = None
+        self, settings: Settings, now: float, step: int, interval: AutoInterval | None = None
     ) -> None:
         self._max_overhead = max_overhead = settings.max_overhead
         self._checkpoint_seconds = settings.checkpoint_seconds
         self._checkpoint_steps = settings.checkpoint_steps
-        self._tempo = None
+        self._interval = None
         if settings.is_auto:
-            self._tempo = tempo or Tempo(Lives(), now)
-            self._checkpoint_seconds = self._tempo.seconds
+            self._interval = interval or AutoInterval(PastAttempts(), now)
+            self._checkpoint_seconds = self._interval.seconds
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
         self._paid_until = now
@@ -123,10 +130,10 @@ class Cadence:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether checkpoints come by the number of steps, and not by the clock."""
+        """True if checkpoints come by the number of steps, not by the clock."""
         return self._checkpoint_steps is not None
 
-    def next_look(self) -> float:
+    def next_due(self) -> float:
         """The first moment at which a timed snapshot or checkpoint can be due."""
         if self._checkpoint_seconds is None:
             return self._next_snapshot
@@ -143,10 +150,9 @@ class Cadence:
         return now >= self._next_snapshot
 
     def affords_rest(self, now: float) -> bool:
-        """Whether a snapshot may be taken before its turn, since no boundary comes for a while.
+        """True if a snapshot may be taken early, since no boundary comes for a while.
 
-        A small one always; a large one if it costs a small share of the time since the last, or
-        if all time may go into snapshots.
+        A small one always; a large one if it costs a small share of the time since the last.
         """
         if self._next_snapshot == float("inf"):
             return False
@@ -177,26 +183,62 @@ class Cadence:
         self._next_snapshot = max(now + pause, self._paid_until - credit)
 
     def missed_snapshot(self, now: float) -> None:
-        """There was no slot for it: the next try is soon, and not at every boundary."""
+        """No slot was free: try again soon, but not at every boundary."""
         self._next_snapshot = max(self._next_snapshot, now + _SHORTEST_SECONDS)
 
     def forget_snapshots(self) -> None:
-        """There is no memory for them."""
         self._next_snapshot = float("inf")
 
     def took_checkpoint(self, now: float, step: int, seconds: float | None = None) -> None:
-        """One was begun; `seconds` is how long training has waited, if it wrote by itself."""
+        """A checkpoint began; `seconds` is how long the trainer waited, if it wrote it itself."""
         self._last_checkpoint = now
         self._last_checkpoint_step = step
         if seconds is None and self._costs:
             seconds = self._expected_cost()
-        if self._tempo is not None and seconds is not None:
-            self._checkpoint_seconds = self._tempo.settle(now, seconds)
+        if self._interval is not None and seconds is not None:
+            self._checkpoint_seconds = self._interval.settle(now, seconds)
 
-    def wrote_checkpoint(self, writing: Writing, now: float, step: int) -> None:
-        """The one before was durable a while ago."""
-        if self._tempo is not None:
-            self._tempo.note_written(writing, now, step)
+    def wrote_checkpoint(self, writing: WriteTiming, now: float, step: int) -> None:
+        if self._interval is not None:
+            self._interval.note_written(writing, now, step)
 
     def _expected_cost(self) -> float:
         return sorted(self._costs)[(len(self._costs) - 1) // 2]
+
+
+# -- The cadence of an attempt, and the line that explains an automatic interval -------------------
+
+
+def begin_cadence(
+    settings: Settings, policy: Policy, step: int, note: Callable[..., None]
+) -> Cadence:
+    now = time.monotonic()
+    if not settings.is_auto:
+        return Cadence(settings, now, step)
+
+    def tell(interval: AutoInterval) -> None:
+        if not interval.is_known:
+            say(sentence_of(interval))
+        note("cadence", **facts_of(interval))
+
+    # Only rank 0 proposes checkpoints.
+    past = PastAttempts() if policy.rank else read_past_attempts(policy.layout, policy.attempt)
+    return Cadence(settings, now, step, AutoInterval(past, now, tell))
+
+
+def sentence_of(interval: AutoInterval) -> str:
+    deaths = f" after {count(interval.past.deaths, 'death')} so far" if interval.past.deaths else ""
+    return (
+        f"a checkpoint every {duration(interval.seconds)}: one takes "
+        f"{duration(interval.cost_seconds)} from training, and a death is expected every "
+        f"{duration(interval.mtbf_seconds)}{deaths}."
+    )
+
+
+def facts_of(interval: AutoInterval) -> dict[str, Any]:
+    return {
+        "seconds": round(interval.seconds, 3),
+        "cost_seconds": round(interval.cost_seconds, 6),
+        "mtbf_seconds": round(interval.mtbf_seconds, 1),
+        "deaths": interval.past.deaths,
+    }

@@ -1,12 +1,12 @@
-"""Whether a person holds the thread that trains: in a debugger, or at a prompt.
+"""Debuggers: whether a person holds the training thread in one, or at a prompt.
 
-A debugger that is loaded holds nothing, and neither does one whose frames lie around the whole
-script (`python -m pdb train.py`). What counts is the function in which it waits for the person,
-above the frames in which the last boundary was passed.
+A debugger that is only loaded holds nothing, nor does one whose frames surround the whole script
+(`python -m pdb train.py`). What counts is a function that waits for a person, called after the last
+boundary.
 
-faulthandler only reads the frames of other threads. Walking along them as objects, by
-`sys._current_frames`, ended CPython 3.11.7 with a segmentation fault within half a minute, at a
-look every 0.3 ms beside a training with torch; why is not known.
+The frames of other threads are read by faulthandler. Reading them by `sys._current_frames` ended
+CPython 3.11.7 with a segmentation fault within half a minute, at a read every 0.3 ms beside a
+training with torch; the cause is not known.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PROMPT = DEBUGGERS.index("a prompt")
 _OTHER = DEBUGGERS.index("a debugger")
 _STRONGEST_FIRST = (_CLIENT, _DEBUGPY, _PDB, _OTHER, _PROMPT)
 
-# By function: the files in which it waits for a person, and who that is.
+# By function: the files in which it waits for a person, and by which tool.
 _PYTHON = os.__file__.rpartition("/")[0]
 _WAITS: dict[str, tuple[tuple[str, int], ...]] = {
     "interaction": ((f"{_PYTHON}/pdb.py", _PDB), ("/pudb/", _OTHER)),
     "do_wait_suspend": (("/pydevd.py", _DEBUGPY),),
     "wait_for_client": (("/debugpy/", _CLIENT),),
     "_wait_for_attach": (("/pydevd.py", _CLIENT),),
-    # The other ranks wait there for the one.
+    # The other ranks wait there for one of them.
     "breakpoint": (("/torch/distributed/__init__.py", _PDB),),
-    "__init__": (("/remote_pdb.py", _OTHER), ("/rpdb/", _OTHER)),  # for somebody to connect
+    "__init__": (("/remote_pdb.py", _OTHER), ("/rpdb/", _OTHER)),  # waits for a connection
     "interact": ((f"{_PYTHON}/code.py", _PROMPT),),
     "cmdloop": ((f"{_PYTHON}/cmd.py", _PROMPT),),
     "mainloop": (("/IPython/terminal/embed.py", _PROMPT),),
@@ -50,35 +50,35 @@ _WAITS: dict[str, tuple[tuple[str, int], ...]] = {
     "_input_request": (("/ipykernel/", _PROMPT),),
     "multiline_input": (("/_pyrepl/", _PROMPT),),
 }
-# Called by bdb when it has stopped, in any debugger that is made of it.
+# bdb calls these when it has stopped, in any debugger that derives from it.
 _STOPPED = frozenset(("user_line", "user_call", "user_return", "user_exception"))
 _BDB = f"{_PYTHON}/bdb.py"
 _KERNEL = "/ipykernel/"
 _CELL = frozenset(("run_cell", "run_code", "run_cell_async", "run_ast_nodes"))
 _STANDING_LOOKS = 2
 _MOST_BYTES = 1 << 22
-_MOST_SHARE = 0.001  # of one core: with hundreds of threads a look takes milliseconds
+_MOST_SHARE = 0.001  # of one core: with hundreds of threads a poll takes milliseconds
 
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 _CUT = "  ..."
 
-# The system calls in which input() waits, with and without readline: read(descriptor, …), and
-# select(1, …), which looks at descriptor 0 alone.
+# The system calls in which input() waits, without and with readline: read(descriptor, …) and
+# select(1, …) on descriptor 0.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(platform.machine(), ())
 _SELECTS = {"x86_64": (b"23", b"270"), "aarch64": (b"72",)}.get(platform.machine(), ())
 
 Stack = list[tuple[str, str]]  # file and function, the innermost first
 
 
-class Holds:
-    """Looks, from another thread, whether a person holds the one that it was made in."""
+class DebuggerWatch:
+    """Observes from another thread whether a person holds the one that made it."""
 
     def __init__(self) -> None:
         self._thread = 0
         self._native = 0
-        self._around = 0  # waits that lie around the training itself
-        self._stood = 0  # for how many looks it has passed no boundary
+        self._around = 0  # waiting functions that surround the training itself
+        self._stood = 0  # polls without a boundary
         self._found = 0
         self._next_look = 0.0
         self._file = -1
@@ -87,13 +87,13 @@ class Holds:
         self.note()
 
     def note(self) -> None:
-        """In the thread that trains, which nobody holds just now."""
+        """In the training thread, which is not held now."""
         self._thread = threading.get_ident()
         self._native = threading.get_native_id()
         self._around = len(_waits(_own_frames(sys._getframe())))
 
     def look(self, *, stands: bool) -> int:
-        """Who holds it, as an index into DEBUGGERS; `stands` if it has passed no boundary."""
+        """What holds it, as an index into DEBUGGERS; `stands`: it passed no boundary meanwhile."""
         self._stood = self._stood + 1 if stands else 0
         if not stands or self._file < 0:
             self._found = 0
@@ -121,31 +121,31 @@ class Holds:
         if not found and _is_idle_kernel(stack):
             return _PROMPT
         if not found and self._stood >= _STANDING_LOOKS:
-            # Another thread in a debugger need not hold this one; but this one may wait for it.
+            # Another thread in a debugger need not hold this one, unless this one waits for it.
             for other, _ in stacks.values():
                 found = found or _strongest(_waits(other), 0)
             return found if found != _PROMPT else 0
         return found
 
     def _read_stacks(self) -> dict[int, tuple[Stack, bool]]:
-        """The stack of each thread, and whether it is whole."""
+        """The stack of each thread, and True if it is complete."""
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
         faulthandler.dump_traceback(self._file, all_threads=True)
         return parse_stacks(os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace"))
 
     def _waits_for_terminal(self) -> bool:
-        """Whether it reads from a terminal: input(), which has no frame of its own."""
+        """True if it reads from a terminal: input() has no Python frame."""
         call = (read_bytes(f"/proc/self/task/{self._native}/syscall") or b"").split()
         if len(call) < 2:
-            return False  # it runs
+            return False  # in no system call
         if call[0] in _READS:
             return os.isatty(int(call[1], 16))
         return call[0] in _SELECTS and int(call[1], 16) == 1 and os.isatty(0)
 
 
 def parse_stacks(text: str) -> dict[int, tuple[Stack, bool]]:
-    """What faulthandler has written, by thread: the frames, and whether they are all."""
+    """The output of faulthandler, by thread: the frames, and True if they are complete."""
     found: dict[int, tuple[Stack, bool]] = {}
     thread = 0
     for line in text.splitlines():
@@ -166,7 +166,7 @@ def _own_frames(frame: FrameType | None) -> Iterator[tuple[str, str]]:
 
 
 def _waits(stack: Iterable[tuple[str, str]]) -> list[int]:
-    """Who waits for a person in this stack, the innermost first."""
+    """The tools that wait for a person in this stack, the innermost first."""
     found: list[int] = []
     is_stopped = False
     for file, function in stack:
@@ -191,7 +191,30 @@ def _named(kind: int) -> int:
 
 
 def _is_idle_kernel(stack: Stack) -> bool:
-    """Whether this is a notebook's kernel between two cells."""
+    """True for a notebook's kernel between two cells."""
     if not hasattr(sys, "ps1") or any(function in _CELL for _, function in stack):
         return False
     return any(_KERNEL in file for file, _ in stack)
+
+
+# -- Threads and processes that a debugger must leave alone ----------------------------------------
+# pydevd, a part of debugpy and PyCharm, stops all threads when one is stopped, and attaches to
+# every Python that is started: a keeper would wait for an editor before its first line, and end
+# with the trainer. pydevd offers ways to decline both.
+
+
+def never_held(thread: threading.Thread) -> threading.Thread:
+    """Mark a thread, before it is started, so that it runs while others are stopped."""
+    # As debugpy marks its own threads.
+    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
+    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    return thread
+
+
+@contextlib.contextmanager
+def without_debugger() -> Iterator[None]:
+    """Start processes from this thread without the debugger."""
+    pydevd = sys.modules.get("_pydev_bundle.pydev_monkey")
+    skip = getattr(pydevd, "skip_subprocess_arg_patch", contextlib.nullcontext)
+    with skip():
+        yield

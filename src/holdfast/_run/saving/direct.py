@@ -1,7 +1,6 @@
-"""A checkpoint straight from the live tensors, without arena or keeper.
+"""A checkpoint written by the trainer itself, without arena or keeper.
 
-For machines without memory for slots, and for systems where there is no keeper.
-Training stands still while it is written.
+For machines without memory for slots, and for systems without a keeper. Training waits meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 from typing import Any
 
 from holdfast._adapters.registry import adapter_of
-from holdfast._run.saving.cadence import Writing
+from holdfast._run.saving.cadence import WriteTiming
 from holdfast._run.saving.keeper_client import Handle
 from holdfast._state.capture import Captured
 from holdfast._store.commit.checkpoint import Policy, State, keep_checkpoint, remove_old
@@ -25,7 +24,7 @@ from holdfast._store.memory.control import STEP
 def write_direct(
     policy: Policy, captured: Captured, head: dict[str, Any], step: int, reason: str
 ) -> None:
-    """Make a captured state durable; returns when it is."""
+    """Write a captured state; returns when it is durable."""
     scalars = encode_scalars({**head, "step": step, "tree": captured.tree})
     plan = plan_image(captured.specs, len(scalars))
     by_name = dict(zip((s.name for s in captured.specs), captured.values, strict=True))
@@ -39,11 +38,11 @@ def write_direct(
     remove_old(policy)
 
 
-# -- A checkpoint that notes how training went on while it was written -----------------------------
+# -- The time that writing a checkpoint takes ------------------------------------------------------
 
 
 class TimedHandle(Handle):
-    """One that the cadence asked for."""
+    """A checkpoint that the cadence asked for."""
 
     def __init__(self, control: Any, step: int) -> None:
         super().__init__("cadence")
@@ -53,22 +52,22 @@ class TimedHandle(Handle):
         self._ended: tuple[float, int] | None = None
 
     def ordered(self) -> None:
-        """Training goes on from here; until now it has waited."""
+        """The trainer has waited until now, and goes on."""
         self._began = time.monotonic()
 
     def settle(self, error: str | None = None) -> None:
-        # The run may be closed before its last checkpoint is settled, and its words with it.
+        # The words may be released before the last checkpoint is settled.
         with contextlib.suppress(ValueError):
             if error is None:
                 self._ended = (time.monotonic(), int(self._control[STEP]))
         super().settle(error)
 
-    def writing(self, now: float, step: int) -> Writing | None:
-        """Its course, until now if it is not durable yet; None of one that failed.
+    def writing(self, now: float, step: int) -> WriteTiming | None:
+        """Its timing, until now if it is not durable yet.
 
-        And none where the trainer has written it itself, and waited.
+        None if it failed, or if the trainer wrote it itself and waited.
         """
         ended = (now, step) if not self.done else self._ended
         if ended is None or ended[0] <= self._began:
             return None
-        return Writing(self._began, self._began_step, *ended)
+        return WriteTiming(self._began, self._began_step, *ended)

@@ -1,8 +1,7 @@
-"""The trainer's side of keeping: orders to the keeper, and a new keeper if it dies.
+"""The trainer's client of its keeper: sends orders, and replaces a keeper that dies.
 
-`Handle` is what a checkpoint on its way is known by. Where there is no keeper (no
-Linux, or it cannot be started) `has_keeper` is False, and the trainer writes its
-checkpoints itself.
+Where there is no keeper (no Linux, or it cannot be started) `has_keeper` is False, and the trainer
+writes its checkpoints itself.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from holdfast._adapters.metrics import ready
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import of_process
 from holdfast._environment.slurm.job import find_job
-from holdfast._errors import HoldfastError, SaveFailed
+from holdfast._errors import HoldfastError, SaveFailed, SettingsError
 from holdfast._keeper.metric_batches import Logged
-from holdfast._run.saving.pulse import Pulse, Sacrifice
+from holdfast._run.saving.pulse import OomScore, Pulse
+from holdfast._run.signals.handlers import uninterruptible
+from holdfast._settings import Settings, parse_seconds
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
@@ -50,17 +51,17 @@ class Handle:
 
     def __init__(self, reason: str, *, is_last: bool = False) -> None:
         self.reason = reason
-        self.is_last = is_last  # the run ends with it: what is older need not be written
+        self.is_last = is_last  # the run ends with it: older ones need not be written
         self.step: int | None = None  # set at the boundary that takes it
         self.error: str | None = None
-        self.attend: Callable[[], None] | None = None  # what the trainer must do while it waits
+        self.attend: Callable[[], None] | None = None  # called while the trainer waits
         self._done = threading.Event()
-        self.trainer: threading.Thread | None = None  # the one that passes the boundaries
-        self.words: Any = None  # in which it shows that it waits
+        self.trainer: threading.Thread | None = None  # the thread that passes the boundaries
+        self.words: Any = None  # shared with the keeper: show that it waits
 
     @property
     def done(self) -> bool:
-        """Whether it is durable, or has failed."""
+        """True when it is durable, or has failed."""
         return self._done.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> int:
@@ -86,19 +87,19 @@ class Handle:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not self._done.wait(_LOOK_SECONDS if deadline is None else 0.02):
             if attend is not None:
-                attend()  # a keeper that dies is replaced by this very thread
+                attend()  # this thread replaces a keeper that dies
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"the checkpoint was not durable within {timeout_seconds} s")
 
     def settle(self, error: str | None = None) -> None:
-        """Mark as durable, or as failed."""
+        """Mark as durable, or as failed with an error."""
         self.error = error
         self._done.set()
 
 
 @dataclass(frozen=True)
 class _Order:
-    """A slot on its way to disk, and all who wait for it."""
+    """A slot that is being written, and the handles that wait for it."""
 
     taken: Taken
     handles: list[Handle]
@@ -108,8 +109,8 @@ class _Order:
             handle.settle(error)
 
 
-class Custody:
-    """Keeps the state of one attempt: through a keeper where there can be one."""
+class KeeperClient:
+    """The connection to the keeper of one attempt, and the orders that are open."""
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class Custody:
         crew: dict[str, Any] | None = None,
     ) -> None:
         self.policy = policy
+        self.grace_seconds = grace_seconds  # after a SIGTERM
         self._is_one_of_many = crew is not None
         self._hear_run = hear
         self._snapshots: Snapshots | None = None
@@ -131,13 +133,12 @@ class Custody:
         self._started: list[float] = []
         self._quit = threading.Event()
         self._leaving: KeeperLink | None = None
-        self._sacrifice = Sacrifice()
+        self._oom_score = OomScore()
         self.durable_sequence = 0
         self.durable_step: int | None = None
         self.words: Any = private_words()
         self._pulse: Pulse | None = None
-        self.logged: Logged | None = None  # what `run.log` gets, where a keeper takes it
-        self.wakeup = -1
+        self.logged: Logged | None = None  # metrics for the keeper
         self._plan: Any = None
         if sys.platform == "linux":
             from holdfast._run.saving.launch import KeeperPlan
@@ -147,7 +148,6 @@ class Custody:
             )
             self.words = self._plan.control.words
             self.words[WORK] = OPENS
-            self.wakeup = self._plan.signals_write
             self._start()
             if policy.rank == 0:
                 self.logged = Logged(ready)
@@ -164,20 +164,24 @@ class Custody:
         return self._link is not None
 
     @property
+    def wakeup(self) -> int:
+        """The descriptor by which signals reach the keeper; -1 without one."""
+        return -1 if self._plan is None else int(self._plan.signals_write)
+
+    @property
     def keeper_pid(self) -> int | None:
         return self._link.pid if self._link else None
 
     @property
     def first_counters(self) -> dict[str, Any] | None:
-        """What the kernel had counted of OOM kills when the run was opened."""
+        """The kernel's counters of OOM kills when the run was opened."""
         return None if self._plan is None else self._plan.counters
 
     def keeper_pids(self) -> list[int]:
-        """The same for a deadline, which moves while the keeper waits for a processor."""
+        """For a FairDeadline, which does not count the time in which these wait for a processor."""
         return [self._link.pid] if self._link else []
 
     def serve(self, snapshots: Snapshots) -> None:
-        """Say whose slots are to be kept."""
         self._snapshots = snapshots
 
     # -- orders ---------------------------------------------------------------
@@ -190,18 +194,18 @@ class Custody:
 
     def snapshot_taken(self, taken: Taken) -> None:
         if self._link is not None:
-            may_drop = not self._is_one_of_many  # others go by what this rank holds
+            may_drop = not self._is_one_of_many  # other ranks rely on what this one holds
             self._link.send(
                 "snapshot", may_drop=may_drop, generation=taken.generation, sequence=taken.sequence
             )
 
+    @uninterruptible
     def send(self, kind: str, **fields: Any) -> None:
-        """Tell the keeper something."""
         if self._link is not None:
             self._link.send(kind, **fields)
 
     def order(self, taken: Taken, handles: list[Handle]) -> None:
-        """Have the keeper make a slot durable; the handles are settled when it is."""
+        """Have the keeper make a slot durable; then the handles are settled."""
         order = _Order(taken, handles)
         with self._lock:
             self._count += 1
@@ -209,41 +213,45 @@ class Custody:
             self._orders[number] = order
         self._send_order(number, order)
 
+    def record_durable(self, step: int) -> None:
+        self.durable_step = step
+
     def make_way(self) -> None:
-        """The last state is about to be taken: what waits for the disk gives its slot up."""
+        """The last state is about to be taken: waiting orders give up their slots."""
         self.send("last")
         if self._is_one_of_many and self._snapshots is not None:
-            self._snapshots.settle_all()  # the other ranks' keepers hold none while it waits
+            self._snapshots.settle_all()  # other ranks' keepers hold no slot while they wait
 
     def void_from(self, step: int, reason: str) -> None:
-        """Tell the keeper that a rule has called everything from this step on bad."""
+        """A rule has called everything from this step on bad."""
         if self.durable_step is not None and self.durable_step >= step:
             self.durable_step = None
-        self.durable_sequence = 0  # what is held from before that step may be older
+        self.durable_sequence = 0  # a slot from before that step may be older
         self.send("void", step=step, reason=reason)
 
-    def tell_phase(self, name: str | None) -> None:
-        """Let the keeper know what the run does just now, for those who look."""
+    @uninterruptible
+    def send_phase(self, name: str | None) -> None:
+        """Which phase runs now, for `holdfast status`."""
         if self._link is not None:
             self._link.send("phase", may_drop=True, name=name)
 
     def _send_logged(self) -> None:
-        """Send what was logged; from the pulse's thread, and once more at the end."""
+        """Send the logged metrics; from the pulse's thread, and at the end."""
         if self.logged is not None:
             self.logged.send(self._post_metrics)
 
     def _post_metrics(self, metrics: dict[str, Any]) -> bool:
-        link, is_last = self._link, self._quit.is_set()  # then there is no next time
+        link, is_last = self._link, self._quit.is_set()  # the last message may not be dropped
         return link is not None and link.send("metrics", may_drop=not is_last, m=metrics)
 
     def salvage(self, arena: Arena, path: str, sequence: int) -> None:
-        """Have the keeper make durable what an earlier attempt left in memory."""
+        """Have the keeper make durable a state that an earlier attempt left in memory."""
         self._salvaging = (path, sequence)
         if self._link is not None:
             self._link.send("salvage", [arena.descriptor], path=path, sequence=sequence)
 
     def _salvage_again(self) -> None:
-        """For a new keeper: the file goes when it is durable, so while it is there it is not."""
+        """For a new keeper: as long as the file exists, it is not durable."""
         if self._salvaging is None or self._link is None:
             return
         path, sequence = self._salvaging
@@ -259,15 +267,15 @@ class Custody:
             while not handle.done:
                 with contextlib.suppress(TimeoutError):
                     handle.wait(_LOOK_SECONDS)
-                self.look_after_keeper()
+                self.check_keeper()
                 if not self.has_keeper and not handle.done:
                     handle.settle("the keeper died and could not be replaced")
                 if deadline is not None and time.monotonic() > deadline and not handle.done:
                     handle.settle(f"it took longer than {timeout_seconds:.0f} s")
         handle.wait()
 
-    def look_after_keeper(self) -> None:
-        """Replace a keeper that died, and give the new one all that it must know."""
+    def check_keeper(self) -> None:
+        """Replace a keeper that died, and give the new one all open orders."""
         if self._pulse is not None:
             self._pulse.note()
         link = self._link
@@ -326,17 +334,17 @@ class Custody:
             self._snapshots.arena[1].remove()
         if self._pulse is not None:
             self._pulse.stop()
-        self._sacrifice.take_back()
+        self._oom_score.take_back()
         if leaving is None and self._plan is not None:
             self._plan.dump.remove()  # a run that could not be opened is not released
 
     def release(self) -> None:
-        """Give back what the signal handlers no longer use."""
+        """Close what the signal handlers used."""
         if self._plan is not None:
             self._plan.close()
 
     def stay(self) -> None:
-        """Not leaving after all: the keeper need not wait for this process's end."""
+        """The process goes on: the keeper need not wait for its end."""
         if self._leaving is not None:
             self._leaving.say_goodbye()
 
@@ -346,9 +354,9 @@ class Custody:
         from holdfast._run.saving.launch import KeeperLink
 
         self._started.append(time.monotonic())
-        self._sacrifice.take_back()  # a keeper has the score that its trainer had at first
+        self._oom_score.take_back()  # the keeper inherits the score from before
         self._link = KeeperLink(self._plan, self._hear)
-        self._sacrifice.offer()
+        self._oom_score.offer()
 
     def _send_order(self, number: int, order: _Order) -> None:
         if self._link is not None:
@@ -362,12 +370,12 @@ class Custody:
             )
 
     def _hear(self, message: dict[str, Any]) -> None:
-        """In the link's thread: settle orders, pass on the rest."""
+        """In the thread that receives: settle orders, pass on the rest."""
         number = message.get("order")
         if message["kind"] == "waits":
             order = self._orders.get(message["order"])
             if order is not None and self._snapshots is not None:
-                self._snapshots.settle(order.taken.sequence)  # the newest slot is taken in its turn
+                self._snapshots.settle(order.taken.sequence)  # the newest slot is written instead
             return
         if number is not None:
             with self._lock:
@@ -381,14 +389,14 @@ class Custody:
         sequence = order.taken.sequence
         if self._snapshots is not None:
             self._snapshots.settle(sequence)
-        # What has waited is written as it was when its turn came.
+        # An order that waited writes the newest slot of that moment.
         written = message.get("sequence", sequence)
         if message["kind"] == "durable" and written > self.durable_sequence:
             self.durable_sequence, self.durable_step = written, message["step"]
         order.settle(message.get("error"))
 
     def _stand_in(self) -> None:
-        """Where there is no keeper: beat and look for requests in a thread."""
+        """Where there is no keeper, a thread writes the heartbeat and polls for requests."""
         layout, attempt = self.policy.layout, self.policy.attempt
         beat = 0
         while not self._quit.wait(_LOOK_SECONDS):
@@ -408,9 +416,43 @@ class Custody:
                 told = {"kind": kind, **details}
                 journal.append(layout.journal, "request", attempt=attempt, **told)
                 if kind == "stacks":
-                    continue  # whoever asks looks by himself where there is no keeper
+                    continue  # `holdfast` reads the stacks itself where there is no keeper
                 message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}
                 if kind == "stop" and details.get("now"):
                     reason = stop_from_file(details).reason
                     message = {"kind": "leave", "status": 130, "reason": reason}
                 self._hear_run({**message, "step": self.durable_step})
+
+
+# -- Times that settings and environment give the keeper -------------------------------------------
+
+
+def hang_policy(settings: Settings) -> dict[str, Any]:
+    """How long a step may take, and whether the run leaves if it takes longer.
+
+    Only under `holdfast run --hang-timeout` it leaves, since that restarts it.
+    """
+    wish = variables.hang_timeout().strip().lower()
+    seconds = settings.hang_seconds
+    if wish and wish != "auto":
+        with contextlib.suppress(SettingsError):
+            seconds = parse_seconds(wish if wish[-1].isalpha() else f"{wish}s", "--hang-timeout")
+    return {"hang_seconds": seconds or None, "hang_restarts": bool(wish)}
+
+
+def grace_of(settings: Settings) -> float | None:
+    """The time between SIGTERM and the kill, by the settings, or else by the environment."""
+    text = variables.grace_seconds()
+    if settings.grace_seconds is not None or not text:
+        return settings.grace_seconds
+    try:
+        seconds = parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
+    except SettingsError:
+        seconds = 0.0
+    if seconds > 0:
+        return seconds
+    say(
+        f"HOLDFAST_GRACE_SECONDS={text!r} is not a time, and is passed over.\n"
+        "Write seconds above 0: those between SIGTERM and the kill, less a few."
+    )
+    return None

@@ -20,7 +20,7 @@ from holdfast._environment.processes.identity import command
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.slurm.job import Job
 from holdfast._keeper import messages
-from holdfast._run.saving.unheld import never_held, without_debugger
+from holdfast._run.saving.debuggers import never_held, without_debugger
 from holdfast._run.signals.stack_dump import StackDump
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder.attempts import note_keeper
@@ -33,7 +33,7 @@ _PART_SECONDS = 5.0
 
 
 class KeeperPlan:
-    """What a keeper must know and hold, the first as well as one that replaces it."""
+    """What a keeper gets; a keeper that replaces another gets the same."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class KeeperPlan:
     ) -> None:
         self.policy = policy
         self.job = job
-        self.crew = crew  # of a run with several ranks
+        self.crew = crew  # with several ranks
         self.grace_seconds = grace_seconds
         self.numbers = list(numbers)
         self.control = ControlPage.create()
         self.dump = StackDump()
-        self.counters: dict[str, Any] | None = None  # of OOM kills, when the first was started
-        # Of the plan and not of one keeper, so that the wakeup descriptor stays the same.
+        self.counters: dict[str, Any] | None = None  # of OOM kills, when the first keeper started
+        # Part of the plan, so that the wakeup descriptor stays the same for all keepers.
         self.signals_read, self.signals_write = os.pipe()
         os.set_blocking(self.signals_read, False)
         os.set_blocking(self.signals_write, False)
@@ -73,7 +73,7 @@ class KeeperLink:
         pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
         inherited = [theirs.fileno(), plan.signals_read, plan.control.descriptor]
         inherited += [each for each in (pidfd, plan.dump.descriptor) if each is not None]
-        # Read here: by the keeper's first look the trainer may have been killed for memory.
+        # Read here: the trainer may be killed for memory before the keeper reads them.
         counters = read_counters(MemoryCgroup.find(os.getpid()))
         plan.counters = plan.counters or counters
         config = {
@@ -131,7 +131,6 @@ class KeeperLink:
         return self._process.poll() is None
 
     def how_it_died(self) -> str:
-        """In words, for a keeper that is dead."""
         status = self._process.returncode
         if status is not None and status < 0:
             return f"was killed by {signal.Signals(-status).name}"
@@ -148,7 +147,7 @@ class KeeperLink:
         self.close()
 
     def part(self) -> None:
-        """Say goodbye and do not wait: it has told us already that all is durable."""
+        """Say goodbye without waiting: all is known to be durable."""
         self.send("goodbye")
         deadline = FairDeadline(_PART_SECONDS, lambda: [self.pid])
         while not self._outbox.is_empty and not deadline.is_over() and self.is_alive():
@@ -166,7 +165,7 @@ class KeeperLink:
         while (received := messages.receive(self._socket)) is not None:
             try:
                 self._hear(received[0])
-            except Exception as error:  # noqa: BLE001  whoever waits for an answer needs this thread
+            except Exception as error:  # noqa: BLE001  later answers need this thread
                 say(f"a message of the keeper could not be handled ({error!r}): {received[0]}")
 
 

@@ -1,9 +1,9 @@
-"""The trainer's second beat: a thread that tells the keeper what the main thread cannot.
+"""The trainer's pulse: a thread that shows the keeper the state of the interpreter.
 
-At a boundary the main thread says that it is well. Between two of them it may be anywhere, so
-once a second this thread shows that the interpreter still runs, whether a person holds the main
-thread in a debugger, and what makes it slower than it is. When a call holds the GIL, this beat
-stops too, and that tells the keeper as well.
+The main thread writes to the control page at a boundary only. Between two boundaries, once a
+second, this thread shows that the interpreter runs, whether a person holds the main thread in a
+debugger, and which profilers slow it down. While a call holds the GIL the pulse stops, which the
+keeper notices too.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast._run.saving.debuggers import Holds
-from holdfast._run.saving.profilers import Disturbances
-from holdfast._run.saving.unheld import never_held
-from holdfast._store.memory.control import BOUNDARY_NS, COMPILES, DISTURBED, PAUSED, PULSE_NS
+from holdfast._environment.processes.proc import field, read_bytes
+from holdfast._run.saving.debuggers import DebuggerWatch, never_held
+from holdfast._store.memory.control import (
+    BOUNDARY_NS,
+    COMPILES,
+    DISTURBANCES,
+    DISTURBED,
+    PAUSED,
+    PULSE_NS,
+)
 
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0
 
 
 class Pulse:
-    """Beats into the control page from its making until `stop`, for the thread that made it."""
+    """Beats into the control page until `stop`, for the thread that made it."""
 
     def __init__(self, words: Any, at_each: Callable[[], None] | None = None) -> None:
         self._words = words
-        self._at_each = at_each  # what else is to be done about once a second
+        self._at_each = at_each  # called about once a second
         self._pid = os.getpid()
-        self._holds = Holds()
+        self._debuggers = DebuggerWatch()
         self._disturbances = Disturbances()
         self._seen = 0  # the boundary at the last beat
         self._over = allocate_lock()
@@ -49,13 +55,13 @@ class Pulse:
         thread.start()
 
     def note(self) -> None:
-        """What only the thread that trains can see of itself; at a boundary now and then."""
-        with contextlib.suppress(Exception):  # nothing that is seen here is worth a training
-            self._holds.note()
+        """Observe what only the training thread can see of itself; at some boundaries."""
+        with contextlib.suppress(Exception):  # an observation must never end a training
+            self._debuggers.note()
             self._disturbances.note()
 
     def stop(self) -> None:
-        """End it, before the words go; a forked child has no such thread."""
+        """End it before the words are released; a forked child has no such thread."""
         if os.getpid() != self._pid or not self._over.locked():
             return
         self._over.release()
@@ -63,27 +69,27 @@ class Pulse:
         for word in (PULSE_NS, PAUSED, DISTURBED):
             self._words[word] = 0
         if not self._thread.is_alive():
-            self._holds.close()
+            self._debuggers.close()
 
     def _go_on(self) -> None:
         self._beat()
-        # A bare lock and nothing of `threading`, which a debugger or a user may have changed.
+        # A bare lock: a debugger or a user may have changed `threading`.
         while not self._over.acquire(timeout=_BEAT_SECONDS):
             if not self._beat():
                 return
         self._over.release()
 
     def _beat(self) -> bool:
-        """False when the words are released: there is nobody left to beat for."""
+        """False when the words are released."""
         words = self._words
         try:
             words[PULSE_NS] = time.monotonic_ns()
             seen, self._seen = self._seen, words[BOUNDARY_NS]
         except ValueError:
             return False
-        # What cannot be seen must not end the beat.
+        # A failed observation must not end the pulse.
         with contextlib.suppress(Exception):
-            words[PAUSED] = self._holds.look(stands=seen == self._seen)
+            words[PAUSED] = self._debuggers.look(stands=seen == self._seen)
             words[DISTURBED], words[COMPILES] = self._disturbances.look()
         with contextlib.suppress(Exception):
             if self._at_each is not None:
@@ -92,29 +98,28 @@ class Pulse:
 
 
 def _untraced(work: Callable[[], None]) -> Callable[[], Any]:
-    """Run it where neither a tracer nor a profiler of all threads sees a line of it.
+    """Run it unseen by tracers and profilers of all threads.
 
-    `threading.settrace` acts right before `run`, and would be told of any Python function there.
-    So what turns it off is made of built-in functions only.
+    `threading.settrace` acts right before `run`, and would see any Python function there. So only
+    built-in functions turn it off.
     """
     turn_off = functools.partial(sys.settrace, None), functools.partial(sys.setprofile, None)
     calls: Any = map(operator.call, (*turn_off, work))  # type: ignore[arg-type]
     return functools.partial(collections.deque, calls, 0)
 
 
-# -- When memory runs out, the kernel is to end the trainer and not its keeper ---------------------
-# A trainer can be started again from what its keeper saves; without the keeper, what was in memory
-# is lost. Anybody may raise the score by which the kernel chooses, so the trainer's own is raised;
-# nobody's is lowered.
+# -- When memory runs out, the kernel is to end the trainer, not its keeper ------------------------
+# A trainer resumes from what its keeper saves; without the keeper, snapshots in memory are lost.
+# Any process may raise its own OOM score, but not lower it: so the trainer raises its own.
 
 
 _SCORE = Path("/proc/self/oom_score_adj")
-_MORE = 100  # thousandths of all memory: the trainer is chosen as if it used that much more
+_MORE = 100  # thousandths of all memory that the trainer seems to use more
 _MOST = 1000
 
 
-class Sacrifice:
-    """The trainer's score, while it has a keeper."""
+class OomScore:
+    """The trainer's oom_score_adj, while it has a keeper."""
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -130,9 +135,124 @@ class Sacrifice:
                 self._before = before
 
     def take_back(self) -> None:
-        """As it was, unless somebody else has set it since."""
+        """Restore it, unless it was set by other code since."""
         before, self._before = self._before, None
         if before is not None:
             with contextlib.suppress(OSError, ValueError):
                 if int(_SCORE.read_text()) == self._raised:
                     _SCORE.write_text(str(before))
+
+
+# -- Tracers, profilers and recorders, which make a training slower or larger ----------------------
+# Nothing is imported for this: a module that is not loaded does not disturb. Only a thread itself
+# sees its tracer, so the training thread notes it at boundaries.
+
+
+_BITS = {name: 1 << number for number, name in enumerate(DISTURBANCES)}
+_DEBUGGERS = ("bdb", "pdb", "pudb", "pydevd", "_pydevd_bundle", "_pydevd_frame_eval", "debugpy")
+_WRITERS = ("tensorboard.summary.writer.event_file_writer", "tensorboardX.event_file_writer")
+# Reading a file releases the GIL, and taking it back costs a busy trainer time.
+_FILE_EVERY = 5  # looks
+_TOOLS = 6  # the tools of `sys.monitoring`
+
+
+class Disturbances:
+    """Finds them; `note` runs in the training thread, `look` in any other."""
+
+    def __init__(self) -> None:
+        self._noted = 0
+        self._looks = 0
+        self._is_traced = False
+        self._torch: Any = None
+        self.note()
+
+    def note(self) -> None:
+        trace, profile = sys.gettrace(), sys.getprofile()
+        noted = 0
+        if trace is not None:
+            noted |= _BITS[_name_tracer(trace)]
+        if profile is not None:
+            noted |= _BITS[_name_profiler(profile)]
+        self._noted = noted
+        if self._torch is None and "torch" in sys.modules:
+            # Not in the other thread: torch may be half imported there.
+            from holdfast.torch.profiled import Profiled
+
+            self._torch = Profiled()
+        if self._torch is not None:
+            self._torch.note()
+
+    def look(self) -> tuple[int, int]:
+        """The bits of what disturbs now, and the number of compilations so far."""
+        found = self._noted
+        for name in _monitors():
+            found |= _BITS[name]
+        if _has_writer():
+            found |= _BITS["a TensorBoard writer"]
+        if _traces_memory():
+            found |= _BITS["tracemalloc"]
+        if self._looks % _FILE_EVERY == 0:
+            self._is_traced = _is_traced()
+        self._looks += 1
+        if self._is_traced:
+            found |= _BITS["a tracer"]
+        if self._torch is None:
+            return found, 0
+        names, compiles = self._torch.look()
+        for name in names:
+            found |= _BITS[name]
+        return found, compiles
+
+
+def _home(tool: Any) -> str:
+    """The module of a function or of a callable object."""
+    module = getattr(tool, "__module__", None) or type(tool).__module__
+    return str(module)
+
+
+def _name_tracer(trace: Any) -> str:
+    root = _home(trace).partition(".")[0]
+    if root in _DEBUGGERS:
+        return "a debugger"
+    return "coverage" if root == "coverage" else "sys.settrace"
+
+
+def _name_profiler(profile: Any) -> str:
+    return "cProfile" if _home(profile) in ("cProfile", "_lsprof") else "sys.setprofile"
+
+
+def _monitors() -> list[str]:
+    """From Python 3.12 on, debuggers and profilers need no tracer."""
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return []
+    found = []
+    for number in range(_TOOLS):
+        tool = monitoring.get_tool(number)
+        if tool is not None:
+            found.append(_name_tool(number, tool, monitoring.DEBUGGER_ID))
+    return found
+
+
+def _name_tool(number: int, tool: str, debuggers: int) -> str:
+    if tool == "cProfile":
+        return "cProfile"
+    if tool.startswith("coverage"):
+        return "coverage"
+    return "a debugger" if number == debuggers else "a profiler"
+
+
+def _has_writer() -> bool:
+    if not any(name in sys.modules for name in _WRITERS):
+        return False
+    return any(type(thread).__module__ in _WRITERS for thread in threading.enumerate())
+
+
+def _traces_memory() -> bool:
+    module = sys.modules.get("_tracemalloc") or sys.modules.get("tracemalloc")
+    return module is not None and bool(module.is_tracing())
+
+
+def _is_traced() -> bool:
+    """True if gdb or strace is attached."""
+    return bool(field(read_bytes("/proc/self/status") or b"", b"TracerPid:"))

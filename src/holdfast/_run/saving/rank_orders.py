@@ -1,7 +1,7 @@
-"""A trainer that is one of several: what it asks of all ranks, and what they have decided.
+"""What a trainer asks of all ranks, and what they have decided.
 
-The keepers agree; the trainer looks at one word at each boundary, and waits only where an
-agreement is on its way. No wait here is without a bound.
+The keepers agree. The trainer reads one word at each boundary, and waits only while an agreement is
+under way. Every wait has a bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast._keeper.ranks.member_keeper import CrewConfig
 from holdfast._run.data.fingerprints import batch_print
 from holdfast._run.ranks.party import Party, make_key
 from holdfast._run.ranks.world import addresses
-from holdfast._run.saving.keeper_client import Custody
+from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.memory.control import AGREES, DUE, HOLD, MARK, PLANNED, WAITS, WORK, at_work
 from holdfast._text import say
@@ -28,7 +28,7 @@ _DECISION_SECONDS = 15.0
 _FAREWELL_SECONDS = 90.0
 _JOIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
-_HOLD_SECONDS = 0.001  # for who has asked to see the hold, so that it counts as standing there
+_HOLD_SECONDS = 0.001  # for the rank that asked, until it sees the hold
 _DUE_SECONDS = 0.25  # between two proposals for the same snapshot
 
 
@@ -46,31 +46,31 @@ class Decision:
     rank: int = 0
 
 
-class Crew:
-    """The trainer's side of agreement."""
+class RankAgreement:
+    """The decisions of all ranks, as one trainer receives them."""
 
-    def __init__(self, rank: int, size: int, custody: Custody) -> None:
+    def __init__(self, rank: int, size: int, keeper: KeeperClient) -> None:
         self.rank = rank
         self.size = size
-        self._custody = custody
-        self._words = custody.words
+        self._keeper = keeper
+        self._words = keeper.words
         self._changed = threading.Condition()
         self._decided: list[Decision] = []
         self._round = 0  # the newest that was decided, or given up
         self._heard: set[int] = set()  # the rounds whose decision has come
-        self._wished: dict[str, dict[str, Any]] = {}  # by kind
+        self._requested: dict[str, dict[str, Any]] = {}  # by kind
         self._next_due = 0.0
-        self._stops = False  # a stop was decided for a boundary that this rank has come to
+        self._stops = False  # this rank has reached the boundary of a decided stop
         self._bye: dict[str, Any] | None = None
         self.port: int | None = None
         self.has_joined = False
         self._meter: Any = None
         self._batches_to_show = 0
 
-    # -- in the link's thread ---------------------------------------------------------
+    # -- in the thread that receives --------------------------------------------------
 
     def hear(self, message: dict[str, Any]) -> Decision | bool:
-        """Take in what concerns all ranks: a decision, or True; False if it did not."""
+        """Returns a decision, True for another message to all ranks, False for any other."""
         kind = message["kind"]
         decision: Decision | bool = True
         with self._changed:
@@ -78,11 +78,11 @@ class Crew:
                 fields = {k: v for k, v in message.items() if k not in ("kind", "wish_kind")}
                 decision = Decision(kind=message["wish_kind"], **fields)
                 if decision.round in self._heard:
-                    return True  # told again, by another keeper
+                    return True  # sent again, by a new keeper
                 self._heard.add(decision.round)
                 self._decided.append(decision)
                 if decision.mark < self._words[DUE]:
-                    self._words[DUE] = decision.mark  # as its keeper has, if it still lives
+                    self._words[DUE] = decision.mark  # as the keeper does, unless it died
                 self._round = max(self._round, decision.round)
             elif kind == "bye":
                 self._bye = message
@@ -97,118 +97,117 @@ class Crew:
 
     # -- at boundaries ------------------------------------------------------------------
 
-    def wish(self, kind: str, reason: str, **details: Any) -> None:
+    def request(self, kind: str, reason: str, **details: Any) -> None:
         """Ask that all ranks stop, or save, at one boundary."""
         with self._changed:
             is_decided = any(each.kind in (kind, "stop") for each in self._decided)
-        if kind not in self._wished and not is_decided:
-            self._stops = False  # a stop before it came with the last step of a loop
-            self._wished[kind] = {"kind": kind, "reason": reason, **details}
-            self._send_wish(kind)
+        if kind not in self._requested and not is_decided:
+            self._stops = False  # an earlier stop came with the last step of a loop
+            self._requested[kind] = {"kind": kind, "reason": reason, **details}
+            self._send_request(kind)
 
-    def _send_wish(self, kind: str) -> None:
-        self._custody.send("wish", wish=self._wished[kind], mark=int(self._words[MARK]))
+    def _send_request(self, kind: str) -> None:
+        self._keeper.send("wish", wish=self._requested[kind], mark=int(self._words[MARK]))
 
     def at_boundary(self, mark: int) -> Decision | None:
-        """What all ranks do here, if anything; waits while that is being decided."""
-        if self._words[HOLD] > self._round or self._wished:
+        """What all ranks do at this boundary, if anything; waits while that is being decided."""
+        if self._words[HOLD] > self._round or self._requested:
             with at_work(self._words, AGREES):
                 self._wait_for_decision()
         with self._changed:
             ripe = [each for each in self._decided if mark >= each.mark]
             self._decided = [each for each in self._decided if mark < each.mark]
         self._stops = self._stops or any(each.kind == "stop" for each in ripe)
-        # One that stops has also saved.
+        # A stop saves too.
         return max(ripe, key=lambda each: each.kind == "stop", default=None)
 
     def stands_at(self) -> Decision | None:
-        """A stop that is decided for a boundary which is passed already: from within a phase."""
+        """A stop that is decided for a boundary that is passed: asked from within a phase."""
         with self._changed:
             mark = self._words[MARK]
             return next((d for d in self._decided if d.kind == "stop" and d.mark <= mark), None)
 
     def _wait_for_decision(self) -> None:
-        deadline = FairDeadline(_DECISION_SECONDS, self._custody.keeper_pids)
-        keeper = self._custody.keeper_pid
+        deadline = FairDeadline(_DECISION_SECONDS, self._keeper.keeper_pids)
+        keeper = self._keeper.keeper_pid
         while True:
             self._words[WAITS] = number = int(self._words[HOLD])
             with self._changed:
                 if self._is_decided():
                     break
                 if deadline.is_over():
-                    self._round = max(self._round, number)  # nobody answers any more
+                    self._round = max(self._round, number)  # no answer comes any more
                     break
                 self._changed.wait(_LOOK_SECONDS if number > self._round else _HOLD_SECONDS)
-            self._custody.look_after_keeper()
-            if keeper != self._custody.keeper_pid:
-                keeper = self._custody.keeper_pid  # the one before may not have passed it on
-                for kind in self._wished:
-                    self._send_wish(kind)
+            self._keeper.check_keeper()
+            if keeper != self._keeper.keeper_pid:
+                keeper = self._keeper.keeper_pid  # the keeper that died may not have passed it on
+                for kind in self._requested:
+                    self._send_request(kind)
         self._words[WAITS] = 0
-        self._wished.clear()
+        self._requested.clear()
 
     def _is_decided(self) -> bool:
-        """Whether the agreement that is on its way is there, and all that this rank asked for."""
+        """True if the agreement under way is decided, and all requests of this rank."""
         kinds = {each.kind for each in self._decided}
-        is_granted = "stop" in kinds or set(self._wished) <= kinds
+        is_granted = "stop" in kinds or set(self._requested) <= kinds
         return self._round >= self._words[HOLD] and is_granted
 
     def is_planned(self, mark: int) -> bool:
-        """Whether all ranks take a snapshot at this boundary."""
+        """True if all ranks take a snapshot at this boundary."""
         planned = int(self._words[PLANNED])
         if planned and mark > planned:
             self.missed(planned, "it was past that step", is_past=True)
         return planned == mark and planned > 0
 
     def propose(self, mark: int, reason: str | None) -> None:
-        """Rank 0 finds that a snapshot is due, or a checkpoint if there is a reason."""
+        """Rank 0 proposes a snapshot, or a checkpoint if there is a reason."""
         now = time.monotonic()
         if self.rank == 0 and (now >= self._next_due or reason is not None):
             self._next_due = now + _DUE_SECONDS
-            self._custody.send("due", mark=mark, reason=reason)
+            self._keeper.send("due", mark=mark, reason=reason)
 
     def taken(self) -> None:
-        """A snapshot is taken: the next one may be proposed."""
         self._next_due = 0.0
 
     def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
-        self._custody.send("missed", mark=mark, why=why, is_past=is_past)
+        self._keeper.send("missed", mark=mark, why=why, is_past=is_past)
 
-    # -- what others may compare ----------------------------------------------------------
+    # -- figures that the keepers compare ----------------------------------------------
 
     def watch(self, meter: Any) -> None:
-        """Show the others how long this rank waits for them, and its first batches."""
+        """Send how long this rank waits for the others, and its first batches."""
         self._meter = meter
         self._batches_to_show = 2
 
     def show_waits(self) -> None:
-        """Tell how long this rank has waited in the collectives of late."""
+        """Send how long this rank has waited in its latest collectives."""
         found = self._meter.read() if self._meter is not None else None
         if found is not None:
             _, waited, step_seconds = found
-            self._custody.send("waits", waited=waited, step_seconds=step_seconds)
+            self._keeper.send("waits", waited=waited, step_seconds=step_seconds)
 
     def show_batch(self, batch: Any) -> None:
-        """Let the first batches of a life be compared: a sampler may have been forgotten."""
+        """Send the first batches for comparison: the script may lack a DistributedSampler."""
         if self._batches_to_show:
             self._batches_to_show -= 1
             found = batch_print(batch)
             if found is not None:
-                self._custody.send("print", print=found)
+                self._keeper.send("print", print=found)
 
     def show_lap(self, epoch: int, number: int, batches: int) -> None:
-        """All batches of a loop are used: let their number be compared."""
-        self._custody.send("lap", epoch=epoch, number=number, batches=batches)
+        """Send the number of batches of a pass for comparison."""
+        self._keeper.send("lap", epoch=epoch, number=number, batches=batches)
 
     # -- beginning and end -----------------------------------------------------------------
 
     def wait_for_port(self) -> int | None:
-        """Where the keeper of rank 0 listens."""
+        """The port of rank 0's keeper."""
         self._wait_until(lambda: self.port is not None)
         return self.port
 
     def wait_until_joined(self, look: Callable[[], None]) -> bool:
-        """Whether this rank's keeper has found the others; `look` says if they do not come."""
+        """True if this rank's keeper has joined the others; `look` raises if they fail."""
         self._wait_until(lambda: self.has_joined, look)
         return self.has_joined
 
@@ -216,16 +215,21 @@ class Crew:
         self, is_there: Callable[[], bool], look: Callable[[], None] = lambda: None
     ) -> None:
         deadline = time.monotonic() + _JOIN_SECONDS
-        while not is_there() and time.monotonic() < deadline and self._custody.has_keeper:
+        while not is_there() and time.monotonic() < deadline and self._keeper.has_keeper:
             with self._changed:
                 if not is_there():
                     self._changed.wait(_LOOK_SECONDS)
             look()
 
+    @property
+    def is_requeued(self) -> bool:
+        """True once the keeper of rank 0 has requeued the job."""
+        return self._bye is not None and bool(self._bye.get("said"))
+
     def say_farewell(
         self, *, clean: bool, status: int, reason: str, error: str | None
     ) -> dict[str, Any] | None:
-        """Leave; returns what is durable now, or None if nobody has answered.
+        """Leave; returns what is durable now, or None without an answer.
 
         If another rank is the cause, the answer is to leave at once, and this does not return.
         """
@@ -234,46 +238,46 @@ class Crew:
         agreed = self._stops or self.stands_at() is not None
         told = {"clean": clean, "status": status, "reason": reason, "error": error}
         self._words[WORK] = AGREES
-        self._custody.send("farewell", agreed=agreed, **told)
-        keeper = self._custody.keeper_pid
-        deadline = FairDeadline(_FAREWELL_SECONDS, self._custody.keeper_pids)
-        while self._bye is None and not deadline.is_over() and self._custody.has_keeper:
+        self._keeper.send("farewell", agreed=agreed, **told)
+        keeper = self._keeper.keeper_pid
+        deadline = FairDeadline(_FAREWELL_SECONDS, self._keeper.keeper_pids)
+        while self._bye is None and not deadline.is_over() and self._keeper.has_keeper:
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
-            self._custody.look_after_keeper()
-            if keeper != self._custody.keeper_pid:
-                keeper = self._custody.keeper_pid  # the one before may not have passed it on
-                self._custody.send("farewell", agreed=agreed, **told)
+            self._keeper.check_keeper()
+            if keeper != self._keeper.keeper_pid:
+                keeper = self._keeper.keeper_pid  # the keeper that died may not have passed it on
+                self._keeper.send("farewell", agreed=agreed, **told)
         return self._bye
 
 
-# -- One rank's keeper takes its place among the others --------------------------------------------
+# -- Starting the keepers of all ranks -------------------------------------------------------------
 
 
-def join_crew(
+def join_ranks(
     party: Party,
     policy: Policy,
     grace_seconds: float | None,
     numbers: tuple[int, ...],
     hear: Callable[[dict[str, Any]], None],
-) -> tuple[Custody, Crew]:
+) -> tuple[KeeperClient, RankAgreement]:
     """Start the keepers: that of rank 0 first, since the others connect to it."""
     if sys.platform != "linux":
         raise RanksError(
             "a run of several ranks needs keepers, and those need Linux.\n"
             "Train with one process here, or on Linux."
         )
-    heard: list[dict[str, Any]] = []  # until there is somebody to hear it
+    heard: list[dict[str, Any]] = []  # until `joined` has the object below
 
     def listen(message: dict[str, Any]) -> None:
-        if not crews:
+        if not joined:
             heard.append(message)
         elif message["kind"] in ("port", "joined"):
-            crews[0].hear(message)
+            joined[0].hear(message)
         else:
             hear(message)
 
-    crews: list[Crew] = []
+    joined: list[RankAgreement] = []
     told: list[Any] = []
     if party.rank == 0:
         make_key(policy.layout)
@@ -287,13 +291,13 @@ def join_crew(
         launcher_name="" if launcher is None else launcher.name,
         restarts=launcher is not None and launcher.restarts,
     )
-    custody = Custody(policy, grace_seconds, numbers, listen, asdict(config))
-    crew = Crew(party.rank, party.size, custody)
-    crews.append(crew)
+    keeper = KeeperClient(policy, grace_seconds, numbers, listen, asdict(config))
+    ranks = RankAgreement(party.rank, party.size, keeper)
+    joined.append(ranks)
     for message in heard:
-        crew.hear(message)
+        ranks.hear(message)
     if party.rank == 0:
-        port = crew.wait_for_port()
+        port = ranks.wait_for_port()
         if port is None:
             raise RanksError(
                 "the keeper of rank 0 did not start.\n"
@@ -301,18 +305,18 @@ def join_crew(
             )
         where = ["127.0.0.1"] if party.is_one_host else addresses()
         party.exchange("hub", {"port": port, "addresses": where})
-    if not crew.wait_until_joined(party.look):
+    if not ranks.wait_until_joined(party.look):
         raise RanksError(
             f"the keeper of rank {party.rank} cannot reach that of rank 0 at "
             f"{', '.join(f'{host} port {port}' for host, port in config.hub) or 'any address'}.\n"
             "Open the way between the hosts for any port, or name an address of rank 0's host "
             "that the others reach in HOLDFAST_ADDRESS there."
         )
-    return custody, crew
+    return keeper, ranks
 
 
-def prepare_ranks(state: Mapping[str, Any], crew: Crew) -> None:
-    """Let a framework's own ranks begin alike in every life, and see who waits for whom."""
+def prepare_ranks(state: Mapping[str, Any], ranks: RankAgreement) -> None:
+    """Make torch's DDP begin alike in every attempt, and measure its waits."""
     if "torch.nn.parallel.distributed" not in sys.modules:
         return
     from holdfast.torch import ddp
@@ -321,4 +325,4 @@ def prepare_ranks(state: Mapping[str, Any], crew: Crew) -> None:
     for sentence in ddp.settle_buckets(modules):
         say(sentence)
     if modules:
-        crew.watch(ddp.WaitMeter(modules))
+        ranks.watch(ddp.WaitMeter(modules))

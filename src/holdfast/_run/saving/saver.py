@@ -1,4 +1,4 @@
-"""Saving, as the trainer sees it: when a boundary is copied, ordered and waited for."""
+"""Saves the state at boundaries: when it is copied, ordered from the keeper, and waited for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from holdfast._adapters.metrics import Metrics
 from holdfast._errors import SaveFailed
 from holdfast._run.saving.cadence import Cadence
 from holdfast._run.saving.direct import TimedHandle, write_direct
-from holdfast._run.saving.forgotten_state import Forgotten
-from holdfast._run.saving.keeper_client import Custody, Handle
+from holdfast._run.saving.keeper_client import Handle, KeeperClient
+from holdfast._run.saving.script_state import ForgottenState
+from holdfast._run.signals.handlers import uninterruptible
 from holdfast._state.capture import Captured, capture_generators
 from holdfast._state.capture_cache import CaptureCache
 from holdfast._state.fit import class_names
@@ -23,13 +24,13 @@ from holdfast._store.memory.control import COMMON, SAVES, SNAPSHOTS, at_work, ma
 from holdfast._text import say
 
 if TYPE_CHECKING:
-    from holdfast._run.saving.rank_orders import Crew
+    from holdfast._run.saving.rank_orders import RankAgreement
     from holdfast._run.saving.snapshots import Snapshots, Taken
 
-_SLOT_SECONDS = 60.0  # less what the keeper waits for a processor
+_SLOT_SECONDS = 60.0  # not counting the time in which the keeper waits for a processor
 _BAD = "a rule has called this step bad"
 _REST_SECONDS = 0.5  # for a slot, before a phase that may take minutes
-_LANDING_SECONDS = 5.0  # for a copy that a device has begun
+_IN_FLIGHT_SECONDS = 5.0  # for a copy that a device has started
 
 
 class Saver:
@@ -39,48 +40,48 @@ class Saver:
         self,
         state: dict[str, Any],
         metrics: Metrics,
-        custody: Custody,
+        keeper: KeeperClient,
         cadence: Cadence,
         where: Callable[[], Mapping[str, Any]],
-        crew: Crew | None = None,
+        ranks: RankAgreement | None = None,
         is_bad: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._is_bad = is_bad  # what a rule has called so is never saved
+        self._is_bad = is_bad  # a state that a rule has called bad is never saved
         self._state = state
         self._metrics = metrics
-        self._where = where  # in its data the run is, when it is asked
-        self._custody = custody
+        self._where = where  # gives the position in data and loops
+        self._keeper = keeper
         self._cadence = cadence
-        self._crew = crew
-        self._shares = Shares(crew.rank, crew.size, state) if crew is not None else None
+        self._ranks = ranks
+        self._shares = Shares(ranks.rank, ranks.size, state) if ranks is not None else None
         self._wanted: list[Handle] = []
-        self._timed: TimedHandle | None = None  # the last that the cadence asked for
+        self._timed: TimedHandle | None = None  # the last one that the cadence asked for
         self._recall = CaptureCache()
-        self.forgotten = Forgotten(state)
+        self.forgotten = ForgottenState(state)
         self._beside_tensors = ObjectGraphCache()
-        self._beside: dict[str, Any] = {}  # what else the run wants to know in its next life
+        self._beside: dict[str, Any] = {}  # the part of the head that `where` gives
         self._trainer = threading.current_thread()
         self._snapshots: Snapshots | None = None
         self._failed_at: int | None = None  # the step that was to be the last one
-        self._ordered: dict[int, list[Handle]] = {}  # by sequence: what is to land first
-        self._landing = threading.Lock()
-        if custody.has_keeper:
+        self._ordered: dict[int, list[Handle]] = {}  # by sequence: those whose copy is in flight
+        self._in_flight_lock = threading.Lock()
+        if keeper.has_keeper:
             from holdfast._run.saving.snapshots import Snapshots
 
-            policy = custody.policy
+            policy = keeper.policy
             self._snapshots = Snapshots(
                 run_id=policy.run_id,
                 attempt=policy.attempt,
-                announce=custody.announce,
+                announce=keeper.announce,
                 say=say,
                 rank=policy.rank,
                 folder=os.path.realpath(policy.layout.folder),
-                common=lambda: int(custody.words[COMMON]) - 1,
-                landed=self._on_landed,
-                attend=custody.look_after_keeper,
-                readers=custody.keeper_pids,
+                common=lambda: int(keeper.words[COMMON]) - 1,
+                landed=self._on_copied,
+                attend=keeper.check_keeper,
+                readers=keeper.keeper_pids,
             )
-            custody.serve(self._snapshots)
+            keeper.serve(self._snapshots)
 
     @property
     def newest(self) -> Taken | None:
@@ -90,8 +91,8 @@ class Saver:
     def want(self, handle: Handle) -> Handle:
         """Take a checkpoint at the next boundary; from any thread."""
         handle.trainer = self._trainer
-        handle.attend = self._custody.look_after_keeper
-        handle.words = self._custody.words
+        handle.attend = self._keeper.check_keeper
+        handle.words = self._keeper.words
         self._wanted.append(handle)
         return handle
 
@@ -99,7 +100,7 @@ class Saver:
         """Save what is due at this boundary, without waiting for the disk."""
         self._trainer = threading.current_thread()
         if self._wanted:
-            # Somebody asked for this very boundary, so it waits for a slot if it must.
+            # This boundary was asked for, so it waits for a slot if it must.
             handles = list(self._wanted)
             self._begin_checkpoint(step, handles, _SLOT_SECONDS)
             for handle in handles:
@@ -112,31 +113,32 @@ class Saver:
             self._take_snapshot(step, 0.0)
 
     def wants_something(self) -> str | None:
-        """Why somebody has asked for a checkpoint, if anybody has."""
+        """The reason of the first request for a checkpoint, if there is one."""
         return self._wanted[0].reason if self._wanted else None
 
     def pass_together(self, now: float, step: int, mark: int, decided: str | None) -> None:
-        """The same where several ranks save as one: what is due was set for all of them."""
-        assert self._crew is not None
+        """The same with several ranks, which save the same boundary."""
+        assert self._ranks is not None
         self._trainer = threading.current_thread()
-        crew, cadence = self._crew, self._cadence
+        ranks, cadence = self._ranks, self._cadence
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
         if decided is not None or by_count:
-            # The reason first that all ranks have: it goes into the manifest.
+            # First the reason that all ranks share: it goes into the manifest.
             handles = [Handle(decided or "cadence"), *self._wanted]
             self._begin_checkpoint(step, handles, _SLOT_SECONDS)
-        elif crew.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
-            crew.missed(mark, "no slot was free")
+        elif ranks.is_planned(mark) and self._take_snapshot(step, 0.0) is None:
+            ranks.missed(mark, "no slot was free")
         if self._can_snapshot() and not cadence.counts_steps and cadence.checkpoint_due(now, step):
-            crew.propose(mark, "cadence")
+            ranks.propose(mark, "cadence")
             cadence.took_checkpoint(now, step)
         elif self._can_snapshot() and cadence.snapshot_due(now):
-            crew.propose(mark, None)
+            ranks.propose(mark, None)
 
+    @uninterruptible
     def rest_at(self, step: int, *, at_any_cost: bool = False) -> None:
-        """Have this boundary in memory: no other comes for a while, and a stop must find it."""
-        in_air = None if self._snapshots is None else self._snapshots.in_air
-        if any(each is not None and each.step == step for each in (self.newest, in_air)):
+        """Have this boundary in memory: no other comes for a while, and a stop needs it."""
+        in_flight = None if self._snapshots is None else self._snapshots.in_flight
+        if any(each is not None and each.step == step for each in (self.newest, in_flight)):
             return
         if at_any_cost:
             self._begin_checkpoint(step, [Handle("left")], _SLOT_SECONDS)
@@ -144,56 +146,56 @@ class Saver:
             self._take_snapshot(step, _REST_SECONDS)
 
     def save_and_wait(self, step: int, reason: str, *, is_last: bool) -> bool:
-        """Make this boundary durable now; False, and a line, if that cannot be.
+        """Make this boundary durable now; False, with a line, if that fails.
 
-        `is_last`: before anything older that waits for the disk.
+        `is_last`: before older ones that wait for the disk.
         """
         handle = Handle(reason, is_last=is_last)
         if is_last:
-            self._custody.make_way()
+            self._keeper.make_way()
         try:
             self._begin_checkpoint(step, [*self._wanted, handle], _SLOT_SECONDS)
             if handle.step is None:
                 handle.settle(f"no slot became free within {_SLOT_SECONDS:.0f} s")
-            self._custody.wait(handle)
+            self._keeper.wait(handle)
         except SaveFailed as error:
             self._tell_failure(step, error)
             return False
         return True
 
     def keep_last(self, reason: str) -> bool:
-        """Make the last whole snapshot durable: a step that failed never is one."""
+        """Make the last whole snapshot durable."""
         if self._snapshots is not None:
-            self._snapshots.wait_landed(_LANDING_SECONDS)
+            self._snapshots.wait_for_copies(_IN_FLIGHT_SECONDS)
         newest = self.newest
-        if newest is None or newest.sequence <= self._custody.durable_sequence:
+        if newest is None or newest.sequence <= self._keeper.durable_sequence:
             return True
-        if not self._custody.has_keeper:
+        if not self._keeper.has_keeper:
             return False
         handle = Handle(reason)
         handle.step = newest.step
         try:
-            self._custody.order(newest, [handle])
-            self._custody.wait(handle)
+            self._keeper.order(newest, [handle])
+            self._keeper.wait(handle)
         except SaveFailed as error:
             self._tell_failure(newest.step, error)
             return False
         return True
 
     def _tell_failure(self, step: int, error: SaveFailed) -> None:
-        if self._failed_at != step:  # else it was tried once more, and has been told
+        if self._failed_at != step:  # else it was tried again, and has been said
             say(f"step {step} could not be made durable: {error}.")
         self._failed_at = step
 
     def slots(self) -> list[tuple[int, memoryview]]:
-        """What is in memory: the step and the image of each whole slot."""
+        """The step and the image of each whole slot in memory."""
         arena = None if self._snapshots is None else self._snapshots.arena
         if arena is None:
             return []
         return [(record.step, arena[0].image(record.slot)) for record in arena[0].whole()]
 
     def void_from(self, step: int) -> None:
-        """A rule has called everything from this step on bad: forget it."""
+        """A rule has called everything from this step on bad: drop it."""
         for handle in self._wanted:
             handle.settle(_BAD)
         self._wanted.clear()
@@ -208,15 +210,15 @@ class Saver:
             self._snapshots.close()
 
     def _begin_in_time(self, now: float, step: int) -> None:
-        """The clock says that a checkpoint is due; the one before shows how it went."""
+        """A checkpoint is due by the clock; the previous one gives the cost."""
         if self._timed is not None and self._timed.done:
             self._note_writing(self._timed, now, step)
             self._timed = None
-        timed = TimedHandle(self._custody.words, step)
+        timed = TimedHandle(self._keeper.words, step)
         self._begin_checkpoint(step, [timed], 0.0)
         if timed.step is None:
             return  # no slot: the next boundary tries again
-        if self._timed is not None:  # still on its way, and so slower than its turn
+        if self._timed is not None:  # still being written, longer than the interval
             self._note_writing(self._timed, now, step)
         self._timed = timed
         timed.ordered()
@@ -239,9 +241,9 @@ class Saver:
                 self._order(taken, handles)
             elif self._can_snapshot():
                 return  # no free slot yet: the next boundary tries again
-        if not self._can_snapshot() and self._crew is None:
+        if not self._can_snapshot() and self._ranks is None:
             began = time.monotonic()
-            with at_work(self._custody.words, SAVES):
+            with at_work(self._keeper.words, SAVES):
                 self._write_here(step, handles)
             waited = time.monotonic() - began
         elif not self._can_snapshot():
@@ -255,7 +257,7 @@ class Saver:
 
     def _can_snapshot(self) -> bool:
         return (
-            self._custody.has_keeper
+            self._keeper.has_keeper
             and self._snapshots is not None
             and not self._snapshots.impossible
         )
@@ -268,16 +270,15 @@ class Saver:
             captured = self._recall.capture(self._state, extra)
         else:
             captured = self._shares.capture(self._state, extra)
-        for line in self.forgotten.look(captured, step):
+        for line in self.forgotten.check(captured, step):
             say(line)
-        is_first = self._crew is None or self._crew.rank == 0
+        is_first = self._ranks is None or self._ranks.rank == 0
         return self._beside_tensors.add_to(captured, self._state) if is_first else captured
 
     def _head(self) -> dict[str, Any]:
-        """What stands beside the captured state."""
         return {
-            "attempt": self._custody.policy.attempt,
-            "world": self._custody.policy.size,
+            "attempt": self._keeper.policy.attempt,
+            "world": self._keeper.policy.size,
             "common": "" if self._shares is None else self._shares.print,
             "classes": class_names(self._state),
             "metrics": self._metrics.values(),
@@ -296,38 +297,38 @@ class Saver:
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
-        with at_work(self._custody.words, SAVES):
+        with at_work(self._keeper.words, SAVES):
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
             mark = mark_of(step, bool(self._beside.get("at_turn")))
             taken = self._snapshots.take(captured, head, mark, patience_seconds=patience_seconds)
-        if self._custody.logged is not None and (late := self._metrics.take_late()):
-            self._custody.logged.append((step - 1, late))
+        if self._keeper.logged is not None and (late := self._metrics.take_late()):
+            self._keeper.logged.append((step - 1, late))
         if taken is None:
             self._cadence.missed_snapshot(time.monotonic())
             return None
-        self._custody.words[SNAPSHOTS] += 1
+        self._keeper.words[SNAPSHOTS] += 1
         if taken is self._snapshots.newest:
-            self._custody.snapshot_taken(taken)
-        if self._crew is not None:
-            self._crew.taken()
+            self._keeper.snapshot_taken(taken)
+        if self._ranks is not None:
+            self._ranks.taken()
         here = 0.0 if taken.is_hidden else capturing + taken.seconds
         self._cadence.took_snapshot(time.monotonic(), here + taken.device_seconds)
         return taken
 
-    def _on_landed(self, taken: Taken, good: bool) -> None:
-        """In a thread of its own: what a device has copied is whole, or is lost."""
-        with self._landing:
+    def _on_copied(self, taken: Taken, good: bool) -> None:
+        """In the thread of the copies: a device has copied a snapshot, or lost it."""
+        with self._in_flight_lock:
             handles = self._ordered.pop(taken.sequence, [])
         if good:
-            self._custody.snapshot_taken(taken)
+            self._keeper.snapshot_taken(taken)
             if handles:
-                self._custody.order(taken, handles)
+                self._keeper.order(taken, handles)
             return
         if self._snapshots is not None:
             self._snapshots.settle(taken.sequence)
-        if self._crew is not None:
-            self._crew.missed(taken.mark, "the copy from the device was lost")
+        if self._ranks is not None:
+            self._ranks.missed(taken.mark, "the copy from the device was lost")
         for handle in handles:
             handle.settle("the copy from the device was lost")
 
@@ -336,23 +337,23 @@ class Saver:
         self._snapshots.promise(taken)
         for handle in handles:
             handle.step = taken.step
-        with self._landing:
-            if self._snapshots.in_air is taken:
+        with self._in_flight_lock:
+            if self._snapshots.in_flight is taken:
                 self._ordered[taken.sequence] = handles
                 return
-        self._custody.order(taken, handles)
+        self._keeper.order(taken, handles)
 
     def _write_here(self, step: int, handles: list[Handle]) -> None:
         """Without slots or keeper the trainer writes itself, and training waits."""
         error = None
         try:
             reason = handles[0].reason
-            write_direct(self._custody.policy, self._capture(step), self._head(), step, reason)
+            write_direct(self._keeper.policy, self._capture(step), self._head(), step, reason)
         except SaveFailed as failed:
             error = str(failed)
             say(f"a checkpoint could not be made: {error}. It will be tried again.")
         else:
-            self._custody.durable_step = step
+            self._keeper.record_durable(step)
         for handle in handles:
             handle.step = step
             handle.settle(error)

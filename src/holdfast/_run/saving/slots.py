@@ -5,37 +5,38 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import queue
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast._adapters.registry import adapter_of
-from holdfast._run.saving.async_copy import DeviceCopies, Flight
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import Backing
 
-# -- Many copies of raw bytes within this process, prepared once and made again and again ----------
-# Large ones are moved in pieces by several threads. For small ones a call each would take longer
-# than their bytes: the kernel takes a thousand at a time, from a list of places. Where it refuses
-# (a sandbox may), they are moved one by one.
+# -- Copies of raw bytes within this process, prepared once and repeated ---------------------------
+# Several threads copy large ones in chunks. For small ones a call each would take longer than the
+# copy: process_vm_readv takes a thousand at a time. Where it is refused (a sandbox may), they are
+# copied one by one.
 
 
 _LARGE_BYTES = 128 << 10
 _LEAST_PIECE, _LARGEST_PIECE = 1 << 20, 32 << 20
-_BATCH = 1024  # places that one call of the kernel takes
+_BATCH = 1024  # places in one system call
 _BATCH_BYTES = 8 << 20
-_ALONE_BYTES = 4 << 20  # less is done before another thread has begun
+_ALONE_BYTES = 4 << 20  # less is copied before another thread has started
 _MOST_THREADS = 8
 
-Move = tuple[int, int, int]  # to which address, from which, and how many bytes
+Move = tuple[int, int, int]  # target address, source address, bytes
 
 
 class RawCopies:
-    """Copies from fixed places to fixed places, all of them of memory that is there."""
+    """Copies between fixed addresses of mapped memory."""
 
     def __init__(self, moves: Iterable[Move]) -> None:
         joined = _join(sorted(moves))
@@ -69,7 +70,7 @@ class RawCopies:
                     if job is None:
                         return
                     job()
-            except BaseException as error:  # noqa: BLE001  for whoever called run
+            except BaseException as error:  # noqa: BLE001  raised by run()
                 errors.append(error)
 
         others = [
@@ -88,17 +89,17 @@ class RawCopies:
 
 
 def _start(threads: list[threading.Thread]) -> None:
-    with contextlib.suppress(RuntimeError):  # there may be no more threads: whoever is here copies
+    with contextlib.suppress(RuntimeError):  # no more threads: this one copies
         for thread in threads:
             thread.start()
 
 
 def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
-    """Wait for a thread whatever happens: it writes where the next snapshot may go."""
+    """Wait for a thread even if interrupted: it writes where the next snapshot may go."""
     is_over = False
     while not is_over:
         try:
-            if thread.is_alive():  # else it has not begun, and will find the error if it does
+            if thread.is_alive():  # else it has not started, and will see the error if it does
                 thread.join()
             is_over = True
         except BaseException as error:  # noqa: BLE001  raised when the thread has ended
@@ -106,7 +107,7 @@ def _join_surely(thread: threading.Thread, errors: list[BaseException]) -> None:
 
 
 def _join(moves: Iterable[Move]) -> list[Move]:
-    """Neighbours that stay neighbours are one."""
+    """Merge moves that are adjacent at both ends."""
     joined: list[Move] = []
     for target, source, size in moves:
         if joined:
@@ -143,7 +144,7 @@ def _batches(moves: list[Move]) -> list[Callable[[], None]]:
 
 
 class _Batch:
-    """Small copies in one call: the kernel reads this process as it would read another."""
+    """Small copies in one call of process_vm_readv, on this very process."""
 
     def __init__(self, moves: list[Move]) -> None:
         sources: list[int] = []
@@ -199,15 +200,15 @@ _readv = _find_readv()
 
 @dataclass(frozen=True)
 class _Ways:
-    """How the tensors get into one slot."""
+    """How the tensors are copied into one slot."""
 
-    addresses: list[int] | None  # as the capture knew them
-    raw: RawCopies  # of all that is bytes at a known address
-    others: list[tuple[str, list[int], Sequence[Any]]]  # kind, which, and where they go
+    addresses: list[int] | None  # as captured
+    raw: RawCopies  # of bytes at known addresses
+    others: list[tuple[str, list[int], Sequence[Any]]]  # kind, indices, targets
 
 
 class Generation:
-    """An arena for one layout of the state, with the views that snapshots are copied into."""
+    """An arena for one layout of the state, and the copies into its slots."""
 
     def __init__(self, arena: Arena, backing: Backing, plan: ImagePlan) -> None:
         self.arena = arena
@@ -219,11 +220,11 @@ class Generation:
             copies = adapter_of(spec.kind).copies_by_itself(spec)
             (on_device if copies else places).setdefault(spec.kind, []).append(index)
         self._indices = places
-        self.specs_seen: list[TensorSpec] | None = None  # known to be those of the plan
+        self.specs_seen: list[TensorSpec] | None = None  # known to equal the plan's
         self._ways: dict[int, _Ways] = {}  # by slot
         self._on_device: list[int] = []
         self._copies: DeviceCopies | None = None
-        for kind, indices in on_device.items():  # of one framework: no other does it yet
+        for kind, indices in on_device.items():  # at most one: only torch does it yet
             self._on_device = indices
             self._copies = adapter_of(kind).device_copies(
                 arena.mapped,
@@ -232,7 +233,7 @@ class Generation:
             )
 
     def fits(self, captured: Captured, scalars_bytes: int) -> bool:
-        """Whether a state has the layout that this arena was made for."""
+        """True if a state has the layout that this arena was made for."""
         if scalars_bytes > self.plan.scalars.size_bytes:
             return False
         if captured.specs is not self.specs_seen:
@@ -241,15 +242,15 @@ class Generation:
             self.specs_seen = captured.specs
         return True
 
-    def begin(self, slot: int, captured: Captured, *, careful: bool) -> Flight | None:
-        """Begin to copy what is on a device; what it still has to copy is returned."""
+    def begin(self, slot: int, captured: Captured, *, careful: bool) -> AsyncCopy | None:
+        """Start the copies from a device; returns the copy that is still in flight."""
         if self._copies is None:
             return None
         on_device = [captured.values[i] for i in self._on_device]
         return self._copies.begin(slot, on_device, careful=careful)
 
     def fill(self, slot: int, captured: Captured, scalars: bytes) -> None:
-        """Copy everything else."""
+        """Copy everything that is not on a device."""
         values = captured.values
         ways = self._ways.get(slot)
         if ways is None or ways.addresses is not captured.addresses:
@@ -262,7 +263,7 @@ class Generation:
         self.arena.mapped[start : start + capacity] = scalars.ljust(capacity)
 
     def _prepare(self, slot: int, addresses: list[int] | None) -> _Ways:
-        """How each tensor gets into a slot, as long as none of them moves."""
+        """Valid as long as no tensor moves."""
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.mapped))
         start += self.arena.slot_offset(slot)
         plan, known = self.plan, addresses or [0] * len(self.plan.specs)
@@ -286,12 +287,12 @@ class Generation:
 
     @property
     def device_seconds(self) -> float:
-        """What a snapshot is known to keep the device from its work."""
+        """For how long a snapshot keeps the device from its work."""
         return 0.0 if self._copies is None else self._copies.cost_seconds
 
     @property
     def hides_the_processor(self) -> bool:
-        """Whether what the processor did for the last snapshot cost training nothing."""
+        """True if the processor's part of the last snapshot cost training nothing."""
         return self._copies is not None and self._copies.is_ahead
 
     def close(self) -> None:
@@ -299,3 +300,81 @@ class Generation:
         if self._copies is not None:
             self._copies.close()
         self.arena.close()
+
+
+# -- Asynchronous copies by a device: a slot is whole when its copy has ended ----------------------
+# The trainer goes on meanwhile. A thread waits for the device, so that the slot is marked whole as
+# soon as its last byte has arrived, however long the next step takes. At most one copy is in
+# flight; a kill before its end leaves the older slots.
+
+
+class AsyncCopy(Protocol):
+    """A copy in flight."""
+
+    def wait(self) -> bool:
+        """Return when it has ended: True if the slot holds the state of its boundary."""
+
+
+class DeviceCopies(Protocol):
+    """Copies tensors of devices into the slots of one arena."""
+
+    cost_seconds: float  # for which a copy keeps the device from its work
+    is_ahead: bool  # the device had work to do while the processor began the last copy
+
+    def begin(self, slot: int, values: list[Any], *, careful: bool) -> AsyncCopy | None:
+        """Start a copy; None if it has ended already. A careful one cannot fail."""
+
+    def close(self) -> None: ...
+
+
+class AsyncCopies:
+    """Waits for the copies in flight, one at a time."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._queue: queue.SimpleQueue[tuple[AsyncCopy, Callable[[bool], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+        self._is_free = threading.Event()
+        self._is_free.set()
+
+    @property
+    def is_free(self) -> bool:
+        return self._is_free.is_set()
+
+    def wait(self, deadline: float) -> bool:
+        """True if all copies have ended by `deadline`, on the monotonic clock."""
+        return self._is_free.wait(max(0.0, deadline - time.monotonic()))
+
+    def expect(self, copy: AsyncCopy, then: Callable[[bool], None]) -> None:
+        """Call `then` in the thread when a copy has ended: with True if it succeeded."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="holdfast-copies", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: the trainer waits
+                self._finish(copy, then)
+                return
+            self._thread = thread
+        self._is_free.clear()
+        self._queue.put((copy, then))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._finish(*item)
+            finally:
+                self._is_free.set()
+
+    def _finish(self, copy: AsyncCopy, then: Callable[[bool], None]) -> None:
+        try:
+            good = copy.wait()
+        except Exception as error:  # noqa: BLE001  the device's: training itself will say more
+            self._say(f"a snapshot was lost on its way from the device: {error}")
+            good = False
+        then(good)

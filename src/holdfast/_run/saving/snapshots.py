@@ -1,8 +1,7 @@
 """Snapshots: the state of one boundary, copied into a free slot.
 
-The trainer never waits here unless it is told to: while an arena is being built,
-a device still copies, or every free slot is being read, there is simply no snapshot,
-and the next boundary tries again.
+The trainer waits only if `patience_seconds` says so. While an arena is being built, a device
+copies, or every slot is being read, there is no snapshot, and the next boundary tries again.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
-from holdfast._run.saving.async_copy import Landings
-from holdfast._run.saving.slots import Generation
+from holdfast._run.saving.slots import AsyncCopies, Generation
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
@@ -30,15 +28,15 @@ _MOST_IN_VAIN = 3
 
 @dataclass(frozen=True)
 class Taken:
-    """A snapshot that is whole, or will be when the device has copied it."""
+    """A snapshot: whole, or in flight from a device."""
 
     generation: int
     slot: int
     sequence: int
     mark: int
-    seconds: float  # that the processor took for the copy
+    seconds: float  # the processor's part of the copy
     device_seconds: float = 0.0  # for which it keeps a device from its work
-    is_hidden: bool = False  # the device had work meanwhile, so that the processor's cost nothing
+    is_hidden: bool = False  # the device had work meanwhile, so `seconds` cost training nothing
 
     @property
     def step(self) -> int:
@@ -62,9 +60,7 @@ class Snapshots:
         attend: Callable[[], None] = lambda: None,
         readers: Callable[[], list[int]] = list,
     ) -> None:
-        self._run_id = run_id
-        self._attempt = attempt
-        self._rank = rank
+        self._owner = (run_id, attempt, rank)
         self._folder = folder
         self._common = common  # the mark of the newest snapshot that all ranks hold
         self._announce = announce
@@ -74,24 +70,20 @@ class Snapshots:
         self._built: Generation | None = None
         self._number = 0
         self._sequence = 0
-        self._in_vain = 0  # arenas in a row whose layout was gone before they were used
+        self._in_vain = 0  # arenas in a row whose layout changed before they were used
         self._promised: dict[int, int] = {}
-        self._attend = attend  # to what must not die while one waits
-        self._readers = readers  # the processes that hold slots for a while
-        self._landed = landed  # told of what a device has copied, and whether it went well
-        self._landings = Landings(say)
-        self._in_air: Taken | None = None
-        self._whole = threading.Lock()  # for whoever calls a slot whole, or void
+        self._attend = attend  # called while waiting: replaces a keeper that died
+        self._readers = readers  # pids of the processes that hold slots for a while
+        self._landed = landed  # called with a copy of a device that has ended, and its success
+        self._copies_in_flight = AsyncCopies(say)
+        self._in_flight: Taken | None = None
+        self._whole = threading.Lock()  # while a slot becomes whole, or void
         self.impossible = False  # there is no memory for slots: checkpoints only
         self.newest: Taken | None = None
 
     @property
-    def slots(self) -> int:
-        return self._current.arena.slots if self._current else 0
-
-    @property
     def arena(self) -> tuple[Arena, Backing] | None:
-        """The arena of the moment, for a keeper that starts late."""
+        """The current arena, for a keeper that starts later."""
         return (self._current.arena, self._current.backing) if self._current else None
 
     def take(
@@ -99,17 +91,17 @@ class Snapshots:
     ) -> Taken | None:
         """Copy a captured state into a free slot; None if there is none within the patience.
 
-        What a device copies by itself may be `in_air` when this returns.
+        A copy by a device may still be `in_flight` when this returns.
         """
         began = time.perf_counter()
         deadline = FairDeadline(patience_seconds, self._readers)
-        if not self._landings.wait(deadline.at):
+        if not self._copies_in_flight.wait(deadline.at):
             return None
         scalars = captured.scalars({**head, "step": mark // 2})
         if not self._fits(self._current, captured, len(scalars)):
             if not self._renew(captured, len(scalars), deadline.at):
                 return None
-            began = time.perf_counter()  # building is paid once, copying each time
+            began = time.perf_counter()  # an arena is built once: exclude it from the copy's time
         generation = self._current
         assert generation is not None
         slot = generation.arena.begin(self._held(), self._common())
@@ -118,19 +110,19 @@ class Snapshots:
             if deadline.is_over():
                 return None
             if time.monotonic() - looked >= _LOOK_SECONDS:
-                self._attend()  # whoever reads the slots may have died over it
+                self._attend()  # the keeper may have died while it read a slot
                 looked = time.monotonic()
             time.sleep(0.001)
             slot = generation.arena.begin(self._held(), self._common())
-        flight = None
+        copy = None
         try:
-            flight = generation.begin(slot, captured, careful=patience_seconds > 0)
+            copy = generation.begin(slot, captured, careful=patience_seconds > 0)
             generation.fill(slot, captured, scalars)
         except BaseException:
-            if flight is None:
+            if copy is None:
                 generation.arena.abandon(slot)
             else:  # the device still writes there
-                self._landings.expect(flight, lambda _: generation.arena.abandon(slot))
+                self._copies_in_flight.expect(copy, lambda _: generation.arena.abandon(slot))
             raise
         self._sequence += 1
         taken = Taken(
@@ -142,36 +134,36 @@ class Snapshots:
             device_seconds=generation.device_seconds,
             is_hidden=generation.hides_the_processor,
         )
-        if flight is None:
+        if copy is None:
             self._finish(generation.arena, taken)
         else:
-            self._in_air = taken
-            self._landings.expect(flight, lambda good: self._land(generation.arena, taken, good))
+            self._in_flight = taken
+            self._copies_in_flight.expect(
+                copy, lambda good: self._land(generation.arena, taken, good)
+            )
         return taken
 
     @property
-    def in_air(self) -> Taken | None:
-        """What a device still copies."""
-        return self._in_air
+    def in_flight(self) -> Taken | None:
+        return self._in_flight
 
     @property
     def is_busy(self) -> bool:
-        """Whether a device still copies, so that there is no use in asking for another."""
-        return not self._landings.is_free
+        """True while a device copies: another snapshot cannot begin."""
+        return not self._copies_in_flight.is_free
 
-    def wait_landed(self, seconds: float) -> bool:
-        """Whether nothing is in the air any more."""
-        return self._landings.wait(time.monotonic() + seconds)
+    def wait_for_copies(self, seconds: float) -> bool:
+        return self._copies_in_flight.wait(time.monotonic() + seconds)
 
     def _finish(self, arena: Arena, taken: Taken) -> None:
         arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
         self.newest = taken
 
     def _land(self, arena: Arena, taken: Taken, good: bool) -> None:
-        """In the landings' thread: the device has copied, or could not."""
+        """In the thread of the copies: the device has copied, or failed."""
         with self._whole:
-            good = good and self._in_air is taken  # else it is void by now
-            self._in_air = None
+            good = good and self._in_flight is taken  # else it has become void
+            self._in_flight = None
             if good:
                 self._finish(arena, taken)
             else:
@@ -179,10 +171,10 @@ class Snapshots:
         self._landed(taken, good)
 
     def void_from(self, step: int) -> None:
-        """Hold nothing any more from this step on: the newest is then one before it."""
+        """Drop all snapshots from this step on."""
         with self._whole:
-            if self._in_air is not None and self._in_air.step >= step:
-                self._in_air = None
+            if self._in_flight is not None and self._in_flight.step >= step:
+                self._in_flight = None
             if self._current is None:
                 return
             arena = self._current.arena
@@ -194,7 +186,7 @@ class Snapshots:
                 self.newest = Taken(*place, seconds=0.0)
 
     def promise(self, taken: Taken) -> None:
-        """Leave this slot alone until `settle`: it is to become a checkpoint."""
+        """Keep this slot until `settle`: it is to become a checkpoint."""
         self._promised[taken.sequence] = taken.slot
 
     def settle(self, sequence: int) -> None:
@@ -204,12 +196,12 @@ class Snapshots:
         self._promised.clear()
 
     def close(self) -> None:
-        """Let go of the memory; whoever removes the files has done so or will."""
+        """Unmap the memory; the keeper removes the files."""
         if self._building is not None:
             self._building.join()
-        has_landed = self.wait_landed(_CLOSING_SECONDS)
-        self._landings.close()
-        if not has_landed:  # the device may still write there: all of it goes with the process
+        has_ended = self.wait_for_copies(_CLOSING_SECONDS)
+        self._copies_in_flight.close()
+        if not has_ended:  # the device may still write there: unmapped when the process ends
             return
         for generation in (self._current, self._built):
             if generation is not None:
@@ -222,7 +214,7 @@ class Snapshots:
         return set(self._promised.values())
 
     def _renew(self, captured: Captured, scalars_bytes: int, deadline: float) -> bool:
-        """Go over to a generation for this layout, building one first; False if not yet."""
+        """Switch to an arena for this layout, building it first; False if it is not ready."""
         while not self.impossible:
             if self._building is None and not self._fits(self._built, captured, scalars_bytes):
                 self._start_building(captured.specs, scalars_bytes)
@@ -241,7 +233,7 @@ class Snapshots:
         return generation is not None and generation.fits(captured, scalars_bytes)
 
     def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
-        if self._built is not None:  # made for a layout that was gone before it was ready
+        if self._built is not None:  # its layout changed before it was ready
             self._built.close()
             self._built.backing.remove()
             self._built = None
@@ -263,11 +255,12 @@ class Snapshots:
         self._building.start()
 
     def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
+        run_id, attempt, rank = self._owner
         plan = plan_image(specs, scalars_bytes)
         for slots in (3, 2):
             size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
             try:
-                backing = reserve(self._run_id, self._attempt, number, size, self._rank)
+                backing = reserve(run_id, attempt, number, size, rank)
             except OSError as error:
                 self._give_up(f"the system refuses the memory for them ({error.strerror})")
                 return
@@ -278,7 +271,7 @@ class Snapshots:
             return
         try:
             self._built = self._format(backing, plan, number, slots)
-        except Exception as error:  # noqa: BLE001  a thread's error would be lost, and tried again
+        except Exception as error:  # noqa: BLE001  a thread's error would be lost
             backing.remove()
             self._give_up(f"{type(error).__name__}: {error}")
             return
@@ -301,10 +294,11 @@ class Snapshots:
         )
 
     def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> Generation:
+        run_id, attempt, _ = self._owner
         arena = Arena.create(
             backing.descriptor,
-            run_id=self._run_id,
-            attempt=self._attempt,
+            run_id=run_id,
+            attempt=attempt,
             generation=number,
             slots=slots,
             plan=plan,
@@ -319,7 +313,7 @@ class Snapshots:
         self._in_vain = 0
         self._promised.clear()
         self._announce(self._current.arena, self._current.backing)
-        # The keeper has its own mapping of the former arena, and removes that file
-        # when the first slot of this one is whole.
+        # The keeper maps the former arena itself, and removes its file when the first slot of
+        # this one is whole.
         if former is not None:
             former.close()

@@ -1,14 +1,12 @@
-"""Children of the trainer do not hear the terminal.
+"""Protects the trainer's children from signals of the terminal.
 
-Ctrl-C goes to every process of the foreground group. Data-loader workers would
-die of it, and the step that is to be finished would fail for want of data. So
-while a run is open, children that multiprocessing starts are born with those
-signals blocked: a blocked mask, unlike a handler, survives fork and exec alike,
-and the trainer itself loses no signal by it. SIGTERM stays open to them, since
-that is how they are ended.
+Ctrl-C goes to every process of the foreground group. Data-loader workers would die of it, and the
+step that is to be finished would lack its data. So while a run is open, multiprocessing starts
+children with those signals blocked: unlike a handler, a mask survives fork and exec. SIGTERM stays
+open, since it is how workers are ended.
 
-A launcher such as torchrun sends it to the whole group of a rank, though: there they
-get a group of their own, or the step that is to be finished fails for want of data.
+A launcher such as torchrun sends SIGTERM to the whole group of a rank. There the children get
+process groups of their own.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast._run.signals.handlers import uninterruptible
+
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 
 @contextlib.contextmanager
-def children_unheard() -> Iterator[list[int]]:
-    """Let the handler of a child's death wait until our own work is done.
+def children_deferred() -> Iterator[list[int]]:
+    """Defer the user's SIGCHLD handler until our own work is done; clear the list to drop it.
 
-    It is not called if whoever works clears the list that this gives.
-
-    torch's raises as soon as a worker of a loader has died, between any two lines: a slot would
-    stay locked, or a state that was to be saved would not be.
+    torch's handler raises as soon as a worker has died, between any two lines: a slot would stay
+    locked, or a state would not be saved.
     """
     number = getattr(signal, "SIGCHLD", None)
     is_main = threading.current_thread() is threading.main_thread()
@@ -66,10 +64,11 @@ class ChildShield:
         self._former = former = processes.BaseProcess.start
         numbers = self._numbers
 
+        @uninterruptible
         @functools.wraps(former)
         def start(process: BaseProcess) -> None:
             if getattr(process, "_start_method", None) != "fork":
-                # It unblocks signals around its own start, so it must run already.
+                # Its start unblocks signals, so it must run already.
                 from multiprocessing import resource_tracker
 
                 resource_tracker.ensure_running()
@@ -79,11 +78,11 @@ class ChildShield:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if self.sets_apart and process.pid is not None:
-                # One that has become another program already does it by itself, when it begins.
+                # A child that has called exec already sets its own group.
                 with contextlib.suppress(OSError):
                     os.setpgid(process.pid, process.pid)
 
-        # Their own method, and nothing less, is what every child of theirs comes by.
+        # The one method that starts every child of multiprocessing.
         processes.BaseProcess.start = start  # type: ignore[method-assign,assignment]
 
     def remove(self) -> None:

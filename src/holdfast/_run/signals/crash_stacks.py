@@ -1,7 +1,6 @@
-"""The stack of a crash: of what ends a process at C level, Python can still say where it was.
+"""Python stacks of a crash at C level, such as a segmentation fault.
 
-Without it a segmentation fault leaves a number and nothing else. Whoever has asked for these
-stacks already, by PYTHONFAULTHANDLER or by a call of his own, keeps them where he wants them.
+A script that has enabled faulthandler itself keeps its own destination.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class CrashStacks:
             _watch_forks()
 
     def remove(self) -> None:
-        """Put it back, unless somebody has taken it over meanwhile."""
-        # faulthandler holds what it writes to, and nobody else does.
+        """Disable it, unless other code has enabled its own meanwhile."""
+        # Only faulthandler holds the destination.
         if self._destination is not None and self._destination() is not None:
             faulthandler.disable()
         self._destination = None
@@ -37,7 +36,7 @@ class CrashStacks:
 
 
 class _Destination:
-    """As much of a file as faulthandler asks for."""
+    """The part of a file object that faulthandler needs."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -61,6 +60,6 @@ def _watch_forks() -> None:
 
 
 def _forget_in_child() -> None:
-    # The crash of a worker must not be taken for the trainer's.
+    # A worker's crash must not look like the trainer's.
     for each in list(_installed):
         each.remove()

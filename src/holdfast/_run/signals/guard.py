@@ -1,4 +1,4 @@
-"""The guard: signals and children of one open run, installed and put back as one."""
+"""The guard: signal handlers and child processes of one open run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONG_SECONDS = 120.0
 
 
 class Guard:
-    """Watches the signals while a run is open, if it was opened in the main thread."""
+    """Handles signals while a run is open, if it was opened in the main thread."""
 
     def __init__(
         self, numbers: tuple[int, ...], wakeup: int, stacks: Path, *, in_job: bool = False
@@ -63,32 +63,32 @@ class Guard:
                 self._take_back()
 
     def rest(self, leave: Callable[[int], BaseException] | None) -> None:
-        """While set, a signal leaves at once, by what `leave` gives: no boundary will come."""
+        """While set, a signal raises what `leave` returns at once: no boundary will come."""
         if self._watch is not None:
             self._watch.leave = leave
 
     def wait_for_others(self) -> None:
-        """Several ranks decide together when to leave: a signal alone does not."""
+        """With several ranks a signal alone does not leave: they decide together."""
         if self._watch is not None:
             self._watch.leaves_when_nudged = True
 
     def set_children_apart(self) -> None:
-        """Whoever started this process signals its whole group: keep the children out of it."""
+        """The launcher signals the whole process group: give children groups of their own."""
         self._shield.sets_apart = True
 
     def nudge(self, *, ends_the_step: bool = False) -> None:
-        """From another thread: act in the main thread as if Ctrl-C had come, or a second one."""
+        """From another thread: act in the main thread as if (a second) Ctrl-C had come."""
         if self._watch is None:
             return
         self._watch.nudged = True
         self._watch.ends_the_step = ends_the_step
-        if hasattr(signal, "pthread_kill"):  # which also wakes it from a system call
+        if hasattr(signal, "pthread_kill"):  # also interrupts a system call
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         else:
             _thread.interrupt_main(signal.SIGINT)
 
     def mend(self, is_alone: bool) -> None:
-        """Take back what another library has replaced, and say so."""
+        """Reinstall handlers that another library has replaced, and say so."""
         if self._watch is not None:
             self._watch.is_alone = is_alone
         self._take_back()
@@ -101,7 +101,7 @@ class Guard:
     def request(self, asked: StopRequest | None) -> StopRequest | None:
         """The stop that a signal has asked for, or `asked`.
 
-        In a job a person's wish comes first: by a signal after it, the job would come back.
+        In a job a person's request comes first: a signal after it would requeue the job.
         """
         by_person = asked is not None and asked.status == _errors.PERSON
         if not self.noted or (self._in_job and by_person):
@@ -114,10 +114,10 @@ class Guard:
         if handler is not None:
             handler(number, None)
 
-    def heed_no_more(self, number: int) -> None:
-        """Ignore a signal from the end of the run on: this process is leaving as it should."""
+    def ignore_from_now(self, number: int) -> None:
+        """Ignore a signal from the end of the run on: the process leaves already."""
         if self._watch is not None:
-            self._watch.heed_no_more(number)
+            self._watch.ignore_from_now(number)
 
     def remove(self) -> None:
         """Put everything back as it was."""
@@ -125,7 +125,7 @@ class Guard:
         if self._watch is not None and threading.current_thread() is threading.main_thread():
             self._watch.remove()
             if self._reaper is not None:
-                die_by_signals()  # from now on nobody else answers them
+                die_by_signals()  # from now on no handler of ours answers them
         if self._reaper is not None:
             self._reaper.stop()
         if self._crashes is not None:
@@ -155,7 +155,7 @@ def _tell_of_thread() -> None:
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """The seconds that a signal leaves, and those that a write takes, as far as it is known."""
+    """The seconds between a signal and the kill, and those that a write takes, if known."""
 
     grace: float | None = None
     needed: float | None = None
@@ -168,7 +168,7 @@ def announce_signal(
     durable: int | None = None,
     time_left: TimeLeft = TimeLeft(),  # noqa: B008  frozen
 ) -> None:
-    """Tell the person at once what will happen, and what a second Ctrl-C does.
+    """Say at once what will happen, and what a second Ctrl-C does.
 
     `held` is the newest step in memory, `durable` the newest on disk.
     """
@@ -191,7 +191,7 @@ def announce_signal(
 
 
 def _what_is_certain(held: int | None, durable: int | None, time_left: TimeLeft) -> str:
-    """What a kill at the end of the grace time leaves: only what is durable now is certain."""
+    """What a kill at the end of the grace time leaves: only a durable step is certain."""
     certain = "nothing is durable yet" if durable is None else f"step {durable} is durable already"
     grace, needed = f"{time_left.grace:.0f} s", time_left.needed
     if needed is not None and time_left.grace is not None and needed > time_left.grace:

@@ -6,9 +6,9 @@ The step boundary does the work. `set_wakeup_fd` carries the number to the
 keeper at C level, so that the clock of a deadline starts even while the main
 thread sits in a long call.
 
-Only outside the user's loop, where no boundary will come, it raises at once, as
-Python would; and for the second Ctrl-C where nobody else answers it: without a
-keeper, and at a prompt or in a notebook, whose process must live on.
+It raises at once only outside the user's loop, where no boundary will come, and for
+the second Ctrl-C where no keeper answers it, or at a prompt or in a notebook, whose
+process must go on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from holdfast import _errors
 from holdfast._environment.processes.libc import c_handler
@@ -31,31 +30,47 @@ from holdfast._store.folder.requests import SAME_PRESS_SECONDS
 
 _SIGQUIT = getattr(signal, "SIGQUIT", None)
 _SIGHUP = getattr(signal, "SIGHUP", None)
-_OURS = (
-    *("_run/session.py", "_run/boundary.py", "_run/saving", "_run/exit", "_run/signals"),
-    *("_state", "_store"),
-)
-_OUR_WORK = tuple(str(Path(__file__).parents[2] / name) for name in _OURS)
 _Handler = Callable[[int, Any], Any] | int | None
 
-# The one that fork must undo in the child; there is at most one run that owns the signals.
+# To be undone in a forked child; at most one run owns the signals.
 _installed: SignalWatch | None = None
 _fork_hook_set = False
 _masks = threading.local()  # of the thread that forks, while it does
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_uninterruptible: set[int] = set()  # the ids of code objects
+
+
+def uninterruptible(function: _Function) -> _Function:
+    """Let no second Ctrl-C cut this function in two, nor anything that it calls.
+
+    The handler looks for its code among the frames that it interrupts: a call costs nothing more.
+    """
+    _uninterruptible.add(id(function.__code__))
+    return function
+
+
+def _is_uninterruptible(frame: FrameType | None) -> bool:
+    while frame is not None and id(frame.f_code) not in _uninterruptible:
+        frame = frame.f_back
+    return frame is not None
+
+
 class SignalWatch:
-    """Notes the signals of one run while it is open."""
+    """Records the signals of one run while it is open."""
 
     def __init__(self, numbers: tuple[int, ...], wakeup: int, stacks: IO[bytes] | None) -> None:
         self.noted: list[int] = []
         self.is_alone = False  # True: there is no keeper
         self.defers = True  # False: outside the loop, where a signal acts at once
-        self.holds_warnings = False  # True: but a scheduler's warning is only noted
-        self.leave: Callable[[int], BaseException] | None = None  # set: it leaves at once
-        self.leaves_when_nudged = False  # True: what leaves was decided with other ranks
-        self.nudged = False  # the next one is our own thread's
-        self.ends_the_step = False  # True: what nudges does not wait for the boundary
+        self.holds_warnings = False  # True: a scheduler's warning is only recorded
+        self.leave: Callable[[int], BaseException] | None = (
+            None  # set: a signal raises this at once
+        )
+        self.leaves_when_nudged = False  # True: all ranks decide together when to leave
+        self.nudged = False  # the next SIGINT comes from our own thread
+        self.ends_the_step = False  # True: the nudge does not wait for the boundary
         self._pressed_at: float | None = None
         self._numbers = tuple(n for n in numbers if n != _SIGQUIT)
         self._takes_quit = _SIGQUIT is not None and _SIGQUIT in numbers
@@ -64,17 +79,16 @@ class SignalWatch:
         self._former: dict[int, _Handler] = {}
         self._former_wakeup = -1
         self._former_quit: _Handler = None  # only of a process 1
-        self._outer: SignalWatch | None = None  # of a run that this one was opened in
+        self._outer: SignalWatch | None = None  # of a run around this one
         self._at_c_level: dict[int, bytes] = {}
-        # Python makes a new method object at each look; the handler must be one thing.
+        # One object: each access to a method makes a new one, and they are compared by identity.
         self._handler = self._note
 
     def install(self) -> None:
         global _installed, _fork_hook_set
         for number in self._numbers:
             former = signal.getsignal(number)
-            # What was ignored from the start stays so: Ctrl-C of a job in the background, and
-            # SIGHUP under nohup.
+            # A signal that was ignored stays so: Ctrl-C of a background job, SIGHUP under nohup.
             if former is signal.SIG_IGN and number in (signal.SIGINT, _SIGHUP):
                 continue
             self._former[number] = former
@@ -84,12 +98,12 @@ class SignalWatch:
             self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         if self._takes_quit and self._stacks is not None and _SIGQUIT is not None:
             if os.getpid() == 1:
-                # It cannot die of a signal, and its end would be the keeper's too: the keeper is
-                # told by way of Python, saves, and has it leave.
+                # Process 1 cannot die of a signal, and its end would end the keeper. So Python
+                # tells the keeper, which saves and ends it.
                 self._former_quit = signal.signal(_SIGQUIT, self._quit_as_first)
-            # At C level: it works while a call holds the interpreter. With `chain`
-            # the process then dies of the signal, as a person at Ctrl-\ expects. Only its own
-            # stack: those of other threads change meanwhile, and to walk them can be a SIGSEGV.
+            # At C level: it works while a call holds the GIL. With `chain` the process then dies
+            # of the signal, as Ctrl-\ should do. Only this thread's stack: the others change
+            # meanwhile, and reading them can be a SIGSEGV.
             faulthandler.register(_SIGQUIT, file=self._stacks, all_threads=False, chain=True)
         self._outer, _installed = _installed, self
         if not _fork_hook_set and hasattr(os, "register_at_fork"):
@@ -100,8 +114,8 @@ class SignalWatch:
             )
             _fork_hook_set = True
 
-    def heed_no_more(self, number: int) -> None:
-        """Let `remove` leave this signal ignored."""
+    def ignore_from_now(self, number: int) -> None:
+        """Make `remove` ignore this signal."""
         if number in self._former:
             self._former[number] = signal.SIG_IGN
 
@@ -113,7 +127,7 @@ class SignalWatch:
         if self._wakeup >= 0:
             try:
                 signal.set_wakeup_fd(self._former_wakeup)
-            except (ValueError, OSError):  # closed meanwhile by whoever it belonged to
+            except (ValueError, OSError):  # closed meanwhile by its owner
                 signal.set_wakeup_fd(-1)
         for number, former in self._former.items():
             if signal.getsignal(number) is self._handler:
@@ -125,16 +139,16 @@ class SignalWatch:
                 signal.signal(_SIGQUIT, self._former_quit)
 
     def mend(self) -> list[str]:
-        """Take back what another library has replaced, and return what that was."""
+        """Reinstall what another library has replaced, and return names of that."""
         replaced = []
-        # Around each cell and prompt these are put in place: nobody's wish, and no news.
+        # IPython installs these around each cell and prompt: no user asked for them.
         defaults = (signal.default_int_handler, signal.SIG_IGN, -1) if is_interactive() else ()
         for number in tuple(self._former):
             found = signal.getsignal(number)
             if found is self._handler and c_handler(number) == self._at_c_level[number]:
                 continue
             if found is not self._handler and callable(found):
-                self._former[number] = found  # the user's newest wish, kept for the boundary
+                self._former[number] = found  # the user's newest handler, called at the boundary
             if number != signal.SIGINT or found not in defaults:
                 replaced.append(f"the handler of {signal.Signals(number).name}")
             signal.signal(number, self._handler)
@@ -163,9 +177,9 @@ class SignalWatch:
             if self.leave is not None and (nudged or not self.leaves_when_nudged):
                 raise self.leave(number)
             if again and self.is_alone:
-                raise KeyboardInterrupt  # no keeper hears the second Ctrl-C
+                raise KeyboardInterrupt  # no keeper acts on the second Ctrl-C
             at_once = again or (nudged and self.ends_the_step)
-            if at_once and is_interactive() and not _is_our_work(frame):
+            if at_once and is_interactive() and not _is_uninterruptible(frame):
                 raise KeyboardInterrupt  # the keeper would end the process, and so the kernel
             return
         if self.holds_warnings and _errors.of_signal(number) == _errors.REQUEUE:
@@ -200,13 +214,6 @@ class SignalWatch:
                 signal.signal(number, signal.SIG_DFL if former is None else former)
             if self._takes_quit and _SIGQUIT is not None:
                 faulthandler.unregister(_SIGQUIT)
-
-
-def _is_our_work(frame: FrameType | None) -> bool:
-    """Whether the thread saves or closes, which must not be cut in two."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_OUR_WORK):
-        frame = frame.f_back
-    return frame is not None
 
 
 def _block_signals() -> None:

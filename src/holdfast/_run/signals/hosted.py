@@ -1,18 +1,18 @@
-"""A loop in a thread of a process that somebody else leads, such as a worker of Ray Train.
+"""A training loop in a thread of a host process, such as a worker of Ray Train.
 
-Python gives signal handlers to the main thread alone, and that one is the host's. So are the
-process, which lives on behind the loop, and its working folder.
+The main thread, and with it the signal handlers, belongs to the host. So do the working folder and
+the process itself, which goes on after the loop.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_folder: Path | None = None  # of the script that has asked for the training
+_folder: Path | None = None  # working folder of the script that asked for the training
 
 
 def enter_host(folder: str) -> None:
-    """From now on loops of this process are led, for a script with this working folder."""
+    """Loops of this process are hosted from now on, for a script with this working folder."""
     global _folder
     _folder = Path(folder)
 
@@ -23,10 +23,10 @@ def leave_host() -> None:
 
 
 def is_led() -> bool:
-    """Whether whoever leads this process knows what a stop is."""
+    """True if the host handles a stop (`holdfast.ray`)."""
     return _folder is not None
 
 
 def as_the_script_means(folder: Path) -> Path:
-    """The folder that the script has written down: the host may have changed to one of its own."""
+    """Resolve a relative folder as the script means it: the host may have another cwd."""
     return folder if _folder is None else _folder / folder

@@ -1,8 +1,8 @@
 """The duties of process 1, for a trainer that is its container's first process.
 
-The kernel treats that one in its own way. A signal that it does not handle does nothing, where any
-other process would die: a script that has closed its run would sit out a SIGTERM until it is
-killed. And orphans become its children, of which nobody takes note when they end.
+A signal that process 1 does not handle does nothing, where any other process would die: after its
+run is closed, a script would ignore SIGTERM until it is killed. And orphans become its children,
+which it must reap.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from holdfast._text import say
 
 _LOOK_SECONDS = 2.0
-_MANY = 200  # a limit of processes counts those that have ended, too
-# Those that end whoever does not handle them, and that people and systems send.
+_MANY = 200  # zombies count towards a limit of processes
+# Signals that end a process by default, and that people and systems send.
 _DEADLY = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXCPU")
 _PROC = Path("/proc")
 
 
 def is_first_process() -> bool:
-    """Whether this is process 1 of its container."""
+    """True for process 1 of its container."""
     return os.getpid() == 1
 
 
 def die_by_signals() -> None:
-    """Let the signals that nobody handles end this process, as they would end any other."""
+    """Let unhandled signals end this process, as they would end any other."""
     for name in _DEADLY:
         number = getattr(signal, name)
         with contextlib.suppress(ValueError, OSError):  # only the main thread may
@@ -39,21 +39,21 @@ def die_by_signals() -> None:
 def _die(number: int, _: object) -> None:
     if os.getpid() == 1:
         os._exit(128 + number)
-    # A forked child has inherited this, and can die as it should.
+    # A forked child has inherited this handler, and can die of the signal.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 class Reaper:
-    """Takes note of orphans that have ended, and of nobody else.
+    """Reaps orphans that have ended, but no child that this process has started itself.
 
-    Whoever starts a process wants its status, so what this process has started itself is left
-    alone. An orphan was seen below another process before: that tells them apart.
+    The code that started a child needs its status. An orphan was seen below another process
+    before: that tells them apart.
     """
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
-        self._others: set[tuple[int, int]] = set()  # children of others, as (pid, start)
+        self._others: set[tuple[int, int]] = set()  # children of other processes, as (pid, start)
         self._has_told = False
         self._is_over = threading.Event()
 
@@ -77,7 +77,7 @@ class Reaper:
             elif state == "Z":
                 ended.append((pid, start))
             elif (pid, start) in self._others:
-                seen.add((pid, start))  # an orphan already, and still at work
+                seen.add((pid, start))  # an orphan that still runs
         reaped = [pid for pid, start in ended if (pid, start) in self._others and _reap(pid)]
         self._others = seen
         if len(ended) - len(reaped) > _MANY and not self._has_told:
@@ -102,7 +102,7 @@ def _processes(proc: Path) -> list[tuple[int, int, str, int]]:
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # The name comes first, in brackets, and may hold anything.
+            # The name comes first, in brackets, and may contain any character.
             fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             found.append((int(entry.name), int(fields[1]), fields[0], int(fields[19])))
     return found

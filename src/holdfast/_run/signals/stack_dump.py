@@ -1,9 +1,9 @@
-"""Lets the keeper see where this process stands, while a run is open.
+"""Lets the keeper read the stacks of this process while a run is open.
 
-By py-spy, which reads it from outside: where the system lets only a parent do that, the keeper is
-allowed to. And by a signal of its own, on which faulthandler writes the stack of every thread into
-a file in memory that the keeper shares. That works at C level, so even while a call holds the
-interpreter. Forked workers have all of it too, so that the line of a stuck one can be named.
+By py-spy, which reads from outside: where the system allows that to a parent only, the keeper is
+permitted. And by a signal, on which faulthandler writes the stack of every thread into a file in
+memory that the keeper shares. That works at C level, even while a call holds the GIL. Forked
+workers have both too, so that the line of a stuck one can be named.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from holdfast._environment.processes.libc import c_handler, libc
 from holdfast._environment.processes.threads import STACKS_FILE
 
-_FIRST = 7  # after SIGRTMIN: the C library takes the first ones for itself, and so do others
+_FIRST = 7  # after SIGRTMIN: the C library and others use the first ones
 _TRIES = 6
 _PR_SET_PTRACER = 0x59616D61  # "Yama"
 _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 class StackDump:
-    """While it is there, the signal in the file's name makes this process write its stacks."""
+    """The signal in the name of its file makes this process write its stacks."""
 
     def __init__(self) -> None:
         self.descriptor: int | None = None
@@ -38,7 +38,7 @@ class StackDump:
             self._register()
 
     def admit(self, keeper: int) -> None:
-        """Let this process, and those that it starts, read ours; one at a time can be let."""
+        """Permit the keeper and its children to read ours; only one process can be permitted."""
         if _is_for_parents_only():
             self._keeper = keeper
             _allow(keeper)
@@ -52,7 +52,7 @@ class StackDump:
             _allow(0)
             self._keeper = 0
         number, self._number = self._number, 0
-        # Whoever has taken the signal over meanwhile keeps it, and the file that goes with it.
+        # Other code that has taken the signal over keeps it.
         if number and c_handler(number) == self._at_c_level:
             faulthandler.unregister(number)
             if self.descriptor is not None:
@@ -65,7 +65,7 @@ class StackDump:
             return
         descriptor = os.memfd_create(f"{STACKS_FILE}{number}", os.MFD_CLOEXEC)
         try:
-            # The keeper empties it, and workers write to it too: each at its end as it is then.
+            # Append mode: the keeper truncates it, and workers write to it too.
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
             faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
@@ -87,7 +87,7 @@ def _find_unused() -> int | None:
 
 
 def _is_for_parents_only() -> bool:
-    """Elsewhere nothing need be allowed, and what somebody else has allowed stays."""
+    """True where Yama permits ptrace to parents only; elsewhere nothing is changed."""
     with contextlib.suppress(OSError):
         return _SCOPE.read_bytes().strip() == b"1"
     return False
@@ -113,6 +113,6 @@ def _watch_forks() -> None:
 
 
 def _allow_in_child() -> None:
-    # Unlike the handler and the file, this is not inherited.
+    # Unlike the handler and the file, the permission is not inherited.
     for each in list(_installed):
         _allow(each._keeper)

@@ -1,0 +1,557 @@
+"""The loops of a session: which run, where in the data they are, and how each is left.
+
+Every boundary of a loop is passed here. After a restart an epoch runs again from its top; until the
+loop reaches the stored position, nothing is trained, and there everything is put back as stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import opcode
+import os
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from holdfast._errors import HoldfastError, SaveFailed
+from holdfast._run.data.course import completes_step, expect_steps
+from holdfast._run.data.cursor import END, DataCursor
+from holdfast._run.data.feed import say_reached
+from holdfast._run.progress import Standing
+from holdfast._run.resume.start import Resumed
+from holdfast._run.signals.children import children_deferred
+from holdfast._run.signals.handlers import uninterruptible
+from holdfast._state.capture import capture_generators, restore_generators
+from holdfast._store.memory.control import DONE, EPOCH, EPOCHS, IN_LOOP, begin_loop
+from holdfast._text import say
+
+if TYPE_CHECKING:
+    from holdfast._run.session import Session
+
+# What a frame does as it lets a loop's iterator go: `break` and `return`, or the end of the loop
+# where something around the iterator (islice, zip) ends it. None of these is an exception.
+_LEAVING = frozenset({"POP_TOP", "POP_ITER", "FOR_ITER"})
+
+
+class Loops:
+    """The running loops of a session, and its position in the data."""
+
+    def __init__(self, session: Session, found: Resumed) -> None:
+        attempt = session.attempt
+        self._session = session
+        self._boundary = session.boundary
+        state = list(session.spec.state.values())
+        self.cursor = DataCursor(found.position, state, attempt.rank, attempt.size)
+        self._generators = found.generators  # to restore at the stored position
+        self.running: list[LoopMark] = []  # the outermost first
+        self.number = -1  # of the outermost loop, in this attempt
+        self.is_by_hand = False  # the last boundary was passed by run.boundary()
+        self.total: int | None = None  # steps
+        self.epochs_total: int | None = None
+        self._steps_expected: int | None = None  # of all epochs, if their loops are alike
+        self.completes_step = True  # the batch at hand ends an optimizer step
+        self._made_at = -1  # after this step an optimizer stepped, or values were handed over
+        self.left_at = -1  # the step at which the script has left a loop by itself
+        self.finished_at = -1  # the step that is durable as the last one
+        self._has_warned = False
+
+    # -- the three loops --------------------------------------------------------------
+
+    def steps(self, total: int) -> Iterator[int]:
+        boundary = self._boundary
+        if self._has_made(total) or self._is_passed_over():
+            return
+        with self._loop("run.steps", total):
+            self._session.attempt.journal("loop", step=boundary.step, total=total)
+            while boundary.step < total:
+                try:
+                    yield boundary.step
+                except GeneratorExit:
+                    self._leave_by(sys._getframe().f_back)
+                    raise
+                if boundary.pass_step() and self._ends():
+                    break
+            self.finish()
+
+    def epochs(self, total: int, steps: int | None) -> Iterator[int]:
+        course, boundary = self.cursor.course, self._boundary
+        if course.epoch >= total:
+            made = f"{say_reached(course.epoch, total, ' epochs')}, at step {boundary.step}"
+            say(f"{self._session.spec.folder}: finished after {made}; nothing left to train.")
+            self.reach(is_passed_over=True)
+            return
+        if self._has_made(steps) or self._is_passed_over():
+            return
+        with self._loop("run.epochs", steps):
+            self.epochs_total = boundary.words[EPOCHS] = total
+            bound = {} if steps is None else {"total": steps}
+            self._session.attempt.journal("loop", step=boundary.step, epochs=total, **bound)
+            self.cursor.begin_epochs(boundary.step)
+            try:
+                while course.epoch < total and boundary.step != steps:
+                    self._begin_epoch()
+                    try:
+                        yield course.epoch
+                    except GeneratorExit:
+                        self._leave_by(sys._getframe().f_back)
+                        raise
+                    if self._pass_epoch_end() and self._ends():
+                        break
+                self.finish()
+            finally:
+                self.epochs_total = None
+
+    @uninterruptible
+    def _begin_epoch(self) -> None:
+        course = self.cursor.course
+        self._boundary.words[EPOCH] = course.epoch + 1
+        top = course.note_top(capture_generators())
+        if top is not None:
+            # The interrupted epoch runs again, and draws at its top what it drew before.
+            restore_generators(top)
+            self._session.found.remember(self._session.spec.state)
+
+    @uninterruptible
+    def _pass_epoch_end(self) -> bool:
+        """A boundary that completes no step, unless the epoch had none."""
+        self._session.phases.end_epoch()
+        del self.running[1:]  # one that was left by `break` may not be closed yet
+        course = self.cursor.course
+        if course.is_on_the_way:
+            self._arrive()
+            raise HoldfastError(
+                f"the loop over data in which the run was interrupted (number "
+                f"{course.position.lap + 1} of its epoch) did not come again: the loops of "
+                "an epoch must come in the same order in every life.\n"
+                "Nothing was trained. Give each epoch the same loops, or use another folder."
+            )
+        if not course.end_epoch(self._boundary.step):
+            return self._boundary.pass_step()
+        return self._boundary.pass_epoch_end()
+
+    def batches(
+        self, sources: tuple[Any, ...], accumulate: int, steps: int | None
+    ) -> Generator[Any, None, None]:
+        session, boundary, cursor = self._session, self._boundary, self.cursor
+        if session.ruling.over is not None:
+            if not self.running:
+                self._is_passed_over()
+            return  # the rest of the epoch in which the training has ended
+        if steps is not None and self.running:
+            raise HoldfastError(
+                "run.batches(…, steps=…) inside run.epochs(): the epochs would go on without it.\n"
+                "Give the number to the outer loop: run.epochs(n, steps=…)."
+            )
+        if self._has_made(steps):
+            return
+        with self._loop("run.batches", self.total if steps is None else steps):
+            if len(self.running) == 1:
+                cursor.feeds.refuse_second_lap(sources)
+            feed = cursor.feeds.of(sources)
+            feed.expect(accumulate)
+            is_elsewhere = threading.get_ident() != session.attempt.thread
+            cursor.feeds.warn_of_looking_ahead(sys._getframe(1).f_code, is_elsewhere)
+            course, lap = cursor.course, cursor.begin_lap()
+            if lap.goal is not None:
+                self._arrive()
+            start, batches = cursor.open(feed, lap)
+            if lap.is_over:
+                return
+            self._steps_expected = expect_steps(
+                boundary.step, feed.length, accumulate, lap, self.epochs_total
+            )
+            number, length, ahead = lap.skip, feed.length, END
+            is_shown = session.eye is not None or session.ranks is not None
+            try:
+                while True:
+                    batch, ahead = ahead, END
+                    if batch is END:
+                        batch = cursor.take(batches, number)
+                    if batch is END:
+                        break
+                    is_last = length is not None and number + 1 >= length
+                    if length is None and (number + 1) % accumulate:
+                        ahead = cursor.take(batches, number + 1)  # the only way to know
+                        is_last = ahead is END
+                    course.batch = number
+                    self.completes_step = completes_step(number, accumulate, is_last)
+                    if is_shown:
+                        self.show_batch(number, batch)
+                    try:
+                        yield batch
+                    except GeneratorExit:
+                        self._leave_by(sys._getframe().f_back)
+                        raise
+                    batch = None  # else two are in memory while the next one is made
+                    number += 1
+                    if self.completes_step:
+                        course.use(lap, number, length, start)
+                        leaves = boundary.pass_step() and self._ends()
+                        if leaves or boundary.step == self.total:
+                            if len(self.running) == 1:
+                                self.finish()
+                            return
+                        if is_last and length is None:
+                            break
+                course.end_lap(lap, feed.state())
+                if session.ranks is not None and lap.goal is None:
+                    session.ranks.show_lap(lap.epoch, lap.number, number)
+                if session.phases.follows_loops:
+                    session.saver.rest_at(boundary.step)
+            finally:
+                cursor.close(feed)
+                del batches  # with it go the workers that do not outlive a pass
+
+    def show_batch(self, number: int, batch: Any) -> None:
+        """Let a proof see this batch, and other ranks compare it."""
+        if self._session.eye is not None:
+            self._session.eye.batch(number, batch)
+        if self._session.ranks is not None:
+            self._session.ranks.show_batch(batch)
+
+    # -- what a trainer knows better --------------------------------------------------
+
+    def set_completes_step(self, completes: bool) -> None:
+        self.completes_step = completes
+
+    def set_epochs(self, total: int | None) -> None:
+        """The number of epochs; None if a step, a time or a rule ends the fit."""
+        self.epochs_total = total
+
+    # -- steps of a loop that the script writes ---------------------------------------
+
+    def pass_by_hand(self) -> bool:
+        """`run.boundary()`."""
+        session, boundary = self._session, self._boundary
+        if self.running:
+            self._check_by_hand()
+        if not session.found.is_released:
+            self._generators = None  # the step that ends here has drawn from them already
+            session.found.release()
+        self.is_by_hand = not self.running
+        if session.ruling.over is not None and not self.running:
+            return session.ruling.was_ended_before()  # this step does not count
+        if not boundary.words[IN_LOOP]:
+            self._enter()
+        leave = boundary.pass_step()
+        if leave and session.stops.stopped is None:
+            self.finish()
+            return True
+        if leave and not self.running:
+            self.leave()
+        return leave
+
+    def _check_by_hand(self) -> None:
+        if not self.is_between_passes:
+            raise HoldfastError(
+                f"run.boundary() inside {self.running[-1].name}(), which passes the boundaries "
+                "itself.\nUse one of the two."
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            say(
+                "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
+                "known, so an interrupted epoch begins anew.\n"
+                "Loop over run.batches(loader), which knows, or keep the position in the state."
+            )
+
+    def note_update(self) -> None:
+        """Values were handed over: the step at hand counts if the loop ends within it."""
+        self._made_at = self._boundary.step
+
+    def note_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        if not self._session.phases.rests:
+            self._made_at = self._boundary.step
+            self._session.saver.forgotten.note_optimizer(optimizer, self._boundary.step)
+
+    # -- the end ----------------------------------------------------------------------
+
+    def end_by_script(self) -> None:
+        """`run.finish()`."""
+        if self.running:
+            self._session.ruling.end_by_script()
+            self._pass_made_step()
+            self._boundary.poll_soon()  # for a script that does not leave its loop
+        self.finish()
+
+    @uninterruptible
+    def finish(self) -> None:
+        """Make the last step durable."""
+        session, boundary, folder = self._session, self._boundary, self._session.spec.folder
+        ruling, stops, step = session.ruling, session.stops, boundary.step
+        if ruling.over is not None and self.finished_at == step and not self.running:
+            return  # a rule has ended the training, and has said so
+        if not self.running and step == session.found.resumed_from:
+            say(f"{folder}: finished at step {step}; nothing left to train.")
+            self.leave()
+            return
+        ruling.judge_the_end()
+        boundary.words[DONE] = 1
+        with children_deferred():
+            is_saved = session.saver.save_and_wait(step, "finished", is_last=False)
+        if ruling.bad is not None:
+            raise ruling.stop_bad()
+        if stops.error is not None:
+            raise stops.error
+        if not is_saved:
+            raise SaveFailed(
+                f"{folder}: trained to step {step}, but the last checkpoint was not "
+                "made.\nMake room and start the same command again: little is left to repeat."
+            )
+        stops.postpone()
+        self.finished_at = step
+        session.attempt.journal("finished", step=step, total=self.total or step)
+        say(f"{folder}: trained to step {step}; the last checkpoint is durable.")
+        if not self.running:
+            self.leave()
+
+    def _ends(self) -> bool:
+        """A boundary says to leave: True if a rule has ended the training well."""
+        if self._session.stops.stopped is not None:
+            raise self._session.stops.stopped
+        return True
+
+    def is_complete(self) -> bool:
+        """True at the last boundary: a stop would interrupt nothing."""
+        if self.total is not None and self._boundary.step >= self.total:
+            return True
+        return self.epochs_total is not None and self.cursor.course.epoch >= self.epochs_total
+
+    def _has_made(self, steps: int | None) -> bool:
+        """True, with a line, if earlier attempts made all steps of a loop."""
+        step = self._boundary.step
+        if steps is None or step < steps:
+            return False
+        made = say_reached(step, steps)
+        say(f"{self._session.spec.folder}: finished at step {made}; nothing left to train.")
+        self.reach(is_passed_over=True)
+        return True
+
+    def _is_passed_over(self) -> bool:
+        """True if a rule had ended the training in an earlier attempt."""
+        if not self._session.ruling.was_ended_before():
+            return False
+        self.reach(is_passed_over=True)
+        return True
+
+    # -- entering and leaving ---------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _loop(self, name: str, total: int | None) -> Iterator[None]:
+        """Note a running loop, which ends with step `total`."""
+        self._session.phases.refuse(name)
+        outer = self.running[-1].name if self.running else None
+        refuse_nested(name, outer)
+        mark = LoopMark(name)
+        self.running.append(mark)
+        self.total = total
+        self.is_by_hand = False
+        self._enter()
+        if outer is None:
+            self._session.stops.resume_postponed()
+            self.reach()
+        try:
+            yield
+        finally:
+            if outer is None:
+                self.total = None
+            # A script that breaks out of a loop and keeps its iterator may end it at any time.
+            if mark in self.running:
+                del self.running[self.running.index(mark) :]
+                if not self.running:
+                    self.leave()
+
+    @uninterruptible
+    def _enter(self) -> None:
+        session, words = self._session, self._boundary.words
+        if words[IN_LOOP]:
+            return
+        if self._generators is not None:
+            # The script has drawn between `with` and the loop, as it did in the first attempt.
+            self.restore_generators()
+            if not self.cursor.course.is_on_the_way:
+                self._generators = None
+        words[DONE] = 0
+        session.guard.defer(True)  # first: a signal that acts at once would cut the rest in two
+        begin_loop(words)
+        if session.attempt.rank == 0:
+            session.progress.begin()
+
+    @uninterruptible
+    def leave(self) -> None:
+        # The loop's generator may be closed after the run, or by a forked child.
+        session = self._session
+        if not session.is_open or os.getpid() != session.attempt.pid:
+            return
+        self._boundary.words[IN_LOOP] = 0
+        session.progress.close()
+        session.guard.defer(False)
+
+    def _leave_by(self, frame: FrameType | None) -> None:
+        """A frame closes a loop: if the script leaves it, the last step is kept."""
+        is_ours = self._session.is_open and os.getpid() == self._session.attempt.pid
+        if is_ours and is_left_by_script(frame):
+            self.keep_left()
+
+    @uninterruptible
+    def keep_left(self) -> None:
+        """The script has left its loop by itself: have the last complete step in memory."""
+        course, feed, session = self.cursor.course, self.cursor.feed, self._session
+        if session.ruling.over is not None or course.is_on_the_way:
+            return  # kept already, or nothing was trained in this attempt
+        step = self._boundary.step
+        if self.left_at != step:  # else the loop inside was left just now
+            is_made = self._made_at == step or course.position.is_over
+            if self.running[-1].name == "run.epochs" and is_made:
+                self._pass_epoch_end()
+            elif not self._pass_made_step() and feed is not None and feed.state() is not None:
+                return  # a loader that keeps its own position is behind the batch at hand
+        if session.stops.stopped is None and session.ruling.over is None:
+            self.left_at = step = self._boundary.step
+            session.saver.rest_at(step, at_any_cost=len(self.running) == 1)
+
+    def _pass_made_step(self) -> bool:
+        """A loop ends within a step: the step counts if it was made."""
+        is_whole = self.completes_step or not self.cursor.is_in_lap
+        if self._made_at != self._boundary.step or not is_whole:
+            return False
+        self.cursor.use_batch_at_hand()
+        self._boundary.pass_step()
+        return True
+
+    # -- the way to the stored position -----------------------------------------------
+
+    @uninterruptible
+    def reach(self, *, is_passed_over: bool = False) -> None:
+        """Count the outermost loops: code between them may have run before the state was stored."""
+        found = self._session.found
+        self.number += 1
+        if found.is_released:
+            return
+        if self.number < found.loop:
+            found.remember(self._session.spec.state)
+        elif is_passed_over or not self.cursor.course.is_on_the_way:
+            self._arrive()
+
+    @uninterruptible
+    def _arrive(self) -> None:
+        """The stored position: everything is to be as it was stored."""
+        session = self._session
+        changed = session.found.put_back(session.spec.state)
+        if changed:
+            session.attempt.journal("put-back", names=changed)
+        if self._generators is not None:
+            restore_generators(self._generators)
+            self._generators = None
+        session.log.metrics.restore(session.found.metrics, session.found.best)
+        session.ruling.restore(session.found.rules)
+
+    def restore_generators(self) -> None:
+        for lost in restore_generators(self._generators or {}):
+            say(f"not restored: {lost}. The run goes on, but not to the same bits.")
+
+    # -- where the session is ---------------------------------------------------------
+
+    @property
+    def is_between_passes(self) -> bool:
+        """True inside an epoch, but outside its loops over data."""
+        return bool(self.running) and self.running[-1].name == "run.epochs"
+
+    def step_at_hand(self) -> int:
+        """The step that is being made; after the last one, still the last."""
+        last, step = self._session.stops.last_step, self._boundary.step
+        if last is not None:  # the signal came while its step was being saved
+            return last
+        return step + 1 if self.total is None else min(step + 1, self.total)
+
+    def where(self) -> dict[str, Any]:
+        """The position in data and loops, for a snapshot."""
+        head = {
+            "at_turn": self._boundary.at_epoch_end,
+            "phases": self._session.phases.remember(),
+            "loop": self.number,
+            "by_hand": self.is_by_hand,
+            "rules": self._session.ruling.state(),
+        }
+        return {"position": self.cursor.stored(), "head": head}
+
+    def standing(self) -> Standing:
+        """For the progress line, which reads it in its own thread: nothing here waits."""
+        session, cursor = self._session, self.cursor
+        feed, epoch = cursor.feed, cursor.course.epoch
+        newest = session.saver.newest
+        return Standing(
+            step=self._boundary.step,
+            steps=self.total or self._steps_expected,
+            epoch=None if self.epochs_total is None else epoch,
+            epochs=self.epochs_total,
+            batch=None if feed is None else cursor.course.batch,
+            batches=None if feed is None else feed.length,
+            phase=session.phases.name,
+            metrics=session.log.metrics.glance(),
+            memory_step=None if newest is None else newest.step,
+            disk_step=session.durable_step(),
+        )
+
+
+class LoopMark:
+    """A loop that is running, told apart from others of its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def refuse_nested(name: str, outer: str | None) -> None:
+    """Refuse a loop where its boundaries would make no sense."""
+    if outer is None or (outer == "run.epochs" and name == "run.batches"):
+        return
+    remedy = "Put the inner one into `with run.phase('eval'):`, where it counts no steps."
+    if "run.steps" in (name, outer) or name == "run.epochs":
+        remedy = "Use `for epoch in run.epochs(n): for batch in run.batches(loader):`."
+    raise HoldfastError(
+        f"{name}() inside {outer}(): a step of the inner loop would be saved in the "
+        f"middle of a step of the outer one.\n{remedy}"
+    )
+
+
+class Batches(Iterator[Any]):
+    """An iterator over the batches that are left; its length is that of the loaders."""
+
+    def __init__(self, batches: Generator[Any, None, None], sources: tuple[Any, ...]) -> None:
+        self._batches = batches
+        self._sources = sources
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        return self._batches  # so that it is closed as soon as a loop over it is left
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        """All batches of a pass: the same number in every life."""
+        return min(len(source) for source in self._sources)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._batches.close()
+
+
+def is_left_by_script(frame: FrameType | None) -> bool:
+    """Whether a generator that `frame` is closing was left by `break`, `return` or the like.
+
+    An exception that leaves a loop closes the generator too, and a step that failed is no step.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if opcode.opname[code.co_code[frame.f_lasti]] in _LEAVING:
+            return True
+        if not code.co_flags & inspect.CO_GENERATOR:
+            return False
+        frame = frame.f_back  # a generator around ours, such as tqdm's, that is closed itself
+    return False

@@ -1,0 +1,90 @@
+"""What `run.log` is given, and who gets it: rules, the keeper, loggers.
+
+Loggers run in processes of their own. At the end they are told first, all of them, and then waited
+for one by one: so they write what is left at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast._adapters.metrics import Metrics, without_devices
+from holdfast._keeper.metric_batches import Logged
+from holdfast.rules._judge import Judge
+
+Listener = Callable[[int, dict[str, Any]], None]  # appends and returns
+
+
+class MetricSink(Protocol):
+    """What a session asks of a logger."""
+
+    def hand_over(self) -> None:
+        """A snapshot is near: send what was logged to the logger's process before it."""
+
+    def begin_end(self, status: int) -> None:
+        """The run leaves, with this exit status."""
+
+    def wait_for_end(self) -> None:
+        """Wait for a bounded time."""
+
+
+class MetricLog:
+    """Distributes the metrics of one session."""
+
+    def __init__(self, metrics: Metrics, judge: Judge) -> None:
+        self.metrics = metrics
+        self._judge = judge
+        self._keeper_log: Logged | None = None  # while a keeper takes it
+        self._listeners: list[Listener] = []
+        self._sinks: tuple[MetricSink, ...] = ()
+
+    def send_to_keeper(self, keeper_log: Logged | None) -> None:
+        self._keeper_log = keeper_log
+
+    def record(self, step: int, values: dict[str, Any]) -> bool:
+        """Distribute values of a step; True if the best checkpoint is to be saved."""
+        metrics, judge = self.metrics, self._judge
+        is_best = metrics.note(values)
+        if self._keeper_log is not None:
+            numbers = values if metrics.are_numbers else without_devices(values)
+            self._keeper_log.append((step, numbers))
+        for listen in self._listeners:
+            listen(step, values)
+        if judge.is_there:
+            for name in values:
+                judge.note(name, metrics.held(name))
+        return is_best
+
+    # -- loggers ----------------------------------------------------------------------
+
+    @property
+    def sinks(self) -> tuple[MetricSink, ...]:
+        return self._sinks
+
+    def add(self, sink: MetricSink, listener: Listener) -> None:
+        self._listeners.append(listener)
+        self._sinks = (*self._sinks, sink)
+
+    def replace(self, listener: Listener, other: Listener) -> None:
+        self._listeners[self._listeners.index(listener)] = other
+
+    def remove(self, sink: MetricSink, listener: Listener) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
+        self._sinks = tuple(each for each in self._sinks if each is not sink)
+
+    def flush(self) -> None:
+        """Send everything to the loggers' processes before a snapshot."""
+        for sink in self._sinks:
+            sink.hand_over()
+
+    def end(self, status: int) -> None:
+        sinks = list(self._sinks)
+        for sink in sinks:
+            with contextlib.suppress(Exception):  # the state is durable: a curve may be cut
+                sink.begin_end(status)
+        for sink in sinks:
+            with contextlib.suppress(Exception):
+                sink.wait_for_end()
