@@ -38,8 +38,8 @@ import torch.distributed as dist
 import holdfast
 from bench.machine import machine
 from holdfast._keeper.network.ports import HubPost, MemberPost
+from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub
-from holdfast._keeper.ranks.member import Member
 from holdfast._store.memory.control import DUE, MARK, private_words
 
 WORLDS = (1, 2, 4)
@@ -228,11 +228,11 @@ class NoBooks:
 
 def make_member(
     rank: int, loop: Loop, send: Callable[..., None], told: Callable[[], None]
-) -> Member:
+) -> RankAgent:
     words = private_words()
     words[MARK] = random.randrange(0, 2000, 2)
     body: Any = Body(loop, told)
-    return Member(1, words, send, body, {"rank": rank})
+    return RankAgent(1, words, send, body, {"rank": rank})
 
 
 def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int) -> list[float]:

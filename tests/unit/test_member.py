@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._keeper.ranks.member import Member
+from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._store.memory import control
 
 ATTEMPT = 3
@@ -22,7 +22,7 @@ class Keeper:
         self.snapshots: list[tuple[int, int]] = []
         self.waiting: list[Any] = []
         body: Any = self
-        self.member = Member(ATTEMPT, self.words, self._say, body, {"rank": 1})
+        self.member = RankAgent(ATTEMPT, self.words, self._say, body, {"rank": 1})
 
     def _say(self, kind: str, **fields: Any) -> None:
         self.said.append((kind, fields))

@@ -8,9 +8,11 @@ import socket
 from pathlib import Path
 
 from holdfast._environment.slurm.job import Job
+from holdfast._keeper.alone import Alone
+from holdfast._keeper.decider import Decider
 from holdfast._keeper.job import JobWatch
 from holdfast._keeper.keeper import Keeper
-from holdfast._keeper.requests import Ends
+from holdfast._keeper.trainer import Ends
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.memory.control import ControlPage
@@ -53,10 +55,10 @@ def main(config_text: str) -> None:
     if config["job"] is not None and policy.rank == 0:  # one speaks with SLURM, for all
         found, limit = Job(**config["job"]), config["requeue_limit"]
         job = JobWatch(found, policy.layout, policy.attempt, limit)
-    if config["crew"] is None:
-        Keeper(policy, ends, numbers, grace, job).run()
-        return
-    from holdfast._keeper.ranks.member_keeper import CrewConfig  # only where there are several
-    from holdfast._keeper.ranks.rank_keeper import CrewKeeper
+    decider: Decider = Alone()
+    if config["crew"] is not None:
+        from holdfast._keeper.protocol import RankConfig
+        from holdfast._keeper.ranks.member import Member  # only where there are several
 
-    CrewKeeper(policy, ends, numbers, grace, job, CrewConfig(**config["crew"])).run()
+        decider = Member(RankConfig(**config["crew"]))
+    Keeper(policy, ends, numbers, grace, job, decider).run()

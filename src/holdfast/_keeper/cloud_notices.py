@@ -104,8 +104,8 @@ LEAD_SECONDS = 150.0
 class Hands(Protocol):
     """The keeper around it."""
 
-    def _tell_notice(self, **told: Any) -> None: ...
-    def _stop_for_notice(self, reason: str, left: float) -> None: ...
+    def on_notice(self, **told: Any) -> None: ...
+    def stop_for_notice(self, reason: str, left: float) -> None: ...
 
 
 class Noticed:
@@ -130,7 +130,7 @@ class Noticed:
                 self._tell(notice.what, notice.reason, acts, left if notice.stops else None)
             if is_near and self._stopped_for is None:
                 self._stopped_for = notice.key
-                self._hands._stop_for_notice(notice.reason, left)
+                self._hands.stop_for_notice(notice.reason, left)
         if why := self._watch.deafness():
             self._tell("deaf", why, "none", None)
 
@@ -140,7 +140,7 @@ class Noticed:
     def _tell(self, what: str, reason: str, acts: str, seconds: float | None) -> None:
         told = {"cloud": self._watch.cloud, "what": what, "reason": reason, "acts": acts}
         at = None if seconds is None else time.time() + seconds
-        self._hands._tell_notice(**told, seconds=seconds, at=at, lead=LEAD_SECONDS)
+        self._hands.on_notice(**told, seconds=seconds, at=at, lead=LEAD_SECONDS)
 
 
 def _left(notice: Notice, now: float) -> float:

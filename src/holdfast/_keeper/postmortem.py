@@ -17,7 +17,7 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import parent
 from holdfast._keeper.memory_alarm import MemoryWatch
-from holdfast._keeper.requests import Ends
+from holdfast._keeper.trainer import Ends
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder.attempts import write_json
 

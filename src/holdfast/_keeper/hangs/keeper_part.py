@@ -12,12 +12,15 @@ import traceback
 from typing import Any
 
 from holdfast._environment import variables
+from holdfast._keeper.decider import Decider
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, slim
 from holdfast._keeper.hangs.watch import HangWatch, Looks
+from holdfast._keeper.storage import Storage
+from holdfast._keeper.trainer import Ends, Trainer
+from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
-from holdfast._store.memory import control
 
 _MOST_SAID = 4000
 _BLIND_SECONDS = 60.0  # after something that nobody has thought of
@@ -42,16 +45,20 @@ class _Fitting:
 class Hangs:
     """The watch, wired into one keeper. Whatever happens here, the keeper goes on."""
 
-    def __init__(self, keeper: Any) -> None:
-        self._keeper = keeper
-        self._policy = policy = keeper._policy
-        self._words = keeper._ends.control.words
+    def __init__(
+        self, policy: Policy, ends: Ends, trainer: Trainer, storage: Storage, decider: Decider
+    ) -> None:
+        self._policy = policy
+        self._ends = ends
+        self._trainer = trainer
+        self._storage = storage
+        self._decider = decider
         self._watch = HangWatch(
-            self._words,
-            keeper._ends.trainer_pid,
+            trainer.words,
+            trainer.pid,
             policy.rank,
             policy.hang_seconds,
-            self._post,
+            decider.send_to_judge,
             self._make_looker,
         )
         self._judge = HangJudge(self) if policy.rank == 0 else None
@@ -71,15 +78,16 @@ class Hangs:
             self._blind_until = now + _BLIND_SECONDS
 
     def _look(self, now: float) -> None:
-        keeper = self._keeper
-        is_over = keeper._is_leaving or keeper._leave_status is not None or keeper._is_gone()
-        self._watch.see(now, keeper._phase, is_over=is_over)
+        trainer = self._trainer
+        is_leaving = trainer.is_leaving or trainer.leave_status is not None
+        is_over = is_leaving or self._decider.is_trainer_gone
+        self._watch.see(now, trainer.phase, is_over=is_over)
         if self._judge is not None:
             while not self._explained.empty():
                 self._judge.explained(*self._explained.get_nowait())
             self._judge.tick()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> bool:
+    def receive(self, rank: int, message: dict[str, Any]) -> bool:
         """At the hub: take in what the watch of a rank says; False if it was for the hub."""
         assert self._judge is not None
         try:
@@ -90,7 +98,7 @@ class Hangs:
             traceback.print_exc()
             return False  # the hub passes over what it does not know
 
-    def take(self, message: dict[str, Any]) -> None:
+    def obey(self, message: dict[str, Any]) -> None:
         """Do what the judge has asked of this rank."""
         kind = message["kind"]
         if kind == "look":
@@ -124,43 +132,34 @@ class Hangs:
         judged = self._judge.beat()
         return {**found, "hang": judged["hang"], "paused": judged["held"] or found["paused"]}
 
-    def _post(self, kind: str, **fields: Any) -> None:
-        if self._policy.size > 1:
-            self._keeper._to_hub(kind, **fields)
-        elif self._judge is not None:
-            self._judge.hear(0, {"kind": kind, **fields})
-
     def _make_looker(self) -> Looks:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
-        ends = self._keeper._ends
-        return _Fitting(Looker(ends.trainer_pid, fault_file=ends.stacks), self._policy.size)
+        looker = Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
+        return _Fitting(looker, self._policy.size)
 
     # -- the judge's hands -----------------------------------------------------------------
 
     def ranks(self) -> list[int]:
-        return [0] if self._policy.size == 1 else list(self._keeper._hub._those_who_train())
+        return self._decider.training_ranks()
 
     def order(self, rank: int, kind: str, **fields: Any) -> None:
-        if self._policy.size == 1:
-            self.take({"kind": kind, **fields})
-        else:
-            self._keeper._from_hub(rank, kind, **fields)
+        self._decider.send_to_watch(rank, kind, **fields)
 
     def say(self, kind: str, **fields: Any) -> None:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
-        self._keeper._tell(kind, folder=str(self._policy.layout.folder), **fields)
+        self._trainer.send(kind, folder=str(self._policy.layout.folder), **fields)
         # One that is stopped says it when that is over.
         if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
 
     def note(self, event: str, **fields: Any) -> None:
-        step = int(self._words[control.STEP])
+        step = self._trainer.step
         fields = {"step": step, "attempt": self._policy.attempt, **fields}
         journal.append(self._policy.layout.journal, event, **fields)
 
-    def tell_of_survivor(self, pid: int, state: str) -> None:
+    def report_survivor(self, pid: int, state: str) -> None:
         """The trainer was killed and is still there: only its disk can let it go."""
         self.note("survives-kill", pid=pid, state=state)
         found = {} if self._judge is None else self._judge.record or {}
@@ -169,11 +168,11 @@ class Hangs:
 
     def facts(self) -> dict[str, Any]:
         """What else stands in the record of a hang."""
-        restarts = self._policy.hang_restarts and not self._words[control.STAYS]
+        restarts = self._policy.hang_restarts and not self._trainer.stays
         return {
             "attempt": self._policy.attempt,
             "policy": "restart" if restarts else "report",
-            "durable_step": self._keeper._durable_step,
+            "durable_step": self._storage.durable_step,
         }
 
     def file(self, record: dict[str, Any]) -> None:
@@ -184,8 +183,8 @@ class Hangs:
 
     def save(self) -> None:
         """Make the newest snapshot durable: the next step may never come."""
-        self._keeper._save_hung()
+        self._decider.save_hung()
 
     def restart(self, rank: int | None) -> None:
         """Save what is in memory and have the trainer leave; who leads it starts it again."""
-        self._keeper._leave_hung(rank)
+        self._decider.leave_hung(rank)

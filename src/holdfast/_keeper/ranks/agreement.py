@@ -45,7 +45,7 @@ class Rounds(Table):
         furthest = max(each.expected_at(now + _SOON_SECONDS) for each in self.seats.values())
         target = 2 * (int(furthest) // 2 + 2)
         self._plan = (target, now)
-        for rank in self._those_who_train():
+        for rank in self.training_ranks():
             self._send(rank, "plan", mark=target)
 
     def _see(self, seat: Seat, mark: int) -> None:

@@ -6,27 +6,32 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.job import JobWatch, in_background
+from holdfast._keeper.job import in_background
 from holdfast._keeper.ranks.table import Wish
 from holdfast._keeper.writer import Closing
-from holdfast._store.commit.checkpoint import Policy, State
+from holdfast._store.commit.checkpoint import State
 from holdfast._store.commit.write import begin_checkpoint, explain
 from holdfast._store.commit.write_queue import Key
 from holdfast._store.folder import journal
 from holdfast._store.folder.invalid import set_aside_void
 from holdfast._store.format.manifest import DataFile
 
+if TYPE_CHECKING:
+    from holdfast._keeper.keeper import Keeper
+
 
 class HubBooks:
     """The hub's hands."""
 
-    def __init__(self, policy: Policy, keeper: Any, job: JobWatch | None = None) -> None:
-        self._policy = policy
-        self._keeper = keeper
-        self._job = job
+    def __init__(self, keeper: Keeper) -> None:
+        self._policy = keeper.policy
+        self._storage = keeper.storage
+        self._limit = keeper.time_limit
+        self._job = keeper.time_limit.job
+        self._timers = keeper.timers
         self._began: dict[Key, float] = {}
 
     def begin(self, key: Key) -> str | None:
@@ -51,7 +56,7 @@ class HubBooks:
         parts = [DataFile.from_json(file) for _, file in sorted(files.items())]
         partial = layout.partial(final, os.getpid())
         closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
-        self._keeper._writer.submit(closing)
+        self._storage.writer.submit(closing)
 
     def note(self, event: str, **fields: Any) -> None:
         fields.setdefault("attempt", self._policy.attempt)
@@ -63,12 +68,11 @@ class HubBooks:
             self.note("set-aside", name=before.name, why="called bad")
 
     def write_seconds(self) -> float:
-        return float(self._keeper._write_seconds())
+        return self._storage.write_seconds()
 
     def grace_of(self, number: int) -> float | None:
         """The seconds that a signal leaves."""
-        found = self._keeper._grace_of(number)
-        return None if found is None else float(found)
+        return self._limit.grace_of(number)
 
     def preemption_seconds(self) -> float | None:
         """What is left of the grace of a preemption, if it is one."""
@@ -87,7 +91,7 @@ class HubBooks:
         def ask() -> None:
             found = job.settle(wish.reason, wish.status, wish.signal)
             settled = replace(wish, reason=found.reason, status=found.status)
-            self._keeper.later(0.0, lambda: then(settled))
+            self._timers.after(0.0, lambda: then(settled))
 
         in_background(ask)
 
@@ -98,6 +102,6 @@ class HubBooks:
 
         def ask() -> None:
             found = job.requeue(step)
-            self._keeper.later(0.0, lambda: then(found.said, found.status))
+            self._timers.after(0.0, lambda: then(found.said, found.status))
 
         in_background(ask)

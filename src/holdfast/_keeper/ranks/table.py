@@ -9,16 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from holdfast._keeper.protocol import UNREACHABLE_SECONDS
 from holdfast._keeper.ranks.ending import Cause, Ending
 from holdfast._store.commit.write_queue import Key, Urgency
 
 _PACE_SECONDS = 0.02  # between two looks that tell how quick a rank is
-
-
-# Nothing is heard for so long, neither on a connection nor by letters: the host is gone. A network
-# that mends itself needs half of it, and letters may be seen late; torch's collectives wait for
-# ten minutes or more.
-UNREACHABLE_SECONDS = 60.0
 
 
 class Books(Protocol):
@@ -163,7 +158,7 @@ class Table:
         self.prints: dict[int, list[str]] = {}  # of each rank's first batches
         self.laps: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): batches of each rank
 
-    def _those_who_train(self) -> list[int]:
+    def training_ranks(self) -> list[int]:
         return [rank for rank, seat in self.seats.items() if seat.trains]
 
     def _see(self, seat: Seat, mark: int) -> None:

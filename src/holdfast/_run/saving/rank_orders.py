@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._errors import RanksError
-from holdfast._keeper.ranks.member_keeper import CrewConfig
+from holdfast._keeper.protocol import RankConfig
 from holdfast._run.data.fingerprints import batch_print
 from holdfast._run.ranks.party import Party, make_key
 from holdfast._run.ranks.world import addresses
@@ -280,7 +280,7 @@ def join_crew(
     else:
         told = party.exchange("hub", None)
     launcher = party.launcher
-    config = CrewConfig(
+    config = RankConfig(
         hub=[] if party.rank == 0 else [(a, told[0]["port"]) for a in told[0]["addresses"]],
         is_one_host=party.is_one_host,
         launcher=None if launcher is None else launcher.process,
