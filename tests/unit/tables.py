@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.ranks.hub import Hub, Key
-from holdfast._keeper.ranks.table import Wish
+from holdfast._keeper.ranks.hub import Hub
+from holdfast._keeper.ranks.state import Wish
+from holdfast._store.commit.write_queue import Key
 
 ATTEMPT = 3
 
@@ -116,7 +117,7 @@ class Table:
         """All parts are written, and the manifest is too."""
         for rank in range(self.size):
             self.write(rank, mark)
-        self.hub.committed((ATTEMPT, mark), None)
+        self.hub.commits.committed((ATTEMPT, mark), None)
 
     def die(self, rank: int, how: str = "was killed by SIGKILL") -> None:
         self.say(rank, "died", how=how, host="here", step=4)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast._keeper.ranks.table import Seat, Table
+from holdfast._keeper.ranks.state import HubState, Seat
 
 # -- Who holds the others up -----------------------------------------------------------------------
 # Ranks that train in lockstep all show the same time for a step. But whoever comes last to a
@@ -59,14 +59,22 @@ def _longest(ordered: Sequence[float]) -> float:
     return ordered[-1 - len(ordered) // _LEFT_OUT]
 
 
-class Sights(Table):
-    """Compares what the ranks tell of themselves."""
+class Comparison:
+    """Compares what the ranks report of their training."""
 
-    def _on_waits(self, seat: Seat, message: dict[str, Any]) -> None:
+    def __init__(self, state: HubState) -> None:
+        self._state = state
+        self.straggler: dict[str, Any] | None = None
+        self.waits: dict[int, deque[float]] = {}  # the recent ones of each rank
+        self._named: set[int] = set()
+        self._prints: dict[int, list[str]] = {}  # of each rank's first batches
+        self._passes: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): rank, batches
+
+    def on_waits(self, seat: Seat, message: dict[str, Any]) -> None:
         """How long a rank waited in the collectives of its last steps."""
         samples = self.waits.setdefault(seat.rank, deque(maxlen=ENOUGH_SAMPLES))
         samples.append(message["waited"])
-        if len(self.waits) < self._size:
+        if len(self.waits) < self._state.size:
             return
         waits = {rank: list(each) for rank, each in self.waits.items()}
         found = name_straggler(waits, message["step_seconds"])
@@ -75,35 +83,36 @@ class Sights(Table):
             return
         rank, seconds = found
         is_new = self.straggler is None or self.straggler["rank"] != rank
-        host = self.seats[rank].beat.get("host", "")
+        host = self._state.seats[rank].beat.get("host", "")
         self.straggler = {"rank": rank, "host": host, "seconds": round(seconds, 4)}
         if is_new and rank not in self._named:
             self._named.add(rank)  # once in a life: it may come and go
-            self._books.note("straggler", **self.straggler)
+            self._state.books.note("straggler", **self.straggler)
 
-    def _on_lap(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_lap(self, seat: Seat, message: dict[str, Any]) -> None:
         """A rank has used all batches of a loop: the next boundary of one is not that of all."""
         key = message["epoch"], message["number"]
-        counts = self.laps.setdefault(key, {})
+        counts = self._passes.setdefault(key, {})
         counts[seat.rank] = message["batches"]
         if len(set(counts.values())) > 1:
             told = {"epoch": message["epoch"], "batches": sorted(counts.items())}
-            self._books.note("uneven-batches", **told)
-            for rank in self.seats:
-                self._send(rank, "uneven", **told)
-        if len(counts) == self._size:
-            del self.laps[key]
+            self._state.books.note("uneven-batches", **told)
+            self._state.send_all("uneven", **told)
+        if len(counts) == self._state.size:
+            del self._passes[key]
 
-    def _on_print(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_print(self, seat: Seat, message: dict[str, Any]) -> None:
         """What a rank's first batches look like: of two that train on the same, one is wasted."""
-        self.prints.setdefault(seat.rank, []).append(message["print"])
-        if len(self.prints) < self._size or any(len(each) < 2 for each in self.prints.values()):
+        self._prints.setdefault(seat.rank, []).append(message["print"])
+        if len(self._prints) < self._state.size or any(
+            len(each) < 2 for each in self._prints.values()
+        ):
             return
         seen: dict[tuple[str, ...], int] = {}
-        for rank, prints in sorted(self.prints.items()):
+        for rank, prints in sorted(self._prints.items()):
             twin = seen.setdefault(tuple(prints[:2]), rank)
             if twin != rank:
-                self._books.note("identical-batches", ranks=[twin, rank])
-                self._send(0, "twins", ranks=[twin, rank])
+                self._state.books.note("identical-batches", ranks=[twin, rank])
+                self._state.send(0, "twins", ranks=[twin, rank])
                 break
-        self.prints = {rank: [] for rank in self.prints}  # compared once
+        self._prints = {rank: [] for rank in self._prints}  # compared once

@@ -10,7 +10,8 @@ from holdfast import _errors
 from holdfast._environment.processes.identity import host_name
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.protocol import RankConfig
-from holdfast._keeper.ranks.ending import Cause, looks_like_a_lost_peer
+from holdfast._keeper.ranks.ending import looks_like_a_lost_peer
+from holdfast._keeper.ranks.state import Cause
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.memory import control
 

@@ -71,7 +71,7 @@ class Member:
         if self.hub is not None:
             invalid_from = void_steps(policy.layout).get(policy.attempt)
             if invalid_from is not None:  # the hub before this one knew
-                self.hub.void_from(invalid_from, "", 0)
+                self.hub.commits.void_from(invalid_from, "", 0)
             self._trainer.send("port", port=self.link.port)
             self._trainer.send("joined")
         watch_launcher(keeper, self, self._config)
@@ -192,7 +192,8 @@ class Member:
         return self._actions.stop_reason
 
     def stop_status(self) -> int | None:
-        return self.hub.stop.status if self.hub is not None and self.hub.stop else None
+        stop = None if self.hub is None else self.hub.stop
+        return None if stop is None else stop.status
 
     def on_time_short(self, reason: str, left: float) -> None:
         wish = {"kind": "stop", "reason": reason, "status": _errors.REQUEUE, "grace": left}
@@ -220,7 +221,7 @@ class Member:
 
     def training_ranks(self) -> list[int]:
         assert self.hub is not None  # the judge is in rank 0's keeper
-        return self.hub.training_ranks()
+        return self.hub.state.training_ranks()
 
     def send_to_judge(self, kind: str, **fields: Any) -> None:
         self.link.to_hub(kind, **fields)
@@ -230,7 +231,7 @@ class Member:
 
     def save_hung(self) -> None:
         assert self.hub is not None
-        self.hub.save_common("hang")
+        self.hub.commits.save_common("hang")
 
     def leave_hung(self, rank: int | None) -> None:
         assert self.hub is not None
@@ -248,17 +249,19 @@ class Member:
         if error is None:
             self._storage.record_save(time.monotonic() - closing.began)
         key = closing.key
-        self._keeper.timers.after(0.0, lambda: hub.committed(key, error, is_fenced=is_fenced))
+        self._keeper.timers.after(
+            0.0, lambda: hub.commits.committed(key, error, is_fenced=is_fenced)
+        )
 
     # -- what others read -------------------------------------------------------
 
     def _memory_step(self, hub: Hub) -> int | None:
-        return None if hub.common is None else hub.common[1] // 2
+        return None if hub.commits.common is None else hub.commits.common[1] // 2
 
     def row_facts(self) -> dict[str, Any]:
         if self.hub is None:
             return {}
-        waits = {rank: list(each) for rank, each in self.hub.waits.items()}
+        waits = {rank: list(each) for rank, each in self.hub.comparison.waits.items()}
         return {"mem_step": self._memory_step(self.hub), "waits": waits}
 
     def publish_beat(self, beat: dict[str, Any]) -> None:
@@ -269,9 +272,11 @@ class Member:
         self.link.to_hub("beat", beat=mine)
         if self.hub is None:
             return
-        seats = self.hub.seats.values()
+        seats = self.hub.state.seats.values()
         ranks = [{**seat.beat, "ended": seat.ended and seat.ended.how} for seat in seats]
         held = next((s.beat["paused"] for s in seats if s.beat.get("paused")), None)
         beat["paused"] = beat["paused"] or held
         beat["memory_step"] = self._memory_step(self.hub)
-        self._keeper.write_beat({**beat, "ranks": ranks, "straggler": self.hub.straggler})
+        self._keeper.write_beat(
+            {**beat, "ranks": ranks, "straggler": self.hub.comparison.straggler}
+        )
