@@ -1,7 +1,7 @@
-"""A keeper's part in the watch over hangs: its own trainer's watch, and for all ranks the judge.
+"""Hang detection in one keeper: the watch over its trainer, and the judge of all ranks.
 
-A keeper that is alone has both; of several, that of rank 0 has the judge, and the others send
-what their watch says to it.
+The keeper of rank 0, or of a single process, has both. The other ranks have only the watch and send
+its reports to the judge.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
 
 _MOST_SAID = 4000
-_BLIND_SECONDS = 60.0  # after something that nobody has thought of
+_BLIND_SECONDS = 60.0  # after an unexpected error
 _NEW_KEEPER = ("hello", "died", "farewell")  # after which nothing that a rank had said counts
 
 
 class _Fitting:
-    """Looks that fit into a message; made to in the thread that looks."""
+    """Shortens inspections to fit into a message, in the thread that inspects."""
 
     def __init__(self, looker: Looks, ranks: int) -> None:
         self._looker = looker
@@ -43,7 +43,7 @@ class _Fitting:
 
 
 class Hangs:
-    """The watch, wired into one keeper. Whatever happens here, the keeper goes on."""
+    """The watch and the judge of one keeper. An error here never ends the keeper."""
 
     def __init__(
         self, policy: Policy, ends: Ends, trainer: Trainer, storage: Storage, decider: Decider
@@ -68,12 +68,12 @@ class Hangs:
     # -- in the keeper's loop ------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """See where the trainer is; a few words, if all is well."""
+        """Read the trainer's progress; if all is well, only a few shared words."""
         if now < self._blind_until:
             return
         try:
             self._look(now)
-        except Exception:  # noqa: BLE001  the keeper must live
+        except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             self._blind_until = now + _BLIND_SECONDS
 
@@ -88,7 +88,7 @@ class Hangs:
             self._judge.tick()
 
     def receive(self, rank: int, message: dict[str, Any]) -> bool:
-        """At the hub: take in what the watch of a rank says; False if it was for the hub."""
+        """At the hub: a report of a rank's watch; False if it was for the hub itself."""
         assert self._judge is not None
         try:
             if message["kind"] in _NEW_KEEPER:
@@ -96,10 +96,10 @@ class Hangs:
             return self._judge.hear(rank, message)
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
-            return False  # the hub passes over what it does not know
+            return False  # the hub ignores what it does not know
 
     def obey(self, message: dict[str, Any]) -> None:
-        """Do what the judge has asked of this rank."""
+        """Do what the judge orders for this rank."""
         kind = message["kind"]
         if kind == "look":
             self._watch.look(int(message["round"]))
@@ -109,19 +109,19 @@ class Hangs:
             self._watch.hold(str(message["by"]), is_seen=bool(message.get("is_seen", True)))
 
     def ask_stacks(self, details: dict[str, Any]) -> None:
-        """Somebody wants to see what all ranks do now."""
+        """`holdfast stacks` asks what all ranks do now."""
         assert self._judge is not None
         layout, attempt, token = self._policy.layout, self._policy.attempt, details.get("token")
         self._judge.ask(lambda looks, missing: file_look(layout, attempt, token, looks, missing))
 
     @property
     def is_paused(self) -> bool:
-        """Whether a debugger holds this trainer."""
+        """True if a debugger holds this trainer."""
         return self._watch.is_paused
 
     @property
     def is_hung(self) -> bool:
-        """Whether a hang was found, and is not over."""
+        """True while a hang is found and not over."""
         return self._judge is not None and self._judge.beat()["hang"] is not None
 
     def beat(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Hangs:
         looker = Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
         return _Fitting(looker, self._policy.size)
 
-    # -- the judge's hands -----------------------------------------------------------------
+    # -- what the judge has done --------------------------------------------------------------
 
     def ranks(self) -> list[int]:
         return self._decider.training_ranks()
@@ -150,7 +150,7 @@ class Hangs:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
         self._trainer.send(kind, folder=str(self._policy.layout.folder), **fields)
-        # One that is stopped says it when that is over.
+        # A stopped trainer cannot print it before that is over.
         if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
 
@@ -160,14 +160,14 @@ class Hangs:
         journal.append(self._policy.layout.journal, event, **fields)
 
     def report_survivor(self, pid: int, state: str) -> None:
-        """The trainer was killed and is still there: only its disk can let it go."""
+        """The trainer has survived SIGKILL: it waits for a disk in the kernel."""
         self.note("survives-kill", pid=pid, state=state)
         found = {} if self._judge is None else self._judge.record or {}
         if (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {**found, "unkillable": [pid]})
 
     def facts(self) -> dict[str, Any]:
-        """What else stands in the record of a hang."""
+        """Further fields of the record of a hang."""
         restarts = self._policy.hang_restarts and not self._trainer.stays
         return {
             "attempt": self._policy.attempt,
@@ -186,5 +186,5 @@ class Hangs:
         self._decider.save_hung()
 
     def restart(self, rank: int | None) -> None:
-        """Save what is in memory and have the trainer leave; who leads it starts it again."""
+        """Save what is in memory and make the trainer leave; its supervisor starts it again."""
         self._decider.leave_hung(rank)

@@ -1,7 +1,7 @@
-"""The part of every keeper that speaks for its rank, and does what the hub decides.
+"""Answers the hub for one rank, and dispatches what the hub decides.
 
-It reads and writes the words that it shares with the trainer, so it can answer while the
-trainer is in the middle of a long call.
+It reads and writes the words that are shared with the trainer, so it can answer while the trainer
+is in a long call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from holdfast._store.memory import control
 
-_MOMENT_SECONDS = 0.002  # for what the trainer has stored to be seen here: memory order is weak
+_MOMENT_SECONDS = 0.002  # until the trainer's stores are visible here: memory order is weak
 
 
 class Body(Protocol):
@@ -33,7 +33,7 @@ class Body(Protocol):
 
 
 class RankAgent:
-    """One rank's seat at the table."""
+    """The position of one rank, its plans and the decisions that are not carried out yet."""
 
     def __init__(
         self, attempt: int, words: Any, send: Callable[..., None], body: Body, who: dict[str, Any]
@@ -43,22 +43,22 @@ class RankAgent:
         self._send = send
         self._body = body
         self._who = who
-        self._is_held = False  # an agreement is on its way
-        self._asked = self._answered = 0  # the newest agreements that were heard of, and answered
+        self._is_held = False  # an agreement is in progress
+        self._asked = self._answered = 0  # the newest agreements that were asked, and answered
         self._decided: int | None = None  # the mark of a decision that is not carried out yet
         self._planned: int | None = None
-        self._told: dict[int, int] = {}  # by attempt: the newest that the hub knows to be held
+        self._told: dict[int, int] = {}  # by attempt: the newest snapshot reported to the hub
         if words[control.DUE] != control.NEVER:
-            # A keeper before this one has died in the middle of something: look up at each
-            # boundary until the hub says more.
+            # A keeper before this one died during an agreement: the trainer checks in at each
+            # boundary until the hub decides.
             words[control.HOLD] = words[control.PLANNED] = words[control.DUE] = 0
 
     def greet(self) -> None:
-        """Tell the hub that this rank is there, and all that it must know."""
+        """Tell the hub that this rank is here, and which snapshots it holds."""
         self._send("hello", who=self._who, held=self._held())
 
     def report(self) -> None:
-        """Tell the hub which snapshots are held now."""
+        """Tell the hub which snapshots this rank holds now."""
         held = self._held()
         newest = max((mark for attempt, mark in held if attempt == self._attempt), default=-1)
         if self._planned is not None and newest >= self._planned:
@@ -75,8 +75,8 @@ class RankAgent:
     def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
         """There is no snapshot of a boundary at which one was to be taken.
 
-        `is_past`: of a plan that came too late. A trainer that stands at that very boundary, as
-        after its last step, may save it all the same.
+        `is_past`: the plan came too late. A trainer that stands at that very boundary, as after
+        its last step, may still save it.
         """
         if self._planned == mark:
             self._planned = None
@@ -85,7 +85,7 @@ class RankAgent:
         self._send("missed", mark=mark, why=why, at=at, is_past=is_past)
 
     def order(self, attempt: int, mark: int, reason: str, *, is_last: bool = False) -> None:
-        """The trainer wants a boundary on disk; with it a decision to save is carried out."""
+        """The trainer wants a boundary on disk; this carries out a decision to save."""
         if self._decided is not None and mark >= self._decided:
             self._decided = None
             self._set_due()
@@ -108,7 +108,7 @@ class RankAgent:
         self._body.later(_MOMENT_SECONDS, lambda: self._answer(number))
 
     def _answer(self, number: int) -> None:
-        """Where the trainer is, or the first boundary that it may still come to."""
+        """Report where the trainer is, or the first boundary that it may still reach."""
         self._answered = number
         words = self._words
         mark = int(words[control.MARK])
@@ -125,7 +125,7 @@ class RankAgent:
 
     def _decide(self, message: dict[str, Any]) -> None:
         self._decided = message["mark"]
-        # The hold stays: a trainer that comes to a boundary before it has the message waits.
+        # The hold stays: a trainer that reaches a boundary before it has the message waits.
         number = message["round"]
         if self._words[control.HOLD] == number:
             self._is_held = False
@@ -195,7 +195,7 @@ class RankAgent:
     _on_anew = _on_guard = _on_look
 
     def _set_due(self) -> None:
-        """From which mark on the trainer must look up at a boundary."""
+        """Set the mark from which on the trainer must check in at a boundary."""
         words = self._words
         words[control.PLANNED] = self._planned or 0
         if self._is_held:

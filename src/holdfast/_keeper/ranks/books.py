@@ -1,4 +1,4 @@
-"""What the hub does to the run folder: begin a checkpoint, close it, note what happened."""
+"""What the hub does outside of itself: in the run folder, and with the scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class HubBooks:
-    """The hub's hands."""
+    """The hub's access to run folder, writer and scheduler."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._policy = keeper.policy
@@ -48,7 +48,7 @@ class HubBooks:
             raise SaveFailed(explain(layout, error, 0)) from error
 
     def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None:
-        """All parts are durable: have the manifest written."""
+        """All parts are durable: queue the manifest for writing."""
         attempt, mark = key
         layout = self._policy.layout
         state = State(attempt, mark // 2, reason, files[0]["metrics"], bool(mark % 2))
@@ -63,7 +63,7 @@ class HubBooks:
         journal.append(self._policy.layout.journal, event, **fields)
 
     def set_aside_void(self) -> None:
-        """What a rule has called bad is out of the way before anybody leaves for it."""
+        """Set invalid checkpoints aside before a rank leaves because of them."""
         for before, _ in set_aside_void(self._policy.layout):
             self.note("set-aside", name=before.name, why="called bad")
 
@@ -80,11 +80,11 @@ class HubBooks:
 
     @property
     def has_job(self) -> bool:
-        """Whether there is a scheduler to ask why the run ends, and to start it again."""
+        """True if a scheduler can be asked why the run ends, and for a requeue."""
         return self._job is not None
 
     def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
-        """Find out why a stop is wished for, and go on with what is known then."""
+        """Ask the scheduler why a stop is asked for, then continue with the answer."""
         job = self._job
         assert job is not None
 
@@ -96,7 +96,7 @@ class HubBooks:
         in_background(ask)
 
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
-        """Have the job start again, and go on with what became of that."""
+        """Requeue the job, then continue with the result."""
         job = self._job
         assert job is not None
 

@@ -18,14 +18,14 @@ _HOPELESS_SECONDS = 10.0
 
 @dataclass
 class Commit:
-    """One checkpoint on its way."""
+    """One checkpoint in progress."""
 
     key: Key
     reason: str
     began: float
-    number: int = 0  # of this try to write it
+    number: int = 0  # of this attempt to write it
     is_writing: bool = False
-    asked: set[int] = field(default_factory=set)  # those who know that it is to be written
+    asked: set[int] = field(default_factory=set)  # ranks that were told to write their part
     files: dict[int, dict[str, Any]] = field(default_factory=dict)
     is_closing: bool = False  # the manifest is being written
     partial: str = ""  # the folder that the parts go to
@@ -116,7 +116,7 @@ class Commits:
             self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
 
     def on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
-        """A trainer wants this boundary on disk; so do the others, who pass it too."""
+        """A trainer wants this boundary on disk; the others will order it too."""
         key = (message["key"][0], message["key"][1])
         if self._is_void(key):
             self._refuse_void(key)
@@ -130,11 +130,11 @@ class Commits:
         self.advance()
 
     def on_void(self, seat: Seat, message: dict[str, Any]) -> None:
-        """A rule of one rank has called everything from a step on bad: it is for all."""
+        """A rule of one rank has called a step bad: that holds for all ranks."""
         self.void_from(message["step"], message["reason"], seat.rank)
 
     def void_from(self, step: int, reason: str, rank: int) -> None:
-        """Hold and write nothing from this step on, on no rank, and tell all of it."""
+        """Drop everything from this step on, on all ranks."""
         if step >= self._invalid_from:
             return
         self._invalid_from = step
@@ -142,10 +142,10 @@ class Commits:
             seat.held = {key for key in seat.held if not self._is_void(key)}
         self.common = None  # an older one that all hold takes its place
         if self.durable is not None and self._is_void(self.durable):
-            self.durable = None  # older ones may not be durable
+            self.durable = None  # which older one is durable is not known
         # First: a rank that waits for a checkpoint must know why it fails.
         self._state.send_all("void", step=step, reason=reason, by=rank)
-        # A trainer that is told may be sent away before it could do it.
+        # Here: a trainer may be told to leave before it could do it.
         self._state.books.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:
             del self._commits[key]
@@ -160,7 +160,7 @@ class Commits:
     def on_written(self, seat: Seat, message: dict[str, Any]) -> None:
         commit = self._commits.get((message["key"][0], message["key"][1]))
         if commit is None or message["number"] != commit.number:
-            return  # written for one that has failed since
+            return  # written for a checkpoint that has failed since
         if message.get("dropped"):
             self._drop(commit)
             self._hub.after_commit()
@@ -173,7 +173,7 @@ class Commits:
             return
         prints = {rank: file.get("common", "") for rank, file in sorted(commit.files.items())}
         other = next((rank for rank, each in prints.items() if each != prints[0]), None)
-        if other is not None:  # a tensor might be stored by nobody
+        if other is not None:  # a tensor might be stored by no rank
             self._fail(commit, f"ranks 0 and {other} do not agree on what is the same on both")
             return
         commit.is_closing = True
@@ -192,7 +192,7 @@ class Commits:
             commit.urgency is Urgency.BACKGROUND and not commit.is_writing
             for commit in self._commits.values()
         ):
-            reason = CADENCE  # what waits by the clock is written as it is now, and keeps no slot
+            reason = CADENCE  # a waiting periodic save takes the newest state, and keeps no slot
         if reason is not None:
             self._want(newest, reason)
 
@@ -206,9 +206,9 @@ class Commits:
         commit.is_last = commit.is_last or is_last
 
     def advance(self) -> None:
-        """Let the parts of one checkpoint be written as soon as all ranks hold it."""
+        """Begin to write a checkpoint as soon as all ranks hold it."""
         waiting = [commit for commit in self._commits.values() if not commit.is_writing]
-        # What not all hold may never be whole: nothing is dropped for it.
+        # A checkpoint that not all hold may never be whole: drop nothing for it.
         ready, dropped = sort_out(list(filter(self._can_be_whole, waiting)), self.durable)
         last = max((each.key for each in ready if each.is_last), default=(0, 0))
         oldest = max(last, self.durable or last)
@@ -226,7 +226,7 @@ class Commits:
         self._begin_writing(found)
 
     def _gives_way(self, writing: Commit, commit: Commit) -> bool:
-        """Whether a checkpoint need not wait for the one that is being written."""
+        """True if a checkpoint need not wait for the one that is being written."""
         now, needed = self._state.clock(), self._state.books.write_seconds() / 2
         if writing.is_closing:
             return commit.urgency is Urgency.LAST
@@ -249,7 +249,7 @@ class Commits:
         except SaveFailed as error:
             self._fail(commit, str(error))
             return
-        if partial is None:  # it is there already
+        if partial is None:  # it exists already
             self.committed(commit.key, None)
             return
         commit.partial = partial
@@ -259,7 +259,7 @@ class Commits:
             self._ask_again(seat)
 
     def _ask_again(self, seat: Seat) -> None:
-        """Ask for a part: also a keeper whose forerunner has died before it wrote it."""
+        """Ask for a part, also a keeper that has replaced one which died before it wrote it."""
         for commit in self._commits.values():
             known = commit.asked | set(commit.files)
             if commit.partial and seat.rank not in known and commit.key in seat.held:
@@ -269,7 +269,7 @@ class Commits:
                 self._state.send(seat.rank, "write", key=list(commit.key), **fields)
 
     def give_up_hopeless(self) -> None:
-        """A rank has gone past a boundary that others wait to save, and did not save it."""
+        """Fail the checkpoints of a boundary that some rank has passed without saving it."""
         now = self._state.clock()
         for commit in list(self._commits.values()):
             if commit.is_writing or self._hub.end.is_under_way:
@@ -292,7 +292,7 @@ class Commits:
             return
         self._commits.pop(key, None)
         if self._is_void(key):
-            return  # called bad in this very moment: whoever wrote it has set it aside
+            return  # called bad meanwhile: its writer has set it aside
         self.durable = key if self.durable is None else max(self.durable, key)
         self._tell_durable(key)
         self._hub.after_commit()

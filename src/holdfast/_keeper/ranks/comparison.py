@@ -1,4 +1,4 @@
-"""What ranks show of their training: who holds the others up, and who sees the same data."""
+"""Compares the ranks: which one delays the others, and which ones train on the same data."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from holdfast._keeper.ranks.state import HubState, Seat
 
-# -- Who holds the others up -----------------------------------------------------------------------
-# Ranks that train in lockstep all show the same time for a step. But whoever comes last to a
-# collective waits least in it, and the others wait for as long as it was late: so the rank that
-# holds them up is the one that waits least, if it does so again and again and by enough.
+# -- The straggler ---------------------------------------------------------------------------------
+# Ranks that train in lockstep all have the same step time. But the rank that comes last to a
+# collective waits least in it, and the others wait for as long as it was late. So the straggler is
+# the rank that waits least, if it does so repeatedly and by enough.
 #
 # How much is enough was measured with 2 and 4 ranks on 2 cores that other programs kept busy.
 # There one rank's waits range from nothing to twice the step, and eight samples in a row can look
 # like a straggler; of ten or more, with one in five left out, none did in 6,500 windows. A rank
-# that slept 50 ms a step was named within 21 steps, and no other ever in its place.
+# that slept 50 ms a step was named within 21 steps, and no other rank ever was.
 
 
-FEWEST_SAMPLES = 10  # of each rank, before anybody is named
-ENOUGH_SAMPLES = 20  # more than these, the newest, tell nothing new
+FEWEST_SAMPLES = 10  # of each rank, before a straggler is named
+ENOUGH_SAMPLES = 20  # only the newest are used
 _LEAST_SECONDS = 0.005
 _LEAST_SHARE = 0.05  # of a step
-_LEFT_OUT = 5  # one sample in so many, at the end where it would speak for the others
+_LEFT_OUT = 5  # one sample in so many is an outlier
 
 
 def name_straggler(
@@ -32,8 +32,8 @@ def name_straggler(
 ) -> tuple[int, float] | None:
     """The rank that the others wait for, and for how many seconds of each step.
 
-    `waits` has for each rank how long it waited in the collectives of a step, a few samples of
-    late, the newest last. They need not be of the same steps.
+    `waits` has for each rank how long it waited in the collectives of recent steps, the newest
+    last. They need not be of the same steps.
 
     >>> name_straggler({0: [0.5] * 10, 1: [0.25] * 10, 2: [0.5] * 10}, step_seconds=0.75)
     (1, 0.25)
@@ -51,7 +51,7 @@ def name_straggler(
 
 
 def _shortest(ordered: Sequence[float]) -> float:
-    """Of most of them: a hiccup, or a machine that is busy for a moment, is left out."""
+    """The shortest without outliers, such as a machine that is busy for a moment."""
     return ordered[len(ordered) // _LEFT_OUT]
 
 
@@ -86,11 +86,11 @@ class Comparison:
         host = self._state.seats[rank].beat.get("host", "")
         self.straggler = {"rank": rank, "host": host, "seconds": round(seconds, 4)}
         if is_new and rank not in self._named:
-            self._named.add(rank)  # once in a life: it may come and go
+            self._named.add(rank)  # once in an attempt: it may come and go
             self._state.books.note("straggler", **self.straggler)
 
     def on_lap(self, seat: Seat, message: dict[str, Any]) -> None:
-        """A rank has used all batches of a loop: the next boundary of one is not that of all."""
+        """A rank has used all batches of a loop: the others must have used as many."""
         key = message["epoch"], message["number"]
         counts = self._passes.setdefault(key, {})
         counts[seat.rank] = message["batches"]
@@ -102,7 +102,7 @@ class Comparison:
             del self._passes[key]
 
     def on_print(self, seat: Seat, message: dict[str, Any]) -> None:
-        """What a rank's first batches look like: of two that train on the same, one is wasted."""
+        """Fingerprints of a rank's first batches: two ranks must not train on the same data."""
         self._prints.setdefault(seat.rank, []).append(message["print"])
         if len(self._prints) < self._state.size or any(
             len(each) < 2 for each in self._prints.values()

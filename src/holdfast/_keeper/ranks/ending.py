@@ -1,4 +1,4 @@
-"""Why a run of several ranks ends: of all that is heard, the cause and not its victims."""
+"""The end of a run of several ranks: its cause, its last checkpoint, and who is told what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SETTLE_SECONDS = 0.7  # after the first error: its cause is reported by then
 _END_SECONDS = 30.0
-# Who is to blame, the surest first. A rank whose peer is gone fails too, within a second.
+# The kinds of causes, the surest first. A rank whose peer is gone fails too, within a second.
 _ORDER = ("asked", "hung", "died", "failed", "left", "victim")
 
 
@@ -160,7 +160,7 @@ class RunEnd:
 
 
 def worst(causes: list[Cause]) -> Cause:
-    """The one to name: of one kind, the first that was heard of."""
+    """The cause to report: of one kind, the first that was reported."""
     return min(causes, key=lambda cause: _ORDER.index(cause.kind))
 
 
@@ -181,6 +181,6 @@ _SIGNS_OF_A_LOST_PEER = (
 
 
 def looks_like_a_lost_peer(error: str) -> bool:
-    """Whether an error is what ranks get when another one is gone."""
+    """True for the errors that ranks get when another one is gone."""
     text = error.lower()
     return any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)

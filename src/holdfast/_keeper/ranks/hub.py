@@ -1,13 +1,12 @@
-"""Rank 0's keeper decides for all: where to stop, what to make durable, who is dead.
+"""Rank 0's keeper decides for all ranks: where to stop, what to make durable, which one is dead.
 
-It knows of each rank what that rank's keeper tells: which boundary it is heading for,
-which snapshots it holds, how its trainer ended. No trainer is asked, so one that sits in a
-long call cannot hold up the answer. Every wait here has a bound.
+The hub knows what each rank's keeper reports: the next boundary, the snapshots it holds, how its
+trainer ended. It asks no trainer, so a long call there delays no answer. Every wait is bounded.
 
-    stop, save   hold all → ask where they are → the furthest boundary is the decision
-    snapshot     set ahead, for a boundary that no rank has reached yet
-    checkpoint   all hold it → each writes its part → the manifest, written by one
-    death        the newest snapshot that all hold becomes a checkpoint, the rest leave
+    stop, save   hold all → ask where they are → the furthest boundary is the decision   Agreement
+    snapshot     set ahead, for a boundary that no rank has reached yet                  Agreement
+    checkpoint   all hold it → each writes its part → one writes the manifest            Commits
+    death        the newest snapshot that all hold becomes a checkpoint, all leave       RunEnd
 """
 
 from __future__ import annotations

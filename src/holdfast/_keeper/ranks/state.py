@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from holdfast._store.commit.write_queue import Key
 
-_PACE_SECONDS = 0.02  # between two looks that tell how quick a rank is
+_PACE_SECONDS = 0.02  # between two observations that give a rank's speed
 
 
 class Books(Protocol):
@@ -30,7 +30,7 @@ class Books(Protocol):
 
 @dataclass
 class Cause:
-    """How one rank ended."""
+    """How one rank ended, or why all do."""
 
     rank: int
     how: str
@@ -39,7 +39,7 @@ class Cause:
     status: int = 0
 
     def sentence(self) -> str:
-        """In words, for the person who reads the other ranks' last line."""
+        """For the last line of the other ranks."""
         if self.kind in ("asked", "hung"):
             return self.how
         where = f" on {self.host}" if self.host else ""
@@ -56,19 +56,19 @@ class Seat:
     ended: Cause | None = None  # its trainer is dead or has left
     released: bool = False  # its keeper may go
     lost_at: float | None = None
-    past: int = -1  # what it has not saved up to this mark, it cannot save any more
+    past: int = -1  # up to this mark it cannot save any more what it has not saved
     beat: dict[str, Any] = field(default_factory=dict)
 
-    pace: tuple[float, int, float] = (0.0, 0, 0.0)  # when it was seen where, and marks a second
+    pace: tuple[float, int, float] = (0.0, 0, 0.0)  # time, mark, and marks a second
 
     @property
     def trains(self) -> bool:
         return self.is_here and self.ended is None
 
     def see(self, now: float, mark: int) -> None:
-        """Note how far it has come."""
+        """Record how far it has come."""
         when, seen, rate = self.pace
-        if mark >= seen:  # also if it stands still: it may have been quick before
+        if mark >= seen:  # also if it stands still: it may have been fast before
             if seen and now - when >= _PACE_SECONDS:
                 rate = (mark - seen) / (now - when)
             self.pace = (now, mark, rate)
@@ -81,7 +81,7 @@ class Seat:
 
 @dataclass
 class Wish:
-    """Something that all ranks are to do at one boundary."""
+    """A request that all ranks do something at one boundary."""
 
     kind: str  # "stop" or "save"
     reason: str
