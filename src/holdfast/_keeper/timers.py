@@ -72,7 +72,9 @@ class Timers:
             return self._heap[0][0] if self._heap else math.inf
 
     def run_due(self) -> None:
-        while (act := self._pop_due(time.monotonic())) is not None:
+        """Make the calls that are due now; one that sets itself again must not block the loop."""
+        now = time.monotonic()
+        while (act := self._pop_due(now)) is not None:
             act()
 
     def clear(self) -> None:
