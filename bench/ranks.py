@@ -38,6 +38,7 @@ import torch.distributed as dist
 import holdfast
 from bench.machine import machine
 from holdfast._keeper.network.ports import HubPost, MemberPost
+from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._store.memory.control import DUE, MARK, private_words
@@ -209,8 +210,8 @@ class Body:
         self.later = loop.later
         self._told = told
 
-    def tell(self, kind: str, **_: Any) -> None:
-        if kind == "decide":
+    def tell(self, message: ToTrainer) -> None:
+        if message.kind == "decide":
             self._told()
 
     def held(self) -> list[tuple[int, int]]:
@@ -266,12 +267,12 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
             lambda: [("127.0.0.1", port)],
             mail,
             hear=lambda _, message, member=member: (
-                ask() if message["kind"] == "begin" else member.hear(message)
+                ask() if message["kind"] == "begin" else member.hear(FromHub.from_json(message))
             ),
             lost=lambda _: None,
             found=lambda _, member=member: member.greet(),
         )
-        member._send = lambda kind, post=post, **fields: post.send(0, kind, **fields)
+        member._send = lambda message, post=post: post.send(0, message.kind, **message.values())
         loop.posts.append(post)
         if rank == last:
             wisher = post
@@ -293,18 +294,18 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         0, loop, lambda *_, **__: None, lambda: heard_here.append(time.monotonic())
     )
 
-    def send(rank: int, kind: str, **fields: Any) -> None:
-        if kind == "decide" and len(decided) < len(asked):
+    def send(rank: int, message: FromHub) -> None:
+        if message.kind == "decide" and len(decided) < len(asked):
             decided.append(time.monotonic())
         if rank:
-            post.send(rank, kind, **fields)
+            post.send(rank, message.kind, **message.values())
         else:
-            loop.later(0.0, lambda: member.hear({"kind": kind, **fields}))
+            loop.later(0.0, lambda: member.hear(message))
 
     def hear(rank: int, message: dict[str, Any]) -> None:
         if message["kind"] == "wish":
             asked.append(message.pop("asked"))
-        hub.hear(rank, message)
+        hub.hear(rank, ToHub.from_json(message))
 
     books: Any = NoBooks()
     hub = Hub(size, 1, send, books)
@@ -312,9 +313,7 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         loop.selector, KEY, size, mail, loopback=True, hear=hear, lost=hub.lost, found=hub.found
     )
     loop.posts.append(post)
-    member._send = lambda kind, **fields: loop.later(
-        0.0, lambda: hub.hear(0, {"kind": kind, **fields})
-    )
+    member._send = lambda message: loop.later(0.0, lambda: hub.hear(0, message))
     member.greet()
     shares = [list(range(1, size))[each::MEMBER_PROCESSES] for each in range(MEMBER_PROCESSES)]
     processes = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._errors import SaveFailed
+from holdfast._keeper.protocol import FromHub, ToHub
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._keeper.ranks.state import Wish
 from holdfast._store.commit.write_queue import Key
@@ -81,13 +82,13 @@ class Table:
             self.hub.found(rank)
             self.say(rank, "hello", who={"rank": rank}, held=[])
 
-    def _send(self, rank: int, kind: str, **fields: Any) -> None:
-        self.sent.append((rank, kind, fields))
+    def _send(self, rank: int, message: FromHub) -> None:
+        self.sent.append((rank, message.kind, message.values()))
 
     # -- what keepers say -----------------------------------------------------------
 
     def say(self, rank: int, kind: str, **fields: Any) -> None:
-        self.hub.hear(rank, {"kind": kind, **fields})
+        self.hub.hear(rank, ToHub.from_json({"kind": kind, **fields}))
 
     def wish(self, rank: int, kind: str = "stop", *, now: bool = False, **more: Any) -> None:
         wish = {"kind": kind, "reason": f"{kind} by {rank}", "status": 143, **more}

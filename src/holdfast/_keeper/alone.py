@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._environment.slurm.controller import Cause
-from holdfast._keeper.job import in_background
+from holdfast._keeper import protocol
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.signals import SignalArrival
-from holdfast._keeper.writer import Job, Outcome
+from holdfast._keeper.time_limit import in_background
+from holdfast._keeper.writer import WriteJob, WriteOutcome
 from holdfast._store.commit.retention import MEMORY
 from holdfast._store.folder import journal
 from holdfast._store.folder.requests import StopRequest, stop_from_file
@@ -44,18 +44,12 @@ class Alone:
         self._timers = keeper.timers
         self._limit = keeper.time_limit
 
-    def begin(self) -> None:
-        pass
-
-    def tick(self, now: float) -> None:
-        pass
-
-    def next_at(self) -> float:
+    def tick(self, now: float) -> float:  # noqa: ARG002  all is done by timers
         return math.inf
 
     # -- the trainer ------------------------------------------------------------
 
-    def on_message(self, message: dict[str, Any]) -> None:
+    def on_message(self, message: protocol.FromTrainer) -> None:
         pass
 
     def on_arena(self) -> None:
@@ -64,22 +58,21 @@ class Alone:
     def on_snapshot(self, generation: int) -> None:
         self._storage.holdings.drop_before(generation)
 
-    def on_order(self, message: dict[str, Any]) -> None:
-        order, is_last = message["order"], message["last"]
-        found = self._storage.slot(message["generation"], message["sequence"])
+    def on_order(self, order: protocol.PersistOrder) -> None:
+        found = self._storage.slot(order.generation, order.sequence)
         if found is None or not found[0].pin(found[1]):
-            self._trainer.send("failed", order=order, error="the slot is gone")
+            self._trainer.send(protocol.WriteFailed(order=order.order, error="the slot is gone"))
             return
-        if is_last:
+        if order.last:
             self._timers.cancel(_INSURE)
-        job = Job(*found, message["reason"], order, is_last=is_last)
+        job = WriteJob(*found, order.reason, order.order, is_last=order.last)
         if not self._storage.writer.submit(job):
-            self._trainer.send("waits", order=order)
+            self._trainer.send(protocol.WriteWaits(order=order.order))
 
     def on_salvage(self, held: HeldArena, record: SlotRecord) -> None:
         self._storage.salvage(held, record)
 
-    def on_invalid(self, step: int, reason: str) -> None:
+    def on_invalid(self, message: protocol.StepsInvalid) -> None:
         pass
 
     def on_leaving(self) -> None:
@@ -134,7 +127,9 @@ class Alone:
         # The trainer may have received it already.
         rests = self._trainer.words[control.REST] in (control.RESTS, control.HEARD)
         needed = self._storage.writer.seconds_of_a_write()
-        self._trainer.send("noted", signal=number, grace=grace, rests=rests, needed=needed)
+        self._trainer.send(
+            protocol.SignalNoted(signal=number, grace=grace, rests=rests, needed=needed)
+        )
         if rests:
             self._leave_phase(name, arrival.status)
         if grace is not None:
@@ -155,7 +150,7 @@ class Alone:
             if self._trainer.rests:
                 self._keeper.signals.expect_nudge()
                 self._leave_phase(stop.reason, stop.status)
-        self._trainer.send("request", request=kind, details=details)
+        self._trainer.send(protocol.RequestMade(request=kind, details=details))
 
     @property
     def is_stopping(self) -> bool:
@@ -173,7 +168,7 @@ class Alone:
         if self._trainer.rests:
             self._keeper.signals.expect_nudge()
             self._leave_phase(reason, _errors.REQUEUE)
-        self._trainer.send("ending", reason=reason, status=_errors.REQUEUE, seconds=left)
+        self._trainer.send(protocol.TimeShort(reason=reason, status=_errors.REQUEUE, seconds=left))
         self._insure_within(left)
 
     def on_time_left(self, left: float) -> None:
@@ -186,11 +181,13 @@ class Alone:
             self._timers.cancel(_INSURE)  # set for what SIGTERM usually leaves
         self._insure_within(left if grace is None else grace)
 
-    def on_notice(self, **told: Any) -> None:
-        journal.append(self._keeper.policy.layout.journal, "notice", **told)
-        self._trainer.send("notice", **told)
-        if told["acts"] == "save":
-            self._trainer.send("request", request="save", reason=f"notice: {told['what']}")
+    def on_notice(self, notice: protocol.NoticeReport) -> None:
+        journal.append(self._keeper.policy.layout.journal, "notice", **notice.values())
+        self._trainer.send(notice)
+        if notice.acts == "save":
+            self._trainer.send(
+                protocol.RequestMade(request="save", reason=f"notice: {notice.what}")
+            )
 
     def stop_for_notice(self, reason: str, left: float) -> None:
         if self.stop is None:
@@ -220,7 +217,7 @@ class Alone:
         """The step has not ended in time."""
         stop, job = self.stop, self._limit.job
         # The job's end is certain, and nothing would be left that could requeue it.
-        is_ended = job is not None and job.cause is not Cause.NOT_SLURM
+        is_ended = job is not None and not job.is_elsewhere
         # No boundary will come in a hang.
         must_leave = is_ended or self._keeper.hangs.is_hung
         if stop is not None and stop.status != _errors.PERSON and must_leave:
@@ -261,29 +258,31 @@ class Alone:
         if alarm.is_first:
             step = newest[1].step if newest is not None and is_writing else None
             self._keeper.journal("memory", step=step, **alarm.figures())
-            self._trainer.send("memory", step=step, **alarm.figures())
+            self._trainer.send(protocol.MemoryReport(step=step, **alarm.figures()))
         # That snapshot is some steps old: the next boundary is worth more.
-        self._trainer.send("request", request="save", reason=MEMORY)
+        self._trainer.send(protocol.RequestMade(request="save", reason=MEMORY))
 
     def _persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
         self._keeper.receive_pending()
         return self._storage.persist_newest(reason, leave_status)
 
-    def on_written(self, outcome: Outcome) -> None:
+    def on_written(self, outcome: WriteOutcome) -> None:
         job, record = outcome.job, outcome.job.record
         order, step = job.order, record.step
         if outcome.error is None:
             self._storage.record_save(outcome.seconds)
             self._storage.mark_durable(job.held.arena.attempt, step, record.sequence)
-            told = {"sequence": record.sequence, "seconds": outcome.seconds}
-            self._trainer.send("durable", order=order, step=step, **told)
+            sequence, seconds = record.sequence, outcome.seconds
+            self._trainer.send(
+                protocol.WriteDurable(order=order, step=step, sequence=sequence, seconds=seconds)
+            )
         elif outcome.is_dropped:
-            self._trainer.send("dropped", order=order, step=step, error=outcome.error)
+            self._trainer.send(protocol.WriteDropped(order=order, step=step, error=outcome.error))
         else:
             self._storage.mark_failed(step, is_fenced=outcome.is_fenced)
             self._keeper.journal("save-failed", step=step, error=outcome.error)
-            kind = "fenced" if outcome.is_fenced else "failed"
-            self._trainer.send(kind, order=order, step=step, error=outcome.error)
+            kind = protocol.WriteFenced if outcome.is_fenced else protocol.WriteFailed
+            self._trainer.send(kind(order=order, step=step, error=outcome.error))
         if job.leave_status is not None:
             self._send_away(job.reason, job.leave_status)
 
@@ -292,20 +291,14 @@ class Alone:
 
     # -- hangs ------------------------------------------------------------------
 
-    def training_ranks(self) -> list[int]:
-        return [0]
+    def judge_link(self) -> None:
+        return None
 
-    def send_to_judge(self, kind: str, **fields: Any) -> None:
-        self._keeper.hangs.receive(0, {"kind": kind, **fields})
-
-    def send_to_watch(self, rank: int, kind: str, **fields: Any) -> None:  # noqa: ARG002  the one
-        self._keeper.hangs.obey({"kind": kind, **fields})
-
-    def save_hung(self) -> None:
-        self._persist_newest("hang")
-
-    def leave_hung(self, rank: int | None) -> None:  # noqa: ARG002  the one
-        self._leave_now("it hangs", _errors.HUNG)
+    def on_hang(self, rank: int | None, *, restart: bool) -> None:  # noqa: ARG002  the one
+        if restart:
+            self._leave_now("it hangs", _errors.HUNG)
+        else:
+            self._persist_newest("hang")
 
     # -- what others read -------------------------------------------------------
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice
 from holdfast._environment.cloud.provider import CLOUDS, find_cloud
+from holdfast._keeper.protocol import NoticeReport
+
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
 
 _AGAIN_SECONDS = 60.0  # the longest interval between two questions without an answer
 _DEAF_SECONDS = 150.0  # without a single answer, until the user is told
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """One cloud."""
 
     cloud: str
@@ -26,7 +30,7 @@ class Source(Protocol):
 class NoticeWatch:
     """Asks the cloud in a thread; `standing` is what its newest answer announces."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: NoticeSource) -> None:
         self.cloud = source.cloud
         self.standing: tuple[Notice, ...] = ()  # replaced as a whole, so read without a lock
         self.has_answered = False
@@ -98,19 +102,12 @@ def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
 LEAD_SECONDS = 150.0
 
 
-class Hands(Protocol):
-    """What acts on a notice."""
-
-    def on_notice(self, **told: Any) -> None: ...
-    def stop_for_notice(self, reason: str, left: float) -> None: ...
-
-
 class Noticed:
     """The notices that one keeper knows."""
 
-    def __init__(self, watch: NoticeWatch, hands: Hands, needed: Callable[[], float]) -> None:
+    def __init__(self, watch: NoticeWatch, decider: Decider, needed: Callable[[], float]) -> None:
         self._watch = watch
-        self._hands = hands
+        self._decider = decider
         self._needed = needed
         self._known: set[str] = set()
         self._stopped_for: str | None = None
@@ -127,7 +124,7 @@ class Noticed:
                 self._tell(notice.what, notice.reason, acts, left if notice.stops else None)
             if is_near and self._stopped_for is None:
                 self._stopped_for = notice.key
-                self._hands.stop_for_notice(notice.reason, left)
+                self._decider.stop_for_notice(notice.reason, left)
         if why := self._watch.deafness():
             self._tell("deaf", why, "none", None)
 
@@ -135,9 +132,17 @@ class Noticed:
         self._watch.stop()
 
     def _tell(self, what: str, reason: str, acts: str, seconds: float | None) -> None:
-        told = {"cloud": self._watch.cloud, "what": what, "reason": reason, "acts": acts}
-        at = None if seconds is None else time.time() + seconds
-        self._hands.on_notice(**told, seconds=seconds, at=at, lead=LEAD_SECONDS)
+        self._decider.on_notice(
+            NoticeReport(
+                cloud=self._watch.cloud,
+                what=what,
+                reason=reason,
+                acts=acts,
+                seconds=seconds,
+                at=None if seconds is None else time.time() + seconds,
+                lead=LEAD_SECONDS,
+            )
+        )
 
 
 def _left(notice: Notice, now: float) -> float:

@@ -17,7 +17,7 @@ _BEATS = 64  # in that time, and some more
 _DECAY_PER_POLL = 0.9995  # four polls a second: half of it in six minutes
 
 
-class Pace:
+class StepPace:
     """How long a step takes, on the safe side: the longest of recent ones."""
 
     def __init__(self) -> None:

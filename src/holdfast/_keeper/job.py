@@ -10,7 +10,6 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ _REQUEUE_SECONDS = (5.0, 10.0)  # before the end: where KillWait is short, and w
 
 
 @dataclass(frozen=True)
-class Settled:
+class ExitReason:
     """The reason and status of the exit."""
 
     reason: str
@@ -170,12 +169,12 @@ class JobWatch:
 
     # -- the end ------------------------------------------------------------------------
 
-    def settle(self, reason: str, status: int, number: int) -> Settled:
+    def settle(self, reason: str, status: int, number: int) -> ExitReason:
         """The reason and status of a stop; asks SLURM about a SIGTERM."""
         if number != signal.SIGTERM:
-            return Settled(reason, status)
+            return ExitReason(reason, status)
         cause = self._learn_cause()
-        return Settled(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
+        return ExitReason(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
 
     def heard(self, number: int) -> None:
         """Ask about a signal now: later SLURM may not know any more."""
@@ -203,9 +202,9 @@ class JobWatch:
         return cause
 
     @property
-    def cause(self) -> Cause | None:
-        """The cause of the SIGTERM, if it is known."""
-        return self._cause
+    def is_elsewhere(self) -> bool:
+        """True if the SIGTERM did not come from SLURM."""
+        return self._cause is Cause.NOT_SLURM
 
     def is_requeued(self) -> bool:
         """True if a requeue is asked for: later signals of SLURM are part of it."""
@@ -321,8 +320,3 @@ def _read_requeued(layout: RunLayout, attempt: int) -> Requeued | None:
 
 def _times(count: int) -> str:
     return "1 time" if count == 1 else f"{count} times"
-
-
-def in_background(act: Callable[[], None]) -> None:
-    """Run it in a thread: the keeper's loop must not wait for SLURM."""
-    threading.Thread(target=act, name="job", daemon=True).start()

@@ -13,30 +13,31 @@ import os
 import selectors
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
-from holdfast._keeper import messages
+from holdfast._keeper import messages, protocol
 from holdfast._keeper.cloud_notices import Noticed, open_watch
-from holdfast._keeper.decider import Decider
 from holdfast._keeper.hangs.keeper_part import Hangs
 from holdfast._keeper.heartbeat import Change, held_of, standing_of
-from holdfast._keeper.job import JobWatch, in_background
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.signals import SignalReader
 from holdfast._keeper.storage import Storage
-from holdfast._keeper.time_limit import TimeLimit
+from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
 from holdfast._keeper.trainer import Ends, Trainer
-from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import BEAT_SECONDS, write_json
 from holdfast._store.folder.requests import take_requests
 from holdfast._store.mirror.child import Mirror
+
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
+    from holdfast._keeper.job import JobWatch
 
 _POLL_SECONDS = 0.25
 _EARLY_BEATS = 8
@@ -46,16 +47,8 @@ _MOST_PENDING = 1000
 class Keeper:
     """One keeper, for one attempt of one run."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        ends: Ends,
-        numbers: frozenset[int],
-        grace: float | None,
-        job: JobWatch | None,
-        decider: Decider,
-    ) -> None:
-        self.policy = policy
+    def __init__(self, config: protocol.KeeperConfig, ends: Ends, decider: Decider) -> None:
+        self.policy = policy = config.policy
         self.ends = ends
         self.journal = functools.partial(
             journal.append, policy.layout.journal, attempt=policy.attempt
@@ -71,8 +64,11 @@ class Keeper:
             is_paused=lambda: self.hangs.is_paused,
             gone=self._trainer_counts_as_dead,
         )
-        self.signals = SignalReader(ends.signals, numbers, self.trainer.words)
-        self.time_limit = TimeLimit(job, grace, self.trainer, self.storage, self.journal)
+        self.signals = SignalReader(ends.signals, config.numbers, self.trainer.words)
+        grace = config.grace_seconds
+        self.time_limit = TimeLimit(
+            _open_job(config), grace, self.trainer, self.storage, self.journal
+        )
         self.memory = MemoryWatch(ends.trainer_pid, ends.counters)
         self.hangs = Hangs(policy, ends, self.trainer, self.storage, decider)
         self.identity = asdict(of_process())
@@ -90,18 +86,19 @@ class Keeper:
         self.selector.register(self.ends.signals, selectors.EVENT_READ, self._receive_signals)
         if self.ends.pidfd is not None:
             self.selector.register(self.ends.pidfd, selectors.EVENT_READ, self.decider.on_death)
-        self._mirror = Mirror.of(self.policy, lambda text: self.trainer.send("mirror", text=text))
-        self.decider.begin()
+        self._mirror = Mirror.of(
+            self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
+        )
         self._open_notices()
         self.timers.after(0.0, self._watch_memory, "memory")
         self.timers.after(0.0, self._beat)
         self.timers.after(0.0, self._poll)
         while not self._is_done:
             self.timers.run_due()
-            self.decider.tick(time.monotonic())
+            next_tick = self.decider.tick(time.monotonic())
             if self._is_done:
                 break
-            wait = min(self.timers.next_at(), self.decider.next_at()) - time.monotonic()
+            wait = min(self.timers.next_at(), next_tick) - time.monotonic()
             for key, _ in self.selector.select(max(0.0, wait)):
                 key.data()
             if self.ends.pidfd is None and os.getppid() != self.ends.trainer_pid:
@@ -177,7 +174,8 @@ class Keeper:
             self.selector.unregister(self.ends.link)
             self.trainer.is_gone_without_goodbye()
             return
-        self._dispatch(*received)
+        data, descriptors = received
+        self._dispatch(protocol.FromTrainer.from_json(data), descriptors)
 
     def receive_pending(self) -> None:
         """Receive all that the trainer has sent: a keeper that starts late knows no arena yet."""
@@ -190,64 +188,66 @@ class Keeper:
         """What a trainer had sent before it died, as far as it still counts."""
         self.ends.link.setblocking(False)
         while (received := messages.receive(self.ends.link)) is not None:
-            message, descriptors = received
-            if message["kind"] == "arena":
-                self.storage.holdings.hold(descriptors[0], message.get("path"))
-            elif message["kind"] in ("void", "metrics"):
+            data, descriptors = received
+            message = protocol.FromTrainer.from_json(data)
+            if isinstance(message, protocol.ArenaOpened):
+                self.storage.holdings.hold(descriptors[0], message.path)
+            elif isinstance(message, protocol.StepsInvalid | protocol.MetricsLogged):
                 self._dispatch(message, [])
 
-    def _dispatch(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        kind, storage = message["kind"], self.storage
-        if kind == "arena":
-            storage.holdings.hold(descriptors[0], message.get("path"))
-            self.decider.on_arena()
-        elif kind == "snapshot":
-            found = storage.slot(message["generation"], message["sequence"])
-            if found is not None:
-                storage.hasher.want(*found)
-            self.decider.on_snapshot(message["generation"])
-        elif kind == "persist":
-            self.decider.on_order(message)
-        elif kind == "last":
-            storage.hasten()
-            storage.writer.drop_waiting()
-        elif kind == "settle":
-            self._settle_stop(message)
-        elif kind == "salvage":
-            held = storage.holdings.hold(descriptors[0], message["path"])
-            record = None if held is None else held.find(message["sequence"])
-            if held is not None and record is not None:
-                self.decider.on_salvage(held, record)
-        elif kind == "phase":
-            self.trainer.phase = message["name"]
-            self._series.see_phase(message["name"])
-        elif kind == "metrics":
-            self._series.take(message["m"])
-        elif kind == "void":
-            storage.invalidate_from(message["step"])
-            self.decider.on_invalid(message["step"], message["reason"])
-        elif kind == "leaving":
-            self.trainer.leaves(message["status"], message["seconds"])
-            self.decider.on_leaving()
-        elif kind == "goodbye":
-            self.decider.on_goodbye()
-        else:
-            self.decider.on_message(message)
+    def _dispatch(self, message: protocol.FromTrainer | None, descriptors: list[int]) -> None:
+        storage = self.storage
+        match message:
+            case protocol.SnapshotTaken():
+                found = storage.slot(message.generation, message.sequence)
+                if found is not None:
+                    storage.hasher.want(*found)
+                self.decider.on_snapshot(message.generation)
+            case protocol.PhaseChanged():
+                self.trainer.phase = message.name
+                self._series.see_phase(message.name)
+            case protocol.MetricsLogged():
+                self._series.take(message.m)
+            case protocol.PersistOrder():
+                self.decider.on_order(message)
+            case protocol.ArenaOpened():
+                storage.holdings.hold(descriptors[0], message.path)
+                self.decider.on_arena()
+            case protocol.SalvageOrder():
+                held = storage.holdings.hold(descriptors[0], message.path)
+                record = None if held is None else held.find(message.sequence)
+                if held is not None and record is not None:
+                    self.decider.on_salvage(held, record)
+            case protocol.StepsInvalid():
+                storage.invalidate_from(message.step)
+                self.decider.on_invalid(message)
+            case protocol.LastSnapshotAhead():
+                storage.hasten()
+                storage.writer.drop_waiting()
+            case protocol.SettleStop():
+                self._settle_stop(message)
+            case protocol.TrainerLeaves():
+                self.trainer.leaves(message.status, message.seconds)
+                self.decider.on_leaving()
+            case protocol.Goodbye():
+                self.decider.on_goodbye()
+            case protocol.FromTrainer():
+                self.decider.on_message(message)
 
-    def _settle_stop(self, message: dict[str, Any]) -> None:
+    def _settle_stop(self, stop: protocol.SettleStop) -> None:
         """The trainer has stopped, durably: say why that was, and have the job come back."""
         job, send = self.time_limit.job, self.trainer.send
         if job is None:
-            send("settled", reason=message["reason"], status=message["status"])
+            send(protocol.StopSettled(reason=stop.reason, status=stop.status))
             return
 
         def settle() -> None:
-            settled = job.settle(message["reason"], message["status"], message["signal"])
+            settled = job.settle(stop.reason, stop.status, stop.signal)
             # First this: once the job is requeued, little is left of its log.
-            send("settled", reason=settled.reason, status=settled.status)
+            send(protocol.StopSettled(reason=settled.reason, status=settled.status))
             if settled.status == _errors.REQUEUE:
-                found = job.requeue(message["step"])
-                send("requeued", said=found.said, status=found.status)
+                found = job.requeue(stop.step)
+                send(protocol.JobRequeued(said=found.said, status=found.status))
 
         in_background(settle)
 
@@ -323,7 +323,7 @@ class Keeper:
             numbers = self.policy.layout.attempt_numbers()
         if numbers and numbers[-1] > self.policy.attempt and not self.trainer.is_leaving:
             error = f"attempt {numbers[-1]} took over"
-            self.trainer.send("fenced", order=None, step=None, error=error)
+            self.trainer.send(protocol.WriteFenced(order=None, step=None, error=error))
 
     def write_beat(self, beat: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -341,3 +341,13 @@ class Keeper:
     def end_series(self) -> None:
         if self.policy.rank == 0:  # one series, with one writer
             self._series.end(self._row_facts)
+
+
+def _open_job(config: protocol.KeeperConfig) -> JobWatch | None:
+    if config.job is None or config.policy.rank > 0:  # one keeper asks SLURM, for all ranks
+        return None
+    from holdfast._environment.slurm.job import Job  # only where there is a job
+    from holdfast._keeper.job import JobWatch
+
+    policy = config.policy
+    return JobWatch(Job(**config.job), policy.layout, policy.attempt, policy.requeue_limit)

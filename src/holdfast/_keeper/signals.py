@@ -8,7 +8,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast import _errors
@@ -19,12 +18,12 @@ _KEPT = 32
 _OF_CHILDREN = (signal.SIGCHLD,)  # data loaders cause it: no evidence in a post-mortem
 
 
-@dataclass(frozen=True)
 class SignalArrival:
     """A signal that asks the run to stop."""
 
-    number: int
-    is_final: bool  # a second Ctrl-C, or SIGQUIT: leave without another step
+    def __init__(self, number: int, *, is_final: bool) -> None:
+        self.number = number
+        self.is_final = is_final  # a second Ctrl-C, or SIGQUIT: leave without another step
 
     @property
     def name(self) -> str:

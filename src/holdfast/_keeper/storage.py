@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from holdfast._keeper.mapped_arenas import Hasher, HeldArena, Holdings
-from holdfast._keeper.writer import Closing, Job, Outcome, Writer
+from holdfast._keeper.writer import CheckpointWriter, Closing, WriteJob, WriteOutcome
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.chunks import QUIET
 from holdfast._store.memory.arena import SlotRecord
@@ -22,13 +22,13 @@ class Storage:
     def __init__(
         self,
         policy: Policy,
-        written: Callable[[Outcome], None],
+        written: Callable[[WriteOutcome], None],
         closed: Callable[[Closing, str | None, bool], None],
     ) -> None:
         self._policy = policy
         self.hasher = Hasher()
         self.holdings = Holdings(policy.attempt)
-        self.writer = Writer(policy, written, closed, self.holdings.newest)
+        self.writer = CheckpointWriter(policy, written, closed, self.holdings.newest)
         self.save_seconds: float | None = None  # the slowest recent checkpoint
         self.durable_sequence = 0
         self.durable_step: int | None = None
@@ -57,7 +57,7 @@ class Storage:
                 return False
             held, record = newest
             if held.pin(record):
-                job = Job(held, record, reason, leave_status=leave_status, is_last=True)
+                job = WriteJob(held, record, reason, leave_status=leave_status, is_last=True)
                 self.writer.submit(job)
                 return True
             time.sleep(0.01)  # the trainer has just made a newer one whole
@@ -67,7 +67,7 @@ class Storage:
         """Make durable what an earlier attempt left in memory, then remove its file."""
         if held.pin(record):
             self.holdings.salvage(held)
-            self.writer.submit(Job(held, record, "salvaged"))
+            self.writer.submit(WriteJob(held, record, "salvaged"))
             threading.Thread(target=self._retire_when_idle, args=(held,), daemon=True).start()
 
     def _retire_when_idle(self, held: HeldArena) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from holdfast._environment.slurm.controller import Cause
-from holdfast._keeper.heartbeat import Pace
-from holdfast._keeper.job import JobWatch
+from holdfast._keeper.heartbeat import StepPace
+from holdfast._keeper.protocol import ShortWarning
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Trainer
 from holdfast._store.memory import control
+
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
+    from holdfast._keeper.job import JobWatch
 
 _TERM_GRACE_SECONDS = 10.0
 _WARNING_GRACE_SECONDS = 30.0
@@ -20,14 +24,9 @@ _EXIT_SECONDS = 10.0
 _LEAST_SECONDS = 20.0
 
 
-class StopsInTime(Protocol):
-    """What acts on the end of the job."""
-
-    @property
-    def is_stopping(self) -> bool: ...
-    def stop_status(self) -> int | None: ...
-    def on_time_short(self, reason: str, left: float) -> None: ...
-    def on_time_left(self, left: float) -> None: ...
+def in_background(act: Callable[[], None]) -> None:
+    """Run it in a thread: the keeper's loop must not wait for SLURM."""
+    threading.Thread(target=act, name="job", daemon=True).start()
 
 
 class TimeLimit:
@@ -42,7 +41,7 @@ class TimeLimit:
         journal: Callable[..., Any],
     ) -> None:
         self.job = job
-        self.pace = Pace()
+        self.pace = StepPace()
         self._grace_seconds = grace_seconds
         self._trainer = trainer
         self._storage = storage
@@ -69,7 +68,7 @@ class TimeLimit:
         needed = (self.pace.step_seconds or 0.0) + 2 * (self._storage.save_seconds or 0.0)
         return max(_LEAST_SECONDS, needed + _EXIT_SECONDS)
 
-    def poll(self, now: float, decider: StopsInTime) -> None:
+    def poll(self, now: float, decider: Decider) -> None:
         """Stop in time for the job's end: SLURM's warning can be lost."""
         words = self._trainer.words
         if words[control.IN_LOOP] and not words[control.REST]:
@@ -78,6 +77,8 @@ class TimeLimit:
             self.pace.rest()
         if self.job is None or self._trainer.is_leaving:
             return
+        from holdfast._environment.slurm.controller import Cause  # only where there is a job
+
         self.job.look(now)
         left = self.job.seconds_left()
         if left is not None:
@@ -102,4 +103,4 @@ class TimeLimit:
         needed = (self.pace.step_seconds or 0.0) + save_seconds
         if needed > warning:
             self._has_warned = True
-            self._trainer.send("short-warning", warning=warning, needed=needed)
+            self._trainer.send(ShortWarning(warning=warning, needed=needed))

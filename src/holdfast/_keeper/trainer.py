@@ -14,6 +14,7 @@ from holdfast import _errors
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._keeper import messages
 from holdfast._keeper.heartbeat import is_looked_at, state_of
+from holdfast._keeper.protocol import LeaveOrder, ToTrainer
 from holdfast._keeper.timers import Timers
 from holdfast._store.memory import control
 from holdfast._store.memory.control import ControlPage
@@ -61,12 +62,16 @@ class Trainer:
         self.is_leaving = False  # as it said itself
         self.was_killed = False  # by this keeper
 
-    def send(self, kind: str, /, **fields: Any) -> None:
-        messages.send(self._ends.link, kind, **fields)
+    def send(self, message: ToTrainer) -> None:
+        messages.send(self._ends.link, message.kind, **message.values())
 
     @property
     def step(self) -> int:
         return int(self.words[control.STEP])
+
+    @property
+    def boundary_id(self) -> int:
+        return int(self.words[control.MARK])
 
     @property
     def rests(self) -> bool:
@@ -86,7 +91,7 @@ class Trainer:
         self.kill_after(_KILL_AFTER_SECONDS)
         if status == _errors.HUNG:
             details["asked"] = False  # the supervisor is to start it again
-        self.send("leave", status=status, reason=reason, step=step, **details)
+        self.send(LeaveOrder(status=status, reason=reason, step=step, **details))
 
     def expect_exit_after_save(self, status: int) -> None:
         """It is told to leave when a state is durable; a disk that hangs must not hold it."""

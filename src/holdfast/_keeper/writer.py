@@ -41,7 +41,7 @@ from holdfast._store.memory.control import mark_of
 
 
 @dataclass(frozen=True)
-class Job:
+class WriteJob:
     """One slot to write as a checkpoint, or as one rank's part of it."""
 
     held: HeldArena
@@ -83,10 +83,10 @@ class Closing:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WriteOutcome:
     """The result of a job."""
 
-    job: Job
+    job: WriteJob
     error: str | None
     is_fenced: bool
     seconds: float
@@ -100,18 +100,18 @@ _PATIENCE_SECONDS = 1.0  # that the last state waits for saves that were asked f
 
 @dataclass(frozen=True)
 class _UnderWay:
-    job: Job | Closing
+    job: WriteJob | Closing
     labour: Labour
     began: float
 
 
-class Writer:
+class CheckpointWriter:
     """Writes jobs and passes each outcome to `done`."""
 
     def __init__(
         self,
         policy: Policy,
-        done: Callable[[Outcome], None],
+        done: Callable[[WriteOutcome], None],
         closed: Callable[[Closing, str | None, bool], None] = lambda *_: None,
         newest: Callable[[], tuple[HeldArena, SlotRecord] | None] = lambda: None,
     ) -> None:
@@ -119,9 +119,9 @@ class Writer:
         self._done = done
         self._closed = closed
         self._newest = newest  # the newest whole slot, for jobs that have none of their own
-        self._waiting: list[Job | Closing] = []
+        self._waiting: list[WriteJob | Closing] = []
         self._under_way: list[_UnderWay] = []
-        self._dropped: list[Job] = []  # and not reported yet
+        self._dropped: list[WriteJob] = []  # and not reported yet
         self._telling = 0
         self._change = threading.Condition(threading.RLock())
         self._hurries = 0  # how many jobs and threads wait for the write in progress
@@ -141,11 +141,11 @@ class Writer:
     def is_idle(self) -> bool:
         return not (self._waiting or self._under_way or self._dropped or self._telling)
 
-    def submit(self, job: Job | Closing) -> bool:
+    def submit(self, job: WriteJob | Closing) -> bool:
         """Queue a job; False if it does not keep its slot until its turn comes."""
         with self._change:
             keeps_its_slot = True
-            if isinstance(job, Job) and not _is_waited_for(job) and self._under_way:
+            if isinstance(job, WriteJob) and not _is_waited_for(job) and self._under_way:
                 keeps_its_slot = False
                 if job.is_pinned:
                     job.held.unpin(job.record.slot)
@@ -231,19 +231,19 @@ class Writer:
 
     def _drop_for_last(self) -> None:
         spared = (Urgency.ASKED, Urgency.LAST) if self._is_patient() else (Urgency.LAST,)
-        jobs = [each for each in self._waiting if isinstance(each, Job) and not each.is_kept]
+        jobs = [each for each in self._waiting if isinstance(each, WriteJob) and not each.is_kept]
         self._drop([each for each in jobs if each.urgency not in spared])
 
     def _advance(self) -> None:
         """Drop superseded jobs and begin the next one."""
         is_patient = self._is_patient()
         self._waiting, dropped = sort_out(self._waiting, self._durable, patient=is_patient)
-        self._drop([each for each in dropped if isinstance(each, Job)])
+        self._drop([each for each in dropped if isinstance(each, WriteJob)])
         if self._waiting and self._under_way and self._may_begin_at_once(self._waiting[0]):
             self._begin_at_once()
         self._change.notify_all()
 
-    def _drop(self, jobs: list[Job]) -> None:
+    def _drop(self, jobs: list[WriteJob]) -> None:
         self._waiting = [each for each in self._waiting if each not in jobs]
         for job in jobs:
             self._hurries -= _is_waited_for(job)
@@ -251,7 +251,7 @@ class Writer:
                 job.held.unpin(job.record.slot)
         self._dropped += jobs
 
-    def _may_begin_at_once(self, job: Job | Closing) -> bool:
+    def _may_begin_at_once(self, job: WriteJob | Closing) -> bool:
         """True if a job need not wait for the writes in progress."""
         if job.urgency is not Urgency.LAST:
             return False
@@ -289,7 +289,7 @@ class Writer:
         """The next job, with its slot locked against the trainer."""
         while self._waiting:
             job = self._waiting.pop(0)
-            if isinstance(job, Job) and not job.is_pinned:
+            if isinstance(job, WriteJob) and not job.is_pinned:
                 pinned = self._pin(job)
                 if pinned is None:
                     self._dropped.append(job)
@@ -301,7 +301,7 @@ class Writer:
             return under_way
         return None
 
-    def _pin(self, job: Job) -> Job | None:
+    def _pin(self, job: WriteJob) -> WriteJob | None:
         """The job with its slot, or with the newest one if its own was overwritten."""
         if job.held.pin(job.record):
             return replace(job, is_pinned=True)
@@ -331,7 +331,7 @@ class Writer:
                 self._closed(job, error, fenced)
             else:
                 error = self._write(job, under_way.labour)
-        if error is None and not (isinstance(job, Job) and job.partial is not None):
+        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
             # After the trainer was told: removing a large file can take as long as a step.
             try:
                 with self._removing:
@@ -355,16 +355,16 @@ class Writer:
                 job = self._dropped.pop(0)
                 self._telling += 1
             error = "a newer step is durable, or is written in its place"
-            self._done(Outcome(job, error, is_fenced=False, seconds=0.0, is_dropped=True))
+            self._done(WriteOutcome(job, error, is_fenced=False, seconds=0.0, is_dropped=True))
             with self._change:
                 self._telling -= 1
 
-    def _note_end(self, job: Job | Closing, error: str | None) -> None:
-        if error is None and not (isinstance(job, Job) and job.partial is not None):
+    def _note_end(self, job: WriteJob | Closing, error: str | None) -> None:
+        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
             with self._change:
                 self._durable = job.key if self._durable is None else max(self._durable, job.key)
 
-    def _write(self, job: Job, labour: Labour) -> str | None:
+    def _write(self, job: WriteJob, labour: Labour) -> str | None:
         began = time.monotonic()
         results: list[tuple[DataFile | None, dict[str, Any]]] = []
         dropped: list[Superseded] = []
@@ -382,7 +382,7 @@ class Writer:
         self._note_end(job, error)
         file, head = results[0] if results else (None, {})
         seconds = time.monotonic() - began
-        self._done(Outcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
+        self._done(WriteOutcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
         return error
 
     def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
@@ -398,7 +398,7 @@ class Writer:
             return f"{type(unexpected).__name__}: {unexpected}", False
         return None, False
 
-    def _commit(self, job: Job, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
+    def _commit(self, job: WriteJob, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
         source = job.held.source(record)
         head = decode_head(source.view(len(source.ranges.names) - 1))
@@ -431,7 +431,7 @@ class Writer:
         # The newest part may be of a checkpoint that failed on another rank.
         return next((each for each in reversed(self._formers) if each.folder.exists()), None)
 
-    def _note_speed(self, job: Job, written: int, source: Source, seconds: float) -> None:
+    def _note_speed(self, job: WriteJob, written: int, source: Source, seconds: float) -> None:
         """How fast a checkpoint is written; deadlines are computed from it."""
         if 2 * written < source.size_bytes:
             return  # most data was linked: the time went into hashing
@@ -453,5 +453,5 @@ class Writer:
         keep_parts(self._policy, job.state, job.partial, job.files, job.began, self._turns)
 
 
-def _is_waited_for(job: Job | Closing) -> bool:
+def _is_waited_for(job: WriteJob | Closing) -> bool:
     return job.urgency is not Urgency.BACKGROUND

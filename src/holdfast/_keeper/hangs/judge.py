@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
+from holdfast._keeper import protocol
 from holdfast._keeper.hangs.record import NO_HANG
 
 # -- What one inspection shows: what a trainer does, what holds it, what it waits for --------------
@@ -168,7 +169,7 @@ class Hands(Protocol):
     """What the judge has others do."""
 
     def ranks(self) -> list[int]: ...
-    def order(self, rank: int, kind: str, **fields: Any) -> None: ...
+    def order(self, rank: int, order: protocol.FromHub) -> None: ...
     def say(self, kind: str, **fields: Any) -> None: ...
     def note(self, event: str, **fields: Any) -> None: ...
     def file(self, record: dict[str, Any]) -> None: ...
@@ -220,39 +221,36 @@ class HangJudge:
 
     # -- reports of the ranks ---------------------------------------------------------
 
-    def hear(self, rank: int, message: dict[str, Any]) -> bool:
-        """Take in what a rank's watch says; False if it was for somebody else."""
-        kind = message["kind"]
-        if kind == "stuck":
-            self._on_stuck(rank, message)
-        elif kind == "going":
-            self._on_going(rank, moved=bool(message.get("moved")))
-        elif kind in ("looked", "looking"):
-            found = self._rounds.get(message["round"])
-            if found is not None and kind == "looking":
-                found.heard_at = self._clock()
-            elif found is not None:
-                found.looks[rank] = message["look"]
-                self._conclude_if_all(message["round"])
-        else:
-            return False
+    def hear(self, rank: int, message: protocol.ToHub) -> bool:
+        """Take in what a rank's watch reports; False if it was for the hub."""
+        match message:
+            case protocol.RankStuck():
+                self._on_stuck(rank, message)
+            case protocol.RankGoing():
+                self._on_going(rank, moved=message.moved)
+            case protocol.LookProgress():
+                if (found := self._rounds.get(message.round)) is not None:
+                    found.heard_at = self._clock()
+            case protocol.LookResult():
+                if (found := self._rounds.get(message.round)) is not None:
+                    found.looks[rank] = message.look
+                    self._conclude_if_all(message.round)
+            case _:
+                return False
         return True
 
     def forget(self, rank: int) -> None:
         """This rank has another keeper now, or none any more."""
         self._on_going(rank, moved=False)
 
-    def _on_stuck(self, rank: int, message: dict[str, Any]) -> None:
-        now = self._clock()
+    def _on_stuck(self, rank: int, stuck: protocol.RankStuck) -> None:
         is_new = not self._stuck
-        limit = float(message.get("patience") or 0.0)
-        stood = float(message.get("stood") or 0.0)
-        paused = str(message.get("paused") or "")
-        self._stuck[rank] = _Stuck(now - stood, limit, str(message.get("how")), paused)
+        since = self._clock() - stuck.stood
+        self._stuck[rank] = _Stuck(since, stuck.patience or 0.0, stuck.how, stuck.paused)
         if is_new:
             self._begin()
-        if paused and self.record is None:
-            self._hold(rank, "PAUSED", paused)
+        if stuck.paused and self.record is None:
+            self._hold(rank, "PAUSED", stuck.paused)
 
     def _on_going(self, rank: int, *, moved: bool) -> None:
         was_stuck = self._stuck.pop(rank, None) is not None
@@ -293,7 +291,7 @@ class HangJudge:
         ranks = self._hands.ranks()
         self._rounds[self._count] = _Round(self._clock(), set(ranks), then)
         for rank in ranks:
-            self._hands.order(rank, "look", round=self._count)
+            self._hands.order(rank, protocol.LookOrder(round=self._count))
         self._conclude_if_all(self._count)
 
     def _conclude_if_all(self, number: int) -> None:
@@ -405,7 +403,7 @@ class HangJudge:
             self._hands.say("paused", by=by, rank=rank, of=of, is_deaf=deaf)
         for each in self._hands.ranks():
             is_seen = each == rank and act in _SEEN_CHEAPLY
-            self._hands.order(each, "guard", by=by, is_seen=is_seen)
+            self._hands.order(each, protocol.GuardOrder(by=by, is_seen=is_seen))
         # Its own keeper reports the end of what it can observe.
         is_told = act in _SEEN_CHEAPLY or (rank in self._stuck and self._stuck[rank].paused)
         self._next_at = self._clock() + (4 if is_told else 1) * _HELD_SECONDS
@@ -417,7 +415,7 @@ class HangJudge:
         self._stuck.clear()
         self._next_at = None
         for rank in self._hands.ranks():
-            self._hands.order(rank, "anew")
+            self._hands.order(rank, protocol.CountAnew())
 
     # -- a hang ------------------------------------------------------------------------------------
 

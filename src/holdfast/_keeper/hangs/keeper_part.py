@@ -9,28 +9,30 @@ from __future__ import annotations
 import queue
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
-from holdfast._keeper.decider import Decider
+from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, slim
-from holdfast._keeper.hangs.watch import HangWatch, Looks
+from holdfast._keeper.hangs.watch import HangWatch, Inspector
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.trainer import Ends, Trainer
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
 
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
+
 _MOST_SAID = 4000
 _BLIND_SECONDS = 60.0  # after an unexpected error
-_NEW_KEEPER = ("hello", "died", "farewell")  # after which nothing that a rank had said counts
 
 
 class _Fitting:
     """Shortens inspections to fit into a message, in the thread that inspects."""
 
-    def __init__(self, looker: Looks, ranks: int) -> None:
+    def __init__(self, looker: Inspector, ranks: int) -> None:
         self._looker = looker
         self._ranks = ranks
 
@@ -58,7 +60,7 @@ class Hangs:
             trainer.pid,
             policy.rank,
             policy.hang_seconds,
-            decider.send_to_judge,
+            self._post,
             self._make_looker,
         )
         self._judge = HangJudge(self) if policy.rank == 0 else None
@@ -87,26 +89,26 @@ class Hangs:
                 self._judge.explained(*self._explained.get_nowait())
             self._judge.tick()
 
-    def receive(self, rank: int, message: dict[str, Any]) -> bool:
+    def receive(self, rank: int, message: protocol.ToHub) -> bool:
         """At the hub: a report of a rank's watch; False if it was for the hub itself."""
         assert self._judge is not None
         try:
-            if message["kind"] in _NEW_KEEPER:
-                self._judge.forget(rank)
+            if isinstance(message, protocol.RankHello | protocol.RankDied | protocol.RankFarewell):
+                self._judge.forget(rank)  # what its former keeper had reported
             return self._judge.hear(rank, message)
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
             return False  # the hub ignores what it does not know
 
-    def obey(self, message: dict[str, Any]) -> None:
+    def obey(self, order: protocol.FromHub) -> None:
         """Do what the judge orders for this rank."""
-        kind = message["kind"]
-        if kind == "look":
-            self._watch.look(int(message["round"]))
-        elif kind == "anew":
-            self._watch.anew()
-        elif kind == "guard":
-            self._watch.hold(str(message["by"]), is_seen=bool(message.get("is_seen", True)))
+        match order:
+            case protocol.LookOrder():
+                self._watch.look(order.round)
+            case protocol.CountAnew():
+                self._watch.anew()
+            case protocol.GuardOrder():
+                self._watch.hold(order.by, is_seen=order.is_seen)
 
     def ask_stacks(self, details: dict[str, Any]) -> None:
         """`holdfast stacks` asks what all ranks do now."""
@@ -132,7 +134,14 @@ class Hangs:
         judged = self._judge.beat()
         return {**found, "hang": judged["hang"], "paused": judged["held"] or found["paused"]}
 
-    def _make_looker(self) -> Looks:
+    def _post(self, message: protocol.ToHub) -> None:
+        link = self._decider.judge_link()
+        if link is None:
+            self.receive(0, message)
+        else:
+            link.to_hub(message)
+
+    def _make_looker(self) -> Inspector:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
         looker = Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
@@ -141,15 +150,23 @@ class Hangs:
     # -- what the judge has done --------------------------------------------------------------
 
     def ranks(self) -> list[int]:
-        return self._decider.training_ranks()
+        link = self._decider.judge_link()
+        return [0] if link is None else link.training_ranks()
 
-    def order(self, rank: int, kind: str, **fields: Any) -> None:
-        self._decider.send_to_watch(rank, kind, **fields)
+    def order(self, rank: int, order: protocol.FromHub) -> None:
+        link = self._decider.judge_link()
+        if link is None:
+            self.obey(order)
+        else:
+            link.from_hub(rank, order)
 
     def say(self, kind: str, **fields: Any) -> None:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
-        self._trainer.send(kind, folder=str(self._policy.layout.folder), **fields)
+        folder = str(self._policy.layout.folder)
+        message = protocol.ToTrainer.from_json({"kind": kind, "folder": folder, **fields})
+        assert message is not None
+        self._trainer.send(message)
         # A stopped trainer cannot print it before that is over.
         if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
@@ -183,8 +200,8 @@ class Hangs:
 
     def save(self) -> None:
         """Make the newest snapshot durable: the next step may never come."""
-        self._decider.save_hung()
+        self._decider.on_hang(None, restart=False)
 
     def restart(self, rank: int | None) -> None:
         """Save what is in memory and make the trainer leave; its supervisor starts it again."""
-        self._decider.leave_hung(rank)
+        self._decider.on_hang(rank, restart=True)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.patience import Patience, Sight
 from holdfast._environment.processes.proc import waited_seconds
+from holdfast._keeper import protocol
 from holdfast._keeper.heartbeat import is_looked_at, state_of
 from holdfast._store.memory import control
 
@@ -28,12 +29,80 @@ _HELD_LOOK_SECONDS = 1.0
 _STALE_SECONDS = 10.0  # without a pulse: then the trainer's word about a debugger is outdated
 
 
-class Looks(Protocol):
+class Inspector(Protocol):
     """Inspects a tree of processes; may take seconds, and never raises."""
 
     def look(self) -> dict[str, Any]: ...
     @property
     def alive_at(self) -> float: ...  # the last progress of an inspection
+
+
+class Inspections:
+    """Inspections of one tree of processes, in a thread that may never come back."""
+
+    def __init__(
+        self,
+        pid: int,
+        make_looker: Callable[[], Inspector],
+        answer: Callable[[list[int], dict[str, Any]], None],
+    ) -> None:
+        self._pid = pid
+        self._make_looker = make_looker
+        self._answer = answer
+        self._looker: Inspector | None = None
+        self._rounds: list[int] = []  # that wait for the inspection in progress
+        self._began = self._reported_at = 0.0
+        self._number = 0
+        self._abandoned = 0
+        self._found: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+
+    def ask(self, number: int) -> None:
+        self._rounds.append(number)
+        if len(self._rounds) > 1:
+            return  # one is in progress
+        if self._abandoned >= _MOST_ABANDONED:
+            self._conclude(_nothing(self._pid, "the looks before did not come to an end"))
+            return
+        self._began = self._reported_at = time.monotonic()
+        self._number += 1
+        act = (self._number,)
+        threading.Thread(target=self._look, args=act, name="look", daemon=True).start()
+
+    def _look(self, number: int) -> None:
+        try:
+            if self._looker is None:
+                self._looker = self._make_looker()
+            found = self._looker.look()
+        except Exception as error:  # noqa: BLE001  the keeper must go on
+            traceback.print_exc()
+            found = _nothing(self._pid, f"the look failed: {error!r}")
+        self._found.put((number, found))
+
+    def poll(self, now: float) -> list[int]:
+        """Answer what is done; returns the rounds whose judge is to know that it makes progress."""
+        while not self._found.empty():
+            number, look = self._found.get_nowait()
+            if number == self._number and self._rounds:
+                self._conclude(look)
+            else:
+                self._abandoned -= 1
+        if not self._rounds:
+            return []
+        looker = self._looker
+        alive_at = max(self._began, 0.0 if looker is None else looker.alive_at)
+        if now - alive_at >= _LOOK_SECONDS:
+            self._abandoned += 1
+            self._number += 1
+            self._looker = None
+            self._conclude(_nothing(self._pid, "the look did not come to an end"))
+        elif now - self._reported_at > _LOOKING_SECONDS:
+            self._reported_at = now
+            return list(self._rounds)
+        return []
+
+    def _conclude(self, look: dict[str, Any]) -> None:
+        rounds, self._rounds = self._rounds, []
+        self._answer(rounds, look)
 
 
 class HangWatch:
@@ -45,15 +114,14 @@ class HangWatch:
         pid: int,
         rank: int,
         given_seconds: float | None,
-        post: Callable[..., None],
-        make_looker: Callable[[], Looks],
+        post: Callable[[protocol.ToHub], None],
+        make_looker: Callable[[], Inspector],
     ) -> None:
         self._words = words
         self._pid = pid
         self._rank = rank
         self._post = post
-        self._make_looker = make_looker
-        self._looker: Looks | None = None
+        self._inspections = Inspections(pid, make_looker, self._answer)
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
         self._boundary = 0
@@ -64,11 +132,6 @@ class HangWatch:
         self._hold_by = ""  # what holds it, if that can be observed from outside
         self._hold_look_at = 0.0
         self._is_held = False
-        self._asked: list[int] = []  # the rounds that wait for the inspection in progress
-        self._look_began = self._looking_at = 0.0
-        self._look_number = 0
-        self._abandoned = 0
-        self._found: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
 
     # -- in the keeper's loop -------------------------------------------------------
 
@@ -109,7 +172,8 @@ class HangWatch:
             )
         )
         self._tell(now)
-        self._take_looks(now)
+        for number in self._inspections.poll(now):
+            self._post(protocol.LookProgress(round=number))
 
     def _waited_for_processor(self) -> float | None:
         """By the trainer's main thread. It is not read while steps are made."""
@@ -122,13 +186,13 @@ class HangWatch:
             if self._told_at is not None:
                 self._told_at = None
                 moved = int(self._words[control.BOUNDARY_NS]) != self._told_boundary
-                self._post("going", moved=moved)
+                self._post(protocol.RankGoing(moved=moved))
             return
         if self._told_at is None or now - self._told_at > _TELL_AGAIN_SECONDS:
             if self._told_at is None:
                 self._told_boundary = int(self._words[control.BOUNDARY_NS])
             self._told_at = now
-            self._post("stuck", **self._standing(now))
+            self._post(protocol.RankStuck(**self._standing(now)))
 
     def _standing(self, now: float) -> dict[str, Any]:
         """The state of its patience."""
@@ -174,58 +238,14 @@ class HangWatch:
             },
         }
 
-    # -- inspections ------------------------------------------------------------------
-
     def look(self, number: int) -> None:
         """Inspect all its processes; the answer to round `number` is sent by `post`."""
-        self._asked.append(number)
-        if len(self._asked) > 1:
-            return  # one is in progress
-        if self._abandoned >= _MOST_ABANDONED:
-            self._answer(_nothing(self._pid, "the looks before did not come to an end"))
-            return
-        self._look_began = self._looking_at = time.monotonic()
-        self._look_number += 1
-        act = (self._look_number,)
-        threading.Thread(target=self._look, args=act, name="look", daemon=True).start()
+        self._inspections.ask(number)
 
-    def _look(self, number: int) -> None:
-        try:
-            if self._looker is None:
-                self._looker = self._make_looker()
-            found = self._looker.look()
-        except Exception as error:  # noqa: BLE001  the keeper must go on
-            traceback.print_exc()
-            found = _nothing(self._pid, f"the look failed: {error!r}")
-        self._found.put((number, found))
-
-    def _take_looks(self, now: float) -> None:
-        while not self._found.empty():
-            number, look = self._found.get_nowait()
-            if number == self._look_number and self._asked:
-                self._answer(look)
-            else:
-                self._abandoned -= 1
-        if not self._asked:
-            return
-        looker = self._looker
-        alive_at = max(self._look_began, 0.0 if looker is None else looker.alive_at)
-        if now - alive_at < _LOOK_SECONDS:
-            if now - self._looking_at > _LOOKING_SECONDS:
-                self._looking_at = now
-                for number in self._asked:
-                    self._post("looking", round=number)
-        else:
-            self._abandoned += 1
-            self._look_number += 1
-            self._looker = None
-            self._answer(_nothing(self._pid, "the look did not come to an end"))
-
-    def _answer(self, look: dict[str, Any]) -> None:
-        asked, self._asked = self._asked, []
+    def _answer(self, rounds: list[int], look: dict[str, Any]) -> None:
         whole = {**look, **self._words_now()}
-        for number in asked:
-            self._post("looked", round=number, look=whole)
+        for number in rounds:
+            self._post(protocol.LookResult(round=number, look=whole))
 
     def _words_now(self) -> dict[str, Any]:
         words, now = self._words, time.monotonic()

@@ -58,20 +58,35 @@ class Complaints:
             print(line + more, flush=True)
 
 
-class Refused(Exception):
+class FrameRefused(Exception):
     """No keeper of this run would send this; the text ends a sentence."""
 
 
 class Owner(Protocol):
     """Receives the events of a channel, never from within `send`."""
 
-    def channel_opened(self, channel: Channel) -> None: ...
-    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None: ...
-    def channel_drained(self, channel: Channel) -> None: ...
-    def channel_ended(self, channel: Channel, reason: str | None) -> None: ...
+    def channel_opened(self, channel: FrameChannel) -> None: ...
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None: ...
+    def channel_drained(self, channel: FrameChannel) -> None: ...
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None: ...
 
 
-class Channel:
+class _Macs:
+    """The MACs of one direction; each frame has its number in it."""
+
+    def __init__(self, start: hashlib.blake2b) -> None:
+        self._start = start
+        self._frames = 0
+
+    def next(self, payload: bytes) -> bytes:
+        mac = self._start.copy()
+        mac.update(self._frames.to_bytes(8, "big"))
+        mac.update(payload)
+        self._frames += 1
+        return mac.digest()
+
+
+class FrameChannel:
     """One end of one connection. Nothing here blocks."""
 
     def __init__(
@@ -95,9 +110,8 @@ class Channel:
         self._in = bytearray()
         self._out = bytearray(_MAGIC[is_hub] + self._nonce)
         self._limit = _STRANGERS_BYTES
-        self._sealing: hashlib.blake2b | None = None
-        self._checking: hashlib.blake2b | None = None
-        self._sealed = self._checked = 0
+        self._sealing: _Macs | None = None  # from the other end's nonce on
+        self._checking: _Macs | None = None
         self._wants_to_write = False
         self.rank: int | None = None  # of the keeper at the other end, once it is known
         self.life = ""
@@ -129,11 +143,7 @@ class Channel:
     def put(self, payload: bytes) -> None:
         """Sign a frame and queue it behind the others; `flush` sends."""
         assert self._sealing is not None, "the other end's nonce has not come yet"
-        mac = self._sealing.copy()
-        mac.update(self._sealed.to_bytes(8, "big"))
-        mac.update(payload)
-        self._sealed += 1
-        self._out += len(payload).to_bytes(4, "big") + mac.digest()
+        self._out += len(payload).to_bytes(4, "big") + self._sealing.next(payload)
         self._out += payload
         self.sent_at = time.monotonic()
 
@@ -187,7 +197,7 @@ class Channel:
         try:
             while self.is_open and (said := self._next_frame()) is not None:
                 self._owner.channel_heard(self, said)
-        except Refused as refused:
+        except FrameRefused as refused:
             self.end(str(refused))
 
     def _next_frame(self) -> dict[str, Any] | None:
@@ -197,39 +207,32 @@ class Channel:
             return None
         length = int.from_bytes(self._in[:4], "big")
         if length > self._limit:
-            raise Refused(f"it announces a frame of {length} bytes")
+            raise FrameRefused(f"it announces a frame of {length} bytes")
         end = _HEAD_BYTES + length
         if len(self._in) < end:
             return None
         mac, payload = bytes(self._in[4:_HEAD_BYTES]), bytes(self._in[_HEAD_BYTES:end])
         del self._in[:end]
-        self._check(mac, payload)
+        assert self._checking is not None
+        if not hmac.compare_digest(mac, self._checking.next(payload)):
+            raise FrameRefused("what it says is not signed with the key of this run")
         return parse(payload)
 
     def _take_nonce(self) -> bool:
         magic = _MAGIC[not self._is_hub]
         if not magic.startswith(self._in[: len(magic)]):
-            raise Refused("it is no keeper")
+            raise FrameRefused("it is no keeper")
         end = len(magic) + _NONCE_BYTES
         if len(self._in) < end:
             return False
         theirs = bytes(self._in[len(magic) : end])
         del self._in[:end]
         nonces = self._nonce + theirs if self._is_hub else theirs + self._nonce
-        by_hub = keyed(self._key, b"from the hub", nonces)
-        by_member = keyed(self._key, b"from a member", nonces)
+        by_hub = _Macs(keyed(self._key, b"from the hub", nonces))
+        by_member = _Macs(keyed(self._key, b"from a member", nonces))
         self._sealing, self._checking = (by_hub, by_member) if self._is_hub else (by_member, by_hub)
         self._owner.channel_opened(self)
         return True
-
-    def _check(self, mac: bytes, payload: bytes) -> None:
-        assert self._checking is not None
-        expected = self._checking.copy()
-        expected.update(self._checked.to_bytes(8, "big"))
-        expected.update(payload)
-        self._checked += 1
-        if not hmac.compare_digest(mac, expected.digest()):
-            raise Refused("what it says is not signed with the key of this run")
 
     # -- the end -----------------------------------------------------------------
 
@@ -273,7 +276,7 @@ class Channel:
         self.close()
 
 
-def say_goodbye(channels: list[Channel], seconds: float) -> None:
+def say_goodbye(channels: list[FrameChannel], seconds: float) -> None:
     """Close connections so that sent data still arrives, within a time limit."""
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
@@ -293,5 +296,5 @@ def parse(payload: bytes) -> dict[str, Any]:
     except ValueError:
         said = None
     if not isinstance(said, dict):
-        raise Refused("what it says is no JSON object")
+        raise FrameRefused("what it says is no JSON object")
     return said

@@ -18,9 +18,9 @@ from typing import Any
 
 from holdfast._keeper.network.connection import (
     MOST_BYTES,
-    Channel,
     Complaints,
-    Refused,
+    FrameChannel,
+    FrameRefused,
     say_goodbye,
 )
 from holdfast._keeper.network.delivery import LIFE, Ledger, new_life
@@ -36,7 +36,7 @@ _GOODBYE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Pace:
+class NetworkPace:
     """How long things may take."""
 
     beat_seconds: float = 1.0
@@ -53,7 +53,7 @@ class Pace:
 # The beats of 512 members cost rank 0's keeper 1 % of a core (measured). Larger worlds beat half
 # as often.
 LARGE_WORLD = 512
-SLOW_PACE = Pace(beat_seconds=2.0, silence_seconds=8.0)
+SLOW_PACE = NetworkPace(beat_seconds=2.0, silence_seconds=8.0)
 
 
 class Peer:
@@ -62,7 +62,7 @@ class Peer:
     def __init__(self, rank: int, life: str) -> None:
         self.rank = rank
         self.ledger = Ledger(life)
-        self.channel: Channel | None = None
+        self.channel: FrameChannel | None = None
         self.since = time.monotonic()  # connected or not, since when
         self.sent = 0  # the last number that was put on this connection
 
@@ -85,7 +85,7 @@ class Post:
         hear: Hear,
         lost: Callable[[int], None],
         found: Callable[[int], None],
-        pace: Pace,
+        pace: NetworkPace,
     ) -> None:
         assert key, "without a key anybody could sign"
         self._selector = selector
@@ -173,7 +173,7 @@ class Post:
             elif now - channel.sent_at >= pace.beat_seconds and not channel.waiting_bytes:
                 self._beat(peer)
 
-    def _end_if_silent(self, channel: Channel) -> None:
+    def _end_if_silent(self, channel: FrameChannel) -> None:
         channel.read()  # perhaps this process did not read in time
         if time.monotonic() - channel.heard_at > self._pace.silence_seconds:
             channel.end()
@@ -204,7 +204,7 @@ class Post:
 
     # -- connections -------------------------------------------------------------
 
-    def _join(self, peer: Peer, channel: Channel, said: dict[str, Any]) -> None:
+    def _join(self, peer: Peer, channel: FrameChannel, said: dict[str, Any]) -> None:
         """Use a connection whose other end has identified itself in `said`."""
         if said.get("of") == self._life and type(said.get("had")) is int:
             self._acknowledged(peer, said["had"])
@@ -243,16 +243,16 @@ class Post:
                     return
         channel.flush()
 
-    def _take(self, peer: Peer, channel: Channel, said: dict[str, Any]) -> None:
+    def _take(self, peer: Peer, channel: FrameChannel, said: dict[str, Any]) -> None:
         """One frame of a peer: an acknowledgement, and perhaps a message."""
         acknowledged, number, message = said.get("a"), said.get("n"), said.get("m")
         if type(acknowledged) is not int:
-            raise Refused("it does not say what it has had")
+            raise FrameRefused("it does not say what it has had")
         self._acknowledged(peer, acknowledged)
         if number is None:
             return
         if type(number) is not int or not isinstance(message, dict):
-            raise Refused("it says something that is no message")
+            raise FrameRefused("it says something that is no message")
         self._owe(peer)
         if peer.ledger.take(channel.life, number):
             self._hear(peer.rank, message)
@@ -268,18 +268,18 @@ class Post:
 
     # -- from the channels -------------------------------------------------------
 
-    def channel_drained(self, channel: Channel) -> None:
+    def channel_drained(self, channel: FrameChannel) -> None:
         peer = None if channel.rank is None else self._peers[channel.rank]
         if peer is not None and peer.channel is channel:
             self._pump(peer)
 
-    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None:
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         if channel.rank is None:
             self._greeted(channel, said)
         else:
             self._take(self._peers[channel.rank], channel, said)
 
-    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         raise NotImplementedError
 
 
@@ -287,5 +287,5 @@ def life_of(said: dict[str, Any]) -> str:
     """The life that the first frame of a connection names."""
     life = said.get("life")
     if not isinstance(life, str) or not LIFE.fullmatch(life):
-        raise Refused("it does not say which life it is")
+        raise FrameRefused("it does not say which life it is")
     return life

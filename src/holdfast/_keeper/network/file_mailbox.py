@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.connection import MOST_BYTES, Complaints, Refused, keyed, parse
+from holdfast._keeper.network.connection import MOST_BYTES, Complaints, FrameRefused, keyed, parse
 from holdfast._keeper.network.delivery import Ledger
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.plain_file import NotPlain, read_plain
@@ -249,11 +249,11 @@ class Mail:
         mac, _, body = data.partition(b"\n")
         try:
             if not hmac.compare_digest(mac, self._mac(path, body)):
-                raise Refused("it is not signed with the key of this run")
+                raise FrameRefused("it is not signed with the key of this run")
             said = parse(body)
             if path.suffix == ".letter" and not _is_letter(said):
-                raise Refused("it is no letter")
-        except Refused as refused:
+                raise FrameRefused("it is no letter")
+        except FrameRefused as refused:
             # It would be found again at each poll.
             self._remove(path)
             self._complaints.say(f"The file {path.name} was dropped: {refused}.")

@@ -18,18 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.connection import Channel, Refused
+from holdfast._keeper.network.connection import FrameChannel, FrameRefused
 from holdfast._keeper.network.endpoint import (
     LARGE_WORLD,
     SLOW_PACE,
     Hear,
-    Pace,
+    NetworkPace,
     Peer,
     Post,
     life_of,
 )
 
-__all__ = ["Hear", "HubPost", "MemberPost", "Pace"]
+__all__ = ["Hear", "HubPost", "MemberPost", "NetworkPace"]
 
 _STRANGERS = 64  # beyond one connection for each rank
 _MOST_AT_ONCE = 256
@@ -53,12 +53,12 @@ class HubPost(Post):
         hear: Hear,
         lost: Callable[[int], None],
         found: Callable[[int], None],
-        pace: Pace | None = None,
+        pace: NetworkPace | None = None,
     ) -> None:
-        pace = pace or (Pace() if size <= LARGE_WORLD else SLOW_PACE)
+        pace = pace or (NetworkPace() if size <= LARGE_WORLD else SLOW_PACE)
         super().__init__(selector, key, 0, range(1, size), mail, hear, lost, found, pace)
         self._most_strangers = size + _STRANGERS
-        self._strangers: dict[Channel, None] = {}  # oldest first
+        self._strangers: dict[FrameChannel, None] = {}  # oldest first
         _allow_files(2 * size + _STRANGERS)
         self._listener = _listen(loopback)
         self.port: int = self._listener.getsockname()[1]
@@ -102,7 +102,7 @@ class HubPost(Post):
             if len(self._strangers) >= self._most_strangers:
                 # Drop the oldest: a keeper identifies itself within a moment.
                 next(iter(self._strangers)).end("too many others have not said who they are")
-            self._strangers[Channel(self._selector, link, self._key, self, is_hub=True)] = None
+            self._strangers[FrameChannel(self._selector, link, self._key, self, is_hub=True)] = None
 
     def _sweep(self, now: float) -> None:
         super()._sweep(now)
@@ -111,13 +111,15 @@ class HubPost(Post):
                 break
             channel.end("it has not said who it is")
 
-    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         rank, life = said.get("rank"), life_of(said)
         if type(rank) is not int or rank not in self._peers:
-            raise Refused("it is of no rank of this job")
+            raise FrameRefused("it is of no rank of this job")
         peer = self._peers[rank]
         if not peer.ledger.meet(life):
-            raise Refused(f"another keeper has taken the place of this one of rank {peer.rank}")
+            raise FrameRefused(
+                f"another keeper has taken the place of this one of rank {peer.rank}"
+            )
         del self._strangers[channel]
         channel.trust(peer.rank, life)
         if peer.channel is not None:
@@ -130,10 +132,10 @@ class HubPost(Post):
         channel.flush()
         self._join(peer, channel, said)
 
-    def channel_opened(self, channel: Channel) -> None:
+    def channel_opened(self, channel: FrameChannel) -> None:
         """The member sends the first frame."""
 
-    def channel_ended(self, channel: Channel, reason: str | None) -> None:
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
         if reason is not None:
             self._complaints.say(reason)
         self._strangers.pop(channel, None)
@@ -155,15 +157,15 @@ class MemberPost(Post):
         hear: Hear,
         lost: Callable[[int], None],
         found: Callable[[int], None],
-        pace: Pace | None = None,
+        pace: NetworkPace | None = None,
     ) -> None:
-        super().__init__(selector, key, rank, (0,), mail, hear, lost, found, pace or Pace())
+        super().__init__(selector, key, rank, (0,), mail, hear, lost, found, pace or NetworkPace())
         self._rank = rank
         self._hub: Peer = self._peers[0]
         self._addresses = addresses
         self._tried: set[tuple[str, int]] = set()
         self._connecting: socket.socket | None = None
-        self._greeting: Channel | None = None  # connected, but not known to be the hub
+        self._greeting: FrameChannel | None = None  # connected, but not known to be the hub
         self._try_at = 0.0  # the next try, or the timeout of this one
         self._delay = _FIRST_DELAY_SECONDS
 
@@ -231,18 +233,18 @@ class MemberPost(Post):
             self._try_at = 0.0
             return
         self._try_at = time.monotonic() + self._pace.greet_seconds
-        self._greeting = Channel(self._selector, link, self._key, self, is_hub=False)
+        self._greeting = FrameChannel(self._selector, link, self._key, self, is_hub=False)
 
-    def channel_opened(self, channel: Channel) -> None:
+    def channel_opened(self, channel: FrameChannel) -> None:
         channel.put(json.dumps({"rank": self._rank, **self._hub.status()}).encode())
         channel.flush()
 
-    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         life, beat, silence = life_of(said), said.get("beat"), said.get("silence")
         if not isinstance(beat, int | float) or not isinstance(silence, int | float):
-            raise Refused("it does not say how often it is heard")
+            raise FrameRefused("it does not say how often it is heard")
         if not self._hub.ledger.meet(life):
-            raise Refused("another hub has taken its place")
+            raise FrameRefused("another hub has taken its place")
         self._pace = replace(self._pace, beat_seconds=beat, silence_seconds=silence)
         self._greeting = None
         self._tried.clear()
@@ -250,13 +252,13 @@ class MemberPost(Post):
         channel.trust(0, life)
         self._join(self._hub, channel, said)
 
-    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None:
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         super().channel_heard(channel, said)
         # Answer the hub's beats at once: all answers then arrive together and wake it up once.
         if channel.is_open and channel.heard_at - channel.sent_at > self._pace.beat_seconds / 2:
             self._beat(self._hub)
 
-    def channel_ended(self, channel: Channel, reason: str | None) -> None:
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
         if reason is not None:
             self._complaints.say(reason)
         now = time.monotonic()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from holdfast._keeper.writer import Job, Outcome
-from holdfast._store.memory import control
+from holdfast._keeper import protocol
+from holdfast._keeper.writer import WriteJob, WriteOutcome
 
 if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
     from holdfast._keeper.ranks.member import Member
 
-_TOLD_AT_THE_END = ("asked", "speaks", "said")
 _DROPPED = "a newer step is durable, or is written in its place"
 
 
@@ -32,23 +31,23 @@ class RankActions:
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         self._keeper.timers.after(seconds, act)
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        if kind == "decide":
-            if fields.get("wish_kind") == "stop":
+    def tell(self, message: protocol.ToTrainer) -> None:
+        if isinstance(message, protocol.DecisionForTrainer):
+            if message.wish_kind == "stop":
                 self._storage.hasten()
-                self.stop_reason = fields["reason"]
+                self.stop_reason = message.reason
             else:
                 self._storage.writer.hurry()
             if self._trainer.rests:
                 self._keeper.signals.expect_nudge()
-        self._trainer.send(kind, **fields)
+        self._trainer.send(message)
 
-    def take_order(self, message: dict[str, Any]) -> None:
-        self._keeper.hangs.obey(message)
+    def take_order(self, order: protocol.FromHub) -> None:
+        self._keeper.hangs.obey(order)
 
-    def void(self, step: int, reason: str, rank: int) -> None:
+    def invalidate(self, step: int, reason: str, rank: int) -> None:
         self._storage.invalidate_from(step)
-        self._trainer.send("void", step=step, reason=reason, rank=rank)
+        self._trainer.send(protocol.InvalidByRank(step=step, reason=reason, rank=rank))
 
     # -- checkpoints ------------------------------------------------------------
 
@@ -60,34 +59,35 @@ class RankActions:
         if found is not None and attempt == self._attempt:
             self._storage.holdings.drop_before(found[0].arena.generation)
 
-    def write_part(
-        self, attempt: int, mark: int, partial: str, number: int, reason: str, last: bool
-    ) -> None:
-        if (attempt, mark, partial) in self._writing:
+    def write_part(self, order: protocol.WritePart) -> None:
+        attempt, mark = order.key
+        if (attempt, mark, order.partial) in self._writing:
             return  # asked once more, after a cut of the network
         found = self._storage.holdings.at(attempt, mark)
         if found is None or not found[0].pin(found[1]):
-            told = {"key": [attempt, mark], "number": number, "error": "the slot is gone"}
-            self._member.link.to_hub("written", **told)
+            gone = "the slot is gone"
+            told = protocol.PartWritten(key=[attempt, mark], number=order.number, error=gone)
+            self._member.link.to_hub(told)
             return
-        self._writing.add((attempt, mark, partial))
-        folder = self._keeper.policy.layout.checkpoints / partial
-        job = Job(*found, reason, number, partial=folder, is_last=last)
+        self._writing.add((attempt, mark, order.partial))
+        folder = self._keeper.policy.layout.checkpoints / order.partial
+        job = WriteJob(*found, order.reason, order.number, partial=folder, is_last=order.last)
         self._storage.writer.submit(job)
 
-    def part_written(self, outcome: Outcome) -> None:
-        key = [outcome.job.held.arena.attempt, outcome.job.record.mark]
-        told: dict[str, Any] = {"key": key, "number": outcome.job.order}
+    def part_written(self, outcome: WriteOutcome) -> None:
+        key, number = list(outcome.job.key), outcome.job.order
         if outcome.file is None:
-            told |= {"error": outcome.error or "unknown", "dropped": outcome.is_dropped}
+            error, dropped = outcome.error or "unknown", outcome.is_dropped
+            told = protocol.PartWritten(key=key, number=number, error=error, dropped=dropped)
         else:
             metrics, common = outcome.head.get("metrics", {}), outcome.head.get("common", "")
-            told["file"] = {**outcome.file.to_json(), "metrics": metrics, "common": common}
-        self._member.link.to_hub("written", **told)
+            file = {**outcome.file.to_json(), "metrics": metrics, "common": common}
+            told = protocol.PartWritten(key=key, number=number, file=file)
+        self._member.link.to_hub(told)
 
     def drop(self, attempt: int, mark: int) -> None:
         for order in self._forget(attempt, mark):
-            self._trainer.send("dropped", order=order, step=mark // 2, error=_DROPPED)
+            self._trainer.send(protocol.WriteDropped(order=order, step=mark // 2, error=_DROPPED))
 
     def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None:
         """A checkpoint of all ranks is durable, or has failed."""
@@ -97,10 +97,12 @@ class RankActions:
                 self._storage.holdings.retire_salvaged(attempt)
         else:
             self._storage.mark_failed(mark // 2, is_fenced=is_fenced)
-        kind = "durable" if error is None else "fenced" if is_fenced else "failed"
-        fields = {} if error is None else {"error": error}
+        step, failed = mark // 2, protocol.WriteFenced if is_fenced else protocol.WriteFailed
         for order in self._forget(attempt, mark) or (None,):
-            self._trainer.send(kind, order=order, step=mark // 2, mark=mark, **fields)
+            if error is None:
+                self._trainer.send(protocol.WriteDurable(order=order, step=step, mark=mark))
+            else:
+                self._trainer.send(failed(order=order, step=step, mark=mark, error=error))
 
     def _forget(self, attempt: int, mark: int) -> list[int]:
         """Returns the orders for this boundary."""
@@ -109,20 +111,19 @@ class RankActions:
 
     # -- the end ----------------------------------------------------------------
 
-    def send_away(self, message: dict[str, Any]) -> None:
+    def send_away(self, order: protocol.RankLeave) -> None:
         self._member.departure.release()
-        self._storage.learn_durable(message["step"])
+        self._storage.learn_durable(order.step)
         if not self._member.departure.is_trainer_gone:
-            details = {name: message[name] for name in _TOLD_AT_THE_END if name in message}
-            reason, status = message["reason"], message["status"]
-            self._member.departure.order_to_leave(reason, status, **details)
+            given = order.values()
+            details = {name: given[name] for name in ("asked", "speaks", "said") if name in given}
+            self._member.departure.order_to_leave(order.reason, order.status, **details)
 
-    def say_bye(self, message: dict[str, Any]) -> None:
+    def say_bye(self, bye: protocol.RankBye) -> None:
         self._member.departure.release()
-        details = {name: message[name] for name in ("said", "status") if "said" in message}
-        step, reason = message["step"], message.get("reason")
-        self._trainer.send("bye", step=step, reason=reason, **details)
-
-
-def boundary_id(words: Any) -> int:
-    return int(words[control.MARK])
+        step, reason = bye.step, bye.reason
+        if bye.said:
+            told = protocol.TrainerBye(step=step, reason=reason, said=bye.said, status=bye.status)
+        else:
+            told = protocol.TrainerBye(step=step, reason=reason)
+        self._trainer.send(told)

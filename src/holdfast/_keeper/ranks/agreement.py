@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from holdfast._keeper import protocol
 from holdfast._keeper.ranks.state import HubState, Seat, Wish
 from holdfast._store.commit.write_queue import Key
 
@@ -29,15 +30,6 @@ class _Round:
     marks: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What all ranks do at one boundary."""
-
-    round: int
-    mark: int
-    wish: dict[str, Any]
-
-
 class Agreement:
     """Asks all ranks where they are, and decides where they act."""
 
@@ -47,7 +39,7 @@ class Agreement:
         self._round: _Round | None = None
         self.rounds = int(state.clock() * 1000)  # a hub before this one had smaller numbers
         self._waiting: list[Wish] = []
-        self.decision: Decision | None = None  # the newest
+        self.decision: protocol.DecisionForRank | None = None  # the newest
         self._plan: tuple[int, float] | None = None  # mark, and since when
         self._due_reason: str | None = None  # why the next snapshot is to be kept
 
@@ -67,17 +59,17 @@ class Agreement:
         asked = set(self._state.remaining_ranks())
         self._round = _Round(self.rounds, wish, self._state.clock(), asked)
         for rank in asked:
-            self._state.send(rank, "hold", round=self.rounds)
+            self._state.send(rank, protocol.HoldOrder(round=self.rounds))
         self.decide_if_all()
 
-    def on_at(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_at(self, seat: Seat, message: protocol.RankAt) -> None:
         found = self._round
-        if found is not None and message["round"] == found.number:
-            found.marks[seat.rank] = message["mark"]
+        if found is not None and message.round == found.number:
+            found.marks[seat.rank] = message.mark
             self.decide_if_all()
-        elif self.decision is not None and message["round"] == self.decision.round:
+        elif self.decision is not None and message.round == self.decision.round:
             # Its keeper was silent while the others decided: what it is past, it has not saved.
-            seat.past = message["mark"] - 1
+            seat.past = message.mark - 1
             self._hub.commits.give_up_hopeless()
 
     def decide_if_all(self) -> None:
@@ -92,9 +84,11 @@ class Agreement:
         self._round = None
         if found.marks:
             mark = max(found.marks.values())
-            self.decision = Decision(found.number, mark, vars(found.wish).copy())
+            self.decision = protocol.DecisionForRank(
+                round=found.number, mark=mark, wish=vars(found.wish).copy()
+            )
             for rank in state.remaining_ranks():
-                state.send(rank, "decide", **vars(self.decision))
+                state.send(rank, self.decision)
         elif state.remaining_ranks():
             self._waiting.append(found.wish)  # no rank has answered: ask again
         self.begin_round()
@@ -102,12 +96,12 @@ class Agreement:
     def ask_again(self, rank: int) -> None:
         """A rank's keeper is connected again, or is another one."""
         if self._round is not None:
-            self._state.send(rank, "hold", round=self._round.number)
+            self._state.send(rank, protocol.HoldOrder(round=self._round.number))
 
     def repeat_decision(self, seat: Seat) -> None:
         """For a keeper that may not know it."""
         if self.decision is not None and not seat.ended and not self.is_carried_out():
-            self._state.send(seat.rank, "decide", **vars(self.decision))
+            self._state.send(seat.rank, self.decision)
 
     def is_carried_out(self) -> bool:
         """True if the boundary that was decided on is durable."""
@@ -145,11 +139,11 @@ class Agreement:
 
     # -- snapshots, set ahead ---------------------------------------------------
 
-    def on_due(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_due(self, seat: Seat, message: protocol.SnapshotDue) -> None:
         """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
-        seat.see(self._state.clock(), message["mark"])
+        seat.see(self._state.clock(), message.mark)
         # Kept until a snapshot is common: one may be on its way, or be missed.
-        self._due_reason = message.get("reason") or self._due_reason
+        self._due_reason = message.reason or self._due_reason
         self._plan_ahead()
 
     def _plan_ahead(self) -> None:
@@ -164,7 +158,7 @@ class Agreement:
         target = 2 * (int(furthest) // 2 + 2)
         self._plan = (target, now)
         for rank in self._state.training_ranks():
-            self._state.send(rank, "plan", mark=target)
+            self._state.send(rank, protocol.SnapshotPlan(mark=target))
 
     def plan_missed(self, mark: int) -> None:
         """A rank had passed the boundary already, or had no slot for it."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.job import in_background
 from holdfast._keeper.ranks.state import Wish
+from holdfast._keeper.time_limit import in_background
 from holdfast._keeper.writer import Closing
 from holdfast._store.commit.checkpoint import State
 from holdfast._store.commit.write import begin_checkpoint, explain

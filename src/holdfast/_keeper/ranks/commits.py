@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
+from holdfast._keeper import protocol
 from holdfast._keeper.ranks.state import HubState, Seat
 from holdfast._store.commit.write_queue import CADENCE, Key, Urgency, gives_way, sort_out
 
@@ -17,7 +18,7 @@ _HOPELESS_SECONDS = 10.0
 
 
 @dataclass
-class Commit:
+class PendingCommit:
     """One checkpoint in progress."""
 
     key: Key
@@ -49,7 +50,7 @@ class Commits:
     def __init__(self, state: HubState, hub: Hub) -> None:
         self._state = state
         self._hub = hub
-        self._commits: dict[Key, Commit] = {}
+        self._commits: dict[Key, PendingCommit] = {}
         self._writes = int(state.clock() * 1000)  # a hub before this one had smaller numbers
         self.common: Key | None = None
         self.durable: Key | None = None
@@ -99,39 +100,39 @@ class Commits:
         """Not failed, but forgotten: a rank that waits for it is told to leave instead."""
         self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
 
-    def on_held(self, seat: Seat, message: dict[str, Any]) -> None:
-        held = {(key[0], key[1]) for key in message["held"]}
+    def on_held(self, seat: Seat, message: protocol.RankHello | protocol.RankHolds) -> None:
+        held = {(key[0], key[1]) for key in message.held}
         seat.held = {key for key in held if not self._is_void(key)}
         self._find_common()
         self.advance()
         self._ask_again(seat)
 
-    def on_missed(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_missed(self, seat: Seat, message: protocol.SnapshotMissed) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
-        mark = message["mark"]
-        seat.see(self._state.clock(), message.get("at", 0))
+        mark = message.mark
+        seat.see(self._state.clock(), message.at)
         self._hub.agreement.plan_missed(mark)
         commit = self._commits.get((self._state.attempt, mark))
-        if commit is not None and not message.get("is_past"):  # else see give_up_hopeless
-            self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
+        if commit is not None and not message.is_past:  # else see give_up_hopeless
+            self._fail(commit, f"rank {seat.rank}: {message.why}")
 
-    def on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
+    def on_order(self, seat: Seat, message: protocol.CommitOrder) -> None:  # noqa: ARG002  any may
         """A trainer wants this boundary on disk; the others will order it too."""
-        key = (message["key"][0], message["key"][1])
+        key = (message.key[0], message.key[1])
         if self._is_void(key):
             self._refuse_void(key)
             return
         if self.is_durable(key):
             self._tell_durable(key)
             return
-        self._add_commit(key, message["reason"], is_last=bool(message.get("last")))
+        self._add_commit(key, message.reason, is_last=message.last)
         self._commits[key].is_ordered = True
         self.give_up_hopeless()
         self.advance()
 
-    def on_void(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_void(self, seat: Seat, message: protocol.StepsInvalid) -> None:
         """A rule of one rank has called a step bad: that holds for all ranks."""
-        self.void_from(message["step"], message["reason"], seat.rank)
+        self.void_from(message.step, message.reason, seat.rank)
 
     def void_from(self, step: int, reason: str, rank: int) -> None:
         """Drop everything from this step on, on all ranks."""
@@ -144,7 +145,7 @@ class Commits:
         if self.durable is not None and self._is_void(self.durable):
             self.durable = None  # which older one is durable is not known
         # First: a rank that waits for a checkpoint must know why it fails.
-        self._state.send_all("void", step=step, reason=reason, by=rank)
+        self._state.send_all(protocol.InvalidForAll(step=step, reason=reason, by=rank))
         # Here: a trainer may be told to leave before it could do it.
         self._state.books.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:
@@ -155,20 +156,20 @@ class Commits:
 
     def _refuse_void(self, key: Key) -> None:
         error = f"a rule has called step {key[1] // 2} bad"
-        self._state.send_all("failed", key=list(key), error=error, fenced=False)
+        self._state.send_all(protocol.CommitFailed(key=list(key), error=error, fenced=False))
 
-    def on_written(self, seat: Seat, message: dict[str, Any]) -> None:
-        commit = self._commits.get((message["key"][0], message["key"][1]))
-        if commit is None or message["number"] != commit.number:
+    def on_written(self, seat: Seat, message: protocol.PartWritten) -> None:
+        commit = self._commits.get((message.key[0], message.key[1]))
+        if commit is None or message.number != commit.number:
             return  # written for a checkpoint that has failed since
-        if message.get("dropped"):
+        if message.dropped:
             self._drop(commit)
             self._hub.after_commit()
             return
-        if message.get("error"):
-            self._fail(commit, f"rank {seat.rank}: {message['error']}")
+        if message.error or message.file is None:
+            self._fail(commit, f"rank {seat.rank}: {message.error}")
             return
-        commit.files[seat.rank] = message["file"]
+        commit.files[seat.rank] = message.file
         if len(commit.files) < self._state.size or commit.is_closing:
             return
         prints = {rank: file.get("common", "") for rank, file in sorted(commit.files.items())}
@@ -186,7 +187,7 @@ class Commits:
         if newest is None or (self.common is not None and newest <= self.common):
             return
         self.common = newest
-        self._state.send_all("common", key=list(newest))
+        self._state.send_all(protocol.CommonSnapshot(key=list(newest)))
         reason = self._hub.agreement.common_reached(newest)
         if reason is None and any(
             commit.urgency is Urgency.BACKGROUND and not commit.is_writing
@@ -202,7 +203,7 @@ class Commits:
         self.advance()
 
     def _add_commit(self, key: Key, reason: str, *, is_last: bool) -> None:
-        commit = self._commits.setdefault(key, Commit(key, reason, self._state.clock()))
+        commit = self._commits.setdefault(key, PendingCommit(key, reason, self._state.clock()))
         commit.is_last = commit.is_last or is_last
 
     def advance(self) -> None:
@@ -225,7 +226,7 @@ class Commits:
         found.is_writing, found.write_began = True, self._state.clock()
         self._begin_writing(found)
 
-    def _gives_way(self, writing: Commit, commit: Commit) -> bool:
+    def _gives_way(self, writing: PendingCommit, commit: PendingCommit) -> bool:
         """True if a checkpoint need not wait for the one that is being written."""
         now, needed = self._state.clock(), self._state.books.write_seconds() / 2
         if writing.is_closing:
@@ -238,12 +239,12 @@ class Commits:
             left_seconds=None if self._hub.kill_at is None else self._hub.kill_at - now,
         )
 
-    def _drop(self, commit: Commit) -> None:
+    def _drop(self, commit: PendingCommit) -> None:
         """A newer one is written in its place."""
         self._commits.pop(commit.key, None)
-        self._state.send_all("dropped", key=list(commit.key))
+        self._state.send_all(protocol.CommitDropped(key=list(commit.key)))
 
-    def _begin_writing(self, commit: Commit) -> None:
+    def _begin_writing(self, commit: PendingCommit) -> None:
         try:
             partial = self._state.books.begin(commit.key)
         except SaveFailed as error:
@@ -264,9 +265,14 @@ class Commits:
             known = commit.asked | set(commit.files)
             if commit.partial and seat.rank not in known and commit.key in seat.held:
                 commit.asked.add(seat.rank)
-                fields: dict[str, Any] = {"partial": commit.partial, "number": commit.number}
-                fields |= {"reason": commit.reason, "last": commit.is_last}
-                self._state.send(seat.rank, "write", key=list(commit.key), **fields)
+                order = protocol.WritePart(
+                    key=list(commit.key),
+                    partial=commit.partial,
+                    number=commit.number,
+                    reason=commit.reason,
+                    last=commit.is_last,
+                )
+                self._state.send(seat.rank, order)
 
     def give_up_hopeless(self) -> None:
         """Fail the checkpoints of a boundary that some rank has passed without saving it."""
@@ -298,13 +304,15 @@ class Commits:
         self._hub.after_commit()
 
     def _tell_durable(self, key: Key) -> None:
-        self._state.send_all("durable", key=list(key))
+        self._state.send_all(protocol.CommitDurable(key=list(key)))
 
-    def _fail(self, commit: Commit, error: str, *, is_fenced: bool = False) -> None:
+    def _fail(self, commit: PendingCommit, error: str, *, is_fenced: bool = False) -> None:
         self._commits.pop(commit.key, None)
         self._state.books.note("save-failed", step=commit.key[1] // 2, error=error)
-        self._state.send_all("failed", key=list(commit.key), error=error, fenced=is_fenced)
+        self._state.send_all(
+            protocol.CommitFailed(key=list(commit.key), error=error, fenced=is_fenced)
+        )
         self._hub.after_commit()
 
-    def _can_be_whole(self, commit: Commit) -> bool:
+    def _can_be_whole(self, commit: PendingCommit) -> bool:
         return all(commit.key in seat.held for seat in self._state.seats.values())

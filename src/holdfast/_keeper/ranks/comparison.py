@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast._keeper import protocol
 from holdfast._keeper.ranks.state import HubState, Seat
 
 # -- The straggler ---------------------------------------------------------------------------------
@@ -70,14 +71,14 @@ class Comparison:
         self._prints: dict[int, list[str]] = {}  # of each rank's first batches
         self._passes: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): rank, batches
 
-    def on_waits(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_waits(self, seat: Seat, message: protocol.CollectiveWaits) -> None:
         """How long a rank waited in the collectives of its last steps."""
         samples = self.waits.setdefault(seat.rank, deque(maxlen=ENOUGH_SAMPLES))
-        samples.append(message["waited"])
+        samples.append(message.waited)
         if len(self.waits) < self._state.size:
             return
         waits = {rank: list(each) for rank, each in self.waits.items()}
-        found = name_straggler(waits, message["step_seconds"])
+        found = name_straggler(waits, message.step_seconds)
         if found is None:
             self.straggler = None
             return
@@ -89,21 +90,21 @@ class Comparison:
             self._named.add(rank)  # once in an attempt: it may come and go
             self._state.books.note("straggler", **self.straggler)
 
-    def on_lap(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_lap(self, seat: Seat, message: protocol.LoopFinished) -> None:
         """A rank has used all batches of a loop: the others must have used as many."""
-        key = message["epoch"], message["number"]
+        key = message.epoch, message.number
         counts = self._passes.setdefault(key, {})
-        counts[seat.rank] = message["batches"]
+        counts[seat.rank] = message.batches
         if len(set(counts.values())) > 1:
-            told = {"epoch": message["epoch"], "batches": sorted(counts.items())}
-            self._state.books.note("uneven-batches", **told)
-            self._state.send_all("uneven", **told)
+            told = protocol.UnevenBatches(epoch=message.epoch, batches=sorted(counts.items()))
+            self._state.books.note("uneven-batches", **told.values())
+            self._state.send_all(told)
         if len(counts) == self._state.size:
             del self._passes[key]
 
-    def on_print(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_print(self, seat: Seat, message: protocol.BatchPrint) -> None:
         """Fingerprints of a rank's first batches: two ranks must not train on the same data."""
-        self._prints.setdefault(seat.rank, []).append(message["print"])
+        self._prints.setdefault(seat.rank, []).append(message.print)
         if len(self._prints) < self._state.size or any(
             len(each) < 2 for each in self._prints.values()
         ):
@@ -113,6 +114,6 @@ class Comparison:
             twin = seen.setdefault(tuple(prints[:2]), rank)
             if twin != rank:
                 self._state.books.note("identical-batches", ranks=[twin, rank])
-                self._state.send(0, "twins", ranks=[twin, rank])
+                self._state.send(0, protocol.SameBatches(ranks=[twin, rank]))
                 break
         self._prints = {rank: [] for rank in self._prints}  # compared once

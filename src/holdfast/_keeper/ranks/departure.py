@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._environment.processes.identity import host_name
+from holdfast._keeper import protocol
 from holdfast._keeper.postmortem import PostMortem
-from holdfast._keeper.protocol import RankConfig
 from holdfast._keeper.ranks.ending import looks_like_a_lost_peer
-from holdfast._keeper.ranks.state import Cause
+from holdfast._keeper.ranks.state import EndCause
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.memory import control
 
@@ -27,12 +27,12 @@ _ASK_AGAIN_SECONDS = 0.05
 class Departure:
     """The end of one rank's trainer, and then of its keeper."""
 
-    def __init__(self, keeper: Keeper, config: RankConfig, member: Member) -> None:
+    def __init__(self, keeper: Keeper, config: protocol.RankConfig, member: Member) -> None:
         self._keeper = keeper
         self._config = config
         self._member = member
         self.is_trainer_gone = False
-        self.farewell: dict[str, Any] | None = None  # with which the trainer left
+        self.farewell: protocol.RankFarewell | None = None  # with which the trainer left
         self._is_released = False
         self._gone_at = 0.0
         self._has_died = False
@@ -41,21 +41,21 @@ class Departure:
 
     # -- the trainer's end ------------------------------------------------------
 
-    def take_farewell(self, message: dict[str, Any]) -> None:
-        self.farewell = {
-            "clean": message["clean"],
-            "reason": message["reason"],
-            "status": message["status"],
-            "victim": looks_like_a_lost_peer(message.get("error") or ""),
-            "host": host_name(),
-            "agreed": message.get("agreed", False),
-        }
-        self._member.link.to_hub("farewell", **self.farewell)
+    def take_farewell(self, said: protocol.TrainerFarewell) -> None:
+        self.farewell = protocol.RankFarewell(
+            clean=said.clean,
+            reason=said.reason,
+            status=said.status,
+            victim=looks_like_a_lost_peer(said.error or ""),
+            host=host_name(),
+            agreed=said.agreed,
+        )
+        self._member.link.to_hub(self.farewell)
 
     def leave_cleanly(self) -> None:
         """The trainer leaves; the slots stay until the hub needs them no more."""
         if self.farewell is None:
-            self.take_farewell({"clean": True, "reason": "closed", "status": 0})
+            self.take_farewell(protocol.TrainerFarewell(clean=True, reason="closed", status=0))
 
     def on_goodbye(self) -> None:
         self.is_trainer_gone, self._gone_at = True, time.monotonic()
@@ -92,7 +92,7 @@ class Departure:
         self._has_died = True
         self._member.agent.report()
         how, step = death.how or "died", self._keeper.trainer.step
-        self._member.link.to_hub("died", how=how, host=host_name(), step=step)
+        self._member.link.to_hub(protocol.RankDied(how=how, host=host_name(), step=step))
         death.write(durable=False)
 
     def leave_without_hub(self) -> None:
@@ -103,7 +103,7 @@ class Departure:
             return
         record = read_json(policy.layout.rank(policy.attempt, 0))
         host = record.get("keeper", {}).get("host", "")
-        cause = Cause(0, "cannot be reached any more", kind="died", host=host)
+        cause = EndCause(0, "cannot be reached any more", kind="died", host=host)
         speaks = policy.rank == 1  # one rank prints it, not all
         if speaks:
             self._keeper.journal("rank-died", rank=0, how=cause.how, host=host)

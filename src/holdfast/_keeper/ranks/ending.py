@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
-from holdfast._keeper.ranks.state import Cause, HubState
+from holdfast._keeper.protocol import (
+    RankBye,
+    RankLeave,
+)
+from holdfast._keeper.ranks.state import EndCause, HubState
 
 if TYPE_CHECKING:
     from holdfast._keeper.ranks.hub import Hub
@@ -21,7 +25,7 @@ _ORDER = ("asked", "hung", "died", "failed", "left", "victim")
 class _Ending:
     """The end of a run that not all ranks survived."""
 
-    causes: list[Cause]
+    causes: list[EndCause]
     began: float
     settles_at: float | None = None  # until then a better cause may be reported
     has_saved: bool = False
@@ -42,7 +46,7 @@ class RunEnd:
     def is_under_way(self) -> bool:
         return self._ending is not None
 
-    def begin(self, cause: Cause, *, settle: bool) -> None:
+    def begin(self, cause: EndCause, *, settle: bool) -> None:
         """`settle`: wait a moment for reports of another rank, which may be the cause."""
         now = self._state.clock()
         if self._ending is None:
@@ -106,7 +110,7 @@ class RunEnd:
             if seat.released:
                 continue
             seat.released = True
-            told = {
+            told: dict[str, Any] = {
                 "status": status,
                 "reason": reason,
                 "step": step,
@@ -115,7 +119,8 @@ class RunEnd:
                 **(self._requeued or {}),
             }
             # A rank that failed by itself prints its own error.
-            self._state.send(rank, "bye" if kinds[rank] in ("failed", "left") else "leave", **told)
+            is_own = kinds[rank] in ("failed", "left")
+            self._state.send(rank, RankBye(**told) if is_own else RankLeave(**told))
 
     def release_clean(self) -> None:
         """Let those go who have left cleanly, once nothing waits to be written."""
@@ -135,7 +140,7 @@ class RunEnd:
             return
         for seat, _ in leaving:
             seat.released = True
-            self._state.send(seat.rank, "bye", step=step, **(self._requeued or {}))
+            self._state.send(seat.rank, RankBye(step=step, **(self._requeued or {})))
 
     def _requeue_first(self, step: int | None) -> bool:
         """True while the job is being requeued: until then no rank is let go.
@@ -159,7 +164,7 @@ class RunEnd:
         self.advance()
 
 
-def worst(causes: list[Cause]) -> Cause:
+def worst(causes: list[EndCause]) -> EndCause:
     """The cause to report: of one kind, the first that was reported."""
     return min(causes, key=lambda cause: _ORDER.index(cause.kind))
 

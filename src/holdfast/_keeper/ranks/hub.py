@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast import _errors
-from holdfast._keeper.protocol import UNREACHABLE_SECONDS
+from holdfast._keeper import protocol
 from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
 from holdfast._keeper.ranks.comparison import Comparison
 from holdfast._keeper.ranks.ending import RunEnd
-from holdfast._keeper.ranks.state import Books, Cause, HubState, Seat, Wish
+from holdfast._keeper.ranks.state import Books, EndCause, HubState, Seat, Wish
 from holdfast._store.commit.retention import MEMORY
 
 _SAY_AGAIN_SECONDS = 60.0
@@ -35,10 +35,10 @@ class Hub:
         self,
         size: int,
         attempt: int,
-        send: Callable[..., None],
+        send: Callable[[int, protocol.FromHub], None],
         books: Books,
         clock: Callable[[], float] = time.monotonic,
-        unreachable_seconds: float = UNREACHABLE_SECONDS,
+        unreachable_seconds: float = protocol.UNREACHABLE_SECONDS,
     ) -> None:
         self.state = state = HubState(size, attempt, send, books, clock)
         self.agreement = Agreement(state, self)
@@ -50,32 +50,32 @@ class Hub:
         self._insure_at: float | None = None  # when the last common snapshot must be saved
         self._alarms: dict[str, float] = {}  # when it was reported that a host's memory gets full
         self._unreachable_seconds = unreachable_seconds
-        self._handlers: dict[str, Callable[[Seat, dict[str, Any]], None]] = {
-            "hello": self._on_hello,
-            "beat": self._on_beat,
-            "wish": self._on_wish,
-            "danger": self._on_danger,
-            "notice": self._on_notice,
-            "died": self._on_died,
-            "farewell": self._on_farewell,
-            "launcher": self._on_launcher,
-            "at": self.agreement.on_at,
-            "due": self.agreement.on_due,
-            "held": self.commits.on_held,
-            "missed": self.commits.on_missed,
-            "order": self.commits.on_order,
-            "void": self.commits.on_void,
-            "written": self.commits.on_written,
-            "waits": self.comparison.on_waits,
-            "lap": self.comparison.on_lap,
-            "print": self.comparison.on_print,
+        self._handlers: dict[type[protocol.ToHub | None], Callable[[Seat, Any], None]] = {
+            protocol.RankHello: self._on_hello,
+            protocol.RankBeat: self._on_beat,
+            protocol.RequestForAll: self._on_wish,
+            protocol.MemoryDanger: self._on_danger,
+            protocol.MachineNotice: self._on_notice,
+            protocol.RankDied: self._on_died,
+            protocol.RankFarewell: self._on_farewell,
+            protocol.LauncherGone: self._on_launcher,
+            protocol.RankAt: self.agreement.on_at,
+            protocol.SnapshotDue: self.agreement.on_due,
+            protocol.RankHolds: self.commits.on_held,
+            protocol.SnapshotMissed: self.commits.on_missed,
+            protocol.CommitOrder: self.commits.on_order,
+            protocol.StepsInvalid: self.commits.on_void,
+            protocol.PartWritten: self.commits.on_written,
+            protocol.CollectiveWaits: self.comparison.on_waits,
+            protocol.LoopFinished: self.comparison.on_lap,
+            protocol.BatchPrint: self.comparison.on_print,
         }
 
     # -- connections ------------------------------------------------------------
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what the keeper of a rank sends."""
-        seat, act = self.state.seats.get(rank), self._handlers.get(message["kind"])
+    def hear(self, rank: int, message: protocol.ToHub | None) -> None:
+        """Receive a message of a rank's keeper; None if its kind is unknown here."""
+        seat, act = self.state.seats.get(rank), self._handlers.get(type(message))
         if seat is None:
             return
         if seat.lost_at is not None:
@@ -103,34 +103,37 @@ class Hub:
         lost = self.state.seats[rank].lost_at
         return lost is not None and self.state.clock() - lost > self._unreachable_seconds
 
-    def _on_hello(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _on_hello(self, seat: Seat, message: protocol.RankHello) -> None:
         seat.is_here = True
-        seat.beat = {**seat.beat, **message.get("who", {})}
+        seat.beat = {**seat.beat, **message.who}
         self.commits.forget_asked(seat.rank)
         self.commits.on_held(seat, message)
         self.agreement.repeat_decision(seat)
 
-    def _on_beat(self, seat: Seat, message: dict[str, Any]) -> None:
-        seat.beat = {**seat.beat, **message["beat"]}
+    def _on_beat(self, seat: Seat, message: protocol.RankBeat) -> None:
+        seat.beat = {**seat.beat, **message.beat}
         seat.see(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
 
     # -- requests ---------------------------------------------------------------
 
-    def _on_wish(self, seat: Seat, message: dict[str, Any]) -> None:
-        wish = Wish(rank=seat.rank, **message["wish"])
+    def _on_wish(self, seat: Seat, message: protocol.RequestForAll) -> None:
+        wish = Wish(rank=seat.rank, **message.wish)
         if wish.kind == "stop" and wish.signal == signal.SIGTERM and self.state.books.has_job:
             # The scheduler sends it for several reasons, with opposite meanings. The answer may
             # come late, or never: what all hold must be durable by then.
             self._insure(wish)
-            self.state.books.settle(wish, lambda found: self._take_wish(found, message))
+            self.state.books.settle(
+                wish, lambda found: self._take_wish(found, message.mark, now=message.now)
+            )
         else:
-            self._take_wish(wish, message)
+            self._take_wish(wish, message.mark, now=message.now)
 
-    def _take_wish(self, wish: Wish, message: dict[str, Any]) -> None:
-        stop, mark, has_job = self.stop, message.get("mark"), self.state.books.has_job
+    def _take_wish(self, wish: Wish, mark: int | None, *, now: bool = False) -> None:
+        """`mark`: the boundary at which it was asked for, if that is known."""
+        stop, has_job = self.stop, self.state.books.has_job
         if self.end.is_under_way:
             return
-        if message.get("now"):
+        if now:
             self._leave_now(wish)
         elif wish.kind == "stop" and stop and not self.agreement.is_behind(mark):
             by_person = wish.status == _errors.PERSON and not wish.signal
@@ -145,27 +148,28 @@ class Hub:
         elif not self.agreement.covers(mark):
             self.agreement.ask_for(wish)
 
-    def _on_danger(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _on_danger(self, seat: Seat, message: protocol.MemoryDanger) -> None:
         """The memory of a rank will be full soon: what all hold is made durable, then more."""
-        figures, host = message["figures"], str(message["host"])
+        figures, host = message.figures, message.host
         step = self.commits.save_common(MEMORY)
-        if message["first"]:
+        if message.first:
             self.state.books.note("memory", rank=seat.rank, host=host, step=step, **figures)
             told_at, now = self._alarms.get(host), self.state.clock()
             # Ranks of one host share its memory, and observe the same.
             if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
                 self._alarms[host] = now
-                self.state.send(0, "memory", of_rank=seat.rank, host=host, step=step, **figures)
+                report = protocol.MemoryReport(of_rank=seat.rank, host=host, step=step, **figures)
+                self.state.send(0, report)
         if self.stop is None:
-            self._take_wish(Wish("save", MEMORY, rank=seat.rank), message)
+            self._take_wish(Wish("save", MEMORY, rank=seat.rank), message.mark)
 
-    def _on_notice(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _on_notice(self, seat: Seat, message: protocol.MachineNotice) -> None:
         """The cloud has announced something for the machine of a rank."""
-        told, host = message["told"], str(message["host"])
+        told, host = message.told, message.host
         self.state.books.note("notice", rank=seat.rank, host=host, **told)
-        self.state.send(0, "notice", **told)
+        self.state.send(0, protocol.NoticeReport(**told))
         if told["acts"] == "save" and self.stop is None:
-            self._take_wish(Wish("save", f"notice: {told['what']}", rank=seat.rank), message)
+            self._take_wish(Wish("save", f"notice: {told['what']}", rank=seat.rank), message.mark)
 
     def _insure(self, wish: Wish) -> None:
         """Have the last common snapshot on disk by the time that the ranks may be killed."""
@@ -182,22 +186,22 @@ class Hub:
 
     # -- ends -------------------------------------------------------------------
 
-    def _on_died(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _on_died(self, seat: Seat, message: protocol.RankDied) -> None:
         if seat.ended is None:
-            cause = Cause(seat.rank, message["how"], kind="died", host=message.get("host", ""))
-            self._lose_rank(seat, cause, host=cause.host, step=message["step"])
+            cause = EndCause(seat.rank, message.how, kind="died", host=message.host)
+            self._lose_rank(seat, cause, host=cause.host, step=message.step)
 
-    def _lose_rank(self, seat: Seat, cause: Cause, **known: Any) -> None:
+    def _lose_rank(self, seat: Seat, cause: EndCause, **known: Any) -> None:
         seat.ended = cause
         self.state.books.note("rank-died", rank=seat.rank, how=cause.how, **known)
         self.end.begin(cause, settle=False)
 
-    def _on_farewell(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _on_farewell(self, seat: Seat, message: protocol.RankFarewell) -> None:
         """A trainer leaves by itself: after a stop or the end of training, or for an error."""
-        clean, status, reason = message["clean"], message["status"], message["reason"]
-        kind = "left" if clean else ("victim" if message.get("victim") else "failed")
-        seat.ended = Cause(seat.rank, reason, kind, message.get("host", ""), status)
-        if clean and status and not message["agreed"]:
+        clean, status, reason = message.clean, message.status, message.reason
+        kind = "left" if clean else ("victim" if message.victim else "failed")
+        seat.ended = EndCause(seat.rank, reason, kind, message.host, status)
+        if clean and status and not message.agreed:
             # By a signal outside of its loop: the others cannot go on without it.
             reason = f"{reason} (rank {seat.rank})"
             wish = Wish("stop", reason, status, rank=seat.rank)
@@ -215,22 +219,22 @@ class Hub:
         else:
             self.end.begin(seat.ended, settle=True)
 
-    def _on_launcher(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _on_launcher(self, seat: Seat, message: protocol.LauncherGone) -> None:
         """The process that started the ranks is gone: nothing would end or restart them."""
-        wish = {"kind": "stop", "reason": message["reason"], "status": _errors.REQUEUE}
-        self._on_wish(seat, {"wish": {**wish, "grace": 30.0}})
+        wish = Wish("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=seat.rank)
+        self._take_wish(wish, None)
 
     def _leave_now(self, wish: Wish) -> None:
         """All ranks leave at once, because this was asked for."""
         self.stop = self.stop or wish
-        cause = Cause(wish.rank, wish.reason, kind="asked", status=wish.status)
+        cause = EndCause(wish.rank, wish.reason, kind="asked", status=wish.status)
         self.end.begin(cause, settle=False)
 
     def end_hung(self, rank: int | None) -> None:
         """No rank makes a step any more: save what all hold, and let the supervisor restart."""
         if not self.end.is_under_way:
             how = "all ranks hang" if rank is None else f"rank {rank} hangs"
-            cause = Cause(rank or 0, how, kind="hung", status=_errors.HUNG)
+            cause = EndCause(rank or 0, how, kind="hung", status=_errors.HUNG)
             self.end.begin(cause, settle=False)
 
     def after_commit(self) -> None:
@@ -255,7 +259,7 @@ class Hub:
                 self.commits.forget_held(seat)
                 host = str(seat.beat.get("host", ""))
                 how = "cannot be reached any more"
-                self._lose_rank(seat, Cause(seat.rank, how, kind="died", host=host))
+                self._lose_rank(seat, EndCause(seat.rank, how, kind="died", host=host))
 
     def _insure_if_due(self) -> None:
         if self._insure_at is None:

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._environment.processes.identity import ProcessIdentity
 from holdfast._keeper.network.ports import HubPost, MemberPost
-from holdfast._keeper.protocol import RankConfig
+from holdfast._keeper.protocol import (
+    FromHub,
+    RankConfig,
+    ToHub,
+)
 from holdfast._store.folder.atomic import remove_folder
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.plain_file import read_plain
@@ -50,7 +54,7 @@ class HubLink:
                 policy.size,
                 mail,
                 loopback=config.is_one_host,
-                hear=member.receive_at_hub,
+                hear=self._receive_at_hub,
                 lost=member.hub.lost,
                 found=member.hub.found,
             )
@@ -64,7 +68,7 @@ class HubLink:
                 policy.rank,
                 self._hub_addresses,
                 mail,
-                hear=lambda _, message: member.agent.hear(message),
+                hear=lambda _, data: member.agent.hear(FromHub.from_json(data)),
                 lost=lambda _: self._lose_hub(),
                 found=lambda _: self._find_hub(),
             )
@@ -72,20 +76,25 @@ class HubLink:
             layout.ranks(attempt).mkdir(exist_ok=True)
             write_json(layout.rank(attempt, policy.rank), record, durable=False)
 
-    def to_hub(self, kind: str, **fields: Any) -> None:
+    def _receive_at_hub(self, rank: int, data: dict[str, Any]) -> None:
+        self._member.receive_at_hub(rank, ToHub.from_json(data))
+
+    def to_hub(self, message: ToHub) -> None:
         if self._member.hub is not None:
-            message = {"kind": kind, **fields}
             self._timers.after(0.0, lambda: self._member.receive_at_hub(0, message))
         elif not self._is_released:
             # A letter to a hub that is gone would create its folder again.
-            self._post.send(0, kind, **fields)
+            self._post.send(0, message.kind, **message.values())
 
-    def from_hub(self, rank: int, kind: str, **fields: Any) -> None:
+    def from_hub(self, rank: int, message: FromHub) -> None:
         if rank == 0:
-            message = {"kind": kind, **fields}
             self._timers.after(0.0, lambda: self._member.agent.hear(message))
         else:
-            self._post.send(rank, kind, **fields)
+            self._post.send(rank, message.kind, **message.values())
+
+    def training_ranks(self) -> list[int]:
+        hub = self._member.hub
+        return [] if hub is None else hub.state.training_ranks()
 
     def release(self) -> None:
         """The hub has let this keeper go: send nothing any more."""

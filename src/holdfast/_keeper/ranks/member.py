@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._environment.processes.identity import host_name
+from holdfast._keeper import protocol
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
-from holdfast._keeper.protocol import RankConfig
-from holdfast._keeper.ranks.actions import RankActions, boundary_id
+from holdfast._keeper.ranks.actions import RankActions
 from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.books import HubBooks
 from holdfast._keeper.ranks.departure import Departure
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._keeper.ranks.link import HubLink, watch_launcher
 from holdfast._keeper.signals import SignalArrival
-from holdfast._keeper.writer import Closing, Outcome
+from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
 from holdfast._store.folder.invalid import void_steps
 from holdfast._store.folder.requests import stop_from_file
@@ -38,10 +38,10 @@ class Member:
 
     is_stopping = False  # the hub may be asked more than once, and takes the shortest time
 
-    def __init__(self, config: RankConfig) -> None:
+    def __init__(self, config: protocol.RankConfig) -> None:
         self._config = config
         self.hub: Hub | None = None  # in rank 0's keeper
-        self.link: HubLink  # from `begin` on
+        self.link: HubLink  # from `attach` on
 
     def attach(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -52,18 +52,21 @@ class Member:
         self.agent = RankAgent(
             keeper.policy.attempt,
             keeper.trainer.words,
-            lambda kind, **fields: self.link.to_hub(kind, **fields),
+            lambda message: self.link.to_hub(message),
             self._actions,
             {"rank": keeper.policy.rank, "host": host_name(), "pid": keeper.trainer.pid},
         )
 
-    def begin(self) -> None:
+        self._join()
+
+    def _join(self) -> None:
+        """Open the way to the hub, or the hub itself."""
         keeper, policy = self._keeper, self._keeper.policy
         if policy.rank == 0:
             self.hub = Hub(
                 policy.size,
                 policy.attempt,
-                lambda rank, kind, **fields: self.link.from_hub(rank, kind, **fields),
+                lambda rank, message: self.link.from_hub(rank, message),
                 HubBooks(keeper),
                 unreachable_seconds=self._config.unreachable_seconds,
             )
@@ -72,53 +75,51 @@ class Member:
             invalid_from = void_steps(policy.layout).get(policy.attempt)
             if invalid_from is not None:  # the hub before this one knew
                 self.hub.commits.void_from(invalid_from, "", 0)
-            self._trainer.send("port", port=self.link.port)
-            self._trainer.send("joined")
+            self._trainer.send(protocol.HubPort(port=self.link.port))
+            self._trainer.send(protocol.HubJoined())
         watch_launcher(keeper, self, self._config)
         self.agent.greet()
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float:
         self.link.tick(now)
         if self.hub is not None:
             self.hub.tick()
         if self.departure.is_trainer_gone:
             self.departure.leave_if_free(now)
-
-    def next_at(self) -> float:
-        at = self.link.next_at()
+        times = [self.link.next_at()]
         if self.hub is not None:
-            at = min(at, self.hub.next_at())
-        return min(at, time.monotonic() + _GONE_SECONDS) if self.departure.is_trainer_gone else at
+            times.append(self.hub.next_at())
+        if self.departure.is_trainer_gone:
+            times.append(now + _GONE_SECONDS)
+        return min(times)
 
-    def receive_at_hub(self, rank: int, message: dict[str, Any]) -> None:
+    def receive_at_hub(self, rank: int, message: protocol.ToHub | None) -> None:
         assert self.hub is not None
-        if not self._keeper.hangs.receive(rank, message):
+        if message is None or not self._keeper.hangs.receive(rank, message):
             self.hub.hear(rank, message)
 
     def on_hub_found(self) -> None:
         """Also a hub that has taken the place of another: it must know all that is pending."""
-        self._trainer.send("joined")
+        self._trainer.send(protocol.HubJoined())
         self.agent.greet()
         for attempt, mark in self._actions.orders:
-            self.link.to_hub("order", key=[attempt, mark], reason="asked again")
+            self.link.to_hub(protocol.CommitOrder(key=[attempt, mark], reason="asked again"))
         if self.departure.farewell is not None:
-            self.link.to_hub("farewell", **self.departure.farewell)
+            self.link.to_hub(self.departure.farewell)
 
     def on_launcher_gone(self, reason: str) -> None:
         self.departure.stop_lingering()
-        self.link.to_hub("launcher", reason=reason)
+        self.link.to_hub(protocol.LauncherGone(reason=reason))
 
     # -- the trainer ------------------------------------------------------------
 
-    def on_message(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "missed":
-            is_past = bool(message.get("is_past"))
-            self.agent.missed(message["mark"], message["why"], is_past=is_past)
-        elif kind == "farewell":
+    def on_message(self, message: protocol.FromTrainer) -> None:
+        if isinstance(message, protocol.SnapshotMissed):
+            self.agent.missed(message.mark, message.why, is_past=message.is_past)
+        elif isinstance(message, protocol.TrainerFarewell):
             self.departure.take_farewell(message)
-        elif kind in ("wish", "due", "waits", "print", "lap"):
-            self.link.to_hub(**message)
+        elif isinstance(message, protocol.ToHub):
+            self.link.to_hub(message)
 
     def on_arena(self) -> None:
         self.agent.report()  # the keeper before this one may have died before it wrote
@@ -126,25 +127,25 @@ class Member:
     def on_snapshot(self, generation: int) -> None:  # noqa: ARG002  older ones stay until all hold it
         self.agent.report()
 
-    def on_order(self, message: dict[str, Any]) -> None:
-        found = self._storage.slot(message["generation"], message["sequence"])
+    def on_order(self, order: protocol.PersistOrder) -> None:
+        found = self._storage.slot(order.generation, order.sequence)
         if found is None:
-            self._trainer.send("failed", order=message["order"], error="the slot is gone")
+            self._trainer.send(protocol.WriteFailed(order=order.order, error="the slot is gone"))
             return
         key = (found[0].arena.attempt, found[1].mark)
-        self._actions.orders.setdefault(key, []).append(message["order"])
-        if message["reason"] != CADENCE:
+        self._actions.orders.setdefault(key, []).append(order.order)
+        if order.reason != CADENCE:
             self._storage.writer.hurry()  # it comes after the part that is being written
         self.agent.report()
-        self.agent.order(*key, message["reason"], is_last=message["last"])
+        self.agent.order(*key, order.reason, is_last=order.last)
 
     def on_salvage(self, held: HeldArena, record: SlotRecord) -> None:
         self._storage.holdings.salvage(held)
         self.agent.report()
         self.agent.order(held.arena.attempt, record.mark, "salvaged")
 
-    def on_invalid(self, step: int, reason: str) -> None:
-        self.link.to_hub("void", step=step, reason=reason)
+    def on_invalid(self, message: protocol.StepsInvalid) -> None:
+        self.link.to_hub(message)
 
     def on_leaving(self) -> None:
         self.departure.leave_cleanly()
@@ -172,7 +173,7 @@ class Member:
             "signal": arrival.number,
             "grace": limit.grace_of(arrival.number),
         }
-        self.link.to_hub("wish", wish=wish, now=arrival.is_final)
+        self.link.to_hub(protocol.RequestForAll(wish=wish, now=arrival.is_final))
 
     def on_request(self, kind: str, details: dict[str, Any]) -> None:
         assert self.hub is not None  # only rank 0 reads requests
@@ -186,7 +187,7 @@ class Member:
             "reason": f"stop --now: {reason}" if now else reason,
             "status": _errors.PERSON,
         }
-        self.hub.hear(0, {"kind": "wish", "wish": wish, "now": now})
+        self.hub.hear(0, protocol.RequestForAll(wish=wish, now=now))
 
     def stop_reason(self) -> str | None:
         return self._actions.stop_reason
@@ -197,14 +198,14 @@ class Member:
 
     def on_time_short(self, reason: str, left: float) -> None:
         wish = {"kind": "stop", "reason": reason, "status": _errors.REQUEUE, "grace": left}
-        self.link.to_hub("wish", wish=wish)
+        self.link.to_hub(protocol.RequestForAll(wish=wish))
 
     def on_time_left(self, left: float) -> None:
         pass  # the hub asks for what is left
 
-    def on_notice(self, **told: Any) -> None:
-        mark = boundary_id(self._trainer.words)
-        self.link.to_hub("notice", host=host_name(), mark=mark, told=told)
+    def on_notice(self, notice: protocol.NoticeReport) -> None:
+        mark, told = self._trainer.boundary_id, notice.values()
+        self.link.to_hub(protocol.MachineNotice(host=host_name(), mark=mark, told=told))
 
     def stop_for_notice(self, reason: str, left: float) -> None:
         self.on_time_short(reason, left)
@@ -212,34 +213,34 @@ class Member:
     def on_memory_alarm(self, alarm: Alarm) -> None:
         if self.departure.is_trainer_gone:
             return
-        fields = {"first": alarm.is_first, "host": host_name(), "figures": alarm.figures()}
-        self.link.to_hub("danger", mark=boundary_id(self._trainer.words), **fields)
+        self.link.to_hub(
+            protocol.MemoryDanger(
+                mark=self._trainer.boundary_id,
+                first=alarm.is_first,
+                host=host_name(),
+                figures=alarm.figures(),
+            )
+        )
         if alarm.is_first:
-            self._trainer.send("memory", quiet=True)  # rank 0 prints it; this one finds the cause
+            self._trainer.send(
+                protocol.MemoryReport(quiet=True)
+            )  # rank 0 prints it; this one finds the cause
 
     # -- hangs ------------------------------------------------------------------
 
-    def training_ranks(self) -> list[int]:
+    def judge_link(self) -> HubLink:
+        return self.link
+
+    def on_hang(self, rank: int | None, *, restart: bool) -> None:
         assert self.hub is not None  # the judge is in rank 0's keeper
-        return self.hub.state.training_ranks()
-
-    def send_to_judge(self, kind: str, **fields: Any) -> None:
-        self.link.to_hub(kind, **fields)
-
-    def send_to_watch(self, rank: int, kind: str, **fields: Any) -> None:
-        self.link.from_hub(rank, kind, **fields)
-
-    def save_hung(self) -> None:
-        assert self.hub is not None
-        self.hub.commits.save_common("hang")
-
-    def leave_hung(self, rank: int | None) -> None:
-        assert self.hub is not None
-        self.hub.end_hung(rank)
+        if restart:
+            self.hub.end_hung(rank)
+        else:
+            self.hub.commits.save_common("hang")
 
     # -- the disk, from the writer's threads ------------------------------------
 
-    def on_written(self, outcome: Outcome) -> None:
+    def on_written(self, outcome: WriteOutcome) -> None:
         self._keeper.timers.after(0.0, lambda: self._actions.part_written(outcome))
 
     def on_closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
@@ -269,7 +270,7 @@ class Member:
         used = beat["memory"] or {}
         mine["memory"] = {k: used.get(k) for k in ("rss", "workers", "cgroup", "cache", "limit")}
         mine |= {k: beat[k] for k in ("paused", "pulse_age", "pace")}
-        self.link.to_hub("beat", beat=mine)
+        self.link.to_hub(protocol.RankBeat(beat=mine))
         if self.hub is None:
             return
         seats = self.hub.state.seats.values()

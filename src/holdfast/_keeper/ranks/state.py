@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from holdfast._keeper.protocol import (
+    FromHub,
+)
 from holdfast._store.commit.write_queue import Key
 
 _PACE_SECONDS = 0.02  # between two observations that give a rank's speed
@@ -29,7 +32,7 @@ class Books(Protocol):
 
 
 @dataclass
-class Cause:
+class EndCause:
     """How one rank ended, or why all do."""
 
     rank: int
@@ -53,7 +56,7 @@ class Seat:
     rank: int
     is_here: bool = False
     held: set[Key] = field(default_factory=set)
-    ended: Cause | None = None  # its trainer is dead or has left
+    ended: EndCause | None = None  # its trainer is dead or has left
     released: bool = False  # its keeper may go
     lost_at: float | None = None
     past: int = -1  # up to this mark it cannot save any more what it has not saved
@@ -98,20 +101,20 @@ class HubState:
         self,
         size: int,
         attempt: int,
-        send: Callable[..., None],
+        send: Callable[[int, FromHub], None],
         books: Books,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size
         self.attempt = attempt
-        self.send = send  # (rank, kind, **fields)
+        self.send = send
         self.books = books
         self.clock = clock
         self.seats = {rank: Seat(rank) for rank in range(size)}
 
-    def send_all(self, kind: str, **fields: Any) -> None:
+    def send_all(self, message: FromHub) -> None:
         for rank in self.seats:
-            self.send(rank, kind, **fields)
+            self.send(rank, message)
 
     def training_ranks(self) -> list[int]:
         return [rank for rank, seat in self.seats.items() if seat.trains]

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
@@ -287,7 +287,7 @@ def join_crew(
         launcher_name="" if launcher is None else launcher.name,
         restarts=launcher is not None and launcher.restarts,
     )
-    custody = Custody(policy, grace_seconds, numbers, listen, asdict(config))
+    custody = Custody(policy, grace_seconds, numbers, listen, config.values())
     crew = Crew(party.rank, party.size, custody)
     crews.append(crew)
     for message in heard:
