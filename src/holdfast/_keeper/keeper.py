@@ -167,7 +167,10 @@ class Keeper:
             self.selector.unregister(self.ends.signals)
 
     def _receive(self) -> None:
-        received = messages.receive(self.ends.link)
+        try:
+            received = messages.receive(self.ends.link, waits=False)
+        except BlockingIOError:
+            return  # `receive_pending` has taken it, after the same select
         if received is None:
             # The trainer's end is closed: it has died, as the pidfd will report, or has
             # become another program by exec, which says no goodbye either.
@@ -186,14 +189,14 @@ class Keeper:
 
     def receive_rest(self) -> None:
         """What a trainer had sent before it died, as far as it still counts."""
-        self.ends.link.setblocking(False)
-        while (received := messages.receive(self.ends.link)) is not None:
-            data, descriptors = received
-            message = protocol.FromTrainer.from_json(data)
-            if isinstance(message, protocol.ArenaOpened):
-                self.storage.holdings.hold(descriptors[0], message.path)
-            elif isinstance(message, protocol.StepsInvalid | protocol.MetricsLogged):
-                self._dispatch(message, [])
+        with contextlib.suppress(BlockingIOError):
+            while (received := messages.receive(self.ends.link, waits=False)) is not None:
+                data, descriptors = received
+                message = protocol.FromTrainer.from_json(data)
+                if isinstance(message, protocol.ArenaOpened):
+                    self.storage.holdings.hold(descriptors[0], message.path)
+                elif isinstance(message, protocol.StepsInvalid | protocol.MetricsLogged):
+                    self._dispatch(message, [])
 
     def _dispatch(self, message: protocol.FromTrainer | None, descriptors: list[int]) -> None:
         storage = self.storage

@@ -71,10 +71,16 @@ class Outbox:
                     os.close(descriptor)
 
 
-def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message with its descriptors; None at the end."""
+def receive(link: socket.socket, *, waits: bool = True) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message with its descriptors; None at the end.
+
+    BlockingIOError if there is none now and it is not to wait.
+    """
+    flags = 0 if waits else socket.MSG_DONTWAIT
     try:
-        data, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4)
+        data, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4, flags)
+    except BlockingIOError:
+        raise
     except OSError:
         return None
     if not data:
