@@ -9,7 +9,7 @@ from typing import Any
 from holdfast._errors import SaveFailed
 from holdfast._keeper.protocol import FromHub, ToHub
 from holdfast._keeper.ranks.hub import Hub
-from holdfast._keeper.ranks.state import Wish
+from holdfast._keeper.ranks.state import RankRequest
 from holdfast._store.commit.write_queue import Key
 
 ATTEMPT = 3
@@ -58,7 +58,7 @@ class Shelf:
     def preemption_seconds(self) -> float | None:
         return self.preemption
 
-    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
+    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         self.asked.append(lambda why, status: then(replace(wish, reason=why, status=status)))
 
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:

@@ -17,15 +17,8 @@ from holdfast._keeper.writer import Closing, WriteOutcome
 if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
     from holdfast._keeper.mapped_arenas import HeldArena
+    from holdfast._keeper.ranks.link import HubLink
     from holdfast._store.memory.arena import SlotRecord
-
-
-class JudgeLink(Protocol):
-    """How the hang judge, which is with the hub, and the ranks' watches reach each other."""
-
-    def training_ranks(self) -> list[int]: ...
-    def to_hub(self, message: protocol.ToHub) -> None: ...
-    def from_hub(self, rank: int, message: protocol.FromHub) -> None: ...
 
 
 class Decider(Protocol):
@@ -63,7 +56,7 @@ class Decider(Protocol):
     def stop_status(self) -> int | None: ...
 
     # -- hangs
-    def judge_link(self) -> JudgeLink | None: ...  # None: the judge is in this keeper, for one rank
+    def judge_link(self) -> HubLink | None: ...  # None: the judge is in this keeper, for one rank
     def on_hang(self, rank: int | None, *, restart: bool) -> None: ...
 
     # -- the disk, from the writer's threads

@@ -20,7 +20,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
 from holdfast._keeper import messages, protocol
 from holdfast._keeper.cloud_notices import Noticed, open_watch
-from holdfast._keeper.hangs.keeper_part import Hangs
+from holdfast._keeper.hangs.monitor import HangMonitor
 from holdfast._keeper.heartbeat import Change, held_of, standing_of
 from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.postmortem import PostMortem
@@ -70,7 +70,7 @@ class Keeper:
             _open_job(config), grace, self.trainer, self.storage, self.journal
         )
         self.memory = MemoryWatch(ends.trainer_pid, ends.counters)
-        self.hangs = Hangs(policy, ends, self.trainer, self.storage, decider)
+        self.hangs = HangMonitor(policy, ends, self.trainer, self.storage, decider)
         self.identity = asdict(of_process())
         self._series = SeriesWriter(policy.layout.series(policy.attempt), self.trainer.words)
         self._notices: Noticed | None = None  # on a machine of a cloud

@@ -7,28 +7,15 @@ is in a long call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast._keeper import protocol
 from holdfast._store.memory import control
 
+if TYPE_CHECKING:
+    from holdfast._keeper.ranks.actions import RankActions
+
 _MOMENT_SECONDS = 0.002  # until the trainer's stores are visible here: memory order is weak
-
-
-class Body(Protocol):
-    """What the keeper around it does."""
-
-    def later(self, seconds: float, act: Callable[[], None]) -> None: ...
-    def tell(self, message: protocol.ToTrainer) -> None: ...
-    def held(self) -> list[tuple[int, int]]: ...
-    def all_hold(self, attempt: int, mark: int) -> None: ...
-    def write_part(self, order: protocol.WritePart) -> None: ...
-    def drop(self, attempt: int, mark: int) -> None: ...
-    def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None: ...
-    def send_away(self, order: protocol.RankLeave) -> None: ...
-    def say_bye(self, bye: protocol.RankBye) -> None: ...
-    def take_order(self, order: protocol.FromHub) -> None: ...
-    def invalidate(self, step: int, reason: str, rank: int) -> None: ...
 
 
 class RankAgent:
@@ -39,13 +26,13 @@ class RankAgent:
         attempt: int,
         words: Any,
         send: Callable[[protocol.ToHub], None],
-        body: Body,
+        actions: RankActions,
         who: dict[str, Any],
     ) -> None:
         self._attempt = attempt
         self._words = words
         self._send = send
-        self._body = body
+        self._actions = actions
         self._who = who
         self._is_held = False  # an agreement is in progress
         self._asked = self._answered = 0  # the newest agreements that were asked, and answered
@@ -71,7 +58,7 @@ class RankAgent:
         self._send(protocol.RankHolds(held=held))
 
     def _held(self) -> list[tuple[int, int]]:
-        held = self._body.held()
+        held = self._actions.held()
         for attempt, mark in held:
             self._told[attempt] = max(mark, self._told.get(attempt, -1))
         return held
@@ -98,7 +85,7 @@ class RankAgent:
     # -- from the hub -----------------------------------------------------------------
 
     def hear(self, message: protocol.FromHub | None) -> None:
-        body = self._body
+        actions = self._actions
         match message:
             case protocol.HoldOrder():
                 self._on_hold(message.round)
@@ -109,29 +96,29 @@ class RankAgent:
             case protocol.CommonSnapshot(key=[attempt, mark]):
                 if attempt == self._attempt:
                     self._words[control.COMMON] = mark + 1
-                body.all_hold(attempt, mark)
+                actions.all_hold(attempt, mark)
             case protocol.WritePart(key=[attempt, mark]):
                 # Else it is for the keeper before this one, which died before it acknowledged the
                 # order: the trainer has not handed its slots over yet. Once they are reported, the
                 # hub asks again.
                 if mark <= self._told.get(attempt, -1):
-                    body.write_part(message)
+                    actions.write_part(message)
             case protocol.CommitDropped(key=[attempt, mark]):
-                body.drop(attempt, mark)
+                actions.drop(attempt, mark)
             case protocol.CommitDurable(key=[attempt, mark]):
-                body.settle(attempt, mark, None, is_fenced=False)
+                actions.settle(attempt, mark, None, is_fenced=False)
             case protocol.CommitFailed(key=[attempt, mark]):
-                body.settle(attempt, mark, message.error, is_fenced=message.fenced)
+                actions.settle(attempt, mark, message.error, is_fenced=message.fenced)
             case protocol.InvalidForAll():
-                body.invalidate(message.step, message.reason, message.by)
+                actions.invalidate(message.step, message.reason, message.by)
             case protocol.RankLeave():
-                body.send_away(message)
+                actions.send_away(message)
             case protocol.RankBye():
-                body.say_bye(message)
+                actions.say_bye(message)
             case protocol.LookOrder() | protocol.CountAnew() | protocol.GuardOrder():
-                body.take_order(message)
+                actions.take_order(message)
             case protocol.ToTrainer():  # such as a notice, which it only passes on
-                body.tell(message)
+                actions.tell(message)
 
     def _on_hold(self, number: int) -> None:
         self._asked = number
@@ -140,21 +127,23 @@ class RankAgent:
         self._words[control.DUE] = 0
         self._planned = None
         self._words[control.PLANNED] = 0
-        self._body.later(_MOMENT_SECONDS, lambda: self._answer(number))
+        self._actions.later(_MOMENT_SECONDS, lambda: self._answer(number))
 
     def _answer(self, number: int) -> None:
         """Report where the trainer is, or the first boundary that it may still reach."""
         self._answered = number
         words = self._words
         mark = int(words[control.MARK])
-        rests = words[control.REST] == control.RESTS and (self._attempt, mark) in self._body.held()
+        rests = (
+            words[control.REST] == control.RESTS and (self._attempt, mark) in self._actions.held()
+        )
         stands = words[control.WAITS] == number or words[control.DONE] or rests
         self._send(protocol.RankAt(round=number, mark=mark if stands else mark + 1))
 
     def _on_decide(self, decision: protocol.DecisionForRank) -> None:
         if self._answered < decision.round == self._asked:
             # Without this rank: the hub must know where its trainer was before that is told.
-            self._body.later(_MOMENT_SECONDS, lambda: self._decide(decision))
+            self._actions.later(_MOMENT_SECONDS, lambda: self._decide(decision))
         else:
             self._decide(decision)
 
@@ -166,7 +155,7 @@ class RankAgent:
         self._set_due()
         wish = dict(decision.wish)
         kind = wish.pop("kind")
-        self._body.tell(
+        self._actions.tell(
             protocol.DecisionForTrainer(
                 mark=decision.mark, round=decision.round, wish_kind=kind, **wish
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast._keeper import protocol
-from holdfast._keeper.ranks.state import HubState, Seat, Wish
+from holdfast._keeper.ranks.state import HubState, RankRequest, Seat
 from holdfast._store.commit.write_queue import Key
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class _Round:
     """One agreement in progress."""
 
     number: int
-    wish: Wish
+    wish: RankRequest
     began: float
     asked: set[int]
     marks: dict[int, int] = field(default_factory=dict)
@@ -38,14 +38,14 @@ class Agreement:
         self._hub = hub
         self._round: _Round | None = None
         self.rounds = int(state.clock() * 1000)  # a hub before this one had smaller numbers
-        self._waiting: list[Wish] = []
+        self._waiting: list[RankRequest] = []
         self.decision: protocol.DecisionForRank | None = None  # the newest
         self._plan: tuple[int, float] | None = None  # mark, and since when
         self._due_reason: str | None = None  # why the next snapshot is to be kept
 
     # -- rounds -----------------------------------------------------------------
 
-    def ask_for(self, wish: Wish) -> None:
+    def ask_for(self, wish: RankRequest) -> None:
         self._waiting.append(wish)
         self.begin_round()
 

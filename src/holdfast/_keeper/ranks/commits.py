@@ -147,7 +147,7 @@ class Commits:
         # First: a rank that waits for a checkpoint must know why it fails.
         self._state.send_all(protocol.InvalidForAll(step=step, reason=reason, by=rank))
         # Here: a trainer may be told to leave before it could do it.
-        self._state.books.set_aside_void()
+        self._state.services.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:
             del self._commits[key]
             self._refuse_void(key)
@@ -178,7 +178,7 @@ class Commits:
             self._fail(commit, f"ranks 0 and {other} do not agree on what is the same on both")
             return
         commit.is_closing = True
-        self._state.books.commit(commit.key, commit.reason, commit.files)
+        self._state.services.commit(commit.key, commit.reason, commit.files)
 
     def _find_common(self) -> None:
         held = [seat.held for seat in self._state.seats.values()]
@@ -228,7 +228,7 @@ class Commits:
 
     def _gives_way(self, writing: PendingCommit, commit: PendingCommit) -> bool:
         """True if a checkpoint need not wait for the one that is being written."""
-        now, needed = self._state.clock(), self._state.books.write_seconds() / 2
+        now, needed = self._state.clock(), self._state.services.write_seconds() / 2
         if writing.is_closing:
             return commit.urgency is Urgency.LAST
         return gives_way(
@@ -246,7 +246,7 @@ class Commits:
 
     def _begin_writing(self, commit: PendingCommit) -> None:
         try:
-            partial = self._state.books.begin(commit.key)
+            partial = self._state.services.begin(commit.key)
         except SaveFailed as error:
             self._fail(commit, str(error))
             return
@@ -308,7 +308,7 @@ class Commits:
 
     def _fail(self, commit: PendingCommit, error: str, *, is_fenced: bool = False) -> None:
         self._commits.pop(commit.key, None)
-        self._state.books.note("save-failed", step=commit.key[1] // 2, error=error)
+        self._state.services.note("save-failed", step=commit.key[1] // 2, error=error)
         self._state.send_all(
             protocol.CommitFailed(key=list(commit.key), error=error, fenced=is_fenced)
         )

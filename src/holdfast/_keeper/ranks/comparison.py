@@ -88,7 +88,7 @@ class Comparison:
         self.straggler = {"rank": rank, "host": host, "seconds": round(seconds, 4)}
         if is_new and rank not in self._named:
             self._named.add(rank)  # once in an attempt: it may come and go
-            self._state.books.note("straggler", **self.straggler)
+            self._state.services.note("straggler", **self.straggler)
 
     def on_lap(self, seat: Seat, message: protocol.LoopFinished) -> None:
         """A rank has used all batches of a loop: the others must have used as many."""
@@ -97,7 +97,7 @@ class Comparison:
         counts[seat.rank] = message.batches
         if len(set(counts.values())) > 1:
             told = protocol.UnevenBatches(epoch=message.epoch, batches=sorted(counts.items()))
-            self._state.books.note("uneven-batches", **told.values())
+            self._state.services.note("uneven-batches", **told.values())
             self._state.send_all(told)
         if len(counts) == self._state.size:
             del self._passes[key]
@@ -113,7 +113,7 @@ class Comparison:
         for rank, prints in sorted(self._prints.items()):
             twin = seen.setdefault(tuple(prints[:2]), rank)
             if twin != rank:
-                self._state.books.note("identical-batches", ranks=[twin, rank])
+                self._state.services.note("identical-batches", ranks=[twin, rank])
                 self._state.send(0, protocol.SameBatches(ranks=[twin, rank]))
                 break
         self._prints = {rank: [] for rank in self._prints}  # compared once

@@ -85,7 +85,7 @@ class RunEnd:
             return
         self._advance()
         # How long the last checkpoint may take.
-        seconds = _END_SECONDS + 3 * self._state.books.write_seconds()
+        seconds = _END_SECONDS + 3 * self._state.services.write_seconds()
         if not ending.is_told and self._state.clock() - ending.began > seconds:
             self._tell(ending)  # a keeper that holds a part is gone too
 
@@ -103,7 +103,7 @@ class RunEnd:
             return
         ending.is_told = True
         reason = cause.sentence()
-        self._state.books.note("end", reason=reason, rank=cause.rank, durable_step=step)
+        self._state.services.note("end", reason=reason, rank=cause.rank, durable_step=step)
         kinds = {rank: seat.ended and seat.ended.kind for rank, seat in self._state.seats.items()}
         speaker = min((r for r, kind in kinds.items() if kind in (None, "victim")), default=-1)
         for rank, seat in self._state.seats.items():
@@ -147,8 +147,8 @@ class RunEnd:
 
         One that leaves may be the last of its node, and the scheduler ends what is left there.
         """
-        stop, books = self._hub.stop, self._state.books
-        if not books.has_job or self._requeued is not None:
+        stop, services = self._hub.stop, self._state.services
+        if not services.has_job or self._requeued is not None:
             return False
         if stop is not None and stop.status == _errors.PERSON:
             said = "a person has asked to stop: the job is not requeued."
@@ -156,7 +156,7 @@ class RunEnd:
             return False
         if not self._is_requeueing:
             self._is_requeueing = True
-            books.requeue(step, self._note_requeue)
+            services.requeue(step, self._note_requeue)
         return True
 
     def _note_requeue(self, said: str, status: int) -> None:

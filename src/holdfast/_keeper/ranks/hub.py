@@ -22,7 +22,7 @@ from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
 from holdfast._keeper.ranks.comparison import Comparison
 from holdfast._keeper.ranks.ending import RunEnd
-from holdfast._keeper.ranks.state import Books, EndCause, HubState, Seat, Wish
+from holdfast._keeper.ranks.state import EndCause, HubServices, HubState, RankRequest, Seat
 from holdfast._store.commit.retention import MEMORY
 
 _SAY_AGAIN_SECONDS = 60.0
@@ -36,16 +36,16 @@ class Hub:
         size: int,
         attempt: int,
         send: Callable[[int, protocol.FromHub], None],
-        books: Books,
+        services: HubServices,
         clock: Callable[[], float] = time.monotonic,
         unreachable_seconds: float = protocol.UNREACHABLE_SECONDS,
     ) -> None:
-        self.state = state = HubState(size, attempt, send, books, clock)
+        self.state = state = HubState(size, attempt, send, services, clock)
         self.agreement = Agreement(state, self)
         self.commits = Commits(state, self)
         self.comparison = Comparison(state)
         self.end = RunEnd(state, self)
-        self.stop: Wish | None = None  # the newest stop that was asked for
+        self.stop: RankRequest | None = None  # the newest stop that was asked for
         self.kill_at: float | None = None  # when all may be killed
         self._insure_at: float | None = None  # when the last common snapshot must be saved
         self._alarms: dict[str, float] = {}  # when it was reported that a host's memory gets full
@@ -88,13 +88,13 @@ class Hub:
         seat = self.state.seats[rank]
         seat.lost_at = self.state.clock()
         if seat.is_here and not seat.released:
-            self.state.books.note("keeper-lost", rank=rank)
+            self.state.services.note("keeper-lost", rank=rank)
 
     def found(self, rank: int) -> None:
         """The keeper of a rank is connected, for the first time or again."""
         seat = self.state.seats[rank]
         if seat.lost_at is not None and seat.is_here:
-            self.state.books.note("keeper-found", rank=rank)
+            self.state.services.note("keeper-found", rank=rank)
         seat.lost_at = None
         self.agreement.ask_again(rank)
 
@@ -117,20 +117,20 @@ class Hub:
     # -- requests ---------------------------------------------------------------
 
     def _on_wish(self, seat: Seat, message: protocol.RequestForAll) -> None:
-        wish = Wish(rank=seat.rank, **message.wish)
-        if wish.kind == "stop" and wish.signal == signal.SIGTERM and self.state.books.has_job:
+        wish = RankRequest(rank=seat.rank, **message.wish)
+        if wish.kind == "stop" and wish.signal == signal.SIGTERM and self.state.services.has_job:
             # The scheduler sends it for several reasons, with opposite meanings. The answer may
             # come late, or never: what all hold must be durable by then.
             self._insure(wish)
-            self.state.books.settle(
+            self.state.services.settle(
                 wish, lambda found: self._take_wish(found, message.mark, now=message.now)
             )
         else:
             self._take_wish(wish, message.mark, now=message.now)
 
-    def _take_wish(self, wish: Wish, mark: int | None, *, now: bool = False) -> None:
+    def _take_wish(self, wish: RankRequest, mark: int | None, *, now: bool = False) -> None:
         """`mark`: the boundary at which it was asked for, if that is known."""
-        stop, has_job = self.stop, self.state.books.has_job
+        stop, has_job = self.stop, self.state.services.has_job
         if self.end.is_under_way:
             return
         if now:
@@ -143,7 +143,7 @@ class Hub:
         elif wish.kind == "stop":
             self.stop = wish
             self._insure(wish)
-            self.state.books.note("stop-asked", rank=wish.rank, reason=wish.reason)
+            self.state.services.note("stop-asked", rank=wish.rank, reason=wish.reason)
             self.agreement.ask_for(wish)
         elif not self.agreement.covers(mark):
             self.agreement.ask_for(wish)
@@ -153,7 +153,7 @@ class Hub:
         figures, host = message.figures, message.host
         step = self.commits.save_common(MEMORY)
         if message.first:
-            self.state.books.note("memory", rank=seat.rank, host=host, step=step, **figures)
+            self.state.services.note("memory", rank=seat.rank, host=host, step=step, **figures)
             told_at, now = self._alarms.get(host), self.state.clock()
             # Ranks of one host share its memory, and observe the same.
             if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
@@ -161,27 +161,29 @@ class Hub:
                 report = protocol.MemoryReport(of_rank=seat.rank, host=host, step=step, **figures)
                 self.state.send(0, report)
         if self.stop is None:
-            self._take_wish(Wish("save", MEMORY, rank=seat.rank), message.mark)
+            self._take_wish(RankRequest("save", MEMORY, rank=seat.rank), message.mark)
 
     def _on_notice(self, seat: Seat, message: protocol.MachineNotice) -> None:
         """The cloud has announced something for the machine of a rank."""
         told, host = message.told, message.host
-        self.state.books.note("notice", rank=seat.rank, host=host, **told)
+        self.state.services.note("notice", rank=seat.rank, host=host, **told)
         self.state.send(0, protocol.NoticeReport(**told))
         if told["acts"] == "save" and self.stop is None:
-            self._take_wish(Wish("save", f"notice: {told['what']}", rank=seat.rank), message.mark)
+            self._take_wish(
+                RankRequest("save", f"notice: {told['what']}", rank=seat.rank), message.mark
+            )
 
-    def _insure(self, wish: Wish) -> None:
+    def _insure(self, wish: RankRequest) -> None:
         """Have the last common snapshot on disk by the time that the ranks may be killed."""
         # This keeper may know from the scheduler what the others have to guess.
-        grace = self.state.books.grace_of(wish.signal) if wish.signal else wish.grace
+        grace = self.state.services.grace_of(wish.signal) if wish.signal else wish.grace
         if grace is not None:
             self.kill_at = self.state.clock() + grace
             at = self._insurance_time(grace)
             self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
 
     def _insurance_time(self, grace: float) -> float:
-        seconds = max(0.0, grace - self.state.books.write_seconds() - 1.0)
+        seconds = max(0.0, grace - self.state.services.write_seconds() - 1.0)
         return self.state.clock() + seconds
 
     # -- ends -------------------------------------------------------------------
@@ -193,7 +195,7 @@ class Hub:
 
     def _lose_rank(self, seat: Seat, cause: EndCause, **known: Any) -> None:
         seat.ended = cause
-        self.state.books.note("rank-died", rank=seat.rank, how=cause.how, **known)
+        self.state.services.note("rank-died", rank=seat.rank, how=cause.how, **known)
         self.end.begin(cause, settle=False)
 
     def _on_farewell(self, seat: Seat, message: protocol.RankFarewell) -> None:
@@ -204,11 +206,11 @@ class Hub:
         if clean and status and not message.agreed:
             # By a signal outside of its loop: the others cannot go on without it.
             reason = f"{reason} (rank {seat.rank})"
-            wish = Wish("stop", reason, status, rank=seat.rank)
-            if status == _errors.TERMINATED and self.state.books.has_job:
+            wish = RankRequest("stop", reason, status, rank=seat.rank)
+            if status == _errors.TERMINATED and self.state.services.has_job:
                 wish.signal = signal.SIGTERM
                 self.commits.save_common(f"stop: {reason}")
-                self.state.books.settle(wish, self._leave_now)
+                self.state.services.settle(wish, self._leave_now)
             else:
                 self._leave_now(wish)
         elif clean:
@@ -221,10 +223,10 @@ class Hub:
 
     def _on_launcher(self, seat: Seat, message: protocol.LauncherGone) -> None:
         """The process that started the ranks is gone: nothing would end or restart them."""
-        wish = Wish("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=seat.rank)
+        wish = RankRequest("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=seat.rank)
         self._take_wish(wish, None)
 
-    def _leave_now(self, wish: Wish) -> None:
+    def _leave_now(self, wish: RankRequest) -> None:
         """All ranks leave at once, because this was asked for."""
         self.stop = self.stop or wish
         cause = EndCause(wish.rank, wish.reason, kind="asked", status=wish.status)
@@ -264,7 +266,7 @@ class Hub:
     def _insure_if_due(self) -> None:
         if self._insure_at is None:
             return
-        grace = self.state.books.preemption_seconds()
+        grace = self.state.services.preemption_seconds()
         if grace is not None:  # longer than what SIGTERM usually leaves
             self._insure_at = self._insurance_time(grace)
         if self.state.clock() < self._insure_at:
@@ -272,7 +274,7 @@ class Hub:
         self._insure_at = None
         stop = self.stop
         is_requeued = stop is not None and stop.status == _errors.REQUEUE
-        is_cut_short = is_requeued and self.state.books.has_job
+        is_cut_short = is_requeued and self.state.services.has_job
         if stop is not None and is_cut_short and not self.agreement.is_carried_out():
             # The job ends before the agreed boundary, and nothing would be left to requeue it.
             self._leave_now(stop)

@@ -16,10 +16,10 @@ from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
 from holdfast._keeper.ranks.actions import RankActions
 from holdfast._keeper.ranks.agent import RankAgent
-from holdfast._keeper.ranks.books import HubBooks
 from holdfast._keeper.ranks.departure import Departure
 from holdfast._keeper.ranks.hub import Hub
 from holdfast._keeper.ranks.link import HubLink, watch_launcher
+from holdfast._keeper.ranks.services import KeeperServices
 from holdfast._keeper.signals import SignalArrival
 from holdfast._keeper.writer import Closing, WriteOutcome
 from holdfast._store.commit.write_queue import CADENCE
@@ -67,7 +67,7 @@ class Member:
                 policy.size,
                 policy.attempt,
                 lambda rank, message: self.link.from_hub(rank, message),
-                HubBooks(keeper),
+                KeeperServices(keeper),
                 unreachable_seconds=self._config.unreachable_seconds,
             )
         self.link = HubLink(keeper, self._config, self)

@@ -15,7 +15,7 @@ from holdfast._store.commit.write_queue import Key
 _PACE_SECONDS = 0.02  # between two observations that give a rank's speed
 
 
-class Books(Protocol):
+class HubServices(Protocol):
     """What the hub does outside of itself."""
 
     def begin(self, key: Key) -> str | None: ...
@@ -27,7 +27,7 @@ class Books(Protocol):
     def preemption_seconds(self) -> float | None: ...
     @property
     def has_job(self) -> bool: ...
-    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None: ...
+    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None: ...
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None: ...
 
 
@@ -83,7 +83,7 @@ class Seat:
 
 
 @dataclass
-class Wish:
+class RankRequest:
     """A request that all ranks do something at one boundary."""
 
     kind: str  # "stop" or "save"
@@ -102,13 +102,13 @@ class HubState:
         size: int,
         attempt: int,
         send: Callable[[int, FromHub], None],
-        books: Books,
+        services: HubServices,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size
         self.attempt = attempt
         self.send = send
-        self.books = books
+        self.services = services
         self.clock = clock
         self.seats = {rank: Seat(rank) for rank in range(size)}
 

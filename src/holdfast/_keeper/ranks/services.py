@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.ranks.state import Wish
+from holdfast._keeper.ranks.state import RankRequest
 from holdfast._keeper.time_limit import in_background
 from holdfast._keeper.writer import Closing
 from holdfast._store.commit.checkpoint import State
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast._keeper.keeper import Keeper
 
 
-class HubBooks:
+class KeeperServices:
     """The hub's access to run folder, writer and scheduler."""
 
     def __init__(self, keeper: Keeper) -> None:
@@ -83,7 +83,7 @@ class HubBooks:
         """True if a scheduler can be asked why the run ends, and for a requeue."""
         return self._job is not None
 
-    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
+    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         """Ask the scheduler why a stop is asked for, then continue with the answer."""
         job = self._job
         assert job is not None

@@ -44,7 +44,7 @@ class _Fitting:
         return self._looker.alive_at
 
 
-class Hangs:
+class HangMonitor:
     """The watch and the judge of one keeper. An error here never ends the keeper."""
 
     def __init__(
