@@ -38,8 +38,9 @@ import torch.distributed as dist
 import holdfast
 from bench.machine import machine
 from holdfast._keeper.network.ports import HubPost, MemberPost
+from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer
+from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._keeper.ranks.hub import Hub
-from holdfast._keeper.ranks.member import Member
 from holdfast._run.driver import session_of
 from holdfast._store.memory.control import DUE, MARK, private_words
 
@@ -211,8 +212,8 @@ class Body:
         self.later = loop.later
         self._told = told
 
-    def tell(self, kind: str, **_: Any) -> None:
-        if kind == "decide":
+    def tell(self, message: ToTrainer) -> None:
+        if message.kind == "decide":
             self._told()
 
     def held(self) -> list[tuple[int, int]]:
@@ -230,11 +231,11 @@ class NoBooks:
 
 def make_member(
     rank: int, loop: Loop, send: Callable[..., None], told: Callable[[], None]
-) -> Member:
+) -> RankAgent:
     words = private_words()
     words[MARK] = random.randrange(0, 2000, 2)
     body: Any = Body(loop, told)
-    return Member(1, words, send, body, {"rank": rank})
+    return RankAgent(1, words, send, body, {"rank": rank})
 
 
 def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int) -> list[float]:
@@ -268,12 +269,12 @@ def run_members(ranks: list[int], last: int, port: int, mail: Path, rounds: int)
             lambda: [("127.0.0.1", port)],
             mail,
             hear=lambda _, message, member=member: (
-                ask() if message["kind"] == "begin" else member.hear(message)
+                ask() if message["kind"] == "begin" else member.hear(FromHub.from_json(message))
             ),
             lost=lambda _: None,
             found=lambda _, member=member: member.greet(),
         )
-        member._send = lambda kind, post=post, **fields: post.send(0, kind, **fields)
+        member._send = lambda message, post=post: post.send(0, message.kind, **message.values())
         loop.posts.append(post)
         if rank == last:
             wisher = post
@@ -295,18 +296,18 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         0, loop, lambda *_, **__: None, lambda: heard_here.append(time.monotonic())
     )
 
-    def send(rank: int, kind: str, **fields: Any) -> None:
-        if kind == "decide" and len(decided) < len(asked):
+    def send(rank: int, message: FromHub) -> None:
+        if message.kind == "decide" and len(decided) < len(asked):
             decided.append(time.monotonic())
         if rank:
-            post.send(rank, kind, **fields)
+            post.send(rank, message.kind, **message.values())
         else:
-            loop.later(0.0, lambda: member.hear({"kind": kind, **fields}))
+            loop.later(0.0, lambda: member.hear(message))
 
     def hear(rank: int, message: dict[str, Any]) -> None:
         if message["kind"] == "wish":
             asked.append(message.pop("asked"))
-        hub.hear(rank, message)
+        hub.hear(rank, ToHub.from_json(message))
 
     books: Any = NoBooks()
     hub = Hub(size, 1, send, books)
@@ -314,16 +315,14 @@ def measure_decisions(size: int, rounds: int) -> tuple[list[float], list[float]]
         loop.selector, KEY, size, mail, loopback=True, hear=hear, lost=hub.lost, found=hub.found
     )
     loop.posts.append(post)
-    member._send = lambda kind, **fields: loop.later(
-        0.0, lambda: hub.hear(0, {"kind": kind, **fields})
-    )
+    member._send = lambda message: loop.later(0.0, lambda: hub.hear(0, message))
     member.greet()
     shares = [list(range(1, size))[each::MEMBER_PROCESSES] for each in range(MEMBER_PROCESSES)]
     processes = [
         fork(lambda share=share: run_members(share, size - 1, post.port, mail, rounds))
         for share in shares
     ]
-    while not all(seat.is_here for seat in hub.seats.values()):
+    while not all(seat.is_here for seat in hub.state.seats.values()):
         loop.turn()
     post.send(size - 1, "begin")
     while len(heard_here) < rounds or post.unacknowledged():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast._keeper.hangs.judge import HangJudge
+from holdfast._keeper.protocol import FromHub, LookOrder, LookResult, RankGoing, RankStuck
 
 IDLE: dict[str, Any] = {}
 BUSY = {"cpu": 1.0}
@@ -44,13 +45,13 @@ class Scene:
     def ranks(self) -> list[int]:
         return sorted(self.looks)
 
-    def order(self, rank: int, kind: str, **fields: Any) -> None:
-        self.orders.append((rank, kind))
+    def order(self, rank: int, order: FromHub) -> None:
+        self.orders.append((rank, order.kind))
         look = self.looks[rank]
-        if kind == "look" and look is not None:
+        if isinstance(order, LookOrder) and look is not None:
             if rank in self.since:
                 look = {**look, "stood": self.time - self.since[rank]}
-            self.judge.hear(rank, {"kind": "looked", "look": look, **fields})
+            self.judge.hear(rank, LookResult(look=look, round=order.round))
 
     def say(self, kind: str, **fields: Any) -> None:
         self.said.append(kind)
@@ -78,10 +79,10 @@ class Scene:
     def stuck(self, rank: int = 0, **more: Any) -> None:
         told = {"stood": 20.0, "patience": 20.0, "how": "learned", "paused": "", **more}
         self.since[rank] = self.time - told["stood"]
-        self.judge.hear(rank, {"kind": "stuck", **told})
+        self.judge.hear(rank, RankStuck(**told))
 
     def going(self, rank: int = 0, *, moved: bool = True) -> None:
-        self.judge.hear(rank, {"kind": "going", "moved": moved})
+        self.judge.hear(rank, RankGoing(moved=moved))
 
     def wait(self, seconds: float) -> None:
         for _ in range(int(4 * seconds)):

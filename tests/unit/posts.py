@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.ports import HubPost, MemberPost, Pace
+from holdfast._keeper.network.ports import HubPost, MemberPost, NetworkPace
 from tests.support import wait_until
 
 KEY = b"k" * 32
 # Ten times as quick as in life; what is late on a busy machine only costs a connection.
-QUICK = Pace(
+QUICK = NetworkPace(
     beat_seconds=0.1,
     silence_seconds=0.5,
     greet_seconds=0.5,
@@ -104,7 +104,7 @@ class End:
         self.post.close()
 
 
-def hub(mail: Path, size: int, key: bytes = KEY, pace: Pace | None = None) -> End:
+def hub(mail: Path, size: int, key: bytes = KEY, pace: NetworkPace | None = None) -> End:
     return End(HubPost, key, size, mail, loopback=True, pace=pace)
 
 
@@ -113,7 +113,7 @@ def member(
     rank: int,
     *ports: int,
     key: bytes = KEY,
-    pace: Pace | None = None,
+    pace: NetworkPace | None = None,
     addresses: Callable[[], list[tuple[str, int]]] | None = None,
 ) -> End:
     ask = addresses or (lambda: [("127.0.0.1", port) for port in ports])

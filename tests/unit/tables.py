@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.ranks.hub import Hub, Key
-from holdfast._keeper.ranks.table import Wish
+from holdfast._keeper.protocol import FromHub, ToHub
+from holdfast._keeper.ranks.hub import Hub
+from holdfast._keeper.ranks.state import RankRequest
+from holdfast._store.commit.write_queue import Key
 
 ATTEMPT = 3
 
@@ -56,7 +58,7 @@ class Shelf:
     def preemption_seconds(self) -> float | None:
         return self.preemption
 
-    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
+    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
         self.asked.append(lambda why, status: then(replace(wish, reason=why, status=status)))
 
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
@@ -80,13 +82,13 @@ class Table:
             self.hub.found(rank)
             self.say(rank, "hello", who={"rank": rank}, held=[])
 
-    def _send(self, rank: int, kind: str, **fields: Any) -> None:
-        self.sent.append((rank, kind, fields))
+    def _send(self, rank: int, message: FromHub) -> None:
+        self.sent.append((rank, message.kind, message.values()))
 
     # -- what keepers say -----------------------------------------------------------
 
     def say(self, rank: int, kind: str, **fields: Any) -> None:
-        self.hub.hear(rank, {"kind": kind, **fields})
+        self.hub.hear(rank, ToHub.from_json({"kind": kind, **fields}))
 
     def wish(self, rank: int, kind: str = "stop", *, now: bool = False, **more: Any) -> None:
         wish = {"kind": kind, "reason": f"{kind} by {rank}", "status": 143, **more}
@@ -116,7 +118,7 @@ class Table:
         """All parts are written, and the manifest is too."""
         for rank in range(self.size):
             self.write(rank, mark)
-        self.hub.committed((ATTEMPT, mark), None)
+        self.hub.commits.committed((ATTEMPT, mark), None)
 
     def die(self, rank: int, how: str = "was killed by SIGKILL") -> None:
         self.say(rank, "died", how=how, host="here", step=4)

@@ -1,23 +1,24 @@
-"""What a keeper makes of its cloud's notices: a stop in time, a checkpoint, or a sentence."""
+"""Notices of the cloud, and what follows: a stop in time, a checkpoint, or a sentence."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice
 from holdfast._environment.cloud.provider import CLOUDS, find_cloud
+from holdfast._keeper.protocol import NoticeReport
 
-# -- Asks the cloud again and again, in a thread: the keeper's loop never waits for it -------------
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
+
+_AGAIN_SECONDS = 60.0  # the longest interval between two questions without an answer
+_DEAF_SECONDS = 150.0  # without a single answer, until the user is told
 
 
-_AGAIN_SECONDS = 60.0  # between two questions that nobody answers, in the end
-_DEAF_SECONDS = 150.0  # without a single answer, until somebody should know
-
-
-class Source(Protocol):
+class NoticeSource(Protocol):
     """One cloud."""
 
     cloud: str
@@ -27,9 +28,9 @@ class Source(Protocol):
 
 
 class NoticeWatch:
-    """What stands announced for this machine, as of the newest answer."""
+    """Asks the cloud in a thread; `standing` is what its newest answer announces."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: NoticeSource) -> None:
         self.cloud = source.cloud
         self.standing: tuple[Notice, ...] = ()  # replaced as a whole, so read without a lock
         self.has_answered = False
@@ -41,14 +42,14 @@ class NoticeWatch:
         self._has_told = False
 
     def start(self) -> None:
-        """Begin; nobody waits for the first answer."""
+        """Begin to ask, without waiting for the first answer."""
         threading.Thread(target=self._go_on, name="notices", daemon=True).start()
 
     def stop(self) -> None:
         self._is_over.set()
 
     def deafness(self) -> str:
-        """Why no notice will be heard, once; empty while all is well or not yet known."""
+        """Why no notice can be received, once; empty while there are answers."""
         is_deaf = not self.has_answered and time.monotonic() - self._began > _DEAF_SECONDS
         if self._has_told or not (self.is_closed or is_deaf):
             return ""
@@ -60,10 +61,10 @@ class NoticeWatch:
         try:
             self.standing = tuple(self._source.look())
         except NoAnswer as error:
-            # What was announced before stays so: silence is no good news.
+            # What was announced stays announced: silence does not revoke it.
             self.trouble = str(error)
             self.is_closed = isinstance(error, Closed)
-        except Exception as error:  # noqa: BLE001  of whatever else came: the thread must go on
+        except Exception as error:  # noqa: BLE001  the thread must go on
             self.trouble = str(error) or type(error).__name__
         else:
             self.has_answered, self.trouble = True, ""
@@ -73,18 +74,18 @@ class NoticeWatch:
         while not self.is_closed:
             self.look()
             wait = min(2 * wait, _AGAIN_SECONDS) if self.trouble else self._source.interval_seconds
-            if self.has_answered:  # it is there: a fault of a moment must not cost half a notice
+            if self.has_answered:  # a short fault must not cost half of the notice period
                 wait = min(wait, 2 * self._source.interval_seconds)
             if self._is_over.wait(wait):
                 return
 
 
 def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
-    """The watch that was asked for, not started yet; None where there is no cloud."""
+    """The watch for this machine, not started yet; None where there is no cloud."""
     cloud = find_cloud() if wish == "auto" else wish
     if cloud not in CLOUDS:
         return None
-    # Only here: the modules that speak HTTP are large, and no machine outside a cloud needs them.
+    # Only here: the HTTP modules are large, and not needed outside a cloud.
     from holdfast._environment.cloud import aws, azure, gcp
     from holdfast._environment.cloud.metadata import ADDRESS, Metadata
 
@@ -96,31 +97,24 @@ def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
     return NoticeWatch(azure.Source(metadata, host))
 
 
-# A notice of minutes or days: whoever left at once would be started again on this very machine,
-# and leave again. What AWS and Google leave is less than this, so for them it means now.
+# A run that left hours before the end would be started again on this very machine, and leave again.
+# AWS and Google announce the end later than this, so for them it means now.
 LEAD_SECONDS = 150.0
 
 
-class Hands(Protocol):
-    """The keeper around it."""
-
-    def _tell_notice(self, **told: Any) -> None: ...
-    def _stop_for_notice(self, reason: str, left: float) -> None: ...
-
-
 class Noticed:
-    """The notices that one keeper has heard of."""
+    """The notices that one keeper knows."""
 
-    def __init__(self, watch: NoticeWatch, hands: Hands, needed: Callable[[], float]) -> None:
+    def __init__(self, watch: NoticeWatch, decider: Decider, needed: Callable[[], float]) -> None:
         self._watch = watch
-        self._hands = hands
+        self._decider = decider
         self._needed = needed
         self._known: set[str] = set()
         self._stopped_for: str | None = None
         watch.start()
 
     def look(self, now: float) -> None:
-        """Act on what is new, and on what has come near."""
+        """Act on new notices, and on those whose end has come near."""
         for notice in self._watch.standing:
             left = _left(notice, now)
             is_near = notice.stops and left <= max(LEAD_SECONDS, self._needed())
@@ -130,7 +124,7 @@ class Noticed:
                 self._tell(notice.what, notice.reason, acts, left if notice.stops else None)
             if is_near and self._stopped_for is None:
                 self._stopped_for = notice.key
-                self._hands._stop_for_notice(notice.reason, left)
+                self._decider.stop_for_notice(notice.reason, left)
         if why := self._watch.deafness():
             self._tell("deaf", why, "none", None)
 
@@ -138,9 +132,17 @@ class Noticed:
         self._watch.stop()
 
     def _tell(self, what: str, reason: str, acts: str, seconds: float | None) -> None:
-        told = {"cloud": self._watch.cloud, "what": what, "reason": reason, "acts": acts}
-        at = None if seconds is None else time.time() + seconds
-        self._hands._tell_notice(**told, seconds=seconds, at=at, lead=LEAD_SECONDS)
+        self._decider.on_notice(
+            NoticeReport(
+                cloud=self._watch.cloud,
+                what=what,
+                reason=reason,
+                acts=acts,
+                seconds=seconds,
+                at=None if seconds is None else time.time() + seconds,
+                lead=LEAD_SECONDS,
+            )
+        )
 
 
 def _left(notice: Notice, now: float) -> float:

@@ -1,4 +1,4 @@
-"""What a heartbeat tells of the trainer and of what is in memory."""
+"""What a heartbeat contains about the trainer and the snapshots in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._store.memory import control
 from holdfast._store.memory.arena import SlotRecord
 
-_LATELY_SECONDS = 60.0
+_RECENT_SECONDS = 60.0
 _BEATS = 64  # in that time, and some more
-_FORGETS_PER_LOOK = 0.9995  # four looks a second: half of it in six minutes
+_DECAY_PER_POLL = 0.9995  # four polls a second: half of it in six minutes
 
 
-class Pace:
-    """How long a step takes, on the safe side: the longest of late."""
+class StepPace:
+    """How long a step takes, on the safe side: the longest of recent ones."""
 
     def __init__(self) -> None:
         self.step_seconds: float | None = None
@@ -29,28 +29,28 @@ class Pace:
         self._seen = None
 
     def see(self, now: float, step: int, boundary_ns: int) -> None:
-        """Note where the trainer is, in its loop."""
+        """Record the trainer's step within its loop."""
         before, self._seen = self._seen, (now, step)
         if before is None or boundary_ns == 0:
             return
         if step > before[1]:
-            # The one that a look has caught may have taken longer than those in between.
+            # The mean: the observed step may have taken longer than those in between.
             seconds = (now - before[0]) / (step - before[1])
         else:
             seconds = now - max(before[0], boundary_ns / 1e9)
             self._seen = before
-        self.step_seconds = max(seconds, _FORGETS_PER_LOOK * (self.step_seconds or 0.0))
+        self.step_seconds = max(seconds, _DECAY_PER_POLL * (self.step_seconds or 0.0))
 
 
 class Change:
-    """What has changed since: the memory of its undisturbed time, and what it compiles of late."""
+    """Memory in undisturbed times against now, and recent compilations."""
 
     def __init__(self) -> None:
         self._usual_bytes: int | None = None
         self._compiles: deque[tuple[float, int]] = deque(maxlen=_BEATS)
 
     def see(self, now: float, sample: dict[str, Any] | None, words: Any) -> dict[str, Any]:
-        """Note how it is at this heartbeat; returns what is to be told of it."""
+        """Record one heartbeat; returns what it contains of this."""
         used = sample or {}
         parts = [used.get(name) for name in ("rss", "workers")]
         size = sum(part for part in parts if isinstance(part, int)) or None
@@ -58,7 +58,7 @@ class Change:
             self._usual_bytes = size
         made = int(words[control.COMPILES])
         self._compiles.append((now, made))
-        while now - self._compiles[0][0] > _LATELY_SECONDS:
+        while now - self._compiles[0][0] > _RECENT_SECONDS:
             self._compiles.popleft()
         return {
             "memory": {"usual": self._usual_bytes, "now": size},
@@ -67,7 +67,7 @@ class Change:
 
 
 def standing_of(words: Any) -> dict[str, Any]:
-    """Where the trainer is, by the words it shares."""
+    """The trainer's position, from the shared words."""
     return {
         "step": int(words[control.STEP]),
         "boundary_age_seconds": _age(int(words[control.BOUNDARY_NS])),
@@ -77,7 +77,7 @@ def standing_of(words: Any) -> dict[str, Any]:
 
 
 def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
-    """What is in memory."""
+    """The newest snapshot in memory."""
     return {
         "memory_step": None if newest is None else newest[1].step,
         "memory_time": None if newest is None else newest[1].captured_at,
@@ -87,7 +87,7 @@ def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
 
 
 def is_looked_at(pid: int) -> bool:
-    """Whether a process is stopped, or a debugger has it."""
+    """True if a process is stopped or traced."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -96,7 +96,7 @@ def is_looked_at(pid: int) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """The letter that the kernel gives for what a process does; empty if it is gone."""
+    """The kernel's letter for the state of a process; empty if it is gone."""
     with contextlib.suppress(OSError, IndexError):
         return chr(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][0])
     return ""

@@ -1,7 +1,7 @@
-"""The job that the run is part of: how long it has, why it ends, and how it comes back.
+"""The SLURM job of the run: how long it has, why it ends, and its requeue.
 
-One keeper of a run has this, that of rank 0. Asking SLURM takes milliseconds when all is well
-and seconds when it is not, so whatever asks runs in a thread of its own.
+Only the keeper of rank 0 has this. Asking SLURM takes milliseconds when all is well and seconds
+when it is not, so every question is asked in a thread of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,23 @@ from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import read_json, write_json
 from holdfast._store.folder.layout import RunLayout
 
-# The end can be moved by scontrol, and by a preemption. Between two looks passes half of the time
+# scontrol and a preemption can move the end. The interval between two questions is half of the time
 # that is left, within these bounds: a controller has thousands of jobs to answer.
 _LOOK_SECONDS = (10.0, 300.0)
 _MARGIN_SECONDS = 3.0
-_FRESH_SECONDS = 15.0  # on what is older, no run is stopped: somebody may have extended the job
-_LEAST_SECONDS = 20.0  # but for the clock, if nobody answers
-_CLOCKS_SECONDS = 5.0  # by which those of node and controller may differ
+_FRESH_SECONDS = 15.0  # no run is stopped on older facts: the job may have been extended
+_LEAST_SECONDS = 20.0  # before the end it is stopped anyway, if SLURM does not answer
+_CLOCKS_SECONDS = 5.0  # by which the clocks of node and controller may differ
 _OVER = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
-# A controller that is restarted is away for seconds. The trainer waits for us, so not for ever.
+# A controller that is restarted is away for seconds. The trainer waits for the answer.
 _PATIENCE_SECONDS = 24.0
 _AGAIN_SECONDS = 1.0
 _REQUEUE_SECONDS = (5.0, 10.0)  # before the end: where KillWait is short, and where it is not
 
 
 @dataclass(frozen=True)
-class Settled:
-    """With what the run leaves."""
+class ExitReason:
+    """The reason and status of the exit."""
 
     reason: str
     status: int
@@ -47,14 +46,14 @@ class Settled:
 
 @dataclass(frozen=True)
 class Requeued:
-    """What became of a run that is to go on: in words, and the status that fits."""
+    """The result of a requeue: a sentence, and the exit status that fits."""
 
     said: str
     status: int = _errors.REQUEUE
 
 
 class JobWatch:
-    """What a keeper knows of its job, and does for it."""
+    """What a keeper knows of its job, and asks SLURM to do."""
 
     def __init__(self, job: Job, layout: RunLayout, attempt: int, limit: int) -> None:
         self._job = job
@@ -79,7 +78,7 @@ class JobWatch:
     # -- the time that is left ------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Ask for the end of the job now and then."""
+        """Ask for the end of the job, if it is time."""
         if now < self._look_at or not self._looking.acquire(blocking=False):
             return
         self._look_at = now + _LOOK_SECONDS[1]
@@ -100,12 +99,12 @@ class JobWatch:
             self._looking.release()
 
     def _show(self, deadline: float = 0.0) -> controller.JobFacts | None:
-        """The facts of this very job; None if nobody answers, until the deadline."""
+        """The facts of this job; None if SLURM does not answer until the deadline."""
         while True:
             left = deadline - time.monotonic() if deadline else controller.ANSWER_SECONDS
             facts = controller.show_job(self._id, min(max(left, 0.1), controller.ANSWER_SECONDS))
             if facts is not None and facts.number != self._job.number and self._id == self._job.id:
-                # A job that a task of an array has submitted has the array's variables too.
+                # A job that a task of an array has submitted inherits the array's variables.
                 self._id = self._job.number
                 continue
             is_late = time.monotonic() + _AGAIN_SECONDS > deadline
@@ -115,7 +114,7 @@ class JobWatch:
         if facts is None or facts.number != self._job.number:
             return None
         if self._facts is None:
-            # So it is with the count of restarts, which SLURM does not set in a first life.
+            # Also the count of restarts, which SLURM does not set for a first start.
             self._restarts = min(self._restarts, facts.restarts)
         if facts.is_preempted and facts.state == "RUNNING":
             self._grace_end = facts.end
@@ -128,14 +127,14 @@ class JobWatch:
         return self._warning
 
     def seconds_left(self) -> float | None:
-        """Until the job's end, as far as that is known."""
+        """Until the job's end; None if it is unknown."""
         facts = self._facts
         if facts is None or facts.end is None or facts.state in _OVER:
-            return None  # of a job that is over, only its number is left here
+            return None  # this process has outlived its job
         return facts.end - time.time()
 
     def is_at_its_end(self, needed_seconds: float) -> bool:
-        """Whether no more than this is left, by what SLURM has said of late."""
+        """True if no more than this is left, by a recent answer of SLURM."""
         left, now = self.seconds_left(), time.monotonic()
         if left is None or left >= needed_seconds:
             return False
@@ -154,13 +153,13 @@ class JobWatch:
         return None if left is None else max(1.0, left - _MARGIN_SECONDS)
 
     def preemption_seconds(self) -> float | None:
-        """What is left of the grace of a preemption, which may be longer than any other."""
+        """What is left of the grace of a preemption, which may be longer than KillWait."""
         if self._cause is not Cause.PREEMPTED or self._grace_end is None:
             return None
         return max(1.0, self._grace_end - time.time() - _MARGIN_SECONDS)
 
     def beat(self) -> dict[str, Any]:
-        """For those who look at the run."""
+        """For the heartbeat."""
         return {
             "job": self._id,
             "restarts": self._restarts,
@@ -170,18 +169,18 @@ class JobWatch:
 
     # -- the end ------------------------------------------------------------------------
 
-    def settle(self, reason: str, status: int, number: int) -> Settled:
-        """Why the run is to stop, and with which status; asks SLURM about a SIGTERM."""
+    def settle(self, reason: str, status: int, number: int) -> ExitReason:
+        """The reason and status of a stop; asks SLURM about a SIGTERM."""
         if number != signal.SIGTERM:
-            return Settled(reason, status)
+            return ExitReason(reason, status)
         cause = self._learn_cause()
-        return Settled(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
+        return ExitReason(cause.value, _errors.REQUEUE if cause.interrupts else _errors.TERMINATED)
 
     def heard(self, number: int) -> None:
-        """Ask about a signal that has just come: later SLURM may have moved on."""
+        """Ask about a signal now: later SLURM may not know any more."""
         if number == signal.SIGTERM:
             threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
-        self._look_at = 0.0  # how much time is left may be news
+        self._look_at = 0.0  # the time that is left may have changed
 
     def _learn_cause(self) -> Cause:
         with self._lock:
@@ -203,19 +202,19 @@ class JobWatch:
         return cause
 
     @property
-    def cause(self) -> Cause | None:
-        """Of the SIGTERM that has come, as far as it is known."""
-        return self._cause
+    def is_elsewhere(self) -> bool:
+        """True if the SIGTERM did not come from SLURM."""
+        return self._cause is Cause.NOT_SLURM
 
     def is_requeued(self) -> bool:
-        """Whether all is done: what SLURM sends from now on is no news."""
+        """True if a requeue is asked for: later signals of SLURM are part of it."""
         return self._is_requeueing or self._requeued is not None
 
     def requeue_in_time(self, status: int, step: int | None) -> None:
-        """A slow commit must not cost the job: near its end it is requeued in any case.
+        """Requeue a job near its end even if a slow commit is not done.
 
-        `status` is that of the stop which was asked for. After the request SLURM waits for
-        KillWait before it kills, so that little time is lost.
+        `status` is the one of the stop that was asked for. SLURM waits for KillWait before it
+        kills, so little time is lost.
         """
         is_interrupted = self._cause is not None and self._cause.interrupts
         goes_on = status == _errors.REQUEUE or (status == _errors.TERMINATED and is_interrupted)
@@ -229,7 +228,7 @@ class JobWatch:
             threading.Thread(target=self.requeue, args=(step,), name="job", daemon=True).start()
 
     def requeue(self, step: int | None) -> Requeued:
-        """Have the job start again, once; `step` is durable."""
+        """Requeue the job, once; `step` is durable."""
         with self._lock:
             if self._requeued is None:
                 deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -254,7 +253,7 @@ class JobWatch:
         if Cause.CANCELLED in (cause, self._cause):
             return Requeued(f"{name} is cancelled, and stays so.", _errors.TERMINATED)
         if idle > self._limit:
-            # Not with 75: some sites requeue by themselves whatever leaves with that.
+            # Not with 75: some sites requeue every job that exits with it.
             return Requeued(
                 f"{name} has come back {_times(idle - 1)} without a new step, and is not requeued "
                 "again.\nSee why no step is made in its time limit, then submit it again.",
@@ -264,7 +263,7 @@ class JobWatch:
             if self._leave_marker("requeue"):
                 return f"there is no scontrol here: the batch script's last lines requeue {name}."
             return f"there is no scontrol here: nothing requeues {name}. Submit it again to go on."
-        trouble: str | None = "SLURM does not answer"  # and may know that it was cancelled
+        trouble: str | None = "SLURM does not answer"  # and may know that the job was cancelled
         if facts is not None:
             if not facts.is_batch:
                 return "Start the same command again to go on: only batch jobs can be requeued."
@@ -280,8 +279,8 @@ class JobWatch:
         return f"{name} could not be requeued ({trouble}). Submit it again to go on."
 
     def _ask_to_requeue(self, deadline: float) -> str | None:
-        """Returns why it could not be."""
-        self._is_requeueing = True  # from now on; SLURM sends its SIGTERM before it answers us
+        """Returns why it failed; None if it did not."""
+        self._is_requeueing = True  # before the answer: SLURM sends its SIGTERM first
         while True:
             left = max(deadline - time.monotonic(), _AGAIN_SECONDS)
             trouble = controller.requeue(self._id, min(left, controller.ANSWER_SECONDS))
@@ -292,13 +291,13 @@ class JobWatch:
                 return None  # the answer was lost
 
     def _idle_lives(self, step: int | None, cause: Cause) -> int:
-        """How many lives in a row, with this one, have made no step."""
+        """How many attempts in a row, with this one, have made no step."""
         began = read_json(self._layout.origin(self._attempt)).get("step") or 0
         if (step or 0) > began:
             return 0
         before = read_json(self._layout.requeue(self._attempt - 1))
         known = before.get("idle") if before.get("job") == self._id else None
-        # SLURM's own wish to have the node does not say that the job is broken.
+        # SLURM wanted the node: that does not mean that the job is broken.
         count = 0 if cause in (Cause.REQUEUED, Cause.PREEMPTED) else 1
         return count + (known if isinstance(known, int) else 0)
 
@@ -321,8 +320,3 @@ def _read_requeued(layout: RunLayout, attempt: int) -> Requeued | None:
 
 def _times(count: int) -> str:
     return "1 time" if count == 1 else f"{count} times"
-
-
-def in_background(act: Callable[[], None]) -> None:
-    """Ask in a thread: the keeper's loop must go on."""
-    threading.Thread(target=act, name="job", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Arenas that the keeper holds, and the hashing of their slots."""
+"""Arenas that the keeper has mapped, and the hashing of their slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HeldArena:
     """An arena of some attempt, shared by the keeper's threads.
 
     The slot lock belongs to the process, so threads that read the same slot
-    count themselves here, and the last one lets go.
+    are counted here, and the last one unlocks it.
     """
 
     def __init__(self, arena: Arena, path: str | None) -> None:
@@ -34,7 +34,7 @@ class HeldArena:
         self._retired = False
 
     def pin(self, record: SlotRecord) -> bool:
-        """Keep the writer off a slot; False if it holds something else by now."""
+        """Lock a slot against the trainer; False if it holds another snapshot by now."""
         slot = record.slot
         with self._guard:
             if self._retired:
@@ -56,13 +56,13 @@ class HeldArena:
             self._close_if_idle()
 
     def ranges(self, record: SlotRecord) -> Ranges:
-        """Where everything stands in a pinned slot; ValueError if its header is damaged."""
+        """The offsets in a pinned slot; ValueError if its header is damaged."""
         image = self.arena.image(record.slot)
         length = header_bytes(image)
         if not PAGE <= length <= self.arena.slot_bytes:
             raise ValueError("the header's length is out of range")
         with self._hashing:
-            # It is the same in all slots; of a large state it is long to read.
+            # The header is the same in all slots, and slow to parse for a large state.
             seen = digest(image[:length])
             if self._ranges is None or self._ranges[0] != seen:
                 extents = read_extents(bytes(image[:length]))
@@ -73,7 +73,7 @@ class HeldArena:
             return self._ranges[1]
 
     def source(self, record: SlotRecord) -> Source:
-        """A pinned slot, with the checksums that are known of it already or are being computed."""
+        """A pinned slot, with the checksums that are known already or are being computed."""
         ranges = self.ranges(record)
         with self._hashing:
             key = (record.slot, record.sequence)
@@ -83,7 +83,7 @@ class HeldArena:
                 if any(r.sequence == record.sequence and r.is_hashed for r in self.arena.whole()):
                     source.hashing = KnownDigests(self.arena.digests(record.slot))
                 source.hashing.then = functools.partial(self.arena.set_digests, *key)
-                # Of what was in this slot before nobody asks any more.
+                # The checksums of the snapshot that was in this slot before are not needed.
                 kept = {k: h for k, h in self._hashings.items() if k[0] != record.slot}
                 self._hashings = {**kept, key: source.hashing}
                 return source
@@ -112,7 +112,7 @@ class HeldArena:
         return next((r for r in self.arena.whole() if r.sequence == sequence), None)
 
     def retire(self, *, remove: bool = True) -> None:
-        """Unmap it when the last reader is done, and remove its file now."""
+        """Unmap the arena when the last reader is done, and remove its file now."""
         if remove and self.path is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -127,7 +127,7 @@ class HeldArena:
 
 
 class Holdings:
-    """All arenas that the keeper of one attempt holds, its own and what it salvages."""
+    """All mapped arenas of a keeper: those of its attempt, and those it salvages."""
 
     def __init__(self, attempt: int) -> None:
         self._attempt = attempt
@@ -136,7 +136,7 @@ class Holdings:
         self._lock = threading.Lock()
 
     def hold(self, descriptor: int, path: str | None) -> HeldArena | None:
-        """Map an arena that somebody has handed over; None if it is none."""
+        """Map an arena from its descriptor; None if it is invalid."""
         try:
             held = HeldArena(Arena(descriptor), path)
         except NotAnArena as error:
@@ -149,20 +149,20 @@ class Holdings:
         return held
 
     def salvage(self, held: HeldArena) -> None:
-        """An arena of an earlier attempt is on its way to disk, and goes then."""
+        """An arena of an earlier attempt is being written; it is removed afterwards."""
         with self._lock:
             self._salvaged.append(held)
 
     @property
     def salvages(self) -> bool:
-        """Whether something of an earlier attempt is still on its way to disk."""
+        """True while an arena of an earlier attempt is being written."""
         return bool(self._salvaged)
 
     def of(self, generation: int) -> HeldArena | None:
         return self._own.get(generation)
 
     def drop_before(self, generation: int) -> None:
-        """A newer generation holds a whole slot: the older ones are not needed any more."""
+        """A newer generation holds a whole slot: unmap the older ones."""
         with self._lock:
             for number in [number for number in self._own if number < generation]:
                 self._own.pop(number).retire()
@@ -188,13 +188,13 @@ class Holdings:
         return sorted({(held.arena.attempt, record.mark) for held, record in self._whole()})
 
     def void_from(self, step: int) -> None:
-        """A rule has called everything from this step on bad, in whatever attempt before."""
+        """Invalidate every slot from this step on, of any attempt."""
         with self._lock:
             for held in (*self._own.values(), *self._salvaged):
                 held.void_from(step)
 
     def retire_salvaged(self, attempt: int, *, remove: bool = True) -> None:
-        """What an earlier attempt had left is durable."""
+        """The state that an earlier attempt had left is durable."""
         with self._lock:
             done = [held for held in self._salvaged if held.arena.attempt == attempt]
             self._salvaged = [held for held in self._salvaged if held not in done]
@@ -207,7 +207,7 @@ class Holdings:
         return [(held, record) for held in arenas for record in held.whole()]
 
     def hash_newest(self) -> None:
-        """Without its checksums nobody would trust what is left in memory."""
+        """Hash the newest slot: without checksums the next start does not trust it."""
         found = self.newest()
         if found is not None and found[0].pin(found[1]):
             with QUIET.hurry():
@@ -215,13 +215,13 @@ class Holdings:
             found[0].unpin(found[1].slot)
 
     def slot_bytes(self) -> int:
-        """The size of a slot, the largest if there are several generations."""
+        """The size of a slot: the largest of all generations."""
         return max((held.arena.slot_bytes for held in self._own.values()), default=0)
 
     def let_go(self, *, remove: bool) -> None:
-        """Unmap everything; with `remove` the files go too."""
+        """Unmap all arenas; with `remove` delete their files too."""
         with self._lock:
-            # Also what was salvaged: the thread that waits to retire it may come too late.
+            # Also the salvaged ones: the thread that retires them may come too late.
             for held in (*self._own.values(), *self._salvaged):
                 held.retire(remove=remove)
             self._own.clear()
@@ -237,13 +237,13 @@ class Hasher:
         threading.Thread(target=self._work, name="hasher", daemon=True).start()
 
     def want(self, held: HeldArena, record: SlotRecord) -> None:
-        """Hash this slot next; one that was wanted before and not begun is left out."""
+        """Hash this slot next, in place of an older one that was not begun."""
         with self._wake:
             self._wanted = None if self._rests else (held, record)
             self._wake.notify()
 
     def rest(self) -> None:
-        """The run ends: the writer hashes its slot itself, and must not wait for a slow thread."""
+        """The run ends: the writer hashes its slot itself, and must not wait for this thread."""
         with self._wake:
             self._rests, self._wanted = True, None
 

@@ -1,11 +1,10 @@
-"""The keeper's watch over its trainer's memory: what is used, by whom, and when it will be full.
+"""The trainer's memory: what is used, by which process, and when it will be full.
 
-It reads /proc, /sys and /dev/shm and nothing else: a file system that hangs must not hold the
-keeper's loop. How often it looks depends on how little is left, and on what a look costs.
+Only /proc, /sys and /dev/shm are read: a file system that hangs must not block the keeper's loop.
+The interval depends on how little is left and on the cost of a sample.
 
-An alarm begins an episode. While that lasts there is another one each time that half of the time
-is gone: what is lost in the end is no more than what a checkpoint takes, and a false alarm has
-cost a few of them and not dozens.
+An alarm begins an episode. Within it, the next alarm comes when half of the remaining time is gone.
+So a run loses no more than a checkpoint takes, and a false alarm costs a few checkpoints.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from holdfast._environment.processes.ended import Descendants
 from holdfast._environment.processes.memory_growth import Forecast, Growth, History
 from holdfast._environment.processes.memory_sample import Sampler
 
-_CALM_SECONDS = 1.0  # between two looks
+_CALM_SECONDS = 1.0  # between two samples
 _PRESSED_SECONDS = 0.1
-_ENDED_SECONDS = 60.0  # what ended before has not much to do with a death
+_ENDED_SECONDS = 60.0  # processes that ended earlier have little to do with a death
 _BUDGET = 0.003  # of one core
-_BLIND_SECONDS = 60.0  # after a look that failed in a way which nobody has thought of
-_LEAST_LEAD_SECONDS = 30.0  # before the limit, that an alarm is given
+_BLIND_SECONDS = 60.0  # after an unexpected error
+_LEAST_LEAD_SECONDS = 30.0  # between an alarm and the limit
 _LEAVING_SECONDS = 10.0
 _OVER_SECONDS = 10.0  # without danger, until an episode is over
 _LEAST_PAUSE_SECONDS = 1.0  # between two alarms of one episode
@@ -57,22 +56,22 @@ class Alarm:
 
 
 class Episodes:
-    """When to raise an alarm, and when not again."""
+    """Decides when to raise an alarm, and when not to repeat it."""
 
     def __init__(self) -> None:
-        self._told_seconds: float | None = None  # that were left at the last alarm; None: no danger
+        self._told_seconds: float | None = None  # left at the last alarm; None: no danger
         self._told_at = 0.0
-        self._seen_at = 0.0  # when there was danger last
+        self._seen_at = 0.0  # the last time there was danger
 
     def alarm(
         self, now: float, forecast: Forecast | None, needed_seconds: float, *, is_busy: bool
     ) -> Alarm | None:
-        """Whether something must be done now; what takes `needed_seconds` must fit before it."""
+        """An alarm if a save of `needed_seconds` must begin now to fit before the limit."""
         lead = max(_LEAST_LEAD_SECONDS, 3 * needed_seconds + _LEAVING_SECONDS)
         told = self._told_seconds
         if told is None and forecast is not None and forecast.bytes_per_second <= 0:
-            forecast = None  # full, and has been so before: that is no news
-        # Harder to leave than to enter: a forecast trembles.
+            forecast = None  # full, but not growing: that is no news
+        # A forecast fluctuates: ending an episode needs twice the lead.
         if forecast is None or forecast.seconds > (lead if told is None else 2 * lead):
             if told is not None and now - self._seen_at > _OVER_SECONDS:
                 self._told_seconds = None
@@ -87,12 +86,12 @@ class Episodes:
 
 
 class MemoryWatch:
-    """The watch over one trainer. Whatever a kernel shows, nothing is raised: saving goes on."""
+    """Samples the memory of one trainer. Raises nothing: saving must go on."""
 
     def __init__(self, pid: int, counters: dict[str, Any] | None = None) -> None:
         self._pid = pid
-        self._counters = counters  # as they were before it could do any harm
-        self._sight: _Sight | None = None  # from the first look on
+        self._counters = counters  # from before the trainer could run out of memory
+        self._sight: _Sight | None = None  # from the first sample on
         self._episodes = Episodes()
         self.next_at: float | None = 0.0
 
@@ -103,7 +102,7 @@ class MemoryWatch:
 
     @property
     def before(self) -> dict[str, Any] | None:
-        """What the kernel had counted before whatever has happened in the last seconds."""
+        """The kernel's counters from some seconds ago."""
         return None if self._sight is None else self._sight.counted.before
 
     def look(self, now: float) -> None:
@@ -113,32 +112,32 @@ class MemoryWatch:
             if self._sight is None:
                 self._sight = _Sight(self._pid, self._counters)
             period = self._sight.look(now)
-        except Exception:  # noqa: BLE001  the keeper must live
+        except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             period = _BLIND_SECONDS
         self.next_at = now + max(period, (time.thread_time() - began) / _BUDGET)
 
     def alarm(self, now: float, needed_seconds: float, *, is_busy: bool) -> Alarm | None:
-        """An alarm, if the limit will be reached soon and nothing was done about it yet."""
+        """An alarm if the limit will be reached soon and none was raised yet."""
         forecast = None if self._sight is None else self._sight.forecast
         return self._episodes.alarm(now, forecast, needed_seconds, is_busy=is_busy)
 
     def stop(self) -> None:
-        """The trainer is gone: there is nothing to look at any more."""
+        """The trainer is gone: take no more samples."""
         self.next_at = None
 
     def at_death(self) -> dict[str, Any]:
-        """What is to be kept of it when the trainer has died."""
+        """What a post-mortem contains of this."""
         found: dict[str, Any] = {"counters": {}, "memory": []}
         try:
             if self._sight is not None:
                 found = {"counters": self._sight.counters(), "memory": self._sight.recent()}
-        except Exception:  # noqa: BLE001  what it left in memory is not saved yet
+        except Exception:  # noqa: BLE001  the trainer's last state is not saved yet
             traceback.print_exc()
         return {**found, "children": self.ended()}
 
     def ended(self) -> list[dict[str, Any]]:
-        """The descendants that have ended of late."""
+        """The descendants that have ended recently."""
         try:
             return [] if self._sight is None else self._sight.ended()
         except Exception:  # noqa: BLE001  as above
@@ -147,12 +146,11 @@ class MemoryWatch:
 
 
 class _Sight:
-    """What is seen of one trainer and of its children."""
+    """The samples of one trainer and its children."""
 
     def __init__(self, pid: int, counters: dict[str, Any] | None) -> None:
         self._sampler = Sampler(pid)
-        # Of a trainer that is dead before the first look nothing is told: a keeper begins in its
-        # cgroup.
+        # The trainer may be dead before the first sample: the keeper starts in its cgroup.
         self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
         self._family = Descendants(pid, self._sampler.tree)
         self._history = History()
@@ -163,7 +161,7 @@ class _Sight:
         self.forecast: Forecast | None = None
 
     def look(self, now: float) -> float:
-        """Take a sample; returns the seconds until the next one is worth its cost."""
+        """Take a sample; returns the seconds until the next one."""
         is_full = now >= self._full_at
         sample = self._sampler.take(full=is_full)
         if is_full:
@@ -171,7 +169,7 @@ class _Sight:
             self._family.look(self._sampler.pids)
             self.counted.add(read_counters(self._sampler.cgroup), now)
         if not sample.get("rss"):
-            return _CALM_SECONDS  # it is dying: what is seen now is no part of its life
+            return _CALM_SECONDS  # it is dying: this sample says nothing
         self.newest = sample
         self._history.add(sample)
         self._growth.add(sample)
@@ -179,7 +177,7 @@ class _Sight:
         return _PRESSED_SECONDS if self._growth.is_close() else _CALM_SECONDS
 
     def counters(self) -> dict[str, Any]:
-        """What the kernel has counted at the start, before the death and at it."""
+        """The kernel's counters at the start, before the death and at it."""
         death = read_counters(self._sampler.cgroup)
         return {"start": self.counted.start, "before": self.counted.before, "death": death}
 

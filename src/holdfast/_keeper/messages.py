@@ -1,4 +1,4 @@
-"""What trainer and keeper say to each other: JSON datagrams, with descriptors where needed."""
+"""The transport between trainer and keeper: JSON datagrams, with descriptors where needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(link: socket.socket, kind: str, **fields: Any) -> None:
-    """Send one message; if nobody listens any more, it is lost, and the death is seen elsewhere."""
+    """Send one message; it is lost if the other end is closed."""
     with contextlib.suppress(OSError):
         link.send(encode(kind, **fields))
 
@@ -32,7 +32,7 @@ def encode(kind: str, **fields: Any) -> bytes:
 
 
 class Outbox:
-    """Messages to a process that may be slow to read: they wait here, the sender never does."""
+    """Messages to a process that may read slowly: they wait here, the sender never blocks."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -46,17 +46,17 @@ class Outbox:
     def post(
         self, kind: str, descriptors: Sequence[int] = (), *, may_drop: bool = False, **fields: Any
     ) -> bool:
-        """Send, or keep for later; what `may_drop` is left out while others wait: False then."""
+        """Send or queue a message. One that `may_drop` is dropped while others wait: False then."""
         with self._lock:
             if may_drop and self._waiting:
                 return False
-            # Copies, since the sender may close its own before they are sent.
+            # Duplicates: the sender may close its own before they are sent.
             self._waiting.append((encode(kind, **fields), [os.dup(d) for d in descriptors]))
         self.flush()
         return True
 
     def flush(self) -> None:
-        """Send what waits, as far as the other side takes it."""
+        """Send what is queued, as far as the socket accepts it."""
         with self._lock:
             while self._waiting:
                 data, descriptors = self._waiting[0]
@@ -65,16 +65,22 @@ class Outbox:
                 except BlockingIOError:
                     return
                 except OSError:
-                    pass  # nobody listens any more
+                    pass  # the other end is closed
                 self._waiting.popleft()
                 for descriptor in descriptors:
                     os.close(descriptor)
 
 
-def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message with its descriptors; None at the end."""
+def receive(link: socket.socket, *, waits: bool = True) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message with its descriptors; None at the end.
+
+    BlockingIOError if there is none now and it is not to wait.
+    """
+    flags = 0 if waits else socket.MSG_DONTWAIT
     try:
-        data, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4)
+        data, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4, flags)
+    except BlockingIOError:
+        raise
     except OSError:
         return None
     if not data:

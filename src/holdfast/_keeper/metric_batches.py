@@ -1,8 +1,8 @@
-"""What `run.log` was given, on its way to the keeper.
+"""Batches of logged metrics, on their way from `run.log` to the keeper.
 
-`run.log` appends and returns. A thread of the trainer reads the values about once a second, as far
-as they can be had without waiting for a device, and folds those of each metric into one entry: what
-goes to the keeper does not grow with the speed of the steps.
+`run.log` appends and returns. A thread of the trainer reads the values about once a second, without
+waiting for a device, and folds those of each metric into one entry: the size of a message does not
+grow with the speed of the steps.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_MOST_KEPT = 8192  # calls of run.log within one beat; of more, the newest
+_MOST_KEPT = 8192  # calls of run.log within one beat; older ones are dropped
 _MOST_NAMES = 200
 _LONGEST_NAME = 500
 _MOST_BYTES = 30_000  # of one message
 _LOCK_SECONDS = 1.0
-_LATE_BEATS = 10  # for which a value may be on its way
+_LATE_BEATS = 10  # that a value may take to be computed
 
 
 class Logged:
-    """What was logged and not sent yet."""
+    """Metrics that were logged and not sent yet."""
 
     def __init__(self, read: Callable[[Any], float | None]) -> None:
         self._read = read
@@ -35,9 +35,9 @@ class Logged:
         self._lock = threading.Lock()
 
     def send(self, post: Callable[[dict[str, list[Any]]], bool]) -> None:
-        """Fold what is there and post it, in messages of bounded size; what is refused waits."""
+        """Fold new values and post them in messages of bounded size; a refused one is kept."""
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
-            return  # the other thread sends it, and what it waits for must not hold up a close
+            return  # another thread sends it, and its wait must not delay a close
         try:
             self._fold_new()
             for names, part in _parts(self._folds):
@@ -59,7 +59,7 @@ class Logged:
         missing = None
         for name, held in values.items():
             number: float | None = held
-            if type(held) is not float:  # as most are: no more than that for them
+            if type(held) is not float:  # the common case is the cheap one
                 try:
                     number = self._read(held)
                 except Exception:  # noqa: BLE001  a framework raises it again where its user reads it
@@ -68,13 +68,13 @@ class Logged:
                 fold = self._folds.get(name) or self._begin(name, step)
                 if fold is not None:
                     _add(fold, step, number)
-            elif hasattr(held, "is_ready"):  # of JAX, which works on its own: it will be there soon
+            elif hasattr(held, "is_ready"):  # JAX computes asynchronously: it will be ready soon
                 missing = {**(missing or {}), name: held}
         if missing and beats < _LATE_BEATS:
             self._late.append((step, missing, beats + 1))
 
     def _begin(self, name: str, step: int) -> list[Any] | None:
-        """A place for a metric of which nothing waits to be sent; None if there are too many."""
+        """A new entry for a metric; None if there are too many."""
         if name not in self._names:
             if len(self._names) >= _MOST_NAMES:
                 return None
@@ -103,7 +103,7 @@ def _add(fold: list[Any], step: int, number: float) -> None:
 
 
 def add_fold(into: dict[str, list[Any]], name: str, fold: list[Any]) -> None:
-    """Add to what is known of a metric what came later."""
+    """Merge a later entry of a metric into the known one."""
     known = into.setdefault(name, [None, None, None, 0, 0, fold[5]])
     known[0] = known[0] if fold[0] is None else fold[0]
     lows = [each for each in (known[1], fold[1]) if each is not None]
@@ -115,7 +115,7 @@ def add_fold(into: dict[str, list[Any]], name: str, fold: list[Any]) -> None:
 
 
 def _parts(folds: dict[str, list[Any]]) -> Iterator[tuple[list[str], dict[str, list[Any]]]]:
-    """The same in pieces that are messages, each with the names of what is in it."""
+    """Split the entries into messages, each with the names in it."""
     names: list[str] = []
     part: dict[str, list[Any]] = {}
     size = 0

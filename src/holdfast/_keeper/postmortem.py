@@ -1,7 +1,7 @@
-"""What a keeper knows of its trainer's death, for whoever asks why it died.
+"""The record of a trainer's death, for `holdfast why`.
 
-It is written twice: at once, since whatever ends trainers may end keepers next, and again when
-all is saved and the system has said how the process ended.
+It is written twice: at once, since what killed the trainer may kill the keeper next, and again when
+all is saved and the kernel has reported the exit status.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.processes.tree import parent
 from holdfast._keeper.memory_alarm import MemoryWatch
-from holdfast._keeper.requests import Ends
+from holdfast._keeper.trainer import Ends
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder.attempts import write_json
 
-_ASK_SECONDS = 0.6  # for its parent to hear of it: until then the system may not say
-_GONE_SECONDS = 0.05  # and once it has heard, an older kernel has nothing left to say
+_ASK_SECONDS = 0.6  # for its parent to collect the status: the kernel may report it then
+_GONE_SECONDS = 0.05  # after that an older kernel has nothing left to report
 _ASK_AGAIN_SECONDS = 0.01
 
 
@@ -35,7 +35,7 @@ class PostMortem:
         self._path = policy.layout.death(policy.attempt, policy.rank)
         self._ends = ends
         self._watch = watch
-        # Its parent must hear of it, and may have to wait for a processor first.
+        # Its parent must collect the status, and may have to wait for a processor first.
         self._heard = FairDeadline(_ASK_SECONDS, lambda: [parent(ends.trainer_pid)])
         self._began = time.monotonic()
         self.status: int | None = None  # as subprocess gives it
@@ -53,7 +53,7 @@ class PostMortem:
         self.ask()
 
     def ask(self) -> bool:
-        """Ask the system how it ended; whether it has said so, or never will."""
+        """Ask the kernel for the exit status; True if it is known, or never will be."""
         is_there = self._is_there()
         if self.status is None:
             dead = (self._ends.pidfd, self._ends.trainer_pid)
@@ -69,23 +69,27 @@ class PostMortem:
         return Path(f"/proc/{self._ends.trainer_pid}").exists()
 
     def wait_for_status(self) -> None:
-        """Ask until the system says how it ended, for a moment."""
+        """Ask until the kernel reports the exit status, for a moment."""
         while not self.ask():
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def is_as_told(self, left_status: int | None) -> bool:
-        """Whether the trainer only did what it had been told to: leave with this status."""
+        """True if the trainer only left with the status that it had been told."""
         if left_status is None:
             return False
-        return self.status in (None, left_status, 128 - left_status)  # the last: by the signal
+        return self.status in (
+            None,
+            left_status,
+            128 - left_status,
+        )  # the last: killed by the signal
 
     def note(self, **facts: Any) -> None:
         """Add what the keeper knows."""
         self._record |= facts
 
     def write(self, *, durable: bool = True, **facts: Any) -> None:
-        """Write what is known by now."""
-        # What has become another program by exec has said no goodbye either.
+        """Write what is known so far."""
+        # A process that became another program by exec has said no goodbye either.
         alive = self.status is None and self._is_there()
         self.note(status=self.status, alive=alive, children=self._watch.ended(), **facts)
         with contextlib.suppress(OSError):

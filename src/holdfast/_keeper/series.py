@@ -1,9 +1,9 @@
-"""The keeper writes the series: a row about every second, of what it sees in shared words.
+"""Writes the series of an attempt: about one row a second, from the shared words.
 
-At a boundary the trainer stores its time into a ring of 256 and counts the step; that is all that a
-step costs. The time comes first, so of every step that is counted it is there, even after a kill.
-Four times a second the ring is read here. Steps shorter than a millisecond overtake that: their
-number stays exact, and how long they took is then told of some of them.
+At a boundary the trainer stores its time into a ring of 256 and counts the step; a step costs no
+more. The time is stored first, so every counted step has one, even after a kill. The ring is read
+four times a second. Steps shorter than a millisecond overrun it: their number stays exact, and only
+some of their durations are recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast._store.folder import series
 from holdfast._store.memory import control
 
 _SIZE = control.RING_MASK + 1
-_MOST_RANKS = 256  # whose waits are told: of more, those at both ends
+_MOST_RANKS = 256  # whose waits are written: of more, those at both ends
 _RANKS_PER_SECOND = 8
 _OF_MEMORY = ("rss", "workers", "shm", "cgroup", "limit", "available", "total", "gpu")
 
@@ -30,12 +30,12 @@ class Steps:
 
     def __init__(self, words: Any) -> None:
         self._words = words
-        self.step: int | None = None  # the last one that was seen; None: the run is being opened
-        self.base = 0  # the one at which the life began
+        self.step: int | None = None  # the last one observed; None: the run is being opened
+        self.base = 0  # the one at which the attempt began
         self.histogram: dict[int, int] = {}
 
     def look(self) -> None:
-        """Take in the steps that are complete by now."""
+        """Count the steps that are complete by now."""
         words = self._words
         if self.step is None and not self._has_begun():
             return
@@ -46,19 +46,19 @@ class Steps:
         if newest <= self.step:
             return
         times = words[control.RING : control.RING + _SIZE]
-        times = list(times)  # a copy, before it is seen how far the trainer is by then
-        # It may be storing the time of the next step: that one's place is not to be trusted.
+        times = list(times)  # a copy, before the trainer's position is read again
+        # It may be storing the time of the next step: do not trust that entry.
         oldest = int(words[control.STEP]) - _SIZE + 2
         for step in range(max(self.step, oldest), newest):
             self._add(step, times)
         self.step = newest
 
     def _has_begun(self) -> bool:
-        """Before that, the count of steps is not the run's."""
+        """Before that, the step counter does not belong to the run."""
         return bool(self._words[control.WORK] == 0 or self._words[control.LOOP_NS])
 
     def _add(self, step: int, times: Sequence[int]) -> None:
-        """The time from the boundary of a step to the next one, without what made no step."""
+        """The time from one boundary to the next, without saves and phases."""
         words = self._words
         began, ended = times[step % _SIZE], times[(step + 1) % _SIZE]
         if step == words[control.LOOP_STEP]:
@@ -70,7 +70,7 @@ class Steps:
 
 
 class SeriesWriter:
-    """The series of one attempt. Nothing is raised here: what cannot be written waits."""
+    """The series of one attempt. Raises nothing: a row that cannot be written waits."""
 
     def __init__(self, path: Path, words: Any) -> None:
         self._path = path
@@ -81,32 +81,32 @@ class SeriesWriter:
         self._row_step: int | None = None  # at the end of the last row
         self._told = dict.fromkeys(("save", "agree", "rest", "snaps"), 0)
         self._phase: str | None = None
-        self._rested = 0  # what of the time in phases is ascribed to one
+        self._rested = 0  # the time in phases that is assigned to a phase
         self._phases: dict[str, int] = {}
-        self._sampled: Any = None  # when the last memory that was told was looked at
+        self._sampled: Any = None  # the time of the last memory sample that was written
         self._next_at = self._next_waits = 0.0
         self._is_over = self._is_ended = False
         self._has_looked = False
 
     def take(self, metrics: Mapping[str, list[Any]]) -> None:
-        """Take in what the trainer sends of its metrics."""
+        """Add metrics from the trainer."""
         for name, fold in metrics.items():
             add_fold(self._metrics, name, fold)
 
     def see_phase(self, name: str | None) -> None:
-        """The trainer is in another phase than before, or in none."""
+        """The trainer has entered another phase, or left it."""
         self._ascribe(self._phase or name)
         self._phase = name
 
     def _ascribe(self, phase: str | None) -> None:
-        """What was rested since the last time was in this phase, if it was in one."""
+        """Assign the rest time since the last call to this phase, if there is one."""
         rested = self._totals()["rest"]
         if phase is not None and rested > self._rested:
             self._phases[phase] = self._phases.get(phase, 0) + rested - self._rested
             self._rested = rested
 
     def look(self, now: float, facts: Callable[[], dict[str, Any]]) -> None:
-        """See what was done since the last look, and write a row if one is due."""
+        """Read the new steps, and write a row if one is due."""
         try:
             if not self._has_looked:
                 self._has_looked = True
@@ -114,12 +114,12 @@ class SeriesWriter:
             self._steps.look()
             if now >= self._next_at and not self._is_over:
                 self._write(now, facts())
-        except Exception:  # noqa: BLE001  the keeper must live
+        except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
-            self._is_over = True  # once is enough for its log
+            self._is_over = True  # report it once
 
     def end(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """Write the last row now; one that says nothing new is left out."""
+        """Write the last row now, unless it would contain nothing new."""
         before, self._next_at = self._row_step, 0.0
         if self._is_ended and int(self._words[control.STEP]) == before and not self._metrics:
             return
@@ -168,14 +168,14 @@ class SeriesWriter:
         period = series.period_seconds(row["t"] - self._began, length)
         self._next_at = now + period
         if not length:
-            return  # a full disk: it is all in the next row
+            return  # a full disk: the next row contains it all
         self._row_step, self._told, self._sampled = row["s"], totals, sampled
         self._steps.histogram, self._metrics, self._phases = {}, {}, {}
         if "waits" in row:
             self._next_waits = now + max(period, len(row["waits"]) / _RANKS_PER_SECOND)
 
     def _totals(self) -> dict[str, int]:
-        """What has added up since the attempt began, with what is going on just now."""
+        """The totals since the attempt began, including what is in progress."""
         words, now = self._words, time.monotonic_ns()
         totals = {
             "save": int(words[control.SAVED_NS]),
@@ -183,7 +183,7 @@ class SeriesWriter:
             "rest": int(words[control.RESTED_NS]),
             "snaps": int(words[control.SNAPSHOTS]),
         }
-        # Each is read once: the trainer may be done with it before a second look.
+        # Read each once: the trainer may reset it before a second read.
         rests, works = int(words[control.REST_NS]), int(words[control.WORK_NS])
         if rests:
             totals["rest"] += max(0, now - rests)
@@ -193,23 +193,23 @@ class SeriesWriter:
         return totals
 
     def _go_on_with(self, path: Path) -> None:
-        """A keeper before this one may have died: its rows are part of the same series."""
+        """Continue the rows of a keeper that died before this one."""
         found = series.first_and_last(path)
         if found is not None:
             self._began = found[0]["t"]
             self._row_step = self._steps.step = found[1]["s"]
-            # What it has told of these times is not known any more: from now on they count.
+            # What it had written of these totals is unknown: count from now on.
             self._told = self._totals()
             self._rested = self._told["rest"]
 
 
 def _short(value: float | None) -> float | None:
-    """Nine digits: as many as a number of 32 bits has."""
+    """Nine digits: as many as a 32-bit float needs."""
     return None if value is None else float(f"{value:.9g}")
 
 
 def waits_of(waits: Mapping[int, Sequence[float]]) -> dict[str, float]:
-    """How long each rank waits in a step, those that wait least first."""
+    """How long each rank waits in a step, the shortest first."""
     middle = {rank: statistics.median(samples) for rank, samples in waits.items() if samples}
     ranks = sorted(middle, key=lambda rank: (middle[rank], rank))
     if len(ranks) > _MOST_RANKS:

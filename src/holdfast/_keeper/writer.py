@@ -1,7 +1,7 @@
 """The keeper's writing threads: one checkpoint at a time, so that the loop stays awake.
 
-What is written next, and what is not written, decides `write_queue`. For the last state a second
-thread begins at once: a flush of the first one cannot be cut short.
+`write_queue` decides what is written next and what is dropped. For the last state a second thread
+begins at once, since a flush of the first one cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -39,21 +39,19 @@ from holdfast._store.format.manifest import DataFile
 from holdfast._store.memory.arena import SlotRecord
 from holdfast._store.memory.control import mark_of
 
-# -- What the keeper's writer is given, and what it answers ----------------------------------------
-
 
 @dataclass(frozen=True)
-class Job:
-    """One slot that is to become a checkpoint."""
+class WriteJob:
+    """One slot to write as a checkpoint, or as one rank's part of it."""
 
     held: HeldArena
     record: SlotRecord
     reason: str
     order: int | None = None  # the trainer's number for it
     leave_status: int | None = None  # tell the trainer to leave when it is durable
-    partial: Path | None = None  # where it is a part of a checkpoint of several ranks
+    partial: Path | None = None  # the folder, for a part of a checkpoint of several ranks
     is_last: bool = False  # only the newest state counts now
-    is_pinned: bool = True  # else the slot is the newest one, when its turn comes
+    is_pinned: bool = True  # else the newest slot is written when its turn comes
 
     @property
     def key(self) -> Key:
@@ -70,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Closing:
-    """A checkpoint whose parts are durable: what is missing is the manifest."""
+    """A checkpoint whose parts are durable: only the manifest is missing."""
 
     state: State
     partial: Path
@@ -85,35 +83,35 @@ class Closing:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a job."""
+class WriteOutcome:
+    """The result of a job."""
 
-    job: Job
+    job: WriteJob
     error: str | None
     is_fenced: bool
     seconds: float
     file: DataFile | None = None  # the part of a checkpoint
-    head: dict[str, Any] = field(default_factory=dict)  # what stands beside the tensors
+    head: dict[str, Any] = field(default_factory=dict)  # the values beside the tensors
     is_dropped: bool = False  # a newer state is, or will be, durable in its place
 
 
-_PATIENCE_SECONDS = 1.0  # of a last state, for what was asked for before it
+_PATIENCE_SECONDS = 1.0  # that the last state waits for saves that were asked for before it
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    job: Job | Closing
+    job: WriteJob | Closing
     labour: Labour
     began: float
 
 
-class Writer:
-    """Writes jobs as the policy says and hands each outcome to `done`."""
+class CheckpointWriter:
+    """Writes jobs and passes each outcome to `done`."""
 
     def __init__(
         self,
         policy: Policy,
-        done: Callable[[Outcome], None],
+        done: Callable[[WriteOutcome], None],
         closed: Callable[[Closing, str | None, bool], None] = lambda *_: None,
         newest: Callable[[], tuple[HeldArena, SlotRecord] | None] = lambda: None,
     ) -> None:
@@ -121,17 +119,17 @@ class Writer:
         self._done = done
         self._closed = closed
         self._newest = newest  # the newest whole slot, for jobs that have none of their own
-        self._waiting: list[Job | Closing] = []
+        self._waiting: list[WriteJob | Closing] = []
         self._under_way: list[_UnderWay] = []
-        self._dropped: list[Job] = []  # and not told yet
+        self._dropped: list[WriteJob] = []  # and not reported yet
         self._telling = 0
         self._change = threading.Condition(threading.RLock())
-        self._hurries = 0  # jobs, and others, that wait for what is open
+        self._hurries = 0  # how many jobs and threads wait for the write in progress
         self._durable: Key | None = None
         self._turns = Turns()
-        self._last_since: float | None = None  # since when a last state is to be written
+        self._last_since: float | None = None  # since when the last state waits
         self._formers: list[Former] = []  # the newest last
-        self._has_looked = False  # for one on disk
+        self._has_searched = False  # for one on disk
         self._known: dict[Path, Kept] = {}
         self._removing = threading.Lock()
         self.measured_seconds: float | None = None  # of the slowest recent checkpoint
@@ -143,11 +141,11 @@ class Writer:
     def is_idle(self) -> bool:
         return not (self._waiting or self._under_way or self._dropped or self._telling)
 
-    def submit(self, job: Job | Closing) -> bool:
-        """Write it when its turn comes; False if it needs its very slot no more until then."""
+    def submit(self, job: WriteJob | Closing) -> bool:
+        """Queue a job; False if it does not keep its slot until its turn comes."""
         with self._change:
             keeps_its_slot = True
-            if isinstance(job, Job) and not _is_waited_for(job) and self._under_way:
+            if isinstance(job, WriteJob) and not _is_waited_for(job) and self._under_way:
                 keeps_its_slot = False
                 if job.is_pinned:
                     job.held.unpin(job.record.slot)
@@ -159,24 +157,24 @@ class Writer:
                 self._expect_last()
             self._advance()
             if _is_waited_for(job):
-                self._hurry_all()  # what is before it is waited for as well
+                self._hurry_all()  # the writes before it are waited for as well
         self._tell_dropped()
         return keeps_its_slot
 
     def drop_waiting(self) -> None:
-        """The last state is about to be taken: what waits would only keep a slot from it."""
+        """The last state is about to be taken: waiting jobs would only keep a slot from it."""
         with self._change:
             self._expect_last()
             self._drop_for_last()
         self._tell_dropped()
 
     def hurry(self) -> None:
-        """Somebody begins to wait for what is under way."""
+        """A caller begins to wait for the writes in progress."""
         with self._change:
             self._hurry_all()
 
     def forget_durable(self) -> None:
-        """A rule has called the newest ones bad: older ones count again."""
+        """A rule has called the newest checkpoints bad: older ones count again."""
         with self._change:
             self._durable = None
             self._turns.forget()
@@ -190,7 +188,7 @@ class Writer:
             self._hurries -= 1
 
     def seconds_of_a_write(self) -> float | None:
-        """How long a write takes, as far as it is measured: also by one that is not over."""
+        """How long a write takes; a write in progress counts too. None if none was measured."""
         with self._change:
             elapsed = self._elapsed()
         found = expected_seconds(self.measured_seconds, elapsed)
@@ -205,7 +203,7 @@ class Writer:
             each.labour.hurry()
 
     def _lose_patience(self) -> None:
-        """In a thread of its own: the last state has waited for what was asked for before it."""
+        """In a thread of its own: the last state has waited long enough for earlier saves."""
         with self._change:
             if self._last_since is not None:
                 self._drop_for_last()
@@ -223,7 +221,7 @@ class Writer:
                 timer.start()
 
     def _is_patient(self) -> bool:
-        """Whether all that was asked for is written before the last state within a second."""
+        """True if all saves that were asked for fit before the last state within a second."""
         under_way = [each.job for each in self._under_way]
         asked = sum(job.urgency is Urgency.ASKED for job in (*self._waiting, *under_way))
         needed = asked * expected_seconds(self.measured_seconds, self._elapsed())
@@ -233,19 +231,19 @@ class Writer:
 
     def _drop_for_last(self) -> None:
         spared = (Urgency.ASKED, Urgency.LAST) if self._is_patient() else (Urgency.LAST,)
-        jobs = [each for each in self._waiting if isinstance(each, Job) and not each.is_kept]
+        jobs = [each for each in self._waiting if isinstance(each, WriteJob) and not each.is_kept]
         self._drop([each for each in jobs if each.urgency not in spared])
 
     def _advance(self) -> None:
-        """Drop what is not needed any more, and let the next one begin."""
+        """Drop superseded jobs and begin the next one."""
         is_patient = self._is_patient()
         self._waiting, dropped = sort_out(self._waiting, self._durable, patient=is_patient)
-        self._drop([each for each in dropped if isinstance(each, Job)])
+        self._drop([each for each in dropped if isinstance(each, WriteJob)])
         if self._waiting and self._under_way and self._may_begin_at_once(self._waiting[0]):
             self._begin_at_once()
         self._change.notify_all()
 
-    def _drop(self, jobs: list[Job]) -> None:
+    def _drop(self, jobs: list[WriteJob]) -> None:
         self._waiting = [each for each in self._waiting if each not in jobs]
         for job in jobs:
             self._hurries -= _is_waited_for(job)
@@ -253,8 +251,8 @@ class Writer:
                 job.held.unpin(job.record.slot)
         self._dropped += jobs
 
-    def _may_begin_at_once(self, job: Job | Closing) -> bool:
-        """Whether it need not wait for what is under way."""
+    def _may_begin_at_once(self, job: WriteJob | Closing) -> bool:
+        """True if a job need not wait for the writes in progress."""
         if job.urgency is not Urgency.LAST:
             return False
         left = None if self.deadline is None else self.deadline - time.monotonic()
@@ -283,15 +281,15 @@ class Writer:
         )
         try:
             thread.start()
-        except RuntimeError:  # the system has no more of them: after the one that was given up
+        except RuntimeError:  # the system has no more threads: after the one that gives up
             self._under_way.remove(under_way)
             self._waiting.insert(0, under_way.job)
 
     def _take(self) -> _UnderWay | None:
-        """The next one, with a slot that is locked against the trainer."""
+        """The next job, with its slot locked against the trainer."""
         while self._waiting:
             job = self._waiting.pop(0)
-            if isinstance(job, Job) and not job.is_pinned:
+            if isinstance(job, WriteJob) and not job.is_pinned:
                 pinned = self._pin(job)
                 if pinned is None:
                     self._dropped.append(job)
@@ -303,8 +301,8 @@ class Writer:
             return under_way
         return None
 
-    def _pin(self, job: Job) -> Job | None:
-        """The job with its slot, or with the newest one if its own holds something else by now."""
+    def _pin(self, job: WriteJob) -> WriteJob | None:
+        """The job with its slot, or with the newest one if its own was overwritten."""
         if job.held.pin(job.record):
             return replace(job, is_pinned=True)
         found = self._newest()
@@ -333,12 +331,12 @@ class Writer:
                 self._closed(job, error, fenced)
             else:
                 error = self._write(job, under_way.labour)
-        if error is None and not (isinstance(job, Job) and job.partial is not None):
-            # After the trainer was told: removing a large file takes as long as a step.
+        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
+            # After the trainer was told: removing a large file can take as long as a step.
             try:
                 with self._removing:
                     remove_old(self._policy, self._known)
-            except OSError as failed:  # they stay for now; the thread must live
+            except OSError as failed:  # they stay for now; the thread must not end
                 print(f"old checkpoints could not be removed: {failed}", flush=True)
         with self._change:
             self._under_way.remove(under_way)
@@ -357,16 +355,16 @@ class Writer:
                 job = self._dropped.pop(0)
                 self._telling += 1
             error = "a newer step is durable, or is written in its place"
-            self._done(Outcome(job, error, is_fenced=False, seconds=0.0, is_dropped=True))
+            self._done(WriteOutcome(job, error, is_fenced=False, seconds=0.0, is_dropped=True))
             with self._change:
                 self._telling -= 1
 
-    def _note_end(self, job: Job | Closing, error: str | None) -> None:
-        if error is None and not (isinstance(job, Job) and job.partial is not None):
+    def _note_end(self, job: WriteJob | Closing, error: str | None) -> None:
+        if error is None and not (isinstance(job, WriteJob) and job.partial is not None):
             with self._change:
                 self._durable = job.key if self._durable is None else max(self._durable, job.key)
 
-    def _write(self, job: Job, labour: Labour) -> str | None:
+    def _write(self, job: WriteJob, labour: Labour) -> str | None:
         began = time.monotonic()
         results: list[tuple[DataFile | None, dict[str, Any]]] = []
         dropped: list[Superseded] = []
@@ -384,23 +382,23 @@ class Writer:
         self._note_end(job, error)
         file, head = results[0] if results else (None, {})
         seconds = time.monotonic() - began
-        self._done(Outcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
+        self._done(WriteOutcome(job, error, fenced, seconds, file, head, is_dropped=bool(dropped)))
         return error
 
     def _try(self, act: Callable[[], None]) -> tuple[str | None, bool]:
-        """Do it; returns what went wrong in words, and whether a newer attempt forbade it."""
+        """Returns the error, if any, and True if a newer attempt has forbidden the write."""
         try:
             act()
         except Fenced as refused:
             return str(refused), True
         except SaveFailed as failed:
             return str(failed), False
-        except Exception as unexpected:  # noqa: BLE001  the thread must live to try again
+        except Exception as unexpected:  # noqa: BLE001  the thread must not end
             traceback.print_exc()
             return f"{type(unexpected).__name__}: {unexpected}", False
         return None, False
 
-    def _commit(self, job: Job, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
+    def _commit(self, job: WriteJob, labour: Labour) -> tuple[DataFile | None, dict[str, Any]]:
         arena, record = job.held.arena, job.record
         source = job.held.source(record)
         head = decode_head(source.view(len(source.ranges.names) - 1))
@@ -425,26 +423,26 @@ class Writer:
         return file, head
 
     def _former(self) -> Former | None:
-        """The checkpoint before: of this life, or the newest on disk."""
-        if not self._has_looked:
-            self._has_looked = True
+        """The previous checkpoint: of this attempt, or the newest on disk."""
+        if not self._has_searched:
+            self._has_searched = True
             found = newest_former(self._policy.layout, self._policy.line, self._policy.rank)
             self._formers += [] if found is None else [found]
-        # The newest part may be of one that failed on another rank.
+        # The newest part may be of a checkpoint that failed on another rank.
         return next((each for each in reversed(self._formers) if each.folder.exists()), None)
 
-    def _note_speed(self, job: Job, written: int, source: Source, seconds: float) -> None:
-        """How fast a whole one is written: what a deadline is reckoned with."""
+    def _note_speed(self, job: WriteJob, written: int, source: Source, seconds: float) -> None:
+        """How fast a checkpoint is written; deadlines are computed from it."""
         if 2 * written < source.size_bytes:
-            return  # most was linked: the time went into hashing
+            return  # most data was linked: the time went into hashing
         if self.bytes_per_second is None or _is_waited_for(job):
             self.bytes_per_second = written / max(1e-6, seconds)
 
     def _write_part(
         self, partial: Path, source: Source, former: Former | None, labour: Labour
     ) -> DataFile:
-        partial.mkdir(exist_ok=True)  # a network file system shows another host's late
-        # Of a keeper of this rank that was killed in the middle of it.
+        partial.mkdir(exist_ok=True)  # a network file system may show another host's folder late
+        # A keeper of this rank may have been killed while it wrote the file.
         (partial / rank_file(self._policy.rank)).unlink(missing_ok=True)
         try:
             return write_part(partial, self._policy.rank, source, labour, former)
@@ -455,5 +453,5 @@ class Writer:
         keep_parts(self._policy, job.state, job.partial, job.files, job.began, self._turns)
 
 
-def _is_waited_for(job: Job | Closing) -> bool:
+def _is_waited_for(job: WriteJob | Closing) -> bool:
     return job.urgency is not Urgency.BACKGROUND

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast._keeper.hangs import watch
 from holdfast._keeper.hangs.watch import HangWatch
+from holdfast._keeper.protocol import ToHub
 from holdfast._store.memory.control import BOUNDARY_NS, LOOP_NS, private_words
 from tests.support import wait_until
 
@@ -36,8 +37,8 @@ class Scene:
         self.words = private_words()
         self.watch = HangWatch(self.words, 1, 0, 1.0, self._post, lambda: self.looker)
 
-    def _post(self, kind: str, **fields: Any) -> None:
-        self.posted.append((kind, fields))
+    def _post(self, message: ToHub) -> None:
+        self.posted.append((message.kind, message.values()))
 
     def see(self, now: float) -> list[str]:
         self.watch.see(now, None, is_over=False)

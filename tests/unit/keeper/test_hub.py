@@ -144,8 +144,8 @@ def test_a_stop_waits_until_a_save_is_decided_and_is_decided_then():
     assert table.decisions() == [(0, 6, "save"), (1, 6, "save")]
     assert len(table.all_told("hold")) == 4
     table.forget()
-    table.at(0, 6, number=table.hub._rounds)
-    table.at(1, 8, number=table.hub._rounds)
+    table.at(0, 6, number=table.hub.agreement.rounds)
+    table.at(1, 8, number=table.hub.agreement.rounds)
     assert table.decisions() == [(0, 8, "stop"), (1, 8, "stop")]
 
 
@@ -157,8 +157,8 @@ def test_of_wishes_that_wait_the_stop_comes_first():
     table.at(0, 4)
     table.at(1, 4)
     table.forget()
-    table.at(0, 6, number=table.hub._rounds)
-    table.at(1, 6, number=table.hub._rounds)
+    table.at(0, 6, number=table.hub.agreement.rounds)
+    table.at(1, 6, number=table.hub.agreement.rounds)
     assert table.decisions()[:2] == [(0, 6, "stop"), (1, 6, "stop")]
 
 

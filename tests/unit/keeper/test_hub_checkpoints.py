@@ -103,7 +103,7 @@ def test_the_newest_boundary_that_all_hold_is_told_to_all():
     table.hold(4, 6, 8, ranks=range(2))
     assert table.all_told("common") == []
     table.hold(4, 6, ranks=range(2, 3))
-    assert table.hub.common == (ATTEMPT, 6)
+    assert table.hub.commits.common == (ATTEMPT, 6)
     assert [fields["key"] for _, kind, fields in table.sent if kind == "common"] == [[3, 6]] * 3
 
 
@@ -122,9 +122,9 @@ def test_parts_are_written_when_all_hold_the_boundary_and_the_manifest_when_all_
     table.write(1, 4)
     assert table.shelf.closing == [((ATTEMPT, 4), "asked", [0, 1])]
     assert table.all_told("durable") == []
-    table.hub.committed((ATTEMPT, 4), None)
+    table.hub.commits.committed((ATTEMPT, 4), None)
     assert table.all_told("durable") == [0, 1]
-    assert table.hub.durable == (ATTEMPT, 4)
+    assert table.hub.commits.durable == (ATTEMPT, 4)
 
 
 def test_orders_of_all_ranks_are_one_checkpoint():
@@ -168,7 +168,7 @@ def test_what_one_rank_cannot_write_fails_for_all_and_is_noted():
     assert table.told(0, "failed")[0]["error"] == "rank 1: the disk is full"
     assert table.shelf.noted("save-failed") == [{"step": 2, "error": "rank 1: the disk is full"}]
     assert table.shelf.closing == []
-    assert table.hub.durable is None
+    assert table.hub.commits.durable is None
 
 
 def test_what_cannot_be_begun_or_closed_fails_for_all():
@@ -182,7 +182,7 @@ def test_what_cannot_be_begun_or_closed_fails_for_all():
     table.order(0, 4)
     table.write(0, 4)
     table.write(1, 4)
-    table.hub.committed((ATTEMPT, 4), "attempt 4 has taken over", is_fenced=True)
+    table.hub.commits.committed((ATTEMPT, 4), "attempt 4 has taken over", is_fenced=True)
     assert [fields["fenced"] for _, kind, fields in table.sent if kind == "failed"] == [True] * 2
 
 
@@ -194,7 +194,7 @@ def test_after_a_failure_the_next_checkpoint_is_written():
     table.write(1, 4, "the disk is full")
     assert table.shelf.begun == [(ATTEMPT, 4), (ATTEMPT, 6)]
     table.write_all(6)
-    assert table.hub.durable == (ATTEMPT, 6)
+    assert table.hub.commits.durable == (ATTEMPT, 6)
 
 
 def test_a_part_that_was_written_for_a_failed_commit_does_not_count_for_the_next_one():

@@ -65,7 +65,7 @@ def test_a_death_while_a_checkpoint_is_written_waits_for_it():
     table.die(1)
     assert table.all_told("leave") == []
     table.write(1, 4)
-    table.hub.committed((ATTEMPT, 4), None)
+    table.hub.commits.committed((ATTEMPT, 4), None)
     assert table.all_told("leave") == [0, 1]
     assert table.told(0, "leave")[0]["step"] == 2
 

@@ -52,7 +52,7 @@ def test_the_state_of_a_stop_waits_for_nothing_older():
     assert dropped == [(ATTEMPT, 4), (ATTEMPT, 6)]
     assert table.told(1, "write")[-1]["last"] is True
     table.write_all(118)
-    assert table.hub.durable == (ATTEMPT, 118)
+    assert table.hub.commits.durable == (ATTEMPT, 118)
     assert table.shelf.noted("save-failed") == []
 
 
@@ -80,4 +80,4 @@ def test_nothing_is_dropped_for_a_state_that_not_all_ranks_hold():
     table.wait(2.0)
     assert table.shelf.begun == [(ATTEMPT, 14)]
     table.write_all(14)
-    assert table.hub.durable == (ATTEMPT, 14)
+    assert table.hub.commits.durable == (ATTEMPT, 14)

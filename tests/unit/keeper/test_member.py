@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast._keeper.ranks.member import Member
+from holdfast._keeper.protocol import FromHub, ToHub, ToTrainer, WritePart
+from holdfast._keeper.ranks.agent import RankAgent
 from holdfast._store.memory import control
 
 ATTEMPT = 3
@@ -22,13 +23,13 @@ class Keeper:
         self.snapshots: list[tuple[int, int]] = []
         self.waiting: list[Any] = []
         body: Any = self
-        self.member = Member(ATTEMPT, self.words, self._say, body, {"rank": 1})
+        self.member = RankAgent(ATTEMPT, self.words, self._say, body, {"rank": 1})
 
-    def _say(self, kind: str, **fields: Any) -> None:
-        self.said.append((kind, fields))
+    def _say(self, message: ToHub) -> None:
+        self.said.append((message.kind, message.values()))
 
     def hear(self, kind: str, **fields: Any) -> None:
-        self.member.hear({"kind": kind, **fields})
+        self.member.hear(FromHub.from_json({"kind": kind, **fields}))
 
     def decide(self, number: int, mark: int, kind: str = "stop") -> None:
         self.hear("decide", round=number, mark=mark, wish={"kind": kind, "reason": "why"})
@@ -47,14 +48,14 @@ class Keeper:
         assert seconds > 0
         self.waiting.append(act)
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        self.told.append((kind, fields))
+    def tell(self, message: ToTrainer) -> None:
+        self.told.append((message.kind, message.values()))
 
     def held(self) -> list[tuple[int, int]]:
         return self.snapshots
 
-    def write_part(self, attempt: int, mark: int, **fields: Any) -> None:
-        self.told.append(("write", {"key": (attempt, mark), **fields}))
+    def write_part(self, order: WritePart) -> None:
+        self.told.append(("write", {**order.values(), "key": tuple(order.key)}))
 
 
 @pytest.fixture

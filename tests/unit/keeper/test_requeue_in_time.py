@@ -12,15 +12,16 @@ from holdfast import _errors
 from holdfast._environment.slurm import controller
 from holdfast._environment.slurm.controller import JobFacts
 from holdfast._environment.slurm.job import Job
-from holdfast._keeper.heartbeat import Pace
+from holdfast._keeper.alone import Alone
 from holdfast._keeper.job import JobWatch
-from holdfast._keeper.requests import Asked
+from holdfast._keeper.time_limit import TimeLimit
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.requests import StopRequest
 from tests.support import wait_until
 
-USR2 = ("SIGUSR2", _errors.REQUEUE, signal.SIGUSR2)
-TERM = ("SIGTERM", _errors.TERMINATED, signal.SIGTERM)
-PERSON = ("holdfast stop", _errors.PERSON, 0)
+USR2 = StopRequest("SIGUSR2", _errors.REQUEUE, signal.SIGUSR2)
+TERM = StopRequest("SIGTERM", _errors.TERMINATED, signal.SIGTERM)
+PERSON = StopRequest("holdfast stop", _errors.PERSON)
 
 
 @pytest.fixture
@@ -42,23 +43,23 @@ def _keeper(tmp_path, monkeypatch, stop, left, *, reason="None", kill_wait=30.0)
     job._looking.acquire()
     job._learn()
     job._learn_cause()
-    keeper = Asked.__new__(Asked)
-    keeper._ends = SimpleNamespace(control=SimpleNamespace(words=[0] * 512))
-    keeper._pace, keeper._job, keeper._stop = Pace(), job, stop
-    keeper._is_leaving, keeper._insure_at, keeper._durable_step = False, None, 40
-    keeper._save_seconds, keeper._has_warned = 16.0, True
-    return keeper
+    trainer = SimpleNamespace(words=[0] * 512, is_leaving=False, stays=False)
+    storage = SimpleNamespace(save_seconds=16.0, durable_step=40)
+    limit = TimeLimit(job, None, trainer, storage, lambda *_, **__: True)
+    decider = Alone()
+    decider.stop, decider._timers = stop, SimpleNamespace(due_at=lambda _: None)
+    return job, lambda: limit.poll(time.monotonic(), decider)
 
 
 @pytest.mark.parametrize(
     ("stop", "reason"), [(USR2, "None"), (TERM, "TimeLimit")], ids=["warning", "time limit"]
 )
 def test_a_slow_commit_does_not_cost_the_job(tmp_path, monkeypatch, requeued, stop, reason):
-    keeper = _keeper(tmp_path, monkeypatch, stop, 9.0, reason=reason)
-    keeper._watch_clock(time.monotonic())
+    job, poll = _keeper(tmp_path, monkeypatch, stop, 9.0, reason=reason)
+    poll()
     wait_until(lambda: requeued == ["12"], 10, "the requeue")
-    keeper._watch_clock(time.monotonic())
-    assert keeper._job.requeue(41).said == "job 12 is requeued and goes on by itself."
+    poll()
+    assert job.requeue(41).said == "job 12 is requeued and goes on by itself."
     assert requeued == ["12"]
 
 
@@ -70,7 +71,7 @@ def test_a_slow_commit_does_not_cost_the_job(tmp_path, monkeypatch, requeued, st
 def test_it_is_not_asked_for_too_early_nor_against_a_wish(
     tmp_path, monkeypatch, requeued, stop, left, kill_wait
 ):
-    keeper = _keeper(tmp_path, monkeypatch, stop, left, kill_wait=kill_wait)
-    keeper._watch_clock(time.monotonic())
-    assert not keeper._job._is_asked_in_time
+    job, poll = _keeper(tmp_path, monkeypatch, stop, left, kill_wait=kill_wait)
+    poll()
+    assert not job._is_asked_in_time
     assert requeued == []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast._keeper import writer as writer_module
-from holdfast._keeper.writer import Job, Writer
+from holdfast._keeper.writer import CheckpointWriter, WriteJob
 from holdfast._store.commit.checkpoint import Durable, Policy
 from holdfast._store.commit.source import Ranges, Source
 from holdfast._store.commit.write_queue import CADENCE
@@ -35,7 +35,7 @@ class Writing:
         monkeypatch.setattr(writer_module, "keep_checkpoint", self._keep)
         monkeypatch.setattr(writer_module, "remove_old", lambda *_: None)
         policy = Policy(RunLayout(tmp_path), "a", 1, {1: None}, 3, best=None, version="0")
-        self.writer = Writer(policy, self.outcomes.append, newest=lambda: self._slot(99))
+        self.writer = CheckpointWriter(policy, self.outcomes.append, newest=lambda: self._slot(99))
 
     def _keep(self, _policy, state, _source, labour, _former, turns):
         self.hurried.append(not labour._is_background)
@@ -59,7 +59,7 @@ class Writing:
         return held, SimpleNamespace(step=step, slot=step, mark=2 * step)
 
     def submit(self, reason, step=1, **more):
-        return self.writer.submit(Job(*self._slot(step), reason, **more))
+        return self.writer.submit(WriteJob(*self._slot(step), reason, **more))
 
     def end(self, count=1):
         for _ in range(count):
@@ -69,7 +69,7 @@ class Writing:
 @pytest.fixture
 def writing(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "newest_former", lambda *_: None)
-    monkeypatch.setattr(Writer, "_former", lambda _: None)
+    monkeypatch.setattr(CheckpointWriter, "_former", lambda _: None)
     return Writing(tmp_path, monkeypatch)
 
 

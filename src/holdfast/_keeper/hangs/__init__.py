@@ -1,1 +1,1 @@
-"""The keeper's watch over the progress of its trainer."""
+"""Hang detection: is a step due, and does any rank still make progress?"""

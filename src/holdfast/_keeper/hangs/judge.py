@@ -1,15 +1,15 @@
-"""What it means that a trainer stands still: one judge, for all ranks.
+"""Decides whether a run hangs: one judge, for all ranks.
 
-A rank whose patience is over says so. Then all ranks are looked at: as long as one of them moves
-or computes, or is held by a person, the others wait for it, and that is no hang.
+A rank whose patience is over reports that it is stuck. Then all ranks are inspected. As long as one
+of them moves, computes, or is held by a person, the others wait for it, and that is no hang.
 
-    stuck → looks of all → idle      → again after a moment → hang
-                         → computes  → after four times the patience → hang
-                                       (longer by what it waits for a processor)
-                         → moves     → slow: look again later
-                         → is held   → wait until it is let go; then everybody counts anew
+    stuck → inspect all → idle      → again after a moment → hang
+                        → computes  → after four times the patience → hang
+                                      (longer by what it waits for a processor)
+                        → moves     → slow: inspect again later
+                        → is held   → wait until it is released; then all count from the start
 
-Nothing here does anything to a process: the `Hands` do.
+The judge only decides: `Hands` acts on processes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast._environment.processes.patience import FIRST, FRESH, OUTSIDE, PHASE, STEP, WORK
+from holdfast._keeper import protocol
 from holdfast._keeper.hangs.record import NO_HANG
 
-# -- What one look tells the judge: what a trainer does, who holds it, and what it waits for -------
-
+# -- What one inspection shows: what a trainer does, what holds it, what it waits for --------------
 
 _MOST_CROWDED = 60.0
 _WAIT_SECONDS = 5.0  # for a save
 _LONGEST_WAIT_SECONDS = 60.0  # for a phase that may take longer
-AT_WORK = ("BUSY", "POLLS")  # perhaps: these get more time
+AT_WORK = ("BUSY", "POLLS")  # perhaps at work: these get more time
 _WAITS = ("wait4", "waitid")
 _HELD_BY = {
     "STOPPED": "SIGSTOP",
@@ -38,18 +38,18 @@ _HELD_BY = {
 
 
 def activity(look: dict[str, Any]) -> str:
-    """What a trainer and all below it do, in the words of `_environment/processes/activity.py`."""
+    """What a trainer and its children do, as a name of `_environment/processes/activity.py`."""
     from holdfast._environment.processes.activity import activity_of  # only in trouble
 
     if look.get("paused"):
         return "PAUSED"
     if not look.get("processes"):
-        return "MOVING"  # nothing was seen: the benefit of the doubt
+        return "MOVING"  # nothing was observed: the benefit of the doubt
     return activity_of(look).name
 
 
 def held_by(act: str, look: dict[str, Any]) -> str:
-    """In words: what holds it."""
+    """The name of what holds it."""
     if look.get("paused"):
         return str(look["paused"])
     processes = look.get("processes") or [{}]
@@ -70,17 +70,17 @@ def _debugger(look: dict[str, Any]) -> str:
 
 
 def is_deaf(act: str, look: dict[str, Any]) -> bool:
-    """Whether it could say that it is held only when that is over; strace lets it speak."""
+    """True if the trainer cannot print that it is held; under strace it can."""
     processes = look.get("processes") or [{}]
     if act == "UNREAD":
         from holdfast._environment.processes.activity import unread_of  # only in trouble
 
-        return 2 in unread_of(look)  # what is said would wait there as well
+        return 2 in unread_of(look)  # its stderr is not read either
     return act in ("STOPPED", "FROZEN") or processes[0].get("state") == "t"
 
 
 def wait_for(bound: dict[int, dict[str, Any]]) -> float | None:
-    """For how long others must wait for a rank that may take its time; None if none may."""
+    """How long to wait for a rank in a phase or a save; None if there is none."""
     waits = []
     for look in bound.values():
         if look.get("stretch") in (PHASE, FIRST, OUTSIDE, WORK) and look.get("patience"):
@@ -92,9 +92,9 @@ def wait_for(bound: dict[int, dict[str, Any]]) -> float | None:
 
 
 def crowding(look: dict[str, Any]) -> float:
-    """How many times longer the work of one takes, since others have the processors.
+    """How many times longer work takes, because other processes use the processors.
 
-    Not for the main thread of the trainer: its patience leaves out what that waits.
+    Without the trainer's main thread: its patience already excludes the time it waits.
     """
     from holdfast._environment.processes.activity import waiting_share  # only in trouble
 
@@ -108,10 +108,10 @@ def crowding(look: dict[str, Any]) -> float:
 
 
 def computes_on(look: dict[str, Any]) -> bool:
-    """Whether a process that computes does so at another place from one moment to the next."""
+    """True if a process that computes moves from one place to another."""
     for number, process in enumerate(look.get("processes") or []):
         stack, has_moved = main_stack(process)
-        # Where a program below it stands that is not Python is not known: the benefit of the doubt.
+        # The position of a child that is not Python is unknown: the benefit of the doubt.
         is_unknown = number > 0 and not stack
         if _computes(process) and (has_moved or is_unknown):
             return True
@@ -125,7 +125,7 @@ def _computes(process: dict[str, Any]) -> bool:
 
 
 def main_stack(process: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
-    """Where the main thread of a process stands, and whether it was seen to move."""
+    """The stack of the main thread, and True if it was observed to move."""
     for thread in process.get("threads") or []:
         if thread.get("is_main"):
             frames = thread.get("frames") or []
@@ -144,7 +144,7 @@ def by_cpu(look: dict[str, Any]) -> dict[int, Any]:
 
 
 def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
-    """If it waits for a program that it has started: all that runs below it."""
+    """If it waits for a program that it has started: the pids of its children."""
     processes = look.get("processes") or []
     threads = [each for process in processes[:1] for each in process.get("threads") or []]
     for main in (each for each in threads if each.get("is_main")):
@@ -154,25 +154,27 @@ def awaited_processes(look: dict[str, Any]) -> frozenset[int]:
     return frozenset()
 
 
-ANSWER_SECONDS = 10.0  # without a word from a keeper that looks; one that gets on says so
-_AGAIN_SECONDS = 3.0  # between two looks at one that is idle
-_HELD_SECONDS = 15.0  # between two looks at one that is held in a way which cannot be told cheaply
+ANSWER_SECONDS = 10.0  # without a report from a keeper that inspects its trainer
+_AGAIN_SECONDS = 3.0  # between two inspections of an idle rank
+_HELD_SECONDS = (
+    15.0  # between two inspections of a held rank, unless its keeper sees the end cheaply
+)
 _NOBODY_SECONDS = 60.0  # until all are asked again, if no keeper has answered
 _BUSY_TIMES = {"learned": 4.0, "given": 2.0}
-# Before it is ended for it: some calls compute for long, and only many looks see what moves.
+# Before a restart: some calls compute for long, and only many inspections show movement.
 _LEAST_BUSY_SECONDS = {"learned": 300.0, "given": 15.0}
-_SLOWER = 1.5  # each look at one that moves lets it go on for longer
-_FREE_SHARE = 0.5  # of the time that another stands: whoever made a step since does not wait
+_SLOWER = 1.5  # the interval grows by this with each inspection that shows movement
+_FREE_SHARE = 0.5  # of the time that another rank is stuck: a rank with a newer step is not bound
 
 _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN", "UNREAD")
 _SEEN_CHEAPLY = ("TRACED", "STOPPED")
 
 
 class Hands(Protocol):
-    """What the judge has done."""
+    """What the judge has others do."""
 
     def ranks(self) -> list[int]: ...
-    def order(self, rank: int, kind: str, **fields: Any) -> None: ...
+    def order(self, rank: int, order: protocol.FromHub) -> None: ...
     def say(self, kind: str, **fields: Any) -> None: ...
     def note(self, event: str, **fields: Any) -> None: ...
     def file(self, record: dict[str, Any]) -> None: ...
@@ -184,9 +186,9 @@ class Hands(Protocol):
 
 @dataclass
 class _Round:
-    """One look at all ranks, on its way."""
+    """One inspection of all ranks, in progress."""
 
-    heard_at: float  # when it began, or a keeper said last that it still looks
+    heard_at: float  # when it began, or a keeper last reported progress
     asked: set[int]
     then: Callable[[dict[int, dict[str, Any]], list[int]], None]
     looks: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -196,14 +198,14 @@ class _Round:
 class _Stuck:
     """A rank whose patience is over."""
 
-    since: float  # when it stood already
+    since: float  # its last progress
     patience: float
     how: str
     paused: str
 
 
 class HangJudge:
-    """One episode at a time: from the first rank that is stuck until all go on."""
+    """One episode at a time: from the first stuck rank until all go on."""
 
     def __init__(self, hands: Hands, clock: Callable[[], float] = time.monotonic) -> None:
         self._hands = hands
@@ -215,48 +217,45 @@ class HangJudge:
         self._next_at: float | None = None
         self._idle_since: float | None = None
         self._slack = 1.0
-        self._crowding = 1.0  # how many times longer work takes now, since others work here too
-        self._busy_before: dict[int, Any] = {}  # the stacks of the last look
+        self._crowding = 1.0  # how many times longer work takes, because of other processes
+        self._busy_before: dict[int, Any] = {}  # the stacks of the last inspection
         self._awaited_before: dict[int, frozenset[int]] = {}
         self._is_slow = False
         self.record: dict[str, Any] | None = None  # of a hang
-        self.held: dict[str, Any] | None = None  # by whom, which rank, since when
+        self.held: dict[str, Any] | None = None  # by what, which rank, since when
 
-    # -- what is heard ----------------------------------------------------------------
+    # -- reports of the ranks ---------------------------------------------------------
 
-    def hear(self, rank: int, message: dict[str, Any]) -> bool:
-        """Take in what a rank's watch says; False if it was for somebody else."""
-        kind = message["kind"]
-        if kind == "stuck":
-            self._on_stuck(rank, message)
-        elif kind == "going":
-            self._on_going(rank, moved=bool(message.get("moved")))
-        elif kind in ("looked", "looking"):
-            found = self._rounds.get(message["round"])
-            if found is not None and kind == "looking":
-                found.heard_at = self._clock()
-            elif found is not None:
-                found.looks[rank] = message["look"]
-                self._conclude_if_all(message["round"])
-        else:
-            return False
+    def hear(self, rank: int, message: protocol.ToHub) -> bool:
+        """Take in what a rank's watch reports; False if it was for the hub."""
+        match message:
+            case protocol.RankStuck():
+                self._on_stuck(rank, message)
+            case protocol.RankGoing():
+                self._on_going(rank, moved=message.moved)
+            case protocol.LookProgress():
+                if (found := self._rounds.get(message.round)) is not None:
+                    found.heard_at = self._clock()
+            case protocol.LookResult():
+                if (found := self._rounds.get(message.round)) is not None:
+                    found.looks[rank] = message.look
+                    self._conclude_if_all(message.round)
+            case _:
+                return False
         return True
 
     def forget(self, rank: int) -> None:
-        """Another keeper speaks for this rank now, or nobody does any more."""
+        """This rank has another keeper now, or none any more."""
         self._on_going(rank, moved=False)
 
-    def _on_stuck(self, rank: int, message: dict[str, Any]) -> None:
-        now = self._clock()
+    def _on_stuck(self, rank: int, stuck: protocol.RankStuck) -> None:
         is_new = not self._stuck
-        limit = float(message.get("patience") or 0.0)
-        stood = float(message.get("stood") or 0.0)
-        paused = str(message.get("paused") or "")
-        self._stuck[rank] = _Stuck(now - stood, limit, str(message.get("how")), paused)
+        since = self._clock() - stuck.stood
+        self._stuck[rank] = _Stuck(since, stuck.patience or 0.0, stuck.how, stuck.paused)
         if is_new:
             self._begin()
-        if paused and self.record is None:
-            self._hold(rank, "PAUSED", paused)
+        if stuck.paused and self.record is None:
+            self._hold(rank, "PAUSED", stuck.paused)
 
     def _on_going(self, rank: int, *, moved: bool) -> None:
         was_stuck = self._stuck.pop(rank, None) is not None
@@ -292,12 +291,12 @@ class HangJudge:
             self.ask(self._weigh)
 
     def ask(self, then: Callable[[dict[int, dict[str, Any]], list[int]], None]) -> None:
-        """Have all ranks looked at; `then` gets the looks, and the ranks that did not answer."""
+        """Inspect all ranks; `then` gets the results, and the ranks that did not answer."""
         self._count += 1
         ranks = self._hands.ranks()
         self._rounds[self._count] = _Round(self._clock(), set(ranks), then)
         for rank in ranks:
-            self._hands.order(rank, "look", round=self._count)
+            self._hands.order(rank, protocol.LookOrder(round=self._count))
         self._conclude_if_all(self._count)
 
     def _conclude_if_all(self, number: int) -> None:
@@ -309,14 +308,14 @@ class HangJudge:
         found = self._rounds.pop(number)
         found.then(found.looks, sorted(found.asked - set(found.looks)))
 
-    # -- what the looks say ------------------------------------------------------------------
+    # -- the results --------------------------------------------------------------------------
 
     def _weigh(self, looks: dict[int, dict[str, Any]], missing: list[int]) -> None:
         self._is_asking = False
         if not self._stuck or self.record is not None:
             return
         now = self._clock()
-        if not looks:  # nobody has answered
+        if not looks:  # no keeper has answered
             self._next_at = now + _NOBODY_SECONDS
             return
         acts = {rank: activity(look) for rank, look in looks.items()}
@@ -329,7 +328,7 @@ class HangJudge:
             self._let_go()
             return
         for rank, stuck in self._stuck.items():
-            # Of its own patience, which leaves out what it has waited for a processor.
+            # By its own patience, which excludes the time it waited for a processor.
             stood = looks.get(rank, {}).get("stood")
             stuck.since = stuck.since if stood is None else now - stood
         bound = {rank: look for rank, look in looks.items() if not self._is_free(look)}
@@ -372,7 +371,7 @@ class HangJudge:
         return max(found, _LEAST_BUSY_SECONDS[how]) if is_ended else found
 
     def _most_active(self, bound: dict[int, dict[str, Any]], acts: dict[int, str]) -> str:
-        """What the most active rank does: the others may wait for it."""
+        """The activity of the most active rank: the others may wait for it."""
         found = {acts[rank] for rank in bound}
         stacks = {rank: by_cpu(look) for rank, look in bound.items()}
         before, self._busy_before = self._busy_before, stacks
@@ -388,7 +387,7 @@ class HangJudge:
         return "MOVING" if moves or any(computes_on(bound[r]) for r in busy) else "BUSY"
 
     def _is_free(self, look: dict[str, Any]) -> bool:
-        """Whether a rank goes on without the one that is stuck."""
+        """True if a rank goes on without the stuck one."""
         if look.get("rank") in self._stuck or look.get("boundary_age") is None:
             return False
         if look.get("stretch") not in (STEP, FRESH):
@@ -397,10 +396,10 @@ class HangJudge:
         longest = max(now - each.since for each in self._stuck.values())
         return bool(look["boundary_age"] < _FREE_SHARE * longest)
 
-    # -- somebody holds it -----------------------------------------------------------------------
+    # -- held by a person ------------------------------------------------------------------------
 
     def _hold(self, rank: int, act: str, by: str, *, deaf: bool = False) -> None:
-        """A person has it: nothing is judged until it is let go."""
+        """A person holds it: nothing is judged until it is released."""
         self._idle_since = None
         if self.held is None:
             self.held = {"by": by, "rank": rank, "since": round(time.time(), 1)}
@@ -409,8 +408,8 @@ class HangJudge:
             self._hands.say("paused", by=by, rank=rank, of=of, is_deaf=deaf)
         for each in self._hands.ranks():
             is_seen = each == rank and act in _SEEN_CHEAPLY
-            self._hands.order(each, "guard", by=by, is_seen=is_seen)
-        # What is seen at once, its own keeper will tell.
+            self._hands.order(each, protocol.GuardOrder(by=by, is_seen=is_seen))
+        # Its own keeper reports the end of what it can observe.
         is_told = act in _SEEN_CHEAPLY or (rank in self._stuck and self._stuck[rank].paused)
         self._next_at = self._clock() + (4 if is_told else 1) * _HELD_SECONDS
 
@@ -421,7 +420,7 @@ class HangJudge:
         self._stuck.clear()
         self._next_at = None
         for rank in self._hands.ranks():
-            self._hands.order(rank, "anew")
+            self._hands.order(rank, protocol.CountAnew())
 
     # -- a hang ------------------------------------------------------------------------------------
 
@@ -448,7 +447,7 @@ class HangJudge:
         self._hands.file(self.record)
 
     def explained(self, record: dict[str, Any], rank: int | None) -> None:
-        """The record of a hang has got its cause and its sentence."""
+        """The record of a hang has a cause and a sentence now."""
         if record is not self.record:
             return  # it went on meanwhile
         if record["cause"] in NO_HANG:

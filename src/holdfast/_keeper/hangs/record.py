@@ -1,4 +1,4 @@
-"""The record of a hang: put together, made to fit, explained, and written where `why` finds it."""
+"""The record of a hang: shortened, explained, and written where `why` finds it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from holdfast._text import printable
 _MOST_BYTES = 32 << 20  # of the looks of all ranks together
 _MOST_LOOK_BYTES = 1 << 20
 _LEAST_LOOK_BYTES = 20_000
-NO_HANG = ("slow", "debugger", "stopped", "frozen", "running")  # causes that are none
+NO_HANG = ("slow", "debugger", "stopped", "frozen", "running")  # causes that are no hang
 
 
 def slim(look: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """A look that fits into a message: deep stacks and lesser threads go first."""
+    """Shorten an inspection to fit into a message: drop deep frames and minor threads first."""
     most = max(_LEAST_LOOK_BYTES, min(_MOST_LOOK_BYTES, _MOST_BYTES // max(1, ranks)))
     for frames, threads, processes in ((60, 256, 64), (30, 32, 64), (20, 8, 32), (12, 2, 8)):
         if len(json.dumps(look)) <= most:
@@ -40,20 +40,20 @@ def slim(look: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def _fewer(threads: list[dict[str, Any]], most: int, frames: int) -> list[dict[str, Any]]:
-    # The main thread first, then those that say something.
+    # The main thread first, then those with frames.
     order = sorted(threads, key=lambda t: (not t.get("is_main"), not t.get("frames")))
     return [{**t, "frames": (t.get("frames") or [])[:frames]} for t in order[:most]]
 
 
 def explain_record(record: dict[str, Any]) -> int | None:
-    """Add the cause and a sentence; returns the rank that is to blame."""
+    """Add the cause and a sentence; returns the rank that causes it."""
     try:
         from holdfast._diagnose.hangs.judge import explain  # only in trouble
 
         found = explain(record)
         record["cause"], record["sentence"] = found.cause.value, found.sentence
         return None if found.rank is None else int(found.rank)
-    except Exception:  # noqa: BLE001  the hang is there all the same
+    except Exception:  # noqa: BLE001  report the hang without a cause
         traceback.print_exc()
         stood = record["found"] - record["began"]
         record["cause"] = "unknown"
@@ -114,7 +114,7 @@ def file_look(
     looks: dict[int, dict[str, Any]],
     missing: list[int],
 ) -> None:
-    """Write what somebody has asked for, in a thread as well."""
+    """Write the answer to `holdfast stacks`, in a thread as well."""
     ordered = [looks[rank] for rank in sorted(looks)]
     record = {"token": token, "time": time.time(), "looks": ordered, "missing": missing}
 
@@ -126,7 +126,7 @@ def file_look(
 
 
 def text_of(record: dict[str, Any]) -> str:
-    """The record for a person who opens the file."""
+    """The record as text for people."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["began"]))
     lines = [record.get("sentence", ""), f"No step since {began}.", ""]
     for look in record["looks"]:

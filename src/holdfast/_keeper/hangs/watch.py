@@ -1,8 +1,8 @@
-"""The keeper's watch over its trainer's progress: is a step due, and who stands where?
+"""Watches the progress of one trainer: is a step overdue?
 
-In the calm it reads a few shared words and nothing else. Only when the patience is over are the
-processes looked at, in a thread, since reading stacks takes a while and a machine in trouble may
-take longer. What the looks mean is judged in one place for all ranks: see `hang_judge.py`.
+While all is well it reads a few shared words and nothing else. When the patience is over it
+inspects the processes in a thread, since reading stacks takes a while. `judge.py` decides for all
+ranks what the results mean.
 """
 
 from __future__ import annotations
@@ -17,28 +17,97 @@ from typing import Any, Protocol
 from holdfast._environment.processes.identity import host_name
 from holdfast._environment.processes.patience import Patience, Sight
 from holdfast._environment.processes.proc import waited_seconds
+from holdfast._keeper import protocol
 from holdfast._keeper.heartbeat import is_looked_at, state_of
 from holdfast._store.memory import control
 
-_TELL_AGAIN_SECONDS = 10.0  # to a judge who may be another one by now
-_LOOK_SECONDS = 8.0  # without a sign of life, after which a look is not waited for any more
-_LOOKING_SECONDS = 3.0  # after which the judge is told that a look gets on
-_MOST_ABANDONED = 3  # of looks that never came back: each holds a thread
+_TELL_AGAIN_SECONDS = 10.0  # the judge may have been replaced
+_LOOK_SECONDS = 8.0  # without progress, after which an inspection is abandoned
+_LOOKING_SECONDS = 3.0  # between two reports that an inspection makes progress
+_MOST_ABANDONED = 3  # inspections that did not end: each holds a thread
 _HELD_LOOK_SECONDS = 1.0
-_DEAF_SECONDS = 5.0  # without a pulse, at a hang: nothing of it that is Python runs
-_STALE_SECONDS = 10.0  # without a pulse: then what the thread has told of a debugger is old
+_DEAF_SECONDS = 5.0  # without a pulse, at a hang: no Python code of the trainer runs
+_STALE_SECONDS = 10.0  # without a pulse: then the trainer's word about a debugger is outdated
 
 
-class Looks(Protocol):
-    """What can look at a tree of processes; may take seconds, and never raises."""
+class Inspector(Protocol):
+    """Inspects a tree of processes; may take seconds, and never raises."""
 
     def look(self) -> dict[str, Any]: ...
     @property
-    def alive_at(self) -> float: ...  # when a look that is under way got on
+    def alive_at(self) -> float: ...  # the last progress of an inspection
+
+
+class Inspections:
+    """Inspections of one tree of processes, in a thread that may never come back."""
+
+    def __init__(
+        self,
+        pid: int,
+        make_looker: Callable[[], Inspector],
+        answer: Callable[[list[int], dict[str, Any]], None],
+    ) -> None:
+        self._pid = pid
+        self._make_looker = make_looker
+        self._answer = answer
+        self._looker: Inspector | None = None
+        self._rounds: list[int] = []  # that wait for the inspection in progress
+        self._began = self._reported_at = 0.0
+        self._number = 0
+        self._abandoned = 0
+        self._found: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+
+    def ask(self, number: int) -> None:
+        self._rounds.append(number)
+        if len(self._rounds) > 1:
+            return  # one is in progress
+        if self._abandoned >= _MOST_ABANDONED:
+            self._conclude(_nothing(self._pid, "the looks before did not come to an end"))
+            return
+        self._began = self._reported_at = time.monotonic()
+        self._number += 1
+        act = (self._number,)
+        threading.Thread(target=self._look, args=act, name="look", daemon=True).start()
+
+    def _look(self, number: int) -> None:
+        try:
+            if self._looker is None:
+                self._looker = self._make_looker()
+            found = self._looker.look()
+        except Exception as error:  # noqa: BLE001  the keeper must go on
+            traceback.print_exc()
+            found = _nothing(self._pid, f"the look failed: {error!r}")
+        self._found.put((number, found))
+
+    def poll(self, now: float) -> list[int]:
+        """Answer what is done; returns the rounds whose judge is to know that it makes progress."""
+        while not self._found.empty():
+            number, look = self._found.get_nowait()
+            if number == self._number and self._rounds:
+                self._conclude(look)
+            else:
+                self._abandoned -= 1
+        if not self._rounds:
+            return []
+        looker = self._looker
+        alive_at = max(self._began, 0.0 if looker is None else looker.alive_at)
+        if now - alive_at >= _LOOK_SECONDS:
+            self._abandoned += 1
+            self._number += 1
+            self._looker = None
+            self._conclude(_nothing(self._pid, "the look did not come to an end"))
+        elif now - self._reported_at > _LOOKING_SECONDS:
+            self._reported_at = now
+            return list(self._rounds)
+        return []
+
+    def _conclude(self, look: dict[str, Any]) -> None:
+        rounds, self._rounds = self._rounds, []
+        self._answer(rounds, look)
 
 
 class HangWatch:
-    """The watch over one trainer; `post` tells the judge."""
+    """The watch over one trainer; `post` sends to the judge."""
 
     def __init__(
         self,
@@ -46,35 +115,29 @@ class HangWatch:
         pid: int,
         rank: int,
         given_seconds: float | None,
-        post: Callable[..., None],
-        make_looker: Callable[[], Looks],
+        post: Callable[[protocol.ToHub], None],
+        make_looker: Callable[[], Inspector],
     ) -> None:
         self._words = words
         self._pid = pid
         self._rank = rank
         self._post = post
-        self._make_looker = make_looker
-        self._looker: Looks | None = None
+        self._inspections = Inspections(pid, make_looker, self._answer)
         self._patience = Patience(given_seconds)
         self._phase: str | None = None
         self._boundary = 0
         self._boottime = _asleep_seconds()
-        self._told_at: float | None = None  # that the patience is over
+        self._told_at: float | None = None  # when it was reported that the patience is over
         self._told_boundary = 0
         self._paused_at: float | None = None  # by the calendar
-        self._hold_by = ""  # what was found to hold it, and can be seen from outside
+        self._hold_by = ""  # what holds it, if that can be observed from outside
         self._hold_look_at = 0.0
         self._is_held = False
-        self._asked: list[int] = []  # the rounds that wait for the look that is on its way
-        self._look_began = self._looking_at = 0.0
-        self._look_number = 0
-        self._abandoned = 0
-        self._found: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
 
     # -- in the keeper's loop -------------------------------------------------------
 
     def see(self, now: float, phase: str | None, *, is_over: bool) -> None:
-        """Read the words; `is_over` if the trainer is gone, or leaves."""
+        """Read the shared words; `is_over` if the trainer is gone, or leaves."""
         words, self._phase = self._words, phase
         in_loop, paused = bool(words[control.IN_LOOP]), self._debugger()
         # A kernel between two cells waits for a person.
@@ -110,10 +173,11 @@ class HangWatch:
             )
         )
         self._tell(now)
-        self._take_looks(now)
+        for number in self._inspections.poll(now):
+            self._post(protocol.LookProgress(round=number))
 
     def _waited_for_processor(self) -> float | None:
-        """Of the trainer's main thread. It is not read while steps are made."""
+        """By the trainer's main thread. It is not read while steps are made."""
         boundary = int(self._words[control.BOUNDARY_NS])
         before, self._boundary = self._boundary, boundary
         return waited_seconds(self._pid, self._pid) if boundary == before else None
@@ -123,16 +187,16 @@ class HangWatch:
             if self._told_at is not None:
                 self._told_at = None
                 moved = int(self._words[control.BOUNDARY_NS]) != self._told_boundary
-                self._post("going", moved=moved)
+                self._post(protocol.RankGoing(moved=moved))
             return
         if self._told_at is None or now - self._told_at > _TELL_AGAIN_SECONDS:
             if self._told_at is None:
                 self._told_boundary = int(self._words[control.BOUNDARY_NS])
             self._told_at = now
-            self._post("stuck", **self._standing(now))
+            self._post(protocol.RankStuck(**self._standing(now)))
 
     def _standing(self, now: float) -> dict[str, Any]:
-        """How its patience stands."""
+        """The state of its patience."""
         patience = self._patience
         return {
             "stretch": patience.kind,
@@ -143,23 +207,23 @@ class HangWatch:
         }
 
     def anew(self) -> None:
-        """Count from now on: another rank was held by a person, or this one was."""
+        """Count from now on: this rank or another one was held by a person."""
         self._patience.restart(time.monotonic())
 
     def hold(self, by: str, *, is_seen: bool) -> None:
-        """A person has it, or the one it waits for; if that can be seen: see when it is over."""
+        """A person holds this rank or another; `is_seen`: this keeper can observe the end of it."""
         self._patience.taint()
         if is_seen:
             self._hold_by, self._hold_look_at, self._is_held = by, 0.0, True
 
     @property
     def is_paused(self) -> bool:
-        """Whether a person has it, as far as it tells itself."""
+        """True if the trainer reports that a debugger holds it."""
         return bool(self._debugger())
 
     @property
     def is_deaf(self) -> bool:
-        """Whether no thread of it can run, as if a call holds the interpreter."""
+        """True if no thread of the trainer runs: a call may hold the interpreter."""
         return (_age(int(self._words[control.PULSE_NS])) or 0.0) > _DEAF_SECONDS
 
     def beat(self) -> dict[str, Any]:
@@ -180,58 +244,14 @@ class HangWatch:
             },
         }
 
-    # -- looks ------------------------------------------------------------------------
-
     def look(self, number: int) -> None:
-        """Look at all its processes; the answer to round `number` comes by `post`."""
-        self._asked.append(number)
-        if len(self._asked) > 1:
-            return  # one is on its way
-        if self._abandoned >= _MOST_ABANDONED:
-            self._answer(_nothing(self._pid, "the looks before did not come to an end"))
-            return
-        self._look_began = self._looking_at = time.monotonic()
-        self._look_number += 1
-        act = (self._look_number,)
-        threading.Thread(target=self._look, args=act, name="look", daemon=True).start()
+        """Inspect all its processes; the answer to round `number` is sent by `post`."""
+        self._inspections.ask(number)
 
-    def _look(self, number: int) -> None:
-        try:
-            if self._looker is None:
-                self._looker = self._make_looker()
-            found = self._looker.look()
-        except Exception as error:  # noqa: BLE001  the keeper must live
-            traceback.print_exc()
-            found = _nothing(self._pid, f"the look failed: {error!r}")
-        self._found.put((number, found))
-
-    def _take_looks(self, now: float) -> None:
-        while not self._found.empty():
-            number, look = self._found.get_nowait()
-            if number == self._look_number and self._asked:
-                self._answer(look)
-            else:
-                self._abandoned -= 1
-        if not self._asked:
-            return
-        looker = self._looker
-        alive_at = max(self._look_began, 0.0 if looker is None else looker.alive_at)
-        if now - alive_at < _LOOK_SECONDS:
-            if now - self._looking_at > _LOOKING_SECONDS:
-                self._looking_at = now
-                for number in self._asked:
-                    self._post("looking", round=number)
-        else:
-            self._abandoned += 1
-            self._look_number += 1
-            self._looker = None
-            self._answer(_nothing(self._pid, "the look did not come to an end"))
-
-    def _answer(self, look: dict[str, Any]) -> None:
-        asked, self._asked = self._asked, []
+    def _answer(self, rounds: list[int], look: dict[str, Any]) -> None:
         whole = {**look, **self._words_now()}
-        for number in asked:
-            self._post("looked", round=number, look=whole)
+        for number in rounds:
+            self._post(protocol.LookResult(round=number, look=whole))
 
     def _words_now(self) -> dict[str, Any]:
         words, now = self._words, time.monotonic()
@@ -254,7 +274,7 @@ class HangWatch:
         }
 
     def _debugger(self) -> int:
-        """What holds it for a person, as an index; at a prompt the pulse goes on."""
+        """The debugger that holds it, as an index; at a prompt the pulse goes on."""
         found = int(self._words[control.PAUSED])
         if not found or (_age(int(self._words[control.PULSE_NS])) or 0.0) > _STALE_SECONDS:
             return 0
@@ -266,9 +286,9 @@ class HangWatch:
 
 
 def _nothing(pid: int, why: str) -> dict[str, Any]:
-    """A look that saw nothing, or only what the kernel tells in any case."""
+    """An inspection without a result, except for what the kernel always reports."""
     state = state_of(pid)
-    # Most of what /proc has of a process waits for the disk that the process waits for.
+    # Most files of /proc/<pid> block on the disk that the process waits for.
     processes = [{"pid": pid, "state": state, "threads": []}] if state in ("D", "T") else []
     return {
         "time": time.time(),
@@ -281,7 +301,7 @@ def _nothing(pid: int, why: str) -> dict[str, Any]:
 
 
 def _asleep_seconds() -> float:
-    """For how long the machine has slept in all: the monotonic clock leaves it out."""
+    """How long the machine has slept in total: the monotonic clock excludes it."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

@@ -4,9 +4,9 @@
     member: magic, nonce    frame, frame, …
     frame:  length (4 bytes), MAC (16), JSON
 
-The MAC covers both nonces, the direction, the frame's number on this connection and the JSON:
-what was recorded cannot be played again, sent back, left out or put in another place. Anybody
-may connect to the port, so a stranger gets little memory, and his bytes are never parsed.
+The MAC covers both nonces, the direction, the frame's number on this connection and the JSON: a
+recorded frame cannot be replayed, reflected, dropped or reordered. Any process may connect to the
+port, so an unauthenticated peer gets little memory, and its bytes are never parsed.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import time
 from typing import Any, Protocol
 
 MOST_BYTES = 8 << 20
-_STRANGERS_BYTES = 4096  # enough for whoever says who he is
+_STRANGERS_BYTES = 4096  # enough for the first frame of a peer
 _CHUNK_BYTES = 1 << 16
 _NONCE_BYTES = 16
 _MAC_BYTES = 16
 _HEAD_BYTES = 4 + _MAC_BYTES
-# Two words, so that a connection to oneself, which TCP allows, is not taken for a hub.
+# Two words: TCP allows a connection to itself, which must not be taken for a hub.
 _MAGIC = {True: b"hf1 hub\n", False: b"hf1 mem\n"}
 _LINE_SECONDS = 1.0
 
 
 def keyed(key: bytes, purpose: bytes, data: bytes = b"") -> hashlib.blake2b:
-    """A MAC under the run's key, of another kind for each purpose."""
+    """A MAC under the run's key, different for each purpose."""
     return hashlib.blake2b(
         data, digest_size=_MAC_BYTES, key=hashlib.blake2b(key).digest(), person=purpose
     )
 
 
 class Complaints:
-    """Lines for the log, at most one a second: strangers can cause any number of them."""
+    """Lines for the log, at most one a second: strangers could cause any number."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
@@ -58,21 +58,36 @@ class Complaints:
             print(line + more, flush=True)
 
 
-class Refused(Exception):
-    """Something that no keeper of this run says; the text ends a sentence."""
+class FrameRefused(Exception):
+    """No keeper of this run would send this; the text ends a sentence."""
 
 
 class Owner(Protocol):
-    """Whom a channel tells what happens; never from within `send`."""
+    """Receives the events of a channel, never from within `send`."""
 
-    def channel_opened(self, channel: Channel) -> None: ...
-    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None: ...
-    def channel_drained(self, channel: Channel) -> None: ...
-    def channel_ended(self, channel: Channel, reason: str | None) -> None: ...
+    def channel_opened(self, channel: FrameChannel) -> None: ...
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None: ...
+    def channel_drained(self, channel: FrameChannel) -> None: ...
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None: ...
 
 
-class Channel:
-    """One end of one connection. Nothing here waits."""
+class _Macs:
+    """The MACs of one direction; each frame has its number in it."""
+
+    def __init__(self, start: hashlib.blake2b) -> None:
+        self._start = start
+        self._frames = 0
+
+    def next(self, payload: bytes) -> bytes:
+        mac = self._start.copy()
+        mac.update(self._frames.to_bytes(8, "big"))
+        mac.update(payload)
+        self._frames += 1
+        return mac.digest()
+
+
+class FrameChannel:
+    """One end of one connection. Nothing here blocks."""
 
     def __init__(
         self,
@@ -95,14 +110,13 @@ class Channel:
         self._in = bytearray()
         self._out = bytearray(_MAGIC[is_hub] + self._nonce)
         self._limit = _STRANGERS_BYTES
-        self._sealing: hashlib.blake2b | None = None
-        self._checking: hashlib.blake2b | None = None
-        self._sealed = self._checked = 0
+        self._sealing: _Macs | None = None  # from the other end's nonce on
+        self._checking: _Macs | None = None
         self._wants_to_write = False
         self.rank: int | None = None  # of the keeper at the other end, once it is known
         self.life = ""
         self.is_open = True
-        self.is_broken = False  # nothing can be sent any more; what has come may still be read
+        self.is_broken = False  # nothing can be sent any more; received bytes may still be read
         self.since = self.heard_at = self.sent_at = time.monotonic()
         self._on_ready = self._ready
         selector.register(link, selectors.EVENT_READ, self._on_ready)
@@ -113,7 +127,7 @@ class Channel:
         return len(self._out)
 
     def trust(self, rank: int, life: str) -> None:
-        """The other end has proven who it is, and may say more."""
+        """The other end is authenticated: accept larger frames."""
         self.rank, self.life = rank, life
         self._limit = MOST_BYTES
 
@@ -129,23 +143,19 @@ class Channel:
     def put(self, payload: bytes) -> None:
         """Sign a frame and queue it behind the others; `flush` sends."""
         assert self._sealing is not None, "the other end's nonce has not come yet"
-        mac = self._sealing.copy()
-        mac.update(self._sealed.to_bytes(8, "big"))
-        mac.update(payload)
-        self._sealed += 1
-        self._out += len(payload).to_bytes(4, "big") + mac.digest()
+        self._out += len(payload).to_bytes(4, "big") + self._sealing.next(payload)
         self._out += payload
         self.sent_at = time.monotonic()
 
     def flush(self) -> None:
-        """Send what waits, as far as the other side takes it."""
+        """Send what is queued, as far as the socket accepts it."""
         while self._out and self.is_open and not self.is_broken:
             try:
                 sent = self._link.send(self._out)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                # The owner hears of it from the selector, not in the middle of what it sends.
+                # The owner learns of it from the selector, not in the middle of a send.
                 self.is_broken = True
                 break
             del self._out[:sent]
@@ -157,7 +167,7 @@ class Channel:
     # -- in ----------------------------------------------------------------------
 
     def _ready(self) -> None:
-        # Closed by something else that the same look at the selector has found.
+        # Closed by another event of the same select.
         if not self.is_open:
             return
         if self._wants_to_write:
@@ -167,7 +177,7 @@ class Channel:
         self.read()
 
     def read(self) -> None:
-        """Take in what has come, and pass on the frames that are whole."""
+        """Read what has arrived, and pass on whole frames."""
         if not self.is_open:
             return
         try:
@@ -187,7 +197,7 @@ class Channel:
         try:
             while self.is_open and (said := self._next_frame()) is not None:
                 self._owner.channel_heard(self, said)
-        except Refused as refused:
+        except FrameRefused as refused:
             self.end(str(refused))
 
     def _next_frame(self) -> dict[str, Any] | None:
@@ -197,39 +207,32 @@ class Channel:
             return None
         length = int.from_bytes(self._in[:4], "big")
         if length > self._limit:
-            raise Refused(f"it announces a frame of {length} bytes")
+            raise FrameRefused(f"it announces a frame of {length} bytes")
         end = _HEAD_BYTES + length
         if len(self._in) < end:
             return None
         mac, payload = bytes(self._in[4:_HEAD_BYTES]), bytes(self._in[_HEAD_BYTES:end])
         del self._in[:end]
-        self._check(mac, payload)
+        assert self._checking is not None
+        if not hmac.compare_digest(mac, self._checking.next(payload)):
+            raise FrameRefused("what it says is not signed with the key of this run")
         return parse(payload)
 
     def _take_nonce(self) -> bool:
         magic = _MAGIC[not self._is_hub]
         if not magic.startswith(self._in[: len(magic)]):
-            raise Refused("it is no keeper")
+            raise FrameRefused("it is no keeper")
         end = len(magic) + _NONCE_BYTES
         if len(self._in) < end:
             return False
         theirs = bytes(self._in[len(magic) : end])
         del self._in[:end]
         nonces = self._nonce + theirs if self._is_hub else theirs + self._nonce
-        by_hub = keyed(self._key, b"from the hub", nonces)
-        by_member = keyed(self._key, b"from a member", nonces)
+        by_hub = _Macs(keyed(self._key, b"from the hub", nonces))
+        by_member = _Macs(keyed(self._key, b"from a member", nonces))
         self._sealing, self._checking = (by_hub, by_member) if self._is_hub else (by_member, by_hub)
         self._owner.channel_opened(self)
         return True
-
-    def _check(self, mac: bytes, payload: bytes) -> None:
-        assert self._checking is not None
-        expected = self._checking.copy()
-        expected.update(self._checked.to_bytes(8, "big"))
-        expected.update(payload)
-        self._checked += 1
-        if not hmac.compare_digest(mac, expected.digest()):
-            raise Refused("what it says is not signed with the key of this run")
 
     # -- the end -----------------------------------------------------------------
 
@@ -248,17 +251,17 @@ class Channel:
             self._link.close()
 
     def leave(self, selector: selectors.BaseSelector) -> None:
-        """Go over to another selector, for `say_goodbye`."""
+        """Move to another selector, for `say_goodbye`."""
         self._selector.unregister(self._link)
         self._selector, self._on_ready = selector, self._say_last
         self._wants_to_write = True
         selector.register(self._link, selectors.EVENT_READ | selectors.EVENT_WRITE, self._on_ready)
 
     def _say_last(self) -> None:
-        """Send the rest and then the end; what the other still says is read and forgotten.
+        """Send the rest, then shut down; what the other end still sends is read and dropped.
 
-        To close with unread bytes, or with more of them to come, makes it a reset, and that
-        destroys what we have sent and the network has not carried yet.
+        Closing with unread bytes would reset the connection, and a reset destroys data that we
+        have sent and that has not arrived yet.
         """
         self.flush()
         try:
@@ -273,8 +276,8 @@ class Channel:
         self.close()
 
 
-def say_goodbye(channels: list[Channel], seconds: float) -> None:
-    """Close connections so that what was sent still arrives, within a bound."""
+def say_goodbye(channels: list[FrameChannel], seconds: float) -> None:
+    """Close connections so that sent data still arrives, within a time limit."""
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for channel in channels:
@@ -293,5 +296,5 @@ def parse(payload: bytes) -> dict[str, Any]:
     except ValueError:
         said = None
     if not isinstance(said, dict):
-        raise Refused("what it says is no JSON object")
+        raise FrameRefused("what it says is no JSON object")
     return said

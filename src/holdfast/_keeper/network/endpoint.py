@@ -1,8 +1,8 @@
-"""What both ends of the keepers' post have in common: messages out and in, timers, mail.
+"""What both ends of the keepers' network share: messages out and in, timers, mail.
 
-A message is kept until the other end has acknowledged it, and said again on each new connection
-and, while there is none, by mail; `Ledger` sees to it that each is heard once, and in order.
-Whoever uses a post is called back from `tick` and from the selector, never from `send`.
+A message is kept until the other end has acknowledged it. It is sent again on each new connection
+and, while there is none, by mail; `Ledger` ensures that each is delivered once, and in order.
+Callbacks run from `tick` and from the selector, never from `send`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from holdfast._keeper.network.connection import (
     MOST_BYTES,
-    Channel,
     Complaints,
-    Refused,
+    FrameChannel,
+    FrameRefused,
     say_goodbye,
 )
 from holdfast._keeper.network.delivery import LIFE, Ledger, new_life
@@ -36,43 +36,44 @@ _GOODBYE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Pace:
+class NetworkPace:
     """How long things may take."""
 
     beat_seconds: float = 1.0
-    silence_seconds: float = 5.0  # a cut cable sends no word of it
+    silence_seconds: float = 5.0  # a cut cable is not reported
     greet_seconds: float = 5.0
     mail_after_seconds: float = 1.0
     look_seconds: float = 0.5
-    look_on_seconds: float = 5.0  # after a connection was made: letters may show late
+    look_on_seconds: float = 5.0  # after a connection was made: letters may appear late
 
     def sweep_seconds(self) -> float:
         return min(_SWEEP_SECONDS, self.beat_seconds / 4)
 
 
-# The beats of 512 members cost rank 0's keeper 1 % of a core (measured); of more, half as many.
+# The beats of 512 members cost rank 0's keeper 1 % of a core (measured). Larger worlds beat half
+# as often.
 LARGE_WORLD = 512
-SLOW_PACE = Pace(beat_seconds=2.0, silence_seconds=8.0)
+SLOW_PACE = NetworkPace(beat_seconds=2.0, silence_seconds=8.0)
 
 
 class Peer:
-    """The keeper of one other rank, as this end knows it."""
+    """The keeper of one other rank."""
 
     def __init__(self, rank: int, life: str) -> None:
         self.rank = rank
         self.ledger = Ledger(life)
-        self.channel: Channel | None = None
+        self.channel: FrameChannel | None = None
         self.since = time.monotonic()  # connected or not, since when
         self.sent = 0  # the last number that was put on this connection
 
     def status(self) -> dict[str, Any]:
-        """Which life we are, and what we have had of the other's: the start of a connection."""
+        """The first frame of a connection: our life, and what we have received of the other's."""
         life = self.ledger.peer_life
         return {"life": self.ledger.life, "of": life, "had": self.ledger.had(life)}
 
 
 class Post:
-    """One end: queues, says, hears, and keeps the time."""
+    """One end: queues, sends and receives messages."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Post:
         hear: Hear,
         lost: Callable[[int], None],
         found: Callable[[int], None],
-        pace: Pace,
+        pace: NetworkPace,
     ) -> None:
         assert key, "without a key anybody could sign"
         self._selector = selector
@@ -100,7 +101,7 @@ class Post:
         self._sweep_at = 0.0
         self._look_at = 0.0
         self._acknowledge_at = math.inf
-        self._owing: set[Peer] = set()  # to whom we owe an acknowledgement
+        self._owing: set[Peer] = set()  # peers that wait for an acknowledgement
         self._is_closed = False
 
     # -- for the keeper ----------------------------------------------------------
@@ -117,11 +118,11 @@ class Post:
         self._pump(peer)
 
     def connected(self) -> set[int]:
-        """The ranks with whose keeper there is a connection."""
+        """The ranks whose keeper is connected."""
         return {peer.rank for peer in self._peers.values() if peer.channel is not None}
 
     def unacknowledged(self) -> set[int]:
-        """The ranks whose keeper may not have had all that was sent to it."""
+        """The ranks whose keeper may not have received everything."""
         peers = self._peers.values()
         return {peer.rank for peer in peers if peer.ledger.first < peer.ledger.next}
 
@@ -143,11 +144,11 @@ class Post:
         return min(self._sweep_at, self._look_at, self._acknowledge_at)
 
     def close(self) -> None:
-        """Send what is queued on connections, and go, after half a second at most."""
+        """Send what is queued on connections, and close them after half a second at most."""
         self._is_closed = True
         channels = []
         for peer in list(self._owing):
-            self._beat(peer)  # else the other end waits for us to have had its last words
+            self._beat(peer)  # else the other end waits for the acknowledgement
         for peer in self._peers.values():
             self._pump(peer, math.inf)
             if peer.channel is not None:
@@ -172,8 +173,8 @@ class Post:
             elif now - channel.sent_at >= pace.beat_seconds and not channel.waiting_bytes:
                 self._beat(peer)
 
-    def _end_if_silent(self, channel: Channel) -> None:
-        channel.read()  # it may be we who did not listen
+    def _end_if_silent(self, channel: FrameChannel) -> None:
+        channel.read()  # perhaps this process did not read in time
         if time.monotonic() - channel.heard_at > self._pace.silence_seconds:
             channel.end()
 
@@ -183,7 +184,7 @@ class Post:
             peer.channel.flush()
 
     def _look(self, now: float) -> None:
-        """Look for mail of those who are not connected, or only just."""
+        """Read the mail of peers that are not connected, or only since a moment."""
         self._look_at = now + self._pace.look_seconds
         ledgers, connected = {}, set()
         for peer in self._peers.values():
@@ -203,8 +204,8 @@ class Post:
 
     # -- connections -------------------------------------------------------------
 
-    def _join(self, peer: Peer, channel: Channel, said: dict[str, Any]) -> None:
-        """Begin to use a connection whose other end has said who it is, in `said`."""
+    def _join(self, peer: Peer, channel: FrameChannel, said: dict[str, Any]) -> None:
+        """Use a connection whose other end has identified itself in `said`."""
         if said.get("of") == self._life and type(said.get("had")) is int:
             self._acknowledged(peer, said["had"])
         peer.channel = channel
@@ -214,9 +215,9 @@ class Post:
         self._pump(peer)
 
     def _part(self, peer: Peer) -> None:
-        """A connection has ended; nothing is to be done about what was on it."""
+        """A connection has ended; what was on it is sent again on the next."""
         if peer.channel is not None:
-            # In silence it was useless since the last word.
+            # A silent connection was useless since the last frame.
             silent = time.monotonic() - peer.channel.heard_at > self._pace.silence_seconds
             peer.since = peer.channel.heard_at if silent else time.monotonic()
             peer.channel = None
@@ -224,7 +225,7 @@ class Post:
             self._lost(peer.rank)
 
     def _pump(self, peer: Peer, ahead_bytes: float = _AHEAD_BYTES) -> None:
-        """Put on the connection what waits for it, a bounded amount ahead."""
+        """Put queued messages on the connection, a bounded amount ahead."""
         channel, ledger = peer.channel, peer.ledger
         if channel is None:
             return
@@ -242,16 +243,16 @@ class Post:
                     return
         channel.flush()
 
-    def _take(self, peer: Peer, channel: Channel, said: dict[str, Any]) -> None:
+    def _take(self, peer: Peer, channel: FrameChannel, said: dict[str, Any]) -> None:
         """One frame of a peer: an acknowledgement, and perhaps a message."""
         acknowledged, number, message = said.get("a"), said.get("n"), said.get("m")
         if type(acknowledged) is not int:
-            raise Refused("it does not say what it has had")
+            raise FrameRefused("it does not say what it has had")
         self._acknowledged(peer, acknowledged)
         if number is None:
             return
         if type(number) is not int or not isinstance(message, dict):
-            raise Refused("it says something that is no message")
+            raise FrameRefused("it says something that is no message")
         self._owe(peer)
         if peer.ledger.take(channel.life, number):
             self._hear(peer.rank, message)
@@ -267,18 +268,18 @@ class Post:
 
     # -- from the channels -------------------------------------------------------
 
-    def channel_drained(self, channel: Channel) -> None:
+    def channel_drained(self, channel: FrameChannel) -> None:
         peer = None if channel.rank is None else self._peers[channel.rank]
         if peer is not None and peer.channel is channel:
             self._pump(peer)
 
-    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None:
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         if channel.rank is None:
             self._greeted(channel, said)
         else:
             self._take(self._peers[channel.rank], channel, said)
 
-    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         raise NotImplementedError
 
 
@@ -286,5 +287,5 @@ def life_of(said: dict[str, Any]) -> str:
     """The life that the first frame of a connection names."""
     life = said.get("life")
     if not isinstance(life, str) or not LIFE.fullmatch(life):
-        raise Refused("it does not say which life it is")
+        raise FrameRefused("it does not say which life it is")
     return life

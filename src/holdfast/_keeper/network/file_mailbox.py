@@ -3,11 +3,11 @@
     mail/to-00003/from-00000-<life>-000000012.letter    one message, the 12th of that life
     mail/to-00003/from-00000-<life>-000000002.note      what its writer has had from rank 3
 
-A letter says the message and the oldest number that its sender still keeps, so that a new life
-of the receiver knows where to begin. A note acknowledges; it is written when there were letters,
-under a new name each time, so that a listing shows what is new. The receiver removes letters it
-has taken, the sender those that were acknowledged another way. File systems may show files late
-and in any order: a letter waits for the one before it.
+A letter has the message and the oldest number that its sender still keeps, so that a new life of
+the receiver knows where to begin. A note acknowledges letters; each has a new name, so that a
+listing shows what is new. The receiver removes letters it has taken, the sender those that were
+acknowledged another way. File systems may show files late and in any order: a letter waits for the
+one before it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.connection import MOST_BYTES, Complaints, Refused, keyed, parse
+from holdfast._keeper.network.connection import MOST_BYTES, Complaints, FrameRefused, keyed, parse
 from holdfast._keeper.network.delivery import Ledger
 from holdfast._store.folder.atomic import write_atomic
 from holdfast._store.folder.plain_file import NotPlain, read_plain
 
 _NAME = re.compile(r"from-(\d{5,})-([0-9a-f]{24})-(\d{9,})\.(letter|note)")
 _MOST_FILE_BYTES = MOST_BYTES + 1024
-_BUDGET_SECONDS = 0.1  # at a time: the keeper has other things to do
+_BUDGET_SECONDS = 0.1  # at a time: the keeper's loop must go on
 
 
 @dataclass
 class _Written:
-    """What we have in another's folder."""
+    """Our files in the folder of another rank."""
 
     peer_life: str | None = None
     oldest: int = 1  # of the letters that may lie there
@@ -46,7 +46,7 @@ class _Written:
 
 @dataclass
 class _Found:
-    """What one life of a sender has in our folder."""
+    """The files of one life of a sender in our folder."""
 
     letters: list[int] = field(default_factory=list)
     notes: list[int] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Mail:
         self._complaints = complaints
         self._written: dict[int, _Written] = {}
         self._notes_read: dict[int, tuple[str, int]] = {}
-        self.is_behind = False  # the last look left something for the next
+        self.is_behind = False  # the last poll left something for the next
 
     # -- out ---------------------------------------------------------------------
 
     def post(self, to: int, ledger: Ledger) -> None:
-        """Write what the other has not acknowledged and does not find in its folder yet."""
+        """Write what is not acknowledged and not in the other's folder yet."""
         written = self._written.setdefault(to, _Written(ledger.peer_life, oldest=ledger.first))
         if written.peer_life != ledger.peer_life:
             # Its predecessor may have taken some of them with it.
@@ -95,7 +95,7 @@ class Mail:
             written.oldest = max(written.oldest, ledger.first)
 
     def _tell(self, to: int, ledger: Ledger) -> None:
-        """Write a note of what we have had, unless that is what the last one says."""
+        """Write a note of what we have received, unless the last one says the same."""
         written = self._written.setdefault(to, _Written(ledger.peer_life, oldest=ledger.first))
         had = (ledger.peer_life, ledger.had(ledger.peer_life))
         body = b'{"life":"%b","had":%d}' % ((had[0] or "").encode(), had[1])
@@ -105,14 +105,14 @@ class Mail:
             written.told = had
 
     def withdraw_note(self, to: int) -> None:
-        """A connection says it all again."""
+        """The connection acknowledges instead."""
         written = self._written.get(to)
         if written is not None and written.told is not None:
             self._remove(self._path(to, written.notes, "note"))
             written.told = None
 
     def close(self) -> None:
-        """Remove our notes, and folders that are empty; letters wait for who will read them."""
+        """Remove our notes and empty folders; letters stay for their receiver."""
         for to in self._written:
             self.withdraw_note(to)
         for folder in (*map(self._folder_of, self._written), self._folder_of(self._rank)):
@@ -126,14 +126,14 @@ class Mail:
     def look(
         self, ledgers: Mapping[int, Ledger], connected: Collection[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The messages that have come from these ranks, each once and in order."""
+        """The messages that have arrived from these ranks, each once and in order."""
         until = time.monotonic() + _BUDGET_SECONDS
         self.is_behind = False
         for rank, lives in self._list().items():
             ledger = ledgers.get(rank)
             if ledger is None:
                 continue
-            if rank not in connected:  # else the connection knows best who is there
+            if rank not in connected:  # else the connection knows the current life
                 for life in lives:
                     ledger.meet_by_mail(life)
             self._remove_stale(rank, ledger, lives)
@@ -151,7 +151,7 @@ class Mail:
 
     def _list(self) -> dict[int, dict[str, _Found]]:
         found: dict[int, dict[str, _Found]] = defaultdict(lambda: defaultdict(_Found))
-        with contextlib.suppress(OSError):  # nobody has written to us yet
+        with contextlib.suppress(OSError):  # no letter was written yet
             for path in self._folder_of(self._rank).iterdir():
                 if match := _NAME.fullmatch(path.name):
                     of_life = found[int(match[1])][match[2]]
@@ -186,14 +186,14 @@ class Mail:
         expected = ledger.had(life) + 1
         fresh = [number for number in numbers if number >= expected]
         if fresh and (expected == 1 or fresh[0] != expected):
-            # What came before was for our predecessor; the newest letter knows best.
+            # Earlier letters were for our predecessor; the newest one has the first number.
             letter = self._read(self._own(rank, life, fresh[-1], "letter"))
             if letter is None:
                 return
             expected = max(expected, letter["first"])
         for number in numbers:
             if number > expected:
-                return  # the one before is not to be seen yet
+                return  # the one before is not visible yet
             path = self._own(rank, life, number, "letter")
             letter = None if number < expected else self._read(path)
             if number == expected and letter is None:
@@ -215,7 +215,7 @@ class Mail:
         return self._folder_of(self._rank) / f"from-{rank:05d}-{life}-{number:09d}.{kind}"
 
     def _mac(self, path: Path, body: bytes) -> bytes:
-        # With its place, or a letter could be copied to another reader or number.
+        # With its path, or a letter could be copied to another reader or number.
         mac = keyed(self._key, b"mail", f"{path.parent.name}/{path.name}\n".encode())
         mac.update(body)
         return mac.hexdigest().encode()
@@ -227,7 +227,7 @@ class Mail:
             try:
                 write_atomic(path, data, durable=False)
             except FileNotFoundError:
-                # Without parents: a run folder that was deleted is not made anew.
+                # Without parents: a run folder that was deleted is not created again.
                 self._folder.mkdir(exist_ok=True)
                 path.parent.mkdir(exist_ok=True)
                 write_atomic(path, data, durable=False)
@@ -237,11 +237,11 @@ class Mail:
         return True
 
     def _read(self, path: Path) -> dict[str, Any] | None:
-        """What a file says; None if it is gone, or was not written by a keeper of this run."""
+        """The content of a file; None if it is gone, or not written by a keeper of this run."""
         try:
             data = read_plain(path, _MOST_FILE_BYTES)
         except NotPlain as error:
-            self._remove(path)  # it would be found again at each look
+            self._remove(path)  # it would be found again at each poll
             self._complaints.say(f"The file {path.name} was dropped: it is {error.strerror}.")
             return None
         except OSError:
@@ -249,12 +249,12 @@ class Mail:
         mac, _, body = data.partition(b"\n")
         try:
             if not hmac.compare_digest(mac, self._mac(path, body)):
-                raise Refused("it is not signed with the key of this run")
+                raise FrameRefused("it is not signed with the key of this run")
             said = parse(body)
             if path.suffix == ".letter" and not _is_letter(said):
-                raise Refused("it is no letter")
-        except Refused as refused:
-            # It would be found again at each look.
+                raise FrameRefused("it is no letter")
+        except FrameRefused as refused:
+            # It would be found again at each poll.
             self._remove(path)
             self._complaints.say(f"The file {path.name} was dropped: {refused}.")
             return None

@@ -1,6 +1,6 @@
-"""The keepers' network: rank 0's keeper is the hub, to which those of all other ranks connect.
+"""The keepers' network: rank 0's keeper listens, and those of all other ranks connect to it.
 
-Only numeric addresses are used: looking up a name can take longer than any keeper may wait.
+Only numeric addresses are used: resolving a name can take longer than a keeper may wait.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._keeper.network.connection import Channel, Refused
+from holdfast._keeper.network.connection import FrameChannel, FrameRefused
 from holdfast._keeper.network.endpoint import (
     LARGE_WORLD,
     SLOW_PACE,
     Hear,
-    Pace,
+    NetworkPace,
     Peer,
     Post,
     life_of,
 )
 
-__all__ = ["Hear", "HubPost", "MemberPost", "Pace"]
+__all__ = ["Hear", "HubPost", "MemberPost", "NetworkPace"]
 
 _STRANGERS = 64  # beyond one connection for each rank
 _MOST_AT_ONCE = 256
@@ -40,7 +40,7 @@ _LONGEST_DELAY_SECONDS = 2.0
 
 
 class HubPost(Post):
-    """Rank 0's end: listens, and speaks with the keeper of every other rank."""
+    """Rank 0's end: listens for the keeper of every other rank."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class HubPost(Post):
         hear: Hear,
         lost: Callable[[int], None],
         found: Callable[[int], None],
-        pace: Pace | None = None,
+        pace: NetworkPace | None = None,
     ) -> None:
-        pace = pace or (Pace() if size <= LARGE_WORLD else SLOW_PACE)
+        pace = pace or (NetworkPace() if size <= LARGE_WORLD else SLOW_PACE)
         super().__init__(selector, key, 0, range(1, size), mail, hear, lost, found, pace)
         self._most_strangers = size + _STRANGERS
-        self._strangers: dict[Channel, None] = {}  # oldest first
+        self._strangers: dict[FrameChannel, None] = {}  # oldest first
         _allow_files(2 * size + _STRANGERS)
         self._listener = _listen(loopback)
         self.port: int = self._listener.getsockname()[1]
@@ -92,7 +92,7 @@ class HubPost(Post):
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # it has left again
+                continue  # it has closed the connection again
             except OSError as error:
                 # Too many open files: the selector would report it over and over.
                 self._complaints.say(f"No connection can be accepted: {error}.")
@@ -100,9 +100,9 @@ class HubPost(Post):
                 self._accept_at = time.monotonic() + _ACCEPT_AGAIN_SECONDS
                 return
             if len(self._strangers) >= self._most_strangers:
-                # The oldest: a keeper needs but a moment to say who it is.
+                # Drop the oldest: a keeper identifies itself within a moment.
                 next(iter(self._strangers)).end("too many others have not said who they are")
-            self._strangers[Channel(self._selector, link, self._key, self, is_hub=True)] = None
+            self._strangers[FrameChannel(self._selector, link, self._key, self, is_hub=True)] = None
 
     def _sweep(self, now: float) -> None:
         super()._sweep(now)
@@ -111,17 +111,19 @@ class HubPost(Post):
                 break
             channel.end("it has not said who it is")
 
-    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         rank, life = said.get("rank"), life_of(said)
         if type(rank) is not int or rank not in self._peers:
-            raise Refused("it is of no rank of this job")
+            raise FrameRefused("it is of no rank of this job")
         peer = self._peers[rank]
         if not peer.ledger.meet(life):
-            raise Refused(f"another keeper has taken the place of this one of rank {peer.rank}")
+            raise FrameRefused(
+                f"another keeper has taken the place of this one of rank {peer.rank}"
+            )
         del self._strangers[channel]
         channel.trust(peer.rank, life)
         if peer.channel is not None:
-            peer.channel.close()  # its host may be gone without a word
+            peer.channel.close()  # its host may be gone without closing it
             self._part(peer)
         if self._is_closed:
             return
@@ -130,10 +132,10 @@ class HubPost(Post):
         channel.flush()
         self._join(peer, channel, said)
 
-    def channel_opened(self, channel: Channel) -> None:
-        """The member speaks first."""
+    def channel_opened(self, channel: FrameChannel) -> None:
+        """The member sends the first frame."""
 
-    def channel_ended(self, channel: Channel, reason: str | None) -> None:
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
         if reason is not None:
             self._complaints.say(reason)
         self._strangers.pop(channel, None)
@@ -142,7 +144,7 @@ class HubPost(Post):
 
 
 class MemberPost(Post):
-    """Another rank's end: keeps a connection to the hub, and makes it anew when it is lost."""
+    """Another rank's end: connects to the hub, and again when the connection is lost."""
 
     def __init__(
         self,
@@ -155,16 +157,16 @@ class MemberPost(Post):
         hear: Hear,
         lost: Callable[[int], None],
         found: Callable[[int], None],
-        pace: Pace | None = None,
+        pace: NetworkPace | None = None,
     ) -> None:
-        super().__init__(selector, key, rank, (0,), mail, hear, lost, found, pace or Pace())
+        super().__init__(selector, key, rank, (0,), mail, hear, lost, found, pace or NetworkPace())
         self._rank = rank
         self._hub: Peer = self._peers[0]
         self._addresses = addresses
         self._tried: set[tuple[str, int]] = set()
         self._connecting: socket.socket | None = None
-        self._greeting: Channel | None = None  # connected, but not known to be the hub
-        self._try_at = 0.0  # the next try, or the end of the patience with this one
+        self._greeting: FrameChannel | None = None  # connected, but not known to be the hub
+        self._try_at = 0.0  # the next try, or the timeout of this one
         self._delay = _FIRST_DELAY_SECONDS
 
     def tick(self, now: float) -> None:
@@ -194,7 +196,7 @@ class MemberPost(Post):
             self._greeting = None
 
     def _try_next(self, now: float) -> None:
-        """Try an address that was not tried in this round; after all of them, rest."""
+        """Try an address that was not tried in this round; after all of them, pause."""
         address = next((a for a in self._ask() if a not in self._tried), None)
         if address is None:
             self._tried.clear()
@@ -203,7 +205,7 @@ class MemberPost(Post):
             self._delay = self._longer_delay()
             return
         self._tried.add(address)
-        self._try_at = now  # the next one, unless this goes well
+        self._try_at = now  # the next address, unless this one connects
         try:
             self._connecting = _begin_connect(*address)
         except (socket.gaierror, UnicodeError):
@@ -215,7 +217,7 @@ class MemberPost(Post):
             self._try_at = now + _CONNECT_SECONDS
 
     def _ask(self) -> list[tuple[str, int]]:
-        # Anew each time: the hub may have been replaced.
+        # Each time: the hub may have been replaced.
         try:
             return [(host, port) for host, port in self._addresses()]
         except OSError:
@@ -231,18 +233,18 @@ class MemberPost(Post):
             self._try_at = 0.0
             return
         self._try_at = time.monotonic() + self._pace.greet_seconds
-        self._greeting = Channel(self._selector, link, self._key, self, is_hub=False)
+        self._greeting = FrameChannel(self._selector, link, self._key, self, is_hub=False)
 
-    def channel_opened(self, channel: Channel) -> None:
+    def channel_opened(self, channel: FrameChannel) -> None:
         channel.put(json.dumps({"rank": self._rank, **self._hub.status()}).encode())
         channel.flush()
 
-    def _greeted(self, channel: Channel, said: dict[str, Any]) -> None:
+    def _greeted(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         life, beat, silence = life_of(said), said.get("beat"), said.get("silence")
         if not isinstance(beat, int | float) or not isinstance(silence, int | float):
-            raise Refused("it does not say how often it is heard")
+            raise FrameRefused("it does not say how often it is heard")
         if not self._hub.ledger.meet(life):
-            raise Refused("another hub has taken its place")
+            raise FrameRefused("another hub has taken its place")
         self._pace = replace(self._pace, beat_seconds=beat, silence_seconds=silence)
         self._greeting = None
         self._tried.clear()
@@ -250,13 +252,13 @@ class MemberPost(Post):
         channel.trust(0, life)
         self._join(self._hub, channel, said)
 
-    def channel_heard(self, channel: Channel, said: dict[str, Any]) -> None:
+    def channel_heard(self, channel: FrameChannel, said: dict[str, Any]) -> None:
         super().channel_heard(channel, said)
-        # All members answer the hub's beats, which it sends together, so that it wakes up once.
+        # Answer the hub's beats at once: all answers then arrive together and wake it up once.
         if channel.is_open and channel.heard_at - channel.sent_at > self._pace.beat_seconds / 2:
             self._beat(self._hub)
 
-    def channel_ended(self, channel: Channel, reason: str | None) -> None:
+    def channel_ended(self, channel: FrameChannel, reason: str | None) -> None:
         if reason is not None:
             self._complaints.say(reason)
         now = time.monotonic()
@@ -265,7 +267,7 @@ class MemberPost(Post):
             self._try_at = now
         elif channel is self._hub.channel:
             lasted = now - self._hub.since > _LONGEST_DELAY_SECONDS
-            # One that never lasts is not asked for all the time.
+            # A connection that never lasts is retried more and more slowly.
             self._delay = _FIRST_DELAY_SECONDS if lasted else self._longer_delay()
             self._try_at = now + self._delay
             self._part(self._hub)
@@ -294,7 +296,7 @@ def _listen_everywhere() -> socket.socket:
 
 
 def _begin_connect(host: str, port: int) -> socket.socket:
-    """A socket on its way to `host`; OSError if it cannot even set out."""
+    """A socket that connects to `host`; OSError if it fails at once."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
     )[0]
@@ -308,7 +310,7 @@ def _begin_connect(host: str, port: int) -> socket.socket:
 
 
 def _allow_files(count: int) -> None:
-    """Have as many files open as there may be connections; the usual limit is 1024."""
+    """Raise the limit of open files to the number of connections; it is usually 1024."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

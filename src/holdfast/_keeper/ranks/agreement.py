@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from holdfast._keeper.ranks.table import Round, Seat, Table, Wish
+from holdfast._keeper import protocol
+from holdfast._keeper.ranks.state import HubState, RankRequest, Seat
+from holdfast._store.commit.write_queue import Key
+
+if TYPE_CHECKING:
+    from holdfast._keeper.ranks.hub import Hub
 
 # For a keeper to say where its rank is. If the network was cut just now, that takes until both
 # ends have found out, and a letter each way; a decision without that rank would not be one stop.
@@ -13,100 +19,157 @@ _SOON_SECONDS = 0.1  # how far ahead a snapshot is set
 _PLAN_SECONDS = 30.0
 
 
-class Rounds(Table):
-    """Where is everybody, and so: where do all act?"""
+@dataclass
+class _Round:
+    """One agreement in progress."""
 
-    def _on_at(self, seat: Seat, message: dict[str, Any]) -> None:
-        found = self._round
-        if found is not None and message["round"] == found.number:
-            found.marks[seat.rank] = message["mark"]
-            self._decide_if_all()
-        elif self._decision is not None and message["round"] == self._decision["round"]:
-            # Its keeper was silent while the others decided: what it is past, it has not saved.
-            seat.past = message["mark"] - 1
-            self._give_up_hopeless()
+    number: int
+    wish: RankRequest
+    began: float
+    asked: set[int]
+    marks: dict[int, int] = field(default_factory=dict)
 
-    def _on_due(self, seat: Seat, message: dict[str, Any]) -> None:
-        """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
-        self._see(seat, message["mark"])
-        # Kept until a snapshot is common: one may be on its way, or be missed.
-        self._due_reason = message.get("reason") or self._due_reason
-        self._plan_ahead()
 
-    def _plan_ahead(self) -> None:
-        """Set a snapshot for a boundary that no rank has reached yet."""
-        now = self._clock()
-        if self._ending is not None or self.stop is not None or self._round is not None:
-            return
-        if not all(seat.is_here for seat in self.seats.values()):
-            return
-        if self._plan is not None and now - self._plan[1] < _PLAN_SECONDS:
-            return
-        furthest = max(each.expected_at(now + _SOON_SECONDS) for each in self.seats.values())
-        target = 2 * (int(furthest) // 2 + 2)
-        self._plan = (target, now)
-        for rank in self._those_who_train():
-            self._send(rank, "plan", mark=target)
+class Agreement:
+    """Asks all ranks where they are, and decides where they act."""
 
-    def _see(self, seat: Seat, mark: int) -> None:
-        """Note how far a rank is, and how quick: it may run free of the others."""
-        seat.see(self._clock(), mark)
+    def __init__(self, state: HubState, hub: Hub) -> None:
+        self._state = state
+        self._hub = hub
+        self._round: _Round | None = None
+        self.rounds = int(state.clock() * 1000)  # a hub before this one had smaller numbers
+        self._waiting: list[RankRequest] = []
+        self.decision: protocol.DecisionForRank | None = None  # the newest
+        self._plan: tuple[int, float] | None = None  # mark, and since when
+        self._due_reason: str | None = None  # why the next snapshot is to be kept
 
-    def _begin_round(self) -> None:
-        if self._round is not None or not self._waiting or self._ending is not None:
+    # -- rounds -----------------------------------------------------------------
+
+    def ask_for(self, wish: RankRequest) -> None:
+        self._waiting.append(wish)
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        if self._round is not None or not self._waiting or self._hub.end.is_under_way:
             return
         wish = next((w for w in self._waiting if w.kind == "stop"), self._waiting[0])
         self._waiting = [w for w in self._waiting if w.kind != wish.kind]
-        self._rounds += 1
+        self.rounds += 1
         self._plan = None
-        asked = set(self._those_who_go_on())
-        self._round = Round(self._rounds, wish, self._clock(), asked)
+        asked = set(self._state.remaining_ranks())
+        self._round = _Round(self.rounds, wish, self._state.clock(), asked)
         for rank in asked:
-            self._send(rank, "hold", round=self._rounds)
-        self._decide_if_all()
+            self._state.send(rank, protocol.HoldOrder(round=self.rounds))
+        self.decide_if_all()
 
-    def _decide_if_all(self) -> None:
+    def on_at(self, seat: Seat, message: protocol.RankAt) -> None:
         found = self._round
+        if found is not None and message.round == found.number:
+            found.marks[seat.rank] = message.mark
+            self.decide_if_all()
+        elif self.decision is not None and message.round == self.decision.round:
+            # Its keeper was silent while the others decided: what it is past, it has not saved.
+            seat.past = message.mark - 1
+            self._hub.commits.give_up_hopeless()
+
+    def decide_if_all(self) -> None:
+        """Decide when all have answered, or when the time for that is over."""
+        found, state = self._round, self._state
         if found is None:
             return
-        late = self._clock() - found.began > ANSWER_SECONDS
-        missing = {r for r in found.asked if r not in found.marks and not self.seats[r].ended}
-        if missing and not late:
+        is_late = state.clock() - found.began > ANSWER_SECONDS
+        missing = {r for r in found.asked if r not in found.marks and not state.seats[r].ended}
+        if missing and not is_late:
             return
         self._round = None
         if found.marks:
             mark = max(found.marks.values())
-            wish = vars(found.wish).copy()
-            self._decision = {"round": found.number, "mark": mark, "wish": wish}
-            for rank in self._those_who_go_on():
-                self._send(rank, "decide", **self._decision)
-        elif self._those_who_go_on():
-            self._waiting.append(found.wish)  # nobody has answered: ask again
-        self._begin_round()
+            self.decision = protocol.DecisionForRank(
+                round=found.number, mark=mark, wish=vars(found.wish).copy()
+            )
+            for rank in state.remaining_ranks():
+                state.send(rank, self.decision)
+        elif state.remaining_ranks():
+            self._waiting.append(found.wish)  # no rank has answered: ask again
+        self.begin_round()
 
-    def _is_covered(self, mark: int | None) -> bool:
-        """Whether a save that was asked for at this boundary is decided, or just about to be."""
+    def ask_again(self, rank: int) -> None:
+        """A rank's keeper is connected again, or is another one."""
+        if self._round is not None:
+            self._state.send(rank, protocol.HoldOrder(round=self._round.number))
+
+    def repeat_decision(self, seat: Seat) -> None:
+        """For a keeper that may not know it."""
+        if self.decision is not None and not seat.ended and not self.is_carried_out():
+            self._state.send(seat.rank, self.decision)
+
+    def is_carried_out(self) -> bool:
+        """True if the boundary that was decided on is durable."""
+        decided = self.decision
+        if decided is None:
+            return False
+        return self._hub.commits.is_durable((self._state.attempt, decided.mark))
+
+    def covers(self, mark: int | None) -> bool:
+        """True if a save that was asked for at this boundary is decided, or about to be."""
         if mark is None:
             return False
         if self._round is not None and self._round.wish.kind == "save":
             return True
-        return self._decision is not None and mark <= self._decision["mark"]
+        return self.decision is not None and mark <= self.decision.mark
 
-    def _is_behind(self, mark: int | None) -> bool:
-        """Whether what was decided last lies behind: a loop ended there, and another follows."""
-        if mark is None or self._decision is None:
+    def is_behind(self, mark: int | None) -> bool:
+        """True if the last decision lies behind: a loop ended there, and another follows."""
+        if mark is None or self.decision is None:
             return False
-        return bool(mark // 2 > -(-self._decision["mark"] // 2))
+        return mark // 2 > -(-self.decision.mark // 2)
 
-    def _advance_round(self) -> None:
-        self._decide_if_all()
-        self._begin_round()
+    def cancel(self) -> None:
+        """The run ends: nothing is agreed on any more."""
+        self._round = self._plan = None
+        self._waiting.clear()
 
-    def _insure(self, wish: Wish) -> None:
-        """Have the last common snapshot on disk by the time that somebody may kill us."""
-        # This keeper may know from the scheduler what the others have to guess.
-        grace = self._books.grace_of(wish.signal) if wish.signal else wish.grace
-        if grace is not None:
-            self._kill_at = self._clock() + grace
-            at = self._clock() + max(0.0, grace - self._books.write_seconds() - 1.0)
-            self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
+    def tick(self) -> None:
+        at = self.next_at()
+        if at is not None and self._state.clock() > at:
+            self.decide_if_all()
+
+    def next_at(self) -> float | None:
+        return None if self._round is None else self._round.began + ANSWER_SECONDS
+
+    # -- snapshots, set ahead ---------------------------------------------------
+
+    def on_due(self, seat: Seat, message: protocol.SnapshotDue) -> None:
+        """Rank 0 finds that it is time for a snapshot, or for a checkpoint if it has a reason."""
+        seat.see(self._state.clock(), message.mark)
+        # Kept until a snapshot is common: one may be on its way, or be missed.
+        self._due_reason = message.reason or self._due_reason
+        self._plan_ahead()
+
+    def _plan_ahead(self) -> None:
+        """Set a snapshot for a boundary that no rank has reached yet."""
+        now, seats = self._state.clock(), self._state.seats.values()
+        is_stopping = self._hub.end.is_under_way or self._hub.stop is not None
+        if is_stopping or self._round is not None or not all(seat.is_here for seat in seats):
+            return
+        if self._plan is not None and now - self._plan[1] < _PLAN_SECONDS:
+            return
+        furthest = max(seat.expected_at(now + _SOON_SECONDS) for seat in seats)
+        target = 2 * (int(furthest) // 2 + 2)
+        self._plan = (target, now)
+        for rank in self._state.training_ranks():
+            self._state.send(rank, protocol.SnapshotPlan(mark=target))
+
+    def plan_missed(self, mark: int) -> None:
+        """A rank had passed the boundary already, or had no slot for it."""
+        if self._plan is not None and self._plan[0] == mark:
+            self._plan = None
+            if self._due_reason is not None:
+                self._plan_ahead()
+
+    def common_reached(self, key: Key) -> str | None:
+        """All ranks hold this snapshot; returns why it is to be kept, if it is."""
+        if self._plan is not None and key == (self._state.attempt, self._plan[0]):
+            self._plan = None
+        reason, self._due_reason = self._due_reason, None
+        return reason

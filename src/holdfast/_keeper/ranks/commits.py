@@ -2,139 +2,214 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.ranks.table import Commit, Seat, Table
+from holdfast._keeper import protocol
+from holdfast._keeper.ranks.state import HubState, Seat
 from holdfast._store.commit.write_queue import CADENCE, Key, Urgency, gives_way, sort_out
+
+if TYPE_CHECKING:
+    from holdfast._keeper.ranks.hub import Hub
 
 _HOPELESS_SECONDS = 10.0
 
 
-class Commits(Table):
+@dataclass
+class PendingCommit:
+    """One checkpoint in progress."""
+
+    key: Key
+    reason: str
+    began: float
+    number: int = 0  # of this attempt to write it
+    is_writing: bool = False
+    asked: set[int] = field(default_factory=set)  # ranks that were told to write their part
+    files: dict[int, dict[str, Any]] = field(default_factory=dict)
+    is_closing: bool = False  # the manifest is being written
+    partial: str = ""  # the folder that the parts go to
+    is_last: bool = False  # only the newest state counts now
+    is_ordered: bool = False  # by trainers, which keep its slot
+    write_began: float = 0.0
+
+    @property
+    def urgency(self) -> Urgency:
+        found = Urgency.of(self.reason, is_last=self.is_last)
+        return max(found, Urgency.ASKED) if self.is_ordered else found
+
+    @property
+    def is_kept(self) -> bool:
+        return self.is_closing
+
+
+class Commits:
     """Which boundary all ranks hold, and which is durable."""
 
-    def _after_commit(self) -> None:
-        """One checkpoint less is on its way."""
-        raise NotImplementedError
+    def __init__(self, state: HubState, hub: Hub) -> None:
+        self._state = state
+        self._hub = hub
+        self._commits: dict[Key, PendingCommit] = {}
+        self._writes = int(state.clock() * 1000)  # a hub before this one had smaller numbers
+        self.common: Key | None = None
+        self.durable: Key | None = None
+        self._invalid_from: float = math.inf  # from which step on a rule called all states bad
 
-    def _on_held(self, seat: Seat, message: dict[str, Any]) -> None:
-        held = {(key[0], key[1]) for key in message["held"]}
+    @property
+    def is_empty(self) -> bool:
+        """True if no checkpoint is in progress."""
+        return not self._commits
+
+    def is_durable(self, key: Key) -> bool:
+        return self.durable is not None and key <= self.durable
+
+    @property
+    def durable_step(self) -> int | None:
+        return None if self.durable is None else self.durable[1] // 2
+
+    def _is_void(self, key: Key) -> bool:
+        return key[1] // 2 >= self._invalid_from
+
+    def save_common(self, reason: str) -> int | None:
+        """Make the newest snapshot that all ranks hold durable, before anything older.
+
+        Returns its step; None if there is nothing to save.
+        """
+        key = self.common
+        if key is None or self.is_durable(key):
+            return None
+        self._want(key, reason, is_last=True)
+        return key[1] // 2
+
+    def forget_asked(self, rank: int) -> None:
+        """Another keeper may speak for this rank now: ask it again for its parts."""
+        for commit in self._commits.values():
+            commit.asked.discard(rank)
+
+    def forget_held(self, seat: Seat) -> None:
+        """A host is gone with all that it held."""
+        seat.held = set()
+
+    def close_common(self) -> None:
+        """Save the same at the end of training, in its turn."""
+        if self.common is not None and not self.is_durable(self.common):
+            self._want(self.common, "closed")
+
+    def forget_incomplete(self) -> None:
+        """Not failed, but forgotten: a rank that waits for it is told to leave instead."""
+        self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
+
+    def on_held(self, seat: Seat, message: protocol.RankHello | protocol.RankHolds) -> None:
+        held = {(key[0], key[1]) for key in message.held}
         seat.held = {key for key in held if not self._is_void(key)}
-        self._look_at_common()
-        self._advance_commits()
+        self._find_common()
+        self.advance()
         self._ask_again(seat)
 
-    def _on_missed(self, seat: Seat, message: dict[str, Any]) -> None:
+    def on_missed(self, seat: Seat, message: protocol.SnapshotMissed) -> None:
         """A rank had passed the boundary already, or had no slot for it."""
-        mark = message["mark"]
-        self._see(seat, message.get("at", 0))
-        if self._plan is not None and self._plan[0] == mark:
-            self._plan = None
-            if self._due_reason is not None:
-                self._plan_ahead()
-        commit = self._commits.get((self._attempt, mark))
-        if commit is not None and not message.get("is_past"):  # else see _give_up_hopeless
-            self._fail(commit, f"rank {seat.rank}: {message.get('why', 'no slot was free')}")
+        mark = message.mark
+        seat.see(self._state.clock(), message.at)
+        self._hub.agreement.plan_missed(mark)
+        commit = self._commits.get((self._state.attempt, mark))
+        if commit is not None and not message.is_past:  # else see give_up_hopeless
+            self._fail(commit, f"rank {seat.rank}: {message.why}")
 
-    def _on_order(self, seat: Seat, message: dict[str, Any]) -> None:  # noqa: ARG002  any may
-        """A trainer wants this boundary on disk; so do the others, who pass it too."""
-        key = (message["key"][0], message["key"][1])
+    def on_order(self, seat: Seat, message: protocol.CommitOrder) -> None:  # noqa: ARG002  any may
+        """A trainer wants this boundary on disk; the others will order it too."""
+        key = (message.key[0], message.key[1])
         if self._is_void(key):
             self._refuse_void(key)
             return
-        if self._is_durable(key):
+        if self.is_durable(key):
             self._tell_durable(key)
             return
-        self._add_commit(key, message["reason"], is_last=bool(message.get("last")))
+        self._add_commit(key, message.reason, is_last=message.last)
         self._commits[key].is_ordered = True
-        self._give_up_hopeless()
-        self._advance_commits()
+        self.give_up_hopeless()
+        self.advance()
 
-    def _on_void(self, seat: Seat, message: dict[str, Any]) -> None:
-        """A rule of one rank has called everything from a step on bad: it is for all."""
-        self.void_from(message["step"], message["reason"], seat.rank)
+    def on_void(self, seat: Seat, message: protocol.StepsInvalid) -> None:
+        """A rule of one rank has called a step bad: that holds for all ranks."""
+        self.void_from(message.step, message.reason, seat.rank)
 
     def void_from(self, step: int, reason: str, rank: int) -> None:
-        """Hold and write nothing from this step on, on no rank, and tell all of it."""
-        if step >= self.void_step:
+        """Drop everything from this step on, on all ranks."""
+        if step >= self._invalid_from:
             return
-        self.void_step = step
-        for seat in self.seats.values():
+        self._invalid_from = step
+        for seat in self._state.seats.values():
             seat.held = {key for key in seat.held if not self._is_void(key)}
         self.common = None  # an older one that all hold takes its place
         if self.durable is not None and self._is_void(self.durable):
-            self.durable = None  # older ones may not be durable
-        for each in self.seats:  # first: whoever waits for a checkpoint is to know why it fails
-            self._send(each, "void", step=step, reason=reason, by=rank)
-        # A trainer that is told may be sent away before it could do it.
-        self._books.set_aside_void()
+            self.durable = None  # which older one is durable is not known
+        # First: a rank that waits for a checkpoint must know why it fails.
+        self._state.send_all(protocol.InvalidForAll(step=step, reason=reason, by=rank))
+        # Here: a trainer may be told to leave before it could do it.
+        self._state.services.set_aside_void()
         for key in [key for key in self._commits if self._is_void(key)]:
             del self._commits[key]
             self._refuse_void(key)
-        self._look_at_common()
-        self._after_commit()
+        self._find_common()
+        self._hub.after_commit()
 
     def _refuse_void(self, key: Key) -> None:
         error = f"a rule has called step {key[1] // 2} bad"
-        for rank in self.seats:
-            self._send(rank, "failed", key=list(key), error=error, fenced=False)
+        self._state.send_all(protocol.CommitFailed(key=list(key), error=error, fenced=False))
 
-    def _on_written(self, seat: Seat, message: dict[str, Any]) -> None:
-        commit = self._commits.get((message["key"][0], message["key"][1]))
-        if commit is None or message["number"] != commit.number:
-            return  # written for one that has failed since
-        if message.get("dropped"):
+    def on_written(self, seat: Seat, message: protocol.PartWritten) -> None:
+        commit = self._commits.get((message.key[0], message.key[1]))
+        if commit is None or message.number != commit.number:
+            return  # written for a checkpoint that has failed since
+        if message.dropped:
             self._drop(commit)
-            self._after_commit()
+            self._hub.after_commit()
             return
-        if message.get("error"):
-            self._fail(commit, f"rank {seat.rank}: {message['error']}")
+        if message.error or message.file is None:
+            self._fail(commit, f"rank {seat.rank}: {message.error}")
             return
-        commit.files[seat.rank] = message["file"]
-        if len(commit.files) < self._size or commit.is_closing:
+        commit.files[seat.rank] = message.file
+        if len(commit.files) < self._state.size or commit.is_closing:
             return
         prints = {rank: file.get("common", "") for rank, file in sorted(commit.files.items())}
         other = next((rank for rank, each in prints.items() if each != prints[0]), None)
-        if other is not None:  # a tensor might be stored by nobody
+        if other is not None:  # a tensor might be stored by no rank
             self._fail(commit, f"ranks 0 and {other} do not agree on what is the same on both")
             return
         commit.is_closing = True
-        self._books.commit(commit.key, commit.reason, commit.files)
+        self._state.services.commit(commit.key, commit.reason, commit.files)
 
-    def _look_at_common(self) -> None:
-        held = [seat.held for seat in self.seats.values()]
+    def _find_common(self) -> None:
+        held = [seat.held for seat in self._state.seats.values()]
         both = set.intersection(*held) if held else set()
         newest = max(both, default=None)
         if newest is None or (self.common is not None and newest <= self.common):
             return
         self.common = newest
-        for rank in self.seats:
-            self._send(rank, "common", key=list(newest))
-        if self._plan is not None and newest == (self._attempt, self._plan[0]):
-            self._plan = None
-        reason, self._due_reason = self._due_reason, None
+        self._state.send_all(protocol.CommonSnapshot(key=list(newest)))
+        reason = self._hub.agreement.common_reached(newest)
         if reason is None and any(
             commit.urgency is Urgency.BACKGROUND and not commit.is_writing
             for commit in self._commits.values()
         ):
-            reason = CADENCE  # what waits by the clock is written as it is now, and keeps no slot
+            reason = CADENCE  # a waiting periodic save takes the newest state, and keeps no slot
         if reason is not None:
             self._want(newest, reason)
 
     def _want(self, key: Key, reason: str, *, is_last: bool = False) -> None:
-        if not self._is_durable(key):
+        if not self.is_durable(key):
             self._add_commit(key, reason, is_last=is_last)
-        self._advance_commits()
+        self.advance()
 
     def _add_commit(self, key: Key, reason: str, *, is_last: bool) -> None:
-        commit = self._commits.setdefault(key, Commit(key, reason, self._clock()))
+        commit = self._commits.setdefault(key, PendingCommit(key, reason, self._state.clock()))
         commit.is_last = commit.is_last or is_last
 
-    def _advance_commits(self) -> None:
-        """Let the parts of one checkpoint be written as soon as all ranks hold it."""
+    def advance(self) -> None:
+        """Begin to write a checkpoint as soon as all ranks hold it."""
         waiting = [commit for commit in self._commits.values() if not commit.is_writing]
-        # What not all hold may never be whole: nothing is dropped for it.
+        # A checkpoint that not all hold may never be whole: drop nothing for it.
         ready, dropped = sort_out(list(filter(self._can_be_whole, waiting)), self.durable)
         last = max((each.key for each in ready if each.is_last), default=(0, 0))
         oldest = max(last, self.durable or last)
@@ -148,12 +223,12 @@ class Commits(Table):
         for each in writing:
             if not each.is_closing:
                 self._drop(each)
-        found.is_writing, found.write_began = True, self._clock()
+        found.is_writing, found.write_began = True, self._state.clock()
         self._begin_writing(found)
 
-    def _gives_way(self, writing: Commit, commit: Commit) -> bool:
-        """Whether a checkpoint need not wait for the one that is being written."""
-        now, needed = self._clock(), self._books.write_seconds() / 2
+    def _gives_way(self, writing: PendingCommit, commit: PendingCommit) -> bool:
+        """True if a checkpoint need not wait for the one that is being written."""
+        now, needed = self._state.clock(), self._state.services.write_seconds() / 2
         if writing.is_closing:
             return commit.urgency is Urgency.LAST
         return gives_way(
@@ -161,51 +236,55 @@ class Commits(Table):
             commit,
             elapsed_seconds=now - writing.write_began,
             needed_seconds=needed,
-            left_seconds=None if self._kill_at is None else self._kill_at - now,
+            left_seconds=None if self._hub.kill_at is None else self._hub.kill_at - now,
         )
 
-    def _drop(self, commit: Commit) -> None:
+    def _drop(self, commit: PendingCommit) -> None:
         """A newer one is written in its place."""
         self._commits.pop(commit.key, None)
-        for rank in self.seats:
-            self._send(rank, "dropped", key=list(commit.key))
+        self._state.send_all(protocol.CommitDropped(key=list(commit.key)))
 
-    def _begin_writing(self, commit: Commit) -> None:
+    def _begin_writing(self, commit: PendingCommit) -> None:
         try:
-            partial = self._books.begin(commit.key)
+            partial = self._state.services.begin(commit.key)
         except SaveFailed as error:
             self._fail(commit, str(error))
             return
-        if partial is None:  # it is there already
+        if partial is None:  # it exists already
             self.committed(commit.key, None)
             return
         commit.partial = partial
         self._writes += 1
         commit.number = self._writes
-        for seat in self.seats.values():
+        for seat in self._state.seats.values():
             self._ask_again(seat)
 
     def _ask_again(self, seat: Seat) -> None:
-        """Ask for a part: also a keeper whose forerunner has died before it wrote it."""
+        """Ask for a part, also a keeper that has replaced one which died before it wrote it."""
         for commit in self._commits.values():
             known = commit.asked | set(commit.files)
             if commit.partial and seat.rank not in known and commit.key in seat.held:
                 commit.asked.add(seat.rank)
-                fields: dict[str, Any] = {"partial": commit.partial, "number": commit.number}
-                fields |= {"reason": commit.reason, "last": commit.is_last}
-                self._send(seat.rank, "write", key=list(commit.key), **fields)
+                order = protocol.WritePart(
+                    key=list(commit.key),
+                    partial=commit.partial,
+                    number=commit.number,
+                    reason=commit.reason,
+                    last=commit.is_last,
+                )
+                self._state.send(seat.rank, order)
 
-    def _give_up_hopeless(self) -> None:
-        """A rank has gone past a boundary that others wait to save, and did not save it."""
-        now = self._clock()
+    def give_up_hopeless(self) -> None:
+        """Fail the checkpoints of a boundary that some rank has passed without saving it."""
+        now = self._state.clock()
         for commit in list(self._commits.values()):
-            if commit.is_writing or self._ending is not None:
+            if commit.is_writing or self._hub.end.is_under_way:
                 continue
-            for seat in self.seats.values():
+            for seat in self._state.seats.values():
                 mark = 2 * int(seat.beat.get("step") or 0)
                 is_past = mark > commit.key[1] and now - commit.began > _HOPELESS_SECONDS
                 is_past = is_past or seat.past >= commit.key[1]
-                is_past = is_past and commit.key[0] == self._attempt
+                is_past = is_past and commit.key[0] == self._state.attempt
                 if commit.key not in seat.held and (is_past or seat.ended):
                     self._fail(commit, f"rank {seat.rank} did not save step {commit.key[1] // 2}")
                     break
@@ -219,21 +298,21 @@ class Commits(Table):
             return
         self._commits.pop(key, None)
         if self._is_void(key):
-            return  # called bad in this very moment: whoever wrote it has set it aside
+            return  # called bad meanwhile: its writer has set it aside
         self.durable = key if self.durable is None else max(self.durable, key)
         self._tell_durable(key)
-        self._after_commit()
+        self._hub.after_commit()
 
     def _tell_durable(self, key: Key) -> None:
-        for rank in self.seats:
-            self._send(rank, "durable", key=list(key))
+        self._state.send_all(protocol.CommitDurable(key=list(key)))
 
-    def _fail(self, commit: Commit, error: str, *, is_fenced: bool = False) -> None:
+    def _fail(self, commit: PendingCommit, error: str, *, is_fenced: bool = False) -> None:
         self._commits.pop(commit.key, None)
-        self._books.note("save-failed", step=commit.key[1] // 2, error=error)
-        for rank in self.seats:
-            self._send(rank, "failed", key=list(commit.key), error=error, fenced=is_fenced)
-        self._after_commit()
+        self._state.services.note("save-failed", step=commit.key[1] // 2, error=error)
+        self._state.send_all(
+            protocol.CommitFailed(key=list(commit.key), error=error, fenced=is_fenced)
+        )
+        self._hub.after_commit()
 
-    def _can_be_whole(self, commit: Commit) -> bool:
-        return all(commit.key in seat.held for seat in self.seats.values())
+    def _can_be_whole(self, commit: PendingCommit) -> bool:
+        return all(commit.key in seat.held for seat in self._state.seats.values())

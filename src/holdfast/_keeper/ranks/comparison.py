@@ -1,4 +1,4 @@
-"""What ranks show of their training: who holds the others up, and who sees the same data."""
+"""Compares the ranks: which one delays the others, and which ones train on the same data."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast._keeper.ranks.table import Seat, Table
+from holdfast._keeper import protocol
+from holdfast._keeper.ranks.state import HubState, Seat
 
-# -- Who holds the others up -----------------------------------------------------------------------
-# Ranks that train in lockstep all show the same time for a step. But whoever comes last to a
-# collective waits least in it, and the others wait for as long as it was late: so the rank that
-# holds them up is the one that waits least, if it does so again and again and by enough.
+# -- The straggler ---------------------------------------------------------------------------------
+# Ranks that train in lockstep all have the same step time. But the rank that comes last to a
+# collective waits least in it, and the others wait for as long as it was late. So the straggler is
+# the rank that waits least, if it does so repeatedly and by enough.
 #
 # How much is enough was measured with 2 and 4 ranks on 2 cores that other programs kept busy.
 # There one rank's waits range from nothing to twice the step, and eight samples in a row can look
 # like a straggler; of ten or more, with one in five left out, none did in 6,500 windows. A rank
-# that slept 50 ms a step was named within 21 steps, and no other ever in its place.
+# that slept 50 ms a step was named within 21 steps, and no other rank ever was.
 
 
-FEWEST_SAMPLES = 10  # of each rank, before anybody is named
-ENOUGH_SAMPLES = 20  # more than these, the newest, tell nothing new
+FEWEST_SAMPLES = 10  # of each rank, before a straggler is named
+ENOUGH_SAMPLES = 20  # only the newest are used
 _LEAST_SECONDS = 0.005
 _LEAST_SHARE = 0.05  # of a step
-_LEFT_OUT = 5  # one sample in so many, at the end where it would speak for the others
+_LEFT_OUT = 5  # one sample in so many is an outlier
 
 
 def name_straggler(
@@ -32,8 +33,8 @@ def name_straggler(
 ) -> tuple[int, float] | None:
     """The rank that the others wait for, and for how many seconds of each step.
 
-    `waits` has for each rank how long it waited in the collectives of a step, a few samples of
-    late, the newest last. They need not be of the same steps.
+    `waits` has for each rank how long it waited in the collectives of recent steps, the newest
+    last. They need not be of the same steps.
 
     >>> name_straggler({0: [0.5] * 10, 1: [0.25] * 10, 2: [0.5] * 10}, step_seconds=0.75)
     (1, 0.25)
@@ -51,7 +52,7 @@ def name_straggler(
 
 
 def _shortest(ordered: Sequence[float]) -> float:
-    """Of most of them: a hiccup, or a machine that is busy for a moment, is left out."""
+    """The shortest without outliers, such as a machine that is busy for a moment."""
     return ordered[len(ordered) // _LEFT_OUT]
 
 
@@ -59,51 +60,60 @@ def _longest(ordered: Sequence[float]) -> float:
     return ordered[-1 - len(ordered) // _LEFT_OUT]
 
 
-class Sights(Table):
-    """Compares what the ranks tell of themselves."""
+class Comparison:
+    """Compares what the ranks report of their training."""
 
-    def _on_waits(self, seat: Seat, message: dict[str, Any]) -> None:
+    def __init__(self, state: HubState) -> None:
+        self._state = state
+        self.straggler: dict[str, Any] | None = None
+        self.waits: dict[int, deque[float]] = {}  # the recent ones of each rank
+        self._named: set[int] = set()
+        self._prints: dict[int, list[str]] = {}  # of each rank's first batches
+        self._passes: dict[tuple[int, int], dict[int, int]] = {}  # (epoch, loop): rank, batches
+
+    def on_waits(self, seat: Seat, message: protocol.CollectiveWaits) -> None:
         """How long a rank waited in the collectives of its last steps."""
         samples = self.waits.setdefault(seat.rank, deque(maxlen=ENOUGH_SAMPLES))
-        samples.append(message["waited"])
-        if len(self.waits) < self._size:
+        samples.append(message.waited)
+        if len(self.waits) < self._state.size:
             return
         waits = {rank: list(each) for rank, each in self.waits.items()}
-        found = name_straggler(waits, message["step_seconds"])
+        found = name_straggler(waits, message.step_seconds)
         if found is None:
             self.straggler = None
             return
         rank, seconds = found
         is_new = self.straggler is None or self.straggler["rank"] != rank
-        host = self.seats[rank].beat.get("host", "")
+        host = self._state.seats[rank].beat.get("host", "")
         self.straggler = {"rank": rank, "host": host, "seconds": round(seconds, 4)}
         if is_new and rank not in self._named:
-            self._named.add(rank)  # once in a life: it may come and go
-            self._books.note("straggler", **self.straggler)
+            self._named.add(rank)  # once in an attempt: it may come and go
+            self._state.services.note("straggler", **self.straggler)
 
-    def _on_lap(self, seat: Seat, message: dict[str, Any]) -> None:
-        """A rank has used all batches of a loop: the next boundary of one is not that of all."""
-        key = message["epoch"], message["number"]
-        counts = self.laps.setdefault(key, {})
-        counts[seat.rank] = message["batches"]
+    def on_lap(self, seat: Seat, message: protocol.LoopFinished) -> None:
+        """A rank has used all batches of a loop: the others must have used as many."""
+        key = message.epoch, message.number
+        counts = self._passes.setdefault(key, {})
+        counts[seat.rank] = message.batches
         if len(set(counts.values())) > 1:
-            told = {"epoch": message["epoch"], "batches": sorted(counts.items())}
-            self._books.note("uneven-batches", **told)
-            for rank in self.seats:
-                self._send(rank, "uneven", **told)
-        if len(counts) == self._size:
-            del self.laps[key]
+            told = protocol.UnevenBatches(epoch=message.epoch, batches=sorted(counts.items()))
+            self._state.services.note("uneven-batches", **told.values())
+            self._state.send_all(told)
+        if len(counts) == self._state.size:
+            del self._passes[key]
 
-    def _on_print(self, seat: Seat, message: dict[str, Any]) -> None:
-        """What a rank's first batches look like: of two that train on the same, one is wasted."""
-        self.prints.setdefault(seat.rank, []).append(message["print"])
-        if len(self.prints) < self._size or any(len(each) < 2 for each in self.prints.values()):
+    def on_print(self, seat: Seat, message: protocol.BatchPrint) -> None:
+        """Fingerprints of a rank's first batches: two ranks must not train on the same data."""
+        self._prints.setdefault(seat.rank, []).append(message.print)
+        if len(self._prints) < self._state.size or any(
+            len(each) < 2 for each in self._prints.values()
+        ):
             return
         seen: dict[tuple[str, ...], int] = {}
-        for rank, prints in sorted(self.prints.items()):
+        for rank, prints in sorted(self._prints.items()):
             twin = seen.setdefault(tuple(prints[:2]), rank)
             if twin != rank:
-                self._books.note("identical-batches", ranks=[twin, rank])
-                self._send(0, "twins", ranks=[twin, rank])
+                self._state.services.note("identical-batches", ranks=[twin, rank])
+                self._state.send(0, protocol.SameBatches(ranks=[twin, rank]))
                 break
-        self.prints = {rank: [] for rank in self.prints}  # compared once
+        self._prints = {rank: [] for rank in self._prints}  # compared once

@@ -1,342 +1,287 @@
-"""Rank 0's keeper decides for all: where to stop, what to make durable, who is dead.
+"""Rank 0's keeper decides for all ranks: where to stop, what to make durable, which one is dead.
 
-It knows of each rank what that rank's keeper tells: which boundary it is heading for,
-which snapshots it holds, how its trainer ended. No trainer is asked, so one that sits in a
-long call cannot hold up the answer. Every wait here has a bound.
+The hub knows what each rank's keeper reports: the next boundary, the snapshots it holds, how its
+trainer ended. It asks no trainer, so a long call there delays no answer. Every wait is bounded.
 
-    stop, save   hold all → ask where they are → the furthest boundary is the decision
-    snapshot     set ahead, for a boundary that no rank has reached yet
-    checkpoint   all hold it → each writes its part → the manifest, written by one
-    death        the newest snapshot that all hold becomes a checkpoint, the rest leave
+    stop, save   hold all → ask where they are → the furthest boundary is the decision   Agreement
+    snapshot     set ahead, for a boundary that no rank has reached yet                  Agreement
+    checkpoint   all hold it → each writes its part → one writes the manifest            Commits
+    death        the newest snapshot that all hold becomes a checkpoint, all leave       RunEnd
 """
 
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 from holdfast import _errors
-from holdfast._keeper.ranks.agreement import ANSWER_SECONDS, Rounds
+from holdfast._keeper import protocol
+from holdfast._keeper.ranks.agreement import Agreement
 from holdfast._keeper.ranks.commits import Commits
-from holdfast._keeper.ranks.comparison import Sights
-from holdfast._keeper.ranks.ending import Cause, Ending, worst
-from holdfast._keeper.ranks.table import Seat, Wish
+from holdfast._keeper.ranks.comparison import Comparison
+from holdfast._keeper.ranks.ending import RunEnd
+from holdfast._keeper.ranks.state import EndCause, HubServices, HubState, RankRequest, Seat
 from holdfast._store.commit.retention import MEMORY
-from holdfast._store.commit.write_queue import Key
 
-__all__ = ["Hub", "Key"]
-
-_SETTLE_SECONDS = 0.7  # after the first error: whoever is its cause is heard of by then
-_END_SECONDS = 30.0
 _SAY_AGAIN_SECONDS = 60.0
 
 
-class Hub(Rounds, Commits, Sights):
-    """The state of all ranks, and what follows from it."""
+class Hub:
+    """Receives what the ranks' keepers report, and passes it to the part that decides."""
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
-        """Take in what the keeper of a rank says."""
-        act = getattr(self, f"_on_{message['kind']}", None)
-        if rank not in self.seats:
+    def __init__(
+        self,
+        size: int,
+        attempt: int,
+        send: Callable[[int, protocol.FromHub], None],
+        services: HubServices,
+        clock: Callable[[], float] = time.monotonic,
+        unreachable_seconds: float = protocol.UNREACHABLE_SECONDS,
+    ) -> None:
+        self.state = state = HubState(size, attempt, send, services, clock)
+        self.agreement = Agreement(state, self)
+        self.commits = Commits(state, self)
+        self.comparison = Comparison(state)
+        self.end = RunEnd(state, self)
+        self.stop: RankRequest | None = None  # the newest stop that was asked for
+        self.kill_at: float | None = None  # when all may be killed
+        self._insure_at: float | None = None  # when the last common snapshot must be saved
+        self._alarms: dict[str, float] = {}  # when it was reported that a host's memory gets full
+        self._unreachable_seconds = unreachable_seconds
+        self._handlers: dict[type[protocol.ToHub | None], Callable[[Seat, Any], None]] = {
+            protocol.RankHello: self._on_hello,
+            protocol.RankBeat: self._on_beat,
+            protocol.RequestForAll: self._on_wish,
+            protocol.MemoryDanger: self._on_danger,
+            protocol.MachineNotice: self._on_notice,
+            protocol.RankDied: self._on_died,
+            protocol.RankFarewell: self._on_farewell,
+            protocol.LauncherGone: self._on_launcher,
+            protocol.RankAt: self.agreement.on_at,
+            protocol.SnapshotDue: self.agreement.on_due,
+            protocol.RankHolds: self.commits.on_held,
+            protocol.SnapshotMissed: self.commits.on_missed,
+            protocol.CommitOrder: self.commits.on_order,
+            protocol.StepsInvalid: self.commits.on_void,
+            protocol.PartWritten: self.commits.on_written,
+            protocol.CollectiveWaits: self.comparison.on_waits,
+            protocol.LoopFinished: self.comparison.on_lap,
+            protocol.BatchPrint: self.comparison.on_print,
+        }
+
+    # -- connections ------------------------------------------------------------
+
+    def hear(self, rank: int, message: protocol.ToHub | None) -> None:
+        """Receive a message of a rank's keeper; None if its kind is unknown here."""
+        seat, act = self.state.seats.get(rank), self._handlers.get(type(message))
+        if seat is None:
             return
-        if self.seats[rank].lost_at is not None:
-            self.seats[rank].lost_at = self._clock()  # it has no connection, but it writes letters
+        if seat.lost_at is not None:
+            seat.lost_at = self.state.clock()  # no connection, but it sends letters
         if act is not None:
-            act(self.seats[rank], message)
+            act(seat, message)
 
     def lost(self, rank: int) -> None:
         """There is no connection to a rank's keeper any more."""
-        seat = self.seats[rank]
-        seat.lost_at = self._clock()
+        seat = self.state.seats[rank]
+        seat.lost_at = self.state.clock()
         if seat.is_here and not seat.released:
-            self._books.note("keeper-lost", rank=rank)
+            self.state.services.note("keeper-lost", rank=rank)
 
     def found(self, rank: int) -> None:
-        """The keeper of a rank is there, for the first time or again."""
-        seat = self.seats[rank]
+        """The keeper of a rank is connected, for the first time or again."""
+        seat = self.state.seats[rank]
         if seat.lost_at is not None and seat.is_here:
-            self._books.note("keeper-found", rank=rank)
+            self.state.services.note("keeper-found", rank=rank)
         seat.lost_at = None
-        if self._round is not None:
-            self._send(rank, "hold", round=self._round.number)
+        self.agreement.ask_again(rank)
 
-    def _on_hello(self, seat: Seat, message: dict[str, Any]) -> None:
+    def is_out_of_reach(self, rank: int) -> bool:
+        """True if nothing was received from a rank's keeper for so long that it must be gone."""
+        lost = self.state.seats[rank].lost_at
+        return lost is not None and self.state.clock() - lost > self._unreachable_seconds
+
+    def _on_hello(self, seat: Seat, message: protocol.RankHello) -> None:
         seat.is_here = True
-        seat.beat = {**seat.beat, **message.get("who", {})}
-        for commit in self._commits.values():
-            commit.asked.discard(seat.rank)  # it may be another keeper than before
-        self._on_held(seat, message)
-        decided = self._decision
-        if decided and not seat.ended and not self._is_durable((self._attempt, decided["mark"])):
-            self._send(seat.rank, "decide", **decided)
+        seat.beat = {**seat.beat, **message.who}
+        self.commits.forget_asked(seat.rank)
+        self.commits.on_held(seat, message)
+        self.agreement.repeat_decision(seat)
 
-    def _on_beat(self, seat: Seat, message: dict[str, Any]) -> None:
-        seat.beat = {**seat.beat, **message["beat"]}
-        self._see(seat, 2 * int(seat.beat.get("step") or 0))
+    def _on_beat(self, seat: Seat, message: protocol.RankBeat) -> None:
+        seat.beat = {**seat.beat, **message.beat}
+        seat.see(self.state.clock(), 2 * int(seat.beat.get("step") or 0))
 
-    def _on_wish(self, seat: Seat, message: dict[str, Any]) -> None:
-        wish = Wish(rank=seat.rank, **message["wish"])
-        if wish.kind == "stop" and wish.signal == signal.SIGTERM and self._books.has_job:
-            # The scheduler sends it for several reasons, with opposite meanings. Which one it was
-            # may be told late, or never: what all hold must be durable by then.
+    # -- requests ---------------------------------------------------------------
+
+    def _on_wish(self, seat: Seat, message: protocol.RequestForAll) -> None:
+        wish = RankRequest(rank=seat.rank, **message.wish)
+        if wish.kind == "stop" and wish.signal == signal.SIGTERM and self.state.services.has_job:
+            # The scheduler sends it for several reasons, with opposite meanings. The answer may
+            # come late, or never: what all hold must be durable by then.
             self._insure(wish)
-            self._books.settle(wish, lambda found: self._take_wish(found, message))
-        else:
-            self._take_wish(wish, message)
-
-    def _take_wish(self, wish: Wish, message: dict[str, Any]) -> None:
-        if self._ending is not None:
-            return
-        if message.get("now"):
-            self._leave_now(wish)
-        elif wish.kind == "stop" and self.stop and not self._is_behind(message.get("mark")):
-            by_person = wish.status == _errors.PERSON and not wish.signal
-            if wish.status == _errors.BAD or (by_person and self._books.has_job):
-                self.stop.status = wish.status  # by the one before it, the job would come back
-            self._insure(wish)
-        elif wish.kind == "stop" or not self._is_covered(message.get("mark")):
-            if wish.kind == "stop":
-                self.stop = wish
-                self._insure(wish)
-                self._books.note("stop-asked", rank=wish.rank, reason=wish.reason)
-            self._waiting.append(wish)
-            self._begin_round()
-
-    def _on_danger(self, seat: Seat, message: dict[str, Any]) -> None:
-        """The memory of a rank will be full soon: what all hold is made durable, then more."""
-        figures, host, step = message["figures"], str(message["host"]), None
-        if self.common is not None and not self._is_durable(self.common):
-            step = self.common[1] // 2
-            self._want(self.common, MEMORY, is_last=True)
-        if message["first"]:
-            self._books.note("memory", rank=seat.rank, host=host, step=step, **figures)
-            told_at, now = self._dangers.get(host), self._clock()
-            # Ranks of one host share its memory, and see the same.
-            if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
-                self._dangers[host] = now
-                self._send(0, "memory", of_rank=seat.rank, host=host, step=step, **figures)
-        if self.stop is None:
-            self._take_wish(Wish("save", MEMORY, rank=seat.rank), message)
-
-    def _on_notice(self, seat: Seat, message: dict[str, Any]) -> None:
-        """The cloud has announced something for the machine of a rank."""
-        told, host = message["told"], str(message["host"])
-        self._books.note("notice", rank=seat.rank, host=host, **told)
-        self._send(0, "notice", **told)
-        if told["acts"] == "save" and self.stop is None:
-            self._take_wish(Wish("save", f"notice: {told['what']}", rank=seat.rank), message)
-
-    def _on_died(self, seat: Seat, message: dict[str, Any]) -> None:
-        if seat.ended is None:
-            cause = Cause(seat.rank, message["how"], kind="died", host=message.get("host", ""))
-            seat.ended = cause
-            self._books.note(
-                "rank-died", rank=seat.rank, how=cause.how, host=cause.host, step=message["step"]
+            self.state.services.settle(
+                wish, lambda found: self._take_wish(found, message.mark, now=message.now)
             )
-            self._end(cause, settle=False)
+        else:
+            self._take_wish(wish, message.mark, now=message.now)
 
-    def _on_farewell(self, seat: Seat, message: dict[str, Any]) -> None:
+    def _take_wish(self, wish: RankRequest, mark: int | None, *, now: bool = False) -> None:
+        """`mark`: the boundary at which it was asked for, if that is known."""
+        stop, has_job = self.stop, self.state.services.has_job
+        if self.end.is_under_way:
+            return
+        if now:
+            self._leave_now(wish)
+        elif wish.kind == "stop" and stop and not self.agreement.is_behind(mark):
+            by_person = wish.status == _errors.PERSON and not wish.signal
+            if wish.status == _errors.BAD or (by_person and has_job):
+                stop.status = wish.status  # by the one before it, the job would come back
+            self._insure(wish)
+        elif wish.kind == "stop":
+            self.stop = wish
+            self._insure(wish)
+            self.state.services.note("stop-asked", rank=wish.rank, reason=wish.reason)
+            self.agreement.ask_for(wish)
+        elif not self.agreement.covers(mark):
+            self.agreement.ask_for(wish)
+
+    def _on_danger(self, seat: Seat, message: protocol.MemoryDanger) -> None:
+        """The memory of a rank will be full soon: what all hold is made durable, then more."""
+        figures, host = message.figures, message.host
+        step = self.commits.save_common(MEMORY)
+        if message.first:
+            self.state.services.note("memory", rank=seat.rank, host=host, step=step, **figures)
+            told_at, now = self._alarms.get(host), self.state.clock()
+            # Ranks of one host share its memory, and observe the same.
+            if told_at is None or now - told_at > _SAY_AGAIN_SECONDS:
+                self._alarms[host] = now
+                report = protocol.MemoryReport(of_rank=seat.rank, host=host, step=step, **figures)
+                self.state.send(0, report)
+        if self.stop is None:
+            self._take_wish(RankRequest("save", MEMORY, rank=seat.rank), message.mark)
+
+    def _on_notice(self, seat: Seat, message: protocol.MachineNotice) -> None:
+        """The cloud has announced something for the machine of a rank."""
+        told, host = message.told, message.host
+        self.state.services.note("notice", rank=seat.rank, host=host, **told)
+        self.state.send(0, protocol.NoticeReport(**told))
+        if told["acts"] == "save" and self.stop is None:
+            self._take_wish(
+                RankRequest("save", f"notice: {told['what']}", rank=seat.rank), message.mark
+            )
+
+    def _insure(self, wish: RankRequest) -> None:
+        """Have the last common snapshot on disk by the time that the ranks may be killed."""
+        # This keeper may know from the scheduler what the others have to guess.
+        grace = self.state.services.grace_of(wish.signal) if wish.signal else wish.grace
+        if grace is not None:
+            self.kill_at = self.state.clock() + grace
+            at = self._insurance_time(grace)
+            self._insure_at = at if self._insure_at is None else min(at, self._insure_at)
+
+    def _insurance_time(self, grace: float) -> float:
+        seconds = max(0.0, grace - self.state.services.write_seconds() - 1.0)
+        return self.state.clock() + seconds
+
+    # -- ends -------------------------------------------------------------------
+
+    def _on_died(self, seat: Seat, message: protocol.RankDied) -> None:
+        if seat.ended is None:
+            cause = EndCause(seat.rank, message.how, kind="died", host=message.host)
+            self._lose_rank(seat, cause, host=cause.host, step=message.step)
+
+    def _lose_rank(self, seat: Seat, cause: EndCause, **known: Any) -> None:
+        seat.ended = cause
+        self.state.services.note("rank-died", rank=seat.rank, how=cause.how, **known)
+        self.end.begin(cause, settle=False)
+
+    def _on_farewell(self, seat: Seat, message: protocol.RankFarewell) -> None:
         """A trainer leaves by itself: after a stop or the end of training, or for an error."""
-        clean = message["clean"]
-        kind = "left" if clean else ("victim" if message.get("victim") else "failed")
-        seat.ended = Cause(seat.rank, message["reason"], kind, message.get("host", ""))
-        seat.ended.status = message["status"]
-        if clean and message["status"] and not message["agreed"]:
+        clean, status, reason = message.clean, message.status, message.reason
+        kind = "left" if clean else ("victim" if message.victim else "failed")
+        seat.ended = EndCause(seat.rank, reason, kind, message.host, status)
+        if clean and status and not message.agreed:
             # By a signal outside of its loop: the others cannot go on without it.
-            reason = f"{message['reason']} (rank {seat.rank})"
-            wish = Wish("stop", reason, message["status"], rank=seat.rank)
-            if wish.status == _errors.TERMINATED and self._books.has_job:
+            reason = f"{reason} (rank {seat.rank})"
+            wish = RankRequest("stop", reason, status, rank=seat.rank)
+            if status == _errors.TERMINATED and self.state.services.has_job:
                 wish.signal = signal.SIGTERM
-                self.save_common(f"stop: {reason}")
-                self._books.settle(wish, self._leave_now)
+                self.commits.save_common(f"stop: {reason}")
+                self.state.services.settle(wish, self._leave_now)
             else:
                 self._leave_now(wish)
         elif clean:
-            self._give_up_hopeless()
-            self._say_goodbyes()
-            self._advance_round()
+            self.commits.give_up_hopeless()
+            self.end.release_clean()
+            self.agreement.decide_if_all()
+            self.agreement.begin_round()
         else:
-            self._end(seat.ended, settle=True)
+            self.end.begin(seat.ended, settle=True)
 
-    def _on_launcher(self, seat: Seat, message: dict[str, Any]) -> None:
-        """What started the ranks is gone, and nobody would end or restart them."""
-        wish = {"kind": "stop", "reason": message["reason"], "status": _errors.REQUEUE}
-        self._on_wish(seat, {"wish": {**wish, "grace": 30.0}})
+    def _on_launcher(self, seat: Seat, message: protocol.LauncherGone) -> None:
+        """The process that started the ranks is gone: nothing would end or restart them."""
+        wish = RankRequest("stop", message.reason, _errors.REQUEUE, grace=30.0, rank=seat.rank)
+        self._take_wish(wish, None)
 
-    def _leave_now(self, wish: Wish) -> None:
-        cause = Cause(wish.rank, wish.reason, kind="asked")
-        cause.status = wish.status
+    def _leave_now(self, wish: RankRequest) -> None:
+        """All ranks leave at once, because this was asked for."""
         self.stop = self.stop or wish
-        self._end(cause, settle=False)
+        cause = EndCause(wish.rank, wish.reason, kind="asked", status=wish.status)
+        self.end.begin(cause, settle=False)
 
     def end_hung(self, rank: int | None) -> None:
-        """No rank makes a step any more: what all hold is saved, and whoever leads starts anew."""
-        if self._ending is None:
+        """No rank makes a step any more: save what all hold, and let the supervisor restart."""
+        if not self.end.is_under_way:
             how = "all ranks hang" if rank is None else f"rank {rank} hangs"
-            cause = Cause(rank or 0, how, kind="hung", status=_errors.HUNG)
-            self._end(cause, settle=False)
+            cause = EndCause(rank or 0, how, kind="hung", status=_errors.HUNG)
+            self.end.begin(cause, settle=False)
 
-    def _end(self, cause: Cause, *, settle: bool) -> None:
-        """Somebody is gone for good, or all are to go now: save what all hold, and leave."""
-        if self._ending is None:
-            self._ending = Ending([cause], self._clock())
-        else:
-            self._ending.causes.append(cause)
-        self._round, self._plan = None, None
-        self._waiting.clear()
-        if not settle:
-            self._ending.settles_at = 0.0
-        elif self._ending.settles_at is None:
-            self._ending.settles_at = self._clock() + _SETTLE_SECONDS
-        self._go_on_ending()
-
-    def _go_on_ending(self) -> None:
-        ending = self._ending
-        assert ending is not None
-        if ending.is_told or self._clock() < (ending.settles_at or 0.0):
-            return
-        if not ending.has_saved:
-            ending.has_saved = True
-            # First what can be saved: when nothing is on its way any more, the end is told.
-            self.save_common("death" if self.stop is None else f"stop: {self.stop.reason}")
-        # Not failed, but forgotten: whoever waits for it is told to leave instead.
-        self._commits = {key: c for key, c in self._commits.items() if self._can_be_whole(c)}
-        if not self._commits:
-            self._tell_the_end(ending)
-
-    def _after_commit(self) -> None:
-        self._advance_commits()
-        if self._ending is not None:
-            self._go_on_ending()
-        self._say_goodbyes()
-
-    def _tell_the_end(self, ending: Ending) -> None:
-        cause = worst(ending.causes)
-        step = None if self.durable is None else self.durable[1] // 2
-        status = cause.status or _errors.REQUEUE
-        if self.stop is not None and self.stop.status:
-            status = self.stop.status  # a rule that ends it well has none, and this is no good end
-        if self.stop is not None and status == _errors.REQUEUE and self._requeue_first(step):
-            return
-        ending.is_told = True
-        self._books.note("end", reason=cause.sentence(), rank=cause.rank, durable_step=step)
-        kinds = {rank: seat.ended and seat.ended.kind for rank, seat in self.seats.items()}
-        speaker = min((r for r, kind in kinds.items() if kind in (None, "victim")), default=-1)
-        for rank, seat in self.seats.items():
-            if seat.released:
-                continue
-            # Whoever fails by himself shows his own error; the others are told of it.
-            own = kinds[rank] in ("failed", "left")
-            seat.released = True
-            told = {"status": status, "reason": cause.sentence(), "step": step}
-            told |= {"asked": self.stop is not None and bool(self.stop.status)}
-            told |= {"speaks": rank == speaker}
-            told |= self._afterwards or {}
-            self._send(rank, "bye" if own else "leave", **told)
-
-    def _requeue_first(self, step: int | None) -> bool:
-        """Whether the job is being requeued: while that goes on, nobody is let go.
-
-        Whoever leaves may be the last of its node, and the scheduler ends what is left there.
-        """
-        if not self._books.has_job or self._afterwards is not None:
-            return False
-        if self.stop is not None and self.stop.status == _errors.PERSON:
-            said = "a person has asked to stop: the job is not requeued."
-            self._afterwards = {"said": said, "status": _errors.PERSON}
-            return False
-        if not self._is_requeueing:
-            self._is_requeueing = True
-            self._books.requeue(step, self._is_requeued)
-        return True
-
-    def _is_requeued(self, said: str, status: int) -> None:
-        self._afterwards = {"said": said, "status": status}
-        if self._ending is not None:
-            self._go_on_ending()
-        self._say_goodbyes()
-
-    def _say_goodbyes(self) -> None:
-        """Let those go who have left cleanly, once nothing waits to be written."""
-        leaving = [s for s in self.seats.values() if s.ended and s.ended.kind == "left"]
-        leaving = [seat for seat in leaving if not seat.released]
-        if not leaving or self._ending is not None:
-            return
-        if self.common is not None and not self._is_durable(self.common):
-            self._want(self.common, "closed")
-        if self._commits:
-            return
-        step = None if self.durable is None else self.durable[1] // 2
-        is_to_go_on = any(s.ended and s.ended.status == _errors.REQUEUE for s in leaving)
-        if is_to_go_on and self._requeue_first(step):
-            return
-        for seat in leaving:
-            seat.released = True
-            self._send(seat.rank, "bye", step=step, **(self._afterwards or {}))
+    def after_commit(self) -> None:
+        """One checkpoint less is in progress."""
+        self.commits.advance()
+        self.end.advance()
 
     @property
     def is_over(self) -> bool:
-        """Whether every keeper has been told that it may go."""
-        return all(seat.released or not seat.is_here for seat in self.seats.values())
+        """True if every keeper has been told that it may go."""
+        return all(seat.released or not seat.is_here for seat in self.state.seats.values())
+
+    # -- by the clock -----------------------------------------------------------
 
     def tick(self) -> None:
-        """What is due by the clock."""
-        now = self._clock()
-        if self._round is not None and now - self._round.began > ANSWER_SECONDS:
-            self._decide_if_all()
-        grace = self._books.preemption_seconds() if self._insure_at is not None else None
-        if grace is not None:  # longer than what SIGTERM usually leaves
-            self._insure_at = now + max(0.0, grace - self._books.write_seconds() - 1.0)
-        if self._insure_at is not None and now >= self._insure_at:
-            self._insure_at = None
-            if self.stop is not None and self._is_cut_short(self.stop):
-                self._leave_now(self.stop)
-            else:
-                self.save_common("deadline")
-        self._give_up_hopeless()
-        if self._ending is not None:
-            self._go_on_ending()
-            if not self._ending.is_told and now - self._ending.began > self._ending_seconds():
-                self._tell_the_end(self._ending)  # a keeper that holds a part is gone too
-        for seat in self.seats.values():
+        self.agreement.tick()
+        self._insure_if_due()
+        self.commits.give_up_hopeless()
+        self.end.tick()
+        for seat in self.state.seats.values():
             if seat.trains and self.is_out_of_reach(seat.rank):
+                self.commits.forget_held(seat)
                 host = str(seat.beat.get("host", ""))
-                cause = Cause(seat.rank, "cannot be reached any more", kind="died", host=host)
-                seat.ended, seat.held = cause, set()  # gone with all that it held
-                self._books.note("rank-died", rank=seat.rank, how=cause.how)
-                self._end(cause, settle=False)
+                how = "cannot be reached any more"
+                self._lose_rank(seat, EndCause(seat.rank, how, kind="died", host=host))
 
-    def save_common(self, reason: str) -> None:
-        """Make the newest snapshot that all ranks hold durable, before anything older."""
-        if self.common is not None and not self._is_durable(self.common):
-            self._want(self.common, reason, is_last=True)
-
-    def _is_cut_short(self, stop: Wish) -> bool:
-        """Whether the job ends before its ranks have come to the boundary that was agreed on.
-
-        Then nobody would be left who could have it come back.
-        """
-        if stop.status != _errors.REQUEUE or not self._books.has_job:
-            return False
-        decided = self._decision
-        return decided is None or not self._is_durable((self._attempt, decided["mark"]))
-
-    def is_out_of_reach(self, rank: int) -> bool:
-        """Whether nothing was heard of a rank's keeper for so long that it must be gone."""
-        lost = self.seats[rank].lost_at
-        return lost is not None and self._clock() - lost > self._unreachable_seconds
-
-    def _ending_seconds(self) -> float:
-        """How long the last checkpoint may take."""
-        return _END_SECONDS + 3 * self._books.write_seconds()
+    def _insure_if_due(self) -> None:
+        if self._insure_at is None:
+            return
+        grace = self.state.services.preemption_seconds()
+        if grace is not None:  # longer than what SIGTERM usually leaves
+            self._insure_at = self._insurance_time(grace)
+        if self.state.clock() < self._insure_at:
+            return
+        self._insure_at = None
+        stop = self.stop
+        is_requeued = stop is not None and stop.status == _errors.REQUEUE
+        is_cut_short = is_requeued and self.state.services.has_job
+        if stop is not None and is_cut_short and not self.agreement.is_carried_out():
+            # The job ends before the agreed boundary, and nothing would be left to requeue it.
+            self._leave_now(stop)
+        else:
+            self.commits.save_common("deadline")
 
     def next_at(self) -> float:
         """When `tick` has something to do."""
-        times = [self._clock() + 1.0]
-        if self._round is not None:
-            times.append(self._round.began + ANSWER_SECONDS)
-        if self._insure_at is not None:
-            times.append(self._insure_at)
-        if self._ending is not None and not self._ending.is_told:
-            times.append(self._ending.settles_at or 0.0)
-        return min(times)
+        times = [self.agreement.next_at(), self._insure_at, self.end.next_at()]
+        return min([self.state.clock() + 1.0, *(at for at in times if at is not None)])

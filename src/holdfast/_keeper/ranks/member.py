@@ -1,204 +1,283 @@
-"""The part of every keeper that speaks for its rank, and does what the hub decides.
+"""The decider of one rank among several: it decides nothing.
 
-It reads and writes the words that it shares with the trainer, so it can answer while the
-trainer is in the middle of a long call.
+Requests, orders and deaths go to the hub in rank 0's keeper. What the hub decides is done by
+`RankActions`. The keeper stays until the hub lets it go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import time
+from typing import TYPE_CHECKING, Any
 
-from holdfast._store.memory import control
+from holdfast import _errors
+from holdfast._environment.processes.identity import host_name
+from holdfast._keeper import protocol
+from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._keeper.memory_alarm import Alarm
+from holdfast._keeper.ranks.actions import RankActions
+from holdfast._keeper.ranks.agent import RankAgent
+from holdfast._keeper.ranks.departure import Departure
+from holdfast._keeper.ranks.hub import Hub
+from holdfast._keeper.ranks.link import HubLink, watch_launcher
+from holdfast._keeper.ranks.services import KeeperServices
+from holdfast._keeper.signals import SignalArrival
+from holdfast._keeper.writer import Closing, WriteOutcome
+from holdfast._store.commit.write_queue import CADENCE
+from holdfast._store.folder.invalid import void_steps
+from holdfast._store.folder.requests import stop_from_file
+from holdfast._store.memory.arena import SlotRecord
 
-_MOMENT_SECONDS = 0.002  # for what the trainer has stored to be seen here: memory order is weak
+if TYPE_CHECKING:
+    from holdfast._keeper.keeper import Keeper
 
-
-class Body(Protocol):
-    """The keeper around it."""
-
-    def later(self, seconds: float, act: Callable[[], None]) -> None: ...
-    def tell(self, kind: str, **fields: Any) -> None: ...
-    def held(self) -> list[tuple[int, int]]: ...
-    def all_hold(self, attempt: int, mark: int) -> None: ...
-    def write_part(
-        self, attempt: int, mark: int, partial: str, number: int, reason: str, last: bool
-    ) -> None: ...
-    def drop(self, attempt: int, mark: int) -> None: ...
-    def settle(self, attempt: int, mark: int, error: str | None, *, is_fenced: bool) -> None: ...
-    def send_away(self, message: dict[str, Any]) -> None: ...
-    def say_bye(self, message: dict[str, Any]) -> None: ...
-    def take_order(self, message: dict[str, Any]) -> None: ...
-    def void(self, step: int, reason: str, rank: int) -> None: ...
+_GONE_SECONDS = 0.1  # between two checks whether the keeper may end
 
 
 class Member:
-    """One rank's seat at the table."""
+    """One rank's place in the agreement of all."""
 
-    def __init__(
-        self, attempt: int, words: Any, send: Callable[..., None], body: Body, who: dict[str, Any]
-    ) -> None:
-        self._attempt = attempt
-        self._words = words
-        self._send = send
-        self._body = body
-        self._who = who
-        self._is_held = False  # an agreement is on its way
-        self._asked = self._answered = 0  # the newest agreements that were heard of, and answered
-        self._decided: int | None = None  # the mark of a decision that is not carried out yet
-        self._planned: int | None = None
-        self._told: dict[int, int] = {}  # by attempt: the newest that the hub knows to be held
-        if words[control.DUE] != control.NEVER:
-            # A keeper before this one has died in the middle of something: look up at each
-            # boundary until the hub says more.
-            words[control.HOLD] = words[control.PLANNED] = words[control.DUE] = 0
+    is_stopping = False  # the hub may be asked more than once, and takes the shortest time
 
-    def greet(self) -> None:
-        """Tell the hub that this rank is there, and all that it must know."""
-        self._send("hello", who=self._who, held=self._held())
+    def __init__(self, config: protocol.RankConfig) -> None:
+        self._config = config
+        self.hub: Hub | None = None  # in rank 0's keeper
+        self.link: HubLink  # from `attach` on
 
-    def report(self) -> None:
-        """Tell the hub which snapshots are held now."""
-        held = self._held()
-        newest = max((mark for attempt, mark in held if attempt == self._attempt), default=-1)
-        if self._planned is not None and newest >= self._planned:
-            self._planned = None
-        self._set_due()
-        self._send("held", held=held)
+    def attach(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._storage = keeper.storage
+        self._trainer = keeper.trainer
+        self.departure = Departure(keeper, self._config, self)
+        self._actions = RankActions(keeper, self)
+        self.agent = RankAgent(
+            keeper.policy.attempt,
+            keeper.trainer.words,
+            lambda message: self.link.to_hub(message),
+            self._actions,
+            {"rank": keeper.policy.rank, "host": host_name(), "pid": keeper.trainer.pid},
+        )
 
-    def _held(self) -> list[tuple[int, int]]:
-        held = self._body.held()
-        for attempt, mark in held:
-            self._told[attempt] = max(mark, self._told.get(attempt, -1))
-        return held
+        self._join()
 
-    def missed(self, mark: int, why: str, *, is_past: bool = False) -> None:
-        """There is no snapshot of a boundary at which one was to be taken.
+    def _join(self) -> None:
+        """Open the way to the hub, or the hub itself."""
+        keeper, policy = self._keeper, self._keeper.policy
+        if policy.rank == 0:
+            self.hub = Hub(
+                policy.size,
+                policy.attempt,
+                lambda rank, message: self.link.from_hub(rank, message),
+                KeeperServices(keeper),
+                unreachable_seconds=self._config.unreachable_seconds,
+            )
+        self.link = HubLink(keeper, self._config, self)
+        if self.hub is not None:
+            invalid_from = void_steps(policy.layout).get(policy.attempt)
+            if invalid_from is not None:  # the hub before this one knew
+                self.hub.commits.void_from(invalid_from, "", 0)
+            self._trainer.send(protocol.HubPort(port=self.link.port))
+            self._trainer.send(protocol.HubJoined())
+        watch_launcher(keeper, self, self._config)
+        self.agent.greet()
 
-        `is_past`: of a plan that came too late. A trainer that stands at that very boundary, as
-        after its last step, may save it all the same.
-        """
-        if self._planned == mark:
-            self._planned = None
-            self._set_due()
-        at = int(self._words[control.MARK])
-        self._send("missed", mark=mark, why=why, at=at, is_past=is_past)
+    def tick(self, now: float) -> float:
+        self.link.tick(now)
+        if self.hub is not None:
+            self.hub.tick()
+        if self.departure.is_trainer_gone:
+            self.departure.leave_if_free(now)
+        times = [self.link.next_at()]
+        if self.hub is not None:
+            times.append(self.hub.next_at())
+        if self.departure.is_trainer_gone:
+            times.append(now + _GONE_SECONDS)
+        return min(times)
 
-    def order(self, attempt: int, mark: int, reason: str, *, is_last: bool = False) -> None:
-        """The trainer wants a boundary on disk; with it a decision to save is carried out."""
-        if self._decided is not None and mark >= self._decided:
-            self._decided = None
-            self._set_due()
-        self._send("order", key=[attempt, mark], reason=reason, last=is_last)
+    def receive_at_hub(self, rank: int, message: protocol.ToHub | None) -> None:
+        assert self.hub is not None
+        if message is None or not self._keeper.hangs.receive(rank, message):
+            self.hub.hear(rank, message)
 
-    # -- from the hub -----------------------------------------------------------------
+    def on_hub_found(self) -> None:
+        """Also a hub that has taken the place of another: it must know all that is pending."""
+        self._trainer.send(protocol.HubJoined())
+        self.agent.greet()
+        for attempt, mark in self._actions.orders:
+            self.link.to_hub(protocol.CommitOrder(key=[attempt, mark], reason="asked again"))
+        if self.departure.farewell is not None:
+            self.link.to_hub(self.departure.farewell)
 
-    def hear(self, message: dict[str, Any]) -> None:
-        act = getattr(self, f"_on_{message['kind']}", None)
-        if act is not None:
-            act(message)
+    def on_launcher_gone(self, reason: str) -> None:
+        self.departure.stop_lingering()
+        self.link.to_hub(protocol.LauncherGone(reason=reason))
 
-    def _on_hold(self, message: dict[str, Any]) -> None:
-        self._asked = number = message["round"]
-        self._is_held = True
-        self._words[control.HOLD] = number
-        self._words[control.DUE] = 0
-        self._planned = None
-        self._words[control.PLANNED] = 0
-        self._body.later(_MOMENT_SECONDS, lambda: self._answer(number))
+    # -- the trainer ------------------------------------------------------------
 
-    def _answer(self, number: int) -> None:
-        """Where the trainer is, or the first boundary that it may still come to."""
-        self._answered = number
-        words = self._words
-        mark = int(words[control.MARK])
-        rests = words[control.REST] == control.RESTS and (self._attempt, mark) in self._body.held()
-        stands = words[control.WAITS] == number or words[control.DONE] or rests
-        self._send("at", round=number, mark=mark if stands else mark + 1)
+    def on_message(self, message: protocol.FromTrainer) -> None:
+        if isinstance(message, protocol.SnapshotMissed):
+            self.agent.missed(message.mark, message.why, is_past=message.is_past)
+        elif isinstance(message, protocol.TrainerFarewell):
+            self.departure.take_farewell(message)
+        elif isinstance(message, protocol.ToHub):
+            self.link.to_hub(message)
 
-    def _on_decide(self, message: dict[str, Any]) -> None:
-        if self._answered < message["round"] == self._asked:
-            # Without this rank: the hub must know where its trainer was before it hears of it.
-            self._body.later(_MOMENT_SECONDS, lambda: self._decide(message))
+    def on_arena(self) -> None:
+        self.agent.report()  # the keeper before this one may have died before it wrote
+
+    def on_snapshot(self, generation: int) -> None:  # noqa: ARG002  older ones stay until all hold it
+        self.agent.report()
+
+    def on_order(self, order: protocol.PersistOrder) -> None:
+        found = self._storage.slot(order.generation, order.sequence)
+        if found is None:
+            self._trainer.send(protocol.WriteFailed(order=order.order, error="the slot is gone"))
+            return
+        key = (found[0].arena.attempt, found[1].mark)
+        self._actions.orders.setdefault(key, []).append(order.order)
+        if order.reason != CADENCE:
+            self._storage.writer.hurry()  # it comes after the part that is being written
+        self.agent.report()
+        self.agent.order(*key, order.reason, is_last=order.last)
+
+    def on_salvage(self, held: HeldArena, record: SlotRecord) -> None:
+        self._storage.holdings.salvage(held)
+        self.agent.report()
+        self.agent.order(held.arena.attempt, record.mark, "salvaged")
+
+    def on_invalid(self, message: protocol.StepsInvalid) -> None:
+        self.link.to_hub(message)
+
+    def on_leaving(self) -> None:
+        self.departure.leave_cleanly()
+
+    def on_goodbye(self) -> None:
+        self.departure.on_goodbye()
+
+    def on_death(self) -> None:
+        self.departure.on_death()
+
+    @property
+    def is_trainer_gone(self) -> bool:
+        return self.departure.is_trainer_gone or self.departure.farewell is not None
+
+    # -- stops and saves --------------------------------------------------------
+
+    def on_signal(self, arrival: SignalArrival) -> None:
+        limit = self._keeper.time_limit
+        if limit.job is not None:
+            limit.job.heard(arrival.number)
+        wish = {
+            "kind": "stop",
+            "reason": arrival.reason,
+            "status": arrival.status,
+            "signal": arrival.number,
+            "grace": limit.grace_of(arrival.number),
+        }
+        self.link.to_hub(protocol.RequestForAll(wish=wish, now=arrival.is_final))
+
+    def on_request(self, kind: str, details: dict[str, Any]) -> None:
+        assert self.hub is not None  # only rank 0 reads requests
+        if kind == "stacks":
+            self._keeper.hangs.ask_stacks(details)
+            return
+        now = kind == "stop" and bool(details.get("now"))
+        reason = stop_from_file(details).reason if kind == "stop" else "holdfast save"
+        wish = {
+            "kind": kind,
+            "reason": f"stop --now: {reason}" if now else reason,
+            "status": _errors.PERSON,
+        }
+        self.hub.hear(0, protocol.RequestForAll(wish=wish, now=now))
+
+    def stop_reason(self) -> str | None:
+        return self._actions.stop_reason
+
+    def stop_status(self) -> int | None:
+        stop = None if self.hub is None else self.hub.stop
+        return None if stop is None else stop.status
+
+    def on_time_short(self, reason: str, left: float) -> None:
+        wish = {"kind": "stop", "reason": reason, "status": _errors.REQUEUE, "grace": left}
+        self.link.to_hub(protocol.RequestForAll(wish=wish))
+
+    def on_time_left(self, left: float) -> None:
+        pass  # the hub asks for what is left
+
+    def on_notice(self, notice: protocol.NoticeReport) -> None:
+        mark, told = self._trainer.boundary_id, notice.values()
+        self.link.to_hub(protocol.MachineNotice(host=host_name(), mark=mark, told=told))
+
+    def stop_for_notice(self, reason: str, left: float) -> None:
+        self.on_time_short(reason, left)
+
+    def on_memory_alarm(self, alarm: Alarm) -> None:
+        if self.departure.is_trainer_gone:
+            return
+        self.link.to_hub(
+            protocol.MemoryDanger(
+                mark=self._trainer.boundary_id,
+                first=alarm.is_first,
+                host=host_name(),
+                figures=alarm.figures(),
+            )
+        )
+        if alarm.is_first:
+            self._trainer.send(
+                protocol.MemoryReport(quiet=True)
+            )  # rank 0 prints it; this one finds the cause
+
+    # -- hangs ------------------------------------------------------------------
+
+    def judge_link(self) -> HubLink:
+        return self.link
+
+    def on_hang(self, rank: int | None, *, restart: bool) -> None:
+        assert self.hub is not None  # the judge is in rank 0's keeper
+        if restart:
+            self.hub.end_hung(rank)
         else:
-            self._decide(message)
+            self.hub.commits.save_common("hang")
 
-    def _decide(self, message: dict[str, Any]) -> None:
-        self._decided = message["mark"]
-        # The hold stays: a trainer that comes to a boundary before it has the message waits.
-        number = message["round"]
-        if self._words[control.HOLD] == number:
-            self._is_held = False
-        self._set_due()
-        wish = dict(message["wish"])
-        kind = wish.pop("kind")
-        self._body.tell("decide", mark=message["mark"], round=number, wish_kind=kind, **wish)
+    # -- the disk, from the writer's threads ------------------------------------
 
-    def _on_plan(self, message: dict[str, Any]) -> None:
-        mark = message["mark"]
-        if self._words[control.MARK] >= mark or self._is_held:
-            self.missed(mark, "it was past that step", is_past=True)
+    def on_written(self, outcome: WriteOutcome) -> None:
+        self._keeper.timers.after(0.0, lambda: self._actions.part_written(outcome))
+
+    def on_closed(self, closing: Closing, error: str | None, is_fenced: bool) -> None:
+        """The hub's manifest is written, or not."""
+        hub = self.hub
+        assert hub is not None
+        if error is None:
+            self._storage.record_save(time.monotonic() - closing.began)
+        key = closing.key
+        self._keeper.timers.after(
+            0.0, lambda: hub.commits.committed(key, error, is_fenced=is_fenced)
+        )
+
+    # -- what others read -------------------------------------------------------
+
+    def _memory_step(self, hub: Hub) -> int | None:
+        return None if hub.commits.common is None else hub.commits.common[1] // 2
+
+    def row_facts(self) -> dict[str, Any]:
+        if self.hub is None:
+            return {}
+        waits = {rank: list(each) for rank, each in self.hub.comparison.waits.items()}
+        return {"mem_step": self._memory_step(self.hub), "waits": waits}
+
+    def publish_beat(self, beat: dict[str, Any]) -> None:
+        mine = {k: beat[k] for k in ("step", "memory_step", "boundary_age_seconds", "phase")}
+        used = beat["memory"] or {}
+        mine["memory"] = {k: used.get(k) for k in ("rss", "workers", "cgroup", "cache", "limit")}
+        mine |= {k: beat[k] for k in ("paused", "pulse_age", "pace")}
+        self.link.to_hub(protocol.RankBeat(beat=mine))
+        if self.hub is None:
             return
-        self._planned = mark
-        self._set_due()
-
-    def _on_common(self, message: dict[str, Any]) -> None:
-        attempt, mark = message["key"]
-        if attempt == self._attempt:
-            self._words[control.COMMON] = mark + 1
-        self._body.all_hold(attempt, mark)
-
-    def _on_write(self, message: dict[str, Any]) -> None:
-        attempt, mark = message["key"]
-        if mark > self._told.get(attempt, -1):
-            # To the keeper before this one, which died before it had acknowledged the letter: the
-            # trainer has not handed its slots over yet. Told of them, the hub asks again.
-            return
-        fields = {name: message[name] for name in ("partial", "number", "reason", "last")}
-        self._body.write_part(attempt, mark, **fields)
-
-    def _on_dropped(self, message: dict[str, Any]) -> None:
-        self._body.drop(*message["key"])
-
-    def _on_durable(self, message: dict[str, Any]) -> None:
-        attempt, mark = message["key"]
-        self._body.settle(attempt, mark, None, is_fenced=False)
-
-    def _on_failed(self, message: dict[str, Any]) -> None:
-        attempt, mark = message["key"]
-        self._body.settle(attempt, mark, message["error"], is_fenced=bool(message["fenced"]))
-
-    def _on_void(self, message: dict[str, Any]) -> None:
-        self._body.void(message["step"], message["reason"], message["by"])
-
-    def _on_leave(self, message: dict[str, Any]) -> None:
-        self._body.send_away(message)
-
-    def _on_uneven(self, message: dict[str, Any]) -> None:
-        self._body.tell("uneven", **{k: v for k, v in message.items() if k != "kind"})
-
-    def _on_twins(self, message: dict[str, Any]) -> None:
-        self._body.tell("twins", ranks=message["ranks"])
-
-    def _on_memory(self, message: dict[str, Any]) -> None:
-        self._body.tell("memory", **{k: v for k, v in message.items() if k != "kind"})
-
-    def _on_notice(self, message: dict[str, Any]) -> None:
-        self._body.tell("notice", **{k: v for k, v in message.items() if k != "kind"})
-
-    def _on_bye(self, message: dict[str, Any]) -> None:
-        self._body.say_bye(message)
-
-    def _on_look(self, message: dict[str, Any]) -> None:
-        self._body.take_order(message)
-
-    _on_anew = _on_guard = _on_look
-
-    def _set_due(self) -> None:
-        """From which mark on the trainer must look up at a boundary."""
-        words = self._words
-        words[control.PLANNED] = self._planned or 0
-        if self._is_held:
-            return
-        ahead = [mark for mark in (self._decided, self._planned) if mark is not None]
-        words[control.DUE] = min(ahead, default=control.NEVER)
+        seats = self.hub.state.seats.values()
+        ranks = [{**seat.beat, "ended": seat.ended and seat.ended.how} for seat in seats]
+        held = next((s.beat["paused"] for s in seats if s.beat.get("paused")), None)
+        beat["paused"] = beat["paused"] or held
+        beat["memory_step"] = self._memory_step(self.hub)
+        self._keeper.write_beat(
+            {**beat, "ranks": ranks, "straggler": self.hub.comparison.straggler}
+        )

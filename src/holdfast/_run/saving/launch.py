@@ -20,6 +20,7 @@ from holdfast._environment.processes.identity import command
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._environment.slurm.job import Job
 from holdfast._keeper import messages
+from holdfast._keeper.protocol import KeeperConfig
 from holdfast._run.saving.debuggers import never_held, without_debugger
 from holdfast._run.signals.stack_dump import StackDump
 from holdfast._store.commit.checkpoint import Policy
@@ -71,46 +72,32 @@ class KeeperLink:
         policy = plan.policy
         ours, theirs = messages.socket_pair()
         pidfd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else None
-        inherited = [theirs.fileno(), plan.signals_read, plan.control.descriptor]
-        inherited += [each for each in (pidfd, plan.dump.descriptor) if each is not None]
         # Read here: the trainer may be killed for memory before the keeper reads them.
         counters = read_counters(MemoryCgroup.find(os.getpid()))
         plan.counters = plan.counters or counters
-        config = {
-            "folder": str(policy.layout.folder),
-            "run_id": policy.run_id,
-            "attempt": policy.attempt,
-            "line": policy.line,
-            "keep_last": policy.keep_last,
-            "best": policy.best,
-            "grace": plan.grace_seconds,
-            "numbers": plan.numbers,
-            "version": policy.version,
-            "link": theirs.fileno(),
-            "signals": plan.signals_read,
-            "control": plan.control.descriptor,
-            "stacks": plan.dump.descriptor,
-            "pidfd": pidfd,
-            "counters": counters,
-            "trainer_pid": os.getpid(),
-            "rank": policy.rank,
-            "size": policy.size,
-            "crew": plan.crew,
-            "job": None if plan.job is None else asdict(plan.job),
-            "requeue_limit": policy.requeue_limit,
-            "hang": [policy.hang_seconds, policy.hang_restarts],
-            "mirror": [policy.mirror, policy.mirror_keep_last],
-            "notices": policy.notices,
-        }
+        config = KeeperConfig(
+            policy=policy,
+            grace_seconds=plan.grace_seconds,
+            numbers=plan.numbers,
+            trainer_pid=os.getpid(),
+            counters=counters,
+            job=None if plan.job is None else asdict(plan.job),
+            ranks=plan.crew,
+            link=theirs.fileno(),
+            signals=plan.signals_read,
+            control=plan.control.descriptor,
+            stacks=plan.dump.descriptor,
+            pidfd=pidfd,
+        )
         log_path = policy.layout.keeper_log(policy.attempt, policy.rank)
         with _open_log(log_path) as log, without_debugger():
             self._process = subprocess.Popen(
-                command("holdfast._keeper.__main__", config),
+                command("holdfast._keeper.__main__", config.to_json()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=inherited,
+                pass_fds=config.descriptors(),
                 env=variables.child_environment(),
             )
         if policy.rank == 0:

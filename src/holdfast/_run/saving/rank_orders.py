@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._errors import RanksError
-from holdfast._keeper.ranks.member_keeper import CrewConfig
+from holdfast._keeper.protocol import RankConfig
 from holdfast._run.data.fingerprints import batch_print
 from holdfast._run.ranks.party import Party, make_key
 from holdfast._run.ranks.world import addresses
@@ -284,14 +284,14 @@ def join_ranks(
     else:
         told = party.exchange("hub", None)
     launcher = party.launcher
-    config = CrewConfig(
+    config = RankConfig(
         hub=[] if party.rank == 0 else [(a, told[0]["port"]) for a in told[0]["addresses"]],
         is_one_host=party.is_one_host,
         launcher=None if launcher is None else launcher.process,
         launcher_name="" if launcher is None else launcher.name,
         restarts=launcher is not None and launcher.restarts,
     )
-    keeper = KeeperClient(policy, grace_seconds, numbers, listen, asdict(config))
+    keeper = KeeperClient(policy, grace_seconds, numbers, listen, config.values())
     ranks = RankAgreement(party.rank, party.size, keeper)
     joined.append(ranks)
     for message in heard:

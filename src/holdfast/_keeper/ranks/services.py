@@ -1,4 +1,4 @@
-"""What the hub does to the run folder: begin a checkpoint, close it, note what happened."""
+"""What the hub does outside of itself: in the run folder, and with the scheduler."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._errors import SaveFailed
-from holdfast._keeper.job import JobWatch, in_background
-from holdfast._keeper.ranks.table import Wish
+from holdfast._keeper.ranks.state import RankRequest
+from holdfast._keeper.time_limit import in_background
 from holdfast._keeper.writer import Closing
-from holdfast._store.commit.checkpoint import Policy, State
+from holdfast._store.commit.checkpoint import State
 from holdfast._store.commit.write import begin_checkpoint, explain, refuse_if_replaced
 from holdfast._store.commit.write_queue import Key
 from holdfast._store.folder import journal
 from holdfast._store.folder.invalid import set_aside_void
 from holdfast._store.format.manifest import DataFile
 
+if TYPE_CHECKING:
+    from holdfast._keeper.keeper import Keeper
 
-class HubBooks:
-    """The hub's hands."""
 
-    def __init__(self, policy: Policy, keeper: Any, job: JobWatch | None = None) -> None:
-        self._policy = policy
-        self._keeper = keeper
-        self._job = job
+class KeeperServices:
+    """The hub's access to run folder, writer and scheduler."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._policy = keeper.policy
+        self._storage = keeper.storage
+        self._limit = keeper.time_limit
+        self._job = keeper.time_limit.job
+        self._timers = keeper.timers
         self._began: dict[Key, float] = {}
 
     def begin(self, key: Key) -> str | None:
@@ -44,7 +49,7 @@ class HubBooks:
             raise SaveFailed(explain(layout, error, 0)) from error
 
     def commit(self, key: Key, reason: str, files: dict[int, dict[str, Any]]) -> None:
-        """All parts are durable: have the manifest written."""
+        """All parts are durable: queue the manifest for writing."""
         attempt, mark = key
         layout = self._policy.layout
         state = State(attempt, mark // 2, reason, files[0]["metrics"], bool(mark % 2))
@@ -52,24 +57,23 @@ class HubBooks:
         parts = [DataFile.from_json(file) for _, file in sorted(files.items())]
         partial = layout.partial(final, os.getpid())
         closing = Closing(state, partial, parts, self._began.pop(key, time.monotonic()))
-        self._keeper._writer.submit(closing)
+        self._storage.writer.submit(closing)
 
     def note(self, event: str, **fields: Any) -> None:
         fields.setdefault("attempt", self._policy.attempt)
         journal.append(self._policy.layout.journal, event, **fields)
 
     def set_aside_void(self) -> None:
-        """What a rule has called bad is out of the way before anybody leaves for it."""
+        """Set invalid checkpoints aside before a rank leaves because of them."""
         for before, _ in set_aside_void(self._policy.layout):
             self.note("set-aside", name=before.name, why="called bad")
 
     def write_seconds(self) -> float:
-        return float(self._keeper._write_seconds())
+        return self._storage.write_seconds()
 
     def grace_of(self, number: int) -> float | None:
         """The seconds that a signal leaves."""
-        found = self._keeper._grace_of(number)
-        return None if found is None else float(found)
+        return self._limit.grace_of(number)
 
     def preemption_seconds(self) -> float | None:
         """What is left of the grace of a preemption, if it is one."""
@@ -77,28 +81,28 @@ class HubBooks:
 
     @property
     def has_job(self) -> bool:
-        """Whether there is a scheduler to ask why the run ends, and to start it again."""
+        """True if a scheduler can be asked why the run ends, and for a requeue."""
         return self._job is not None
 
-    def settle(self, wish: Wish, then: Callable[[Wish], None]) -> None:
-        """Find out why a stop is wished for, and go on with what is known then."""
+    def settle(self, wish: RankRequest, then: Callable[[RankRequest], None]) -> None:
+        """Ask the scheduler why a stop is asked for, then continue with the answer."""
         job = self._job
         assert job is not None
 
         def ask() -> None:
             found = job.settle(wish.reason, wish.status, wish.signal)
             settled = replace(wish, reason=found.reason, status=found.status)
-            self._keeper.later(0.0, lambda: then(settled))
+            self._timers.after(0.0, lambda: then(settled))
 
         in_background(ask)
 
     def requeue(self, step: int | None, then: Callable[[str, int], None]) -> None:
-        """Have the job start again, and go on with what became of that."""
+        """Requeue the job, then continue with the result."""
         job = self._job
         assert job is not None
 
         def ask() -> None:
             found = job.requeue(step)
-            self._keeper.later(0.0, lambda: then(found.said, found.status))
+            self._timers.after(0.0, lambda: then(found.said, found.status))
 
         in_background(ask)

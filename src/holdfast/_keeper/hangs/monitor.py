@@ -1,7 +1,7 @@
-"""A keeper's part in the watch over hangs: its own trainer's watch, and for all ranks the judge.
+"""Hang detection in one keeper: the watch over its trainer, and the judge of all ranks.
 
-A keeper that is alone has both; of several, that of rank 0 has the judge, and the others send
-what their watch says to it.
+The keeper of rank 0, or of a single process, has both. The other ranks have only the watch and send
+its reports to the judge.
 """
 
 from __future__ import annotations
@@ -9,25 +9,30 @@ from __future__ import annotations
 import queue
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._environment import variables
+from holdfast._keeper import protocol
 from holdfast._keeper.hangs.judge import HangJudge
 from holdfast._keeper.hangs.record import file_hang, file_look, say_in_place_of, slim, told_of
-from holdfast._keeper.hangs.watch import HangWatch, Looks
+from holdfast._keeper.hangs.watch import HangWatch, Inspector
+from holdfast._keeper.storage import Storage
+from holdfast._keeper.trainer import Ends, Trainer
+from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.opened import tell_leader_of_hang
-from holdfast._store.memory import control
+
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
 
 _MOST_SAID = 4000
-_BLIND_SECONDS = 60.0  # after something that nobody has thought of
-_NEW_KEEPER = ("hello", "died", "farewell")  # after which nothing that a rank had said counts
+_BLIND_SECONDS = 60.0  # after an unexpected error
 
 
 class _Fitting:
-    """Looks that fit into a message; made to in the thread that looks."""
+    """Shortens inspections to fit into a message, in the thread that inspects."""
 
-    def __init__(self, looker: Looks, ranks: int) -> None:
+    def __init__(self, looker: Inspector, ranks: int) -> None:
         self._looker = looker
         self._ranks = ranks
 
@@ -39,16 +44,20 @@ class _Fitting:
         return self._looker.alive_at
 
 
-class Hangs:
-    """The watch, wired into one keeper. Whatever happens here, the keeper goes on."""
+class HangMonitor:
+    """The watch and the judge of one keeper. An error here never ends the keeper."""
 
-    def __init__(self, keeper: Any) -> None:
-        self._keeper = keeper
-        self._policy = policy = keeper._policy
-        self._words = keeper._ends.control.words
+    def __init__(
+        self, policy: Policy, ends: Ends, trainer: Trainer, storage: Storage, decider: Decider
+    ) -> None:
+        self._policy = policy
+        self._ends = ends
+        self._trainer = trainer
+        self._storage = storage
+        self._decider = decider
         self._watch = HangWatch(
-            self._words,
-            keeper._ends.trainer_pid,
+            trainer.words,
+            trainer.pid,
             policy.rank,
             policy.hang_seconds,
             self._post,
@@ -61,59 +70,60 @@ class Hangs:
     # -- in the keeper's loop ------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """See where the trainer is; a few words, if all is well."""
+        """Read the trainer's progress; if all is well, only a few shared words."""
         if now < self._blind_until:
             return
         try:
             self._look(now)
-        except Exception:  # noqa: BLE001  the keeper must live
+        except Exception:  # noqa: BLE001  the keeper must go on
             traceback.print_exc()
             self._blind_until = now + _BLIND_SECONDS
 
     def _look(self, now: float) -> None:
-        keeper = self._keeper
-        is_over = keeper._is_leaving or keeper._leave_status is not None or keeper._is_gone()
-        self._watch.see(now, keeper._phase, is_over=is_over)
+        trainer = self._trainer
+        is_leaving = trainer.is_leaving or trainer.leave_status is not None
+        is_over = is_leaving or self._decider.is_trainer_gone
+        self._watch.see(now, trainer.phase, is_over=is_over)
         if self._judge is not None:
             while not self._explained.empty():
                 self._judge.explained(*self._explained.get_nowait())
             self._judge.tick()
 
-    def hear(self, rank: int, message: dict[str, Any]) -> bool:
-        """At the hub: take in what the watch of a rank says; False if it was for the hub."""
+    def receive(self, rank: int, message: protocol.ToHub) -> bool:
+        """At the hub: a report of a rank's watch; False if it was for the hub itself."""
         assert self._judge is not None
         try:
-            if message["kind"] in _NEW_KEEPER:
-                self._judge.forget(rank)
+            if isinstance(message, protocol.RankHello | protocol.RankDied | protocol.RankFarewell):
+                self._judge.forget(rank)  # what its former keeper had reported
             return self._judge.hear(rank, message)
         except Exception:  # noqa: BLE001  as above
             traceback.print_exc()
-            return False  # the hub passes over what it does not know
+            return False  # the hub ignores what it does not know
 
-    def take(self, message: dict[str, Any]) -> None:
-        """Do what the judge has asked of this rank."""
-        kind = message["kind"]
-        if kind == "look":
-            self._watch.look(int(message["round"]))
-        elif kind == "anew":
-            self._watch.anew()
-        elif kind == "guard":
-            self._watch.hold(str(message["by"]), is_seen=bool(message.get("is_seen", True)))
+    def obey(self, order: protocol.FromHub) -> None:
+        """Do what the judge orders for this rank."""
+        match order:
+            case protocol.LookOrder():
+                self._watch.look(order.round)
+            case protocol.CountAnew():
+                self._watch.anew()
+            case protocol.GuardOrder():
+                self._watch.hold(order.by, is_seen=order.is_seen)
 
     def ask_stacks(self, details: dict[str, Any]) -> None:
-        """Somebody wants to see what all ranks do now."""
+        """`holdfast stacks` asks what all ranks do now."""
         assert self._judge is not None
         layout, attempt, token = self._policy.layout, self._policy.attempt, details.get("token")
         self._judge.ask(lambda looks, missing: file_look(layout, attempt, token, looks, missing))
 
     @property
     def is_paused(self) -> bool:
-        """Whether a debugger holds this trainer."""
+        """True if a debugger holds this trainer."""
         return self._watch.is_paused
 
     @property
     def is_hung(self) -> bool:
-        """Whether a hang was found, and is not over."""
+        """True while a hang is found and not over."""
         return self._judge is not None and self._judge.beat()["hang"] is not None
 
     def beat(self) -> dict[str, Any]:
@@ -124,61 +134,66 @@ class Hangs:
         judged = self._judge.beat()
         return {**found, "hang": judged["hang"], "paused": judged["held"] or found["paused"]}
 
-    def _post(self, kind: str, **fields: Any) -> None:
-        if self._policy.size > 1:
-            self._keeper._to_hub(kind, **fields)
-        elif self._judge is not None:
-            self._judge.hear(0, {"kind": kind, **fields})
+    def _post(self, message: protocol.ToHub) -> None:
+        link = self._decider.judge_link()
+        if link is None:
+            self.receive(0, message)
+        else:
+            link.to_hub(message)
 
-    def _make_looker(self) -> Looks:
+    def _make_looker(self) -> Inspector:
         from holdfast._environment.processes.inspect import Looker  # only in trouble
 
-        ends = self._keeper._ends
-        return _Fitting(Looker(ends.trainer_pid, fault_file=ends.stacks), self._policy.size)
+        looker = Looker(self._ends.trainer_pid, fault_file=self._ends.stacks)
+        return _Fitting(looker, self._policy.size)
 
-    # -- the judge's hands -----------------------------------------------------------------
+    # -- what the judge has done --------------------------------------------------------------
 
     def ranks(self) -> list[int]:
-        return [0] if self._policy.size == 1 else list(self._keeper._hub._those_who_train())
+        link = self._decider.judge_link()
+        return [0] if link is None else link.training_ranks()
 
-    def order(self, rank: int, kind: str, **fields: Any) -> None:
-        if self._policy.size == 1:
-            self.take({"kind": kind, **fields})
+    def order(self, rank: int, order: protocol.FromHub) -> None:
+        link = self._decider.judge_link()
+        if link is None:
+            self.obey(order)
         else:
-            self._keeper._from_hub(rank, kind, **fields)
+            link.from_hub(rank, order)
 
     def say(self, kind: str, **fields: Any) -> None:
         if "sentence" in fields:
             fields["sentence"] = fields["sentence"][:_MOST_SAID]  # a message has its bounds
         fields["folder"] = str(self._policy.layout.folder)
         if kind == "hang" and self._watch.is_deaf and variables.led_folder() is None:
-            # It would say so when that is over; a leader says it by itself.
-            say_in_place_of(self._keeper._ends.trainer_pid, told_of(fields))
+            # The trainer could print it only when the hang is over. A leader prints it by itself.
+            say_in_place_of(self._trainer.pid, told_of(fields))
             return
-        self._keeper._tell(kind, **fields)
-        # One that is stopped says it when that is over.
+        message = protocol.ToTrainer.from_json({"kind": kind, **fields})
+        assert message is not None
+        self._trainer.send(message)
+        # A stopped trainer cannot print it before that is over.
         if fields.get("is_deaf") and (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {"held": {**fields, "since": time.time()}})
 
     def note(self, event: str, **fields: Any) -> None:
-        step = int(self._words[control.STEP])
+        step = self._trainer.step
         fields = {"step": step, "attempt": self._policy.attempt, **fields}
         journal.append(self._policy.layout.journal, event, **fields)
 
-    def tell_of_survivor(self, pid: int, state: str) -> None:
-        """The trainer was killed and is still there: only its disk can let it go."""
+    def report_survivor(self, pid: int, state: str) -> None:
+        """The trainer has survived SIGKILL: it waits for a disk in the kernel."""
         self.note("survives-kill", pid=pid, state=state)
         found = {} if self._judge is None else self._judge.record or {}
         if (place := variables.led_folder()) is not None:
             tell_leader_of_hang(place, {**found, "unkillable": [pid]})
 
     def facts(self) -> dict[str, Any]:
-        """What else stands in the record of a hang."""
-        restarts = self._policy.hang_restarts and not self._words[control.STAYS]
+        """Further fields of the record of a hang."""
+        restarts = self._policy.hang_restarts and not self._trainer.stays
         return {
             "attempt": self._policy.attempt,
             "policy": "restart" if restarts else "report",
-            "durable_step": self._keeper._durable_step,
+            "durable_step": self._storage.durable_step,
         }
 
     def file(self, record: dict[str, Any]) -> None:
@@ -189,8 +204,8 @@ class Hangs:
 
     def save(self) -> None:
         """Make the newest snapshot durable: the next step may never come."""
-        self._keeper._save_hung()
+        self._decider.on_hang(None, restart=False)
 
     def restart(self, rank: int | None) -> None:
-        """Save what is in memory and have the trainer leave; who leads it starts it again."""
-        self._keeper._leave_hung(rank)
+        """Save what is in memory and make the trainer leave; its supervisor starts it again."""
+        self._decider.on_hang(rank, restart=True)

@@ -1,0 +1,106 @@
+"""How much time a run has: what a signal leaves, and the end of its job."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast._keeper.heartbeat import StepPace
+from holdfast._keeper.protocol import ShortWarning
+from holdfast._keeper.storage import Storage
+from holdfast._keeper.trainer import Trainer
+from holdfast._store.memory import control
+
+if TYPE_CHECKING:
+    from holdfast._keeper.decider import Decider
+    from holdfast._keeper.job import JobWatch
+
+_TERM_GRACE_SECONDS = 10.0
+_WARNING_GRACE_SECONDS = 30.0
+# What a stop by the clock leaves besides step and save: for agreement, exit and requeue.
+_EXIT_SECONDS = 10.0
+_LEAST_SECONDS = 20.0
+
+
+def in_background(act: Callable[[], None]) -> None:
+    """Run it in a thread: the keeper's loop must not wait for SLURM."""
+    threading.Thread(target=act, name="job", daemon=True).start()
+
+
+class TimeLimit:
+    """The end of the job, against what a step and its save take."""
+
+    def __init__(
+        self,
+        job: JobWatch | None,
+        grace_seconds: float | None,
+        trainer: Trainer,
+        storage: Storage,
+        journal: Callable[..., Any],
+    ) -> None:
+        self.job = job
+        self.pace = StepPace()
+        self._grace_seconds = grace_seconds
+        self._trainer = trainer
+        self._storage = storage
+        self._journal = journal
+        self._is_over = False
+        self._has_warned = False
+
+    def is_requeued(self) -> bool:
+        """True once the job is requeued: SLURM then ends what is left of this attempt."""
+        return self.job is not None and self.job.is_requeued()
+
+    def grace_of(self, number: int) -> float | None:
+        """The seconds that a signal leaves; None: no limit, as a person waits."""
+        if self._grace_seconds is not None or number == signal.SIGINT:
+            return self._grace_seconds
+        known = self.job.grace_of(number) if self.job is not None else None
+        if known is not None:
+            return known
+        is_end = number in (signal.SIGTERM, signal.SIGHUP)
+        return _TERM_GRACE_SECONDS if is_end else _WARNING_GRACE_SECONDS
+
+    def needed_seconds(self) -> float:
+        """For the current step, its save, and the exit."""
+        needed = (self.pace.step_seconds or 0.0) + 2 * (self._storage.save_seconds or 0.0)
+        return max(_LEAST_SECONDS, needed + _EXIT_SECONDS)
+
+    def poll(self, now: float, decider: Decider) -> None:
+        """Stop in time for the job's end: SLURM's warning can be lost."""
+        words = self._trainer.words
+        if words[control.IN_LOOP] and not words[control.REST]:
+            self.pace.see(now, int(words[control.STEP]), int(words[control.BOUNDARY_NS]))
+        else:
+            self.pace.rest()
+        if self.job is None or self._trainer.is_leaving:
+            return
+        from holdfast._environment.slurm.controller import Cause  # only where there is a job
+
+        self.job.look(now)
+        left = self.job.seconds_left()
+        if left is not None:
+            may_stop = not self._is_over and not decider.is_stopping
+            if may_stop and self.job.is_at_its_end(self.needed_seconds()):
+                self._is_over = True
+                self._journal("job-ends", seconds_left=round(left, 1))
+                decider.on_time_short(Cause.TIME_LIMIT.value, left)
+            else:
+                decider.on_time_left(left)
+        status = decider.stop_status()
+        if status is not None and not self._trainer.stays:
+            self.job.requeue_in_time(status, self._storage.durable_step)
+        self._warn_of_short_warning()
+
+    def _warn_of_short_warning(self) -> None:
+        """Once it is measured: does a save fit into the time that SLURM's warning leaves?"""
+        warning = None if self.job is None else self.job.warning
+        save_seconds = self._storage.save_seconds
+        if self._has_warned or warning is None or save_seconds is None:
+            return
+        needed = (self.pace.step_seconds or 0.0) + save_seconds
+        if needed > warning:
+            self._has_warned = True
+            self._trainer.send(ShortWarning(warning=warning, needed=needed))
