@@ -9,19 +9,22 @@ import pytest
 
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
 from holdfast._store.format.manifest import DataFile, Manifest, Part
-from holdfast._tools.doctor.disk import Grace, bytes_to_write, judge_room, judge_speed
-from holdfast._tools.doctor.finding import Check, worst
-from holdfast._tools.doctor.memory import Memory, judge_memory, judge_shm
-from holdfast._tools.doctor.places import (
+from holdfast._tools.doctor.check import Check, worst
+from holdfast._tools.doctor.machine import Memory, judge_memory, judge_shm
+from holdfast._tools.doctor.question import Question
+from holdfast._tools.doctor.run import Known, read_run, slurm_grace
+from holdfast._tools.doctor.storage import (
+    Grace,
     Mount,
+    bytes_to_write,
     find_mount,
     judge_file_system,
     judge_folder,
     judge_home,
+    judge_room,
+    judge_speed,
     judge_temporary,
 )
-from holdfast._tools.doctor.question import Question
-from holdfast._tools.doctor.run import Known, read_run, slurm_grace
 
 MB, GB = 1 << 20, 1 << 30
 TEN = Grace(10.0, "SIGTERM")

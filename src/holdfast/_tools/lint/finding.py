@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast._environment.slurm.options import Option
-from holdfast._tools.doctor.signals.python_signals import is_deaf
 from holdfast._tools.lint.job import Job
 from holdfast._tools.lint.launch import OTHER, PYTHON, TORCHRUN, Launch
+from holdfast._tools.lint.signal_handlers import has_no_handler
 
 ERROR = "error"
 WARNING = "warning"
@@ -230,7 +230,7 @@ def _guard(job: Job, launch: Launch, signal_name: str) -> list[str]:
     """
     if signal_name not in _GUARDED or launch.is_guarded:
         return []
-    if launch.kind == PYTHON and launch.script and is_deaf(launch.script, job.read):
+    if launch.kind == PYTHON and launch.script and has_no_handler(launch.script, job.read):
         return []
     return ["bash", "-c", f'\'trap "" {signal_name}; exec "$@"\'', "_"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast._tools.doctor.signals.python_signals import is_deaf
 from holdfast._tools.lint.finding import (
     ERROR,
     HANDLED_BY_TORCHRUN,
@@ -25,6 +24,7 @@ from holdfast._tools.lint.finding import (
 )
 from holdfast._tools.lint.job import Job
 from holdfast._tools.lint.launch import LAUNCHERS, PYTHON, TORCHRUN, Launch
+from holdfast._tools.lint.signal_handlers import has_no_handler
 
 _LATE_SECONDS = 30
 _DEADLY = ("USR1", "USR2", "TERM", "HUP", "ALRM", "XCPU", "QUIT")
@@ -253,7 +253,7 @@ def check_deaf(job: Job, launch: Launch) -> Iterator[Finding]:
         return  # it does not die of it
     if any(found.name in trap.signals for trap in job.traps):
         return
-    if not is_deaf(launch.script, job.read):
+    if not has_no_handler(launch.script, job.read):
         return
     arrives = launch.is_exec if found.to_batch else launch.is_step
     name, early = f"SIG{found.name}", f"{found.seconds} to {found.seconds + _LATE_SECONDS} s"

@@ -31,7 +31,7 @@ WAITING = {
 SHELLS = frozenset(["bash", "sh", "dash", "zsh", "ksh"])
 _OF_THE_LEADER = ("--max-restarts", "--hang-timeout")
 _BECOMING_RUNNERS = frozenset(["poetry", "pipenv"])
-_CONDA = frozenset(["conda", "mamba", "micromamba"])
+CONDA = frozenset(["conda", "mamba", "micromamba"])
 CONTAINERS = frozenset(["apptainer", "singularity"])
 RUNNERS = frozenset(["uv", "pixi", "pdm", "hatch", "rye"])
 _RUNNER_VALUES = (
@@ -114,7 +114,7 @@ def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
         return name, 2
     if name in RUNNERS and _second(words) == "run":
         return name, 1 + after_options(words[1:], _RUNNER_VALUES)
-    if name in _CONDA and _second(words) == "run":
+    if name in CONDA and _second(words) == "run":
         with_value = ("-n", "--name", "-p", "--prefix", "--cwd")
         return "conda run", 1 + after_options(words[1:], with_value)
     if name in CONTAINERS and _second(words) in ("exec", "run"):

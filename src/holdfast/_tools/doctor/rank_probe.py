@@ -1,6 +1,6 @@
-"""In the place of a training: meet the other ranks as it would, reduce with them, and tell.
+"""In the place of a training: meet the other ranks as it would, and report what fails.
 
-Runs in the ranks that `holdfast doctor` has had started, by the Python that would train.
+Runs in the ranks that `holdfast doctor` has started, by the Python that would train.
 """
 
 from __future__ import annotations
@@ -18,50 +18,48 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.slurm.tasks import rank_environment
 from holdfast._run.ranks.environment import tasks_of_srun
 
-Tell = Callable[..., None]
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 _PARTING_SECONDS = 0.3
 
 
-def reduce_with_others(tell: Tell, seconds: float, backend: str | None) -> None:
-    """Tell what this rank has, then what it measures with the others, or why it cannot."""
+def meet_other_ranks(report: Callable[..., None], seconds: float, backend: str | None) -> None:
+    """Report the network, the meeting and the sum, or why there is none."""
     sys.argv[:1] = sys.argv[:1] or ["doctor"]
     now = variables.of_ranks()
     now = rank_environment(now) | now
     if now.get("WORLD_SIZE", "1") == "1" and tasks_of_srun(now) in (None, 1):
-        tell("done")  # nobody to reduce with: torch need not be there
+        report("done")  # without other ranks, torch is not needed
         return
     local = int(now["LOCAL_RANK"]) if now.get("LOCAL_RANK", "").isdigit() else 0
     try:
         from holdfast.torch import reduce
         from holdfast.torch.launch import init_process_group
     except ImportError as error:
-        tell("error", kind="torch", text=f"{sys.executable}: {error}")
+        report("error", kind="torch", text=f"{sys.executable}: {error}")
         return
-    device = reduce.describe_device(local)
-    chosen = backend or ("nccl" if device["gpus"] and device["nccl"] else "gloo")
-    tell("device", **device, backend=chosen, network=find_network(chosen, now))
+    backend = backend or reduce.usual_backend()
+    report("network", backend=backend, **find_network(backend, now))
     try:
-        place = reduce.choose_device(chosen, local)
-        init_process_group(chosen, timeout_seconds=seconds / 2)
-        tell("met")
-        reduce.measure(place, seconds / 4, tell)
-    except Exception as error:  # noqa: BLE001  whatever it is, the doctor says it
+        device = reduce.choose_device(backend, local)
+        init_process_group(backend, timeout_seconds=seconds / 2)
+        report("met")
+        reduce.check_sum(device)
+    except Exception as error:  # noqa: BLE001  the doctor prints it
         text = str(error).strip() or type(error).__name__
-        tell("error", kind=type(error).__name__, text=text)
+        report("error", kind=type(error).__name__, text=text)
         return
-    time.sleep(_PARTING_SECONDS)  # the store may be in this process, and others still in it
-    tell("done")
+    time.sleep(_PARTING_SECONDS)  # the store may be in this process, and others still need it
+    report("done")
 
 
 def find_network(backend: str, now: dict[str, str]) -> dict[str, Any]:
-    """Through which interface this rank talks to the others, and who has chosen it."""
+    """The interface by which this rank reaches the others, and what has chosen it."""
     variable = "NCCL_SOCKET_IFNAME" if "nccl" in backend else "GLOO_SOCKET_IFNAME"
-    wish = variables.whole().get(variable, "")
+    chosen = variables.whole().get(variable, "")
     own = _address_of(host_name())
     found: dict[str, Any] = {"host_address": own, "chosen_by": "the host's name"}
-    if wish:
-        return {**found, "interface": wish, "address": "", "chosen_by": variable}
+    if chosen:
+        return {**found, "interface": chosen, "address": "", "chosen_by": variable}
     address = own
     if "nccl" in backend or not own:
         address = _address_towards(now.get("MASTER_ADDR", ""))
@@ -77,7 +75,7 @@ def _address_of(name: str) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """Our own address on the way to a host; nothing is sent for that."""
+    """Our own address on the route to a host; connecting a datagram socket sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect((host or "192.0.2.1", 9))
