@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from holdfast._run.past import daly_interval, exact_goodput, young_interval
 from holdfast._tools.plan.advice import make_plan
-from holdfast._tools.plan.inputs import GPU_MTBF_SECONDS, HOST_LOSS_SHARE, Inputs, build_model
-from holdfast._tools.plan.model import Model
+from holdfast._tools.plan.model import (
+    GPU_MTBF_SECONDS,
+    HOST_LOSS_SHARE,
+    Inputs,
+    Model,
+    build_model,
+)
 from holdfast._tools.plan.simulate import PARTS, simulate, simulate_run
 
 DAY = 86_400.0
