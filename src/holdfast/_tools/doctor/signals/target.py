@@ -10,8 +10,7 @@ from pathlib import Path
 
 from holdfast._environment.slurm.options import WarningSignal, batch_options, parse_signal
 from holdfast._tools.doctor.signals.probe import what_it_runs
-from holdfast._tools.lint.shell import parse_commands
-from holdfast._tools.lint.tokens import NotUnderstood
+from holdfast._tools.lint.shell import NotUnderstood, parse_commands
 from holdfast._tools.lint.values import find_values
 from holdfast._tools.lint.wrappers import SHELLS, is_python
 
