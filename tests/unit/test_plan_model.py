@@ -82,7 +82,7 @@ def test_all_the_time_is_accounted_for(
         notice_share=notice, host_loss_share=host, interference=interference,
         max_overhead=overhead,
     )  # fmt: skip
-    found = simulate(model, [1.0, 60.0, 600.0, 7200.0], seed=seed, runs=20, lives=20)
+    found = simulate(model, [1.0, 60.0, 600.0, 7200.0], seed=seed, runs=20, attempts=20)
     assert set(found.parts) == set(PARTS)
     assert np.allclose(found.goodput + sum(found.parts.values()), 1.0, atol=1e-9)
     # What is lost in one life may have been made in the one before, but no more than that.

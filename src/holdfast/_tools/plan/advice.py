@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast._run.past import daly_interval, young_interval
 from holdfast._tools.plan.model import MAX_OVERHEAD, Inputs, Model, build_model
-from holdfast._tools.plan.simulate import Finished, Outcome, simulate, simulate_run
+from holdfast._tools.plan.simulate import Finished, SimulatedOutcome, simulate, simulate_run
 from holdfast._tools.plan.units import as_setting, round_interval
 
 COMMON_SECONDS = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -25,7 +25,7 @@ _RUN_LIVES = 2000  # a run with more interruptions is only given as a mean
 
 
 @dataclass(frozen=True)
-class Row:
+class IntervalRow:
     """One interval and its outcome."""
 
     interval: float
@@ -66,9 +66,9 @@ class Plan:
     young: float
     daly: float
     best: float  # by the simulation, before it is rounded
-    chosen: Row  # the interval to write down
+    chosen: IntervalRow  # the interval to write down
     as_good: tuple[float, float]
-    rows: list[Row]
+    rows: list[IntervalRow]
     ways: list[Way]  # the last one is that of the model
     better: Better | None
     finished: Finished | None
@@ -162,7 +162,7 @@ def _try_way(name: str, model: Model, seed: int) -> Way:
     return Way(name, best, goodput, error, outcome.intervals.tolist(), outcome.goodput.tolist())
 
 
-def _smooth_best(outcome: Outcome) -> float:
+def _smooth_best(outcome: SimulatedOutcome) -> float:
     """The best interval without the noise: the loss is fitted by a + b/interval + c*interval."""
     top = float(outcome.intervals[int(outcome.goodput.argmax())])
     near = (outcome.intervals >= top / 4) & (outcome.intervals <= top * 4)
@@ -177,7 +177,7 @@ def _smooth_best(outcome: Outcome) -> float:
 
 def _rows(
     model: Model, choice: float, young: float, daly: float, run_seconds: float, seed: int
-) -> list[Row]:
+) -> list[IntervalRow]:
     marks: dict[float, list[str]] = {}
     if math.isclose(young, daly, rel_tol=0.02):
         young = daly  # one row is enough
@@ -189,7 +189,7 @@ def _rows(
     tried = sorted({*common, *marks})
     outcome = simulate(model, tried, seed=seed)
     return [
-        Row(
+        IntervalRow(
             interval,
             float(outcome.goodput[at]),
             float(outcome.error[at]),

@@ -20,9 +20,10 @@ PARTS = {
     "checkpoints": "checkpoints",
     "snapshots": "snapshots in memory",
 }
-_WIDTH, _HEIGHT = 880, 520
+_WIDTH, _HEIGHT = 880, 532
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 848, 96, 356
-_LINES = 5  # of the grid
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # between two lines of the grid
+_MOST_LINES = 6
 _LEAST_SPAN = 0.01  # of goodput, from the lowest line to the highest
 _COLOURS = ("var(--still)", "var(--beside)", "var(--ours)")
 _STYLE = """
@@ -59,8 +60,8 @@ def draw(plan: Plan, given: Inputs) -> str:
         _text(32, 62, about, "faint"),
         *_draw_curves(plan),
         *_draw_legend(plan),
-        _text(_LEFT, 482, f"Where the other {1.0 - chosen.goodput:.2%} go", "strong"),
-        _text(_LEFT, 502, ", ".join(parts)),
+        _text(_LEFT, 490, f"Where the other {1.0 - chosen.goodput:.2%} go", "strong"),
+        _text(_LEFT, 510, ", ".join(parts)),
         "</svg>",
     ]
     return "\n".join(pieces) + "\n"
@@ -93,8 +94,9 @@ def _draw_curves(plan: Plan) -> Iterator[str]:
         f'<rect x="{left:.1f}" y="{_TOP}" width="{max(right - left, 2):.1f}" '
         f'height="{_BOTTOM - _TOP}" fill="var(--wash)"/>'
     )
-    for number in range(_LINES + 1):
-        goodput = bottom + number * (top - bottom) / _LINES
+    step = next((each for each in _STEPS if (top - bottom) / each <= _MOST_LINES), 0.25)
+    for number in range(math.ceil(bottom / step), math.floor(top / step) + 1):
+        goodput = number * step
         yield f'<path class="grid" d="M{_LEFT} {y(goodput):.1f}H{_RIGHT}"/>'
         yield _text(_LEFT - 10, y(goodput) + 4, f"{goodput:.1%}", "faint end")
     for interval in (1, 2, 5, 10, *COMMON_SECONDS):

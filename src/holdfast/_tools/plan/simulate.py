@@ -23,7 +23,7 @@ _MOST_ATTEMPTS = 3000  # a run with more gets nowhere
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedOutcome:
     """By interval: the share of the time that makes progress, and where the rest goes."""
 
     intervals: Array
@@ -114,12 +114,12 @@ class _Runs:
 
 
 def simulate(
-    model: Model, intervals: Any, *, seed: int = 0, runs: int = _RUNS, lives: int = _ATTEMPTS
-) -> Outcome:
+    model: Model, intervals: Any, *, seed: int = 0, runs: int = _RUNS, attempts: int = _ATTEMPTS
+) -> SimulatedOutcome:
     """The outcome of each interval in the long run."""
     tried = np.maximum(np.asarray(intervals, dtype=float), model.least_interval)
     played = _Runs(model, tried, runs, seed)
-    for _ in range(lives):
+    for _ in range(attempts):
         played.attempt(*played.draw())
     wall = played.wall.sum(axis=0)
     goodput = played.progress.sum(axis=0) / wall
@@ -127,7 +127,7 @@ def simulate(
     spread = played.progress - goodput * played.wall
     error = np.sqrt((spread**2).sum(axis=0) * runs / (runs - 1)) / wall
     parts = {name: seconds.sum(axis=0) / wall for name, seconds in played.parts.items()}
-    return Outcome(tried, goodput, error, parts)
+    return SimulatedOutcome(tried, goodput, error, parts)
 
 
 def simulate_run(

@@ -29,13 +29,7 @@ def parse_duration(text: str, option: str, *, may_be_zero: bool = False) -> floa
     >>> parse_duration("2h", "--over")
     7200.0
     """
-    example = "'90s', '30d' or '5y'"
-    valid = f"a number and a unit ({', '.join(_DURATIONS)}), for example {example}"
-    number, unit = _split(text, option, valid)
-    factor = _DURATIONS.get(unit.lower())
-    if factor is None:
-        raise _no_unit(text, option, unit, valid)
-    return _checked(number * factor, text, option, valid, may_be_zero=may_be_zero)
+    return _parse(text, option, _DURATIONS, "'90s', '30d' or '5y'", may_be_zero=may_be_zero)
 
 
 def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
@@ -45,14 +39,7 @@ def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
     (20000000000.0, 2000000000000.0)
     """
     tail = "/s" if per_second else ""
-    valid = f"a number and a unit ({', '.join(_SIZES)}), for example '20GB{tail}'"
-    number, unit = _split(text, option, valid)
-    found = unit.removesuffix("/s") if per_second else unit
-    known = {name.lower(): size for name, size in _SIZES.items()}
-    factor = known.get(found.lower())
-    if factor is None:
-        raise _no_unit(text, option, unit, valid)
-    return _checked(number * factor, text, option, valid)
+    return _parse(text, option, _SIZES, f"'20GB{tail}'", tail=tail)
 
 
 def parse_share(text: str, option: str) -> float:
@@ -112,6 +99,28 @@ def shown(seconds: float) -> str:
     return f"{seconds / 31_536_000:.1f} years"
 
 
+def _parse(
+    text: str,
+    option: str,
+    units: dict[str, float],
+    example: str,
+    *,
+    tail: str = "",
+    may_be_zero: bool = False,
+) -> float:
+    valid = f"a number and a unit ({', '.join(units)}), for example {example}"
+    number, unit = _split(text, option, valid)
+    known = {name.lower(): factor for name, factor in units.items()}
+    factor = known.get(unit.removesuffix(tail).lower())
+    if factor is None:
+        raise _no_unit(text, option, unit, valid)
+    value = number * factor
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
+    return value
+
+
 def _split(text: str, option: str, valid: str) -> tuple[float, str]:
     match = _WRITTEN.fullmatch(text)
     if match is None:
@@ -122,12 +131,3 @@ def _split(text: str, option: str, valid: str) -> tuple[float, str]:
 def _no_unit(text: str, option: str, unit: str, valid: str) -> SettingsError:
     lack = f"the unit {unit!r} is unknown" if unit else "the unit is missing"
     return SettingsError(f"{option} {text}: {lack}.\nValid: {valid}.")
-
-
-def _checked(
-    value: float, text: str, option: str, valid: str, *, may_be_zero: bool = False
-) -> float:
-    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
-        least = "0 or more" if may_be_zero else "more than 0"
-        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
-    return value
