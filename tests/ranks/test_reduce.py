@@ -26,15 +26,13 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.nightly
-def test_two_ranks_meet_and_tell_by_which_interface(place):
+def test_two_ranks_meet(place):
     command = [TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py"]
     found = {each.name: each for each in check_ranks(command, folder=place)}
     check = found["all_reduce"]
     assert check.state == "ok", check
     assert check.data["ranks"] == 2
     assert check.data["backend"] in ("gloo", "nccl")
-    [interface] = found["interface"].data["interfaces"]
-    assert interface in [name for _, name in socket.if_nameindex()]
     assert not (place / "trained").exists()
     assert not list((place / "tmp").iterdir())
 

@@ -8,7 +8,7 @@ from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.ranks import judge_ranks
 from holdfast._tools.doctor.signals.chain import Probe
 
-LOOPBACK = {"interface": "lo", "host_address": "127.0.1.1", "chosen_by": "the host's name"}
+LOOPBACK = {"backend": "gloo", "address_by_name": "127.0.1.1"}
 
 
 def rank(number: int, *more: dict[str, Any], host: str = "a", **network: Any) -> Probe:
@@ -25,19 +25,10 @@ def judge(*probes: Probe) -> dict[str, Check]:
     return {each.name: each for each in judge_ranks(probes, 60)}
 
 
-def test_ranks_that_meet_are_told_with_their_interface():
+def test_ranks_that_meet_are_counted():
     found = judge(rank(0, *ENDED), rank(1, *ENDED))
     assert found["all_reduce"].state == "ok"
     assert found["all_reduce"].found == "2 ranks on 1 host meet, and their sum is right"
-    assert found["interface"].found == "lo, chosen by the host's name"
-
-
-def test_ranks_that_use_different_interfaces_are_named():
-    check = judge(rank(0, *ENDED), rank(1, *ENDED, interface="eth0"))["interface"]
-    assert (check.state, check.found) == (
-        "warn",
-        "the ranks use different ones: eth0: rank 1; lo: rank 0",
-    )
 
 
 def test_a_doctor_on_each_node_tells_of_its_own_ranks():
@@ -45,7 +36,7 @@ def test_a_doctor_on_each_node_tells_of_its_own_ranks():
 
 
 def test_a_host_whose_name_leads_to_itself_is_named():
-    far = {"interface": "eth0", "host_address": "10.0.0.2", "chosen_by": "the host's name"}
+    far = {"address_by_name": "10.0.0.2"}
     check = judge(rank(0), rank(1, host="b", **far))["host name"]
     assert (check.state, check.data["hosts"]) == ("fail", ["a"])
     check = judge(rank(0, *ENDED), rank(1, *ENDED, host="b", **far))["host name"]

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what it takes, and what it prints."""
+"""`holdfast doctor`: its options and its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
 
 if TYPE_CHECKING:
     from holdfast._tools.doctor.check import Check
-    from holdfast._tools.doctor.run import Known
+    from holdfast._tools.doctor.run import RunFacts
 
 _COMMAND = "holdfast doctor: command"  # the key of the words behind --
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -152,7 +152,7 @@ def _counts(checks: list[Check]) -> dict[str, int]:
     return {kind: sum(each.state == kind for each in checks) for kind in _STYLES}
 
 
-def _show(checks: list[Check], known: Known, size_bytes: int | None) -> None:
+def _show(checks: list[Check], known: RunFacts, size_bytes: int | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -164,7 +164,7 @@ def _show(checks: list[Check], known: Known, size_bytes: int | None) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    # What matters stands at the end, next to the prompt.
+    # The gravest last, next to the prompt.
     for each in sorted(checks, key=lambda check: STATES.index(check.state)):
         grid.add_row(
             Text(each.state, style=_STYLES[each.state]),

@@ -22,7 +22,7 @@ from holdfast._errors import SettingsError
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
 from holdfast._tools.doctor.machine import (
-    Memory,
+    HostMemory,
     is_clock_kept,
     judge_clock,
     judge_cores,
@@ -34,7 +34,7 @@ from holdfast._tools.doctor.machine import (
     read_limits,
 )
 from holdfast._tools.doctor.question import FACTS, Question
-from holdfast._tools.doctor.run import Known, read_run, slurm_grace
+from holdfast._tools.doctor.run import RunFacts, read_run, slurm_grace
 from holdfast._tools.doctor.software import (
     judge_gpus,
     judge_packages,
@@ -88,7 +88,7 @@ class Examination:
         self._packages = Question(FACTS, "packages", python=[self._python or sys.executable])
         self._write: Question | None = None
         self._deadline = time.monotonic() + _ANSWER_SECONDS
-        self.known = Known()
+        self.known = RunFacts()
         self.gpu: dict[str, Any] | None = {}  # by the driver; empty: there is none
 
     def run(self) -> list[Check]:
@@ -162,7 +162,7 @@ class Examination:
                 continue
         available = available_bytes()
         cgroup = MemoryCgroup.find(os.getpid())
-        memory = Memory(
+        memory = HostMemory(
             state=self._request.size_bytes or self.known.host_bytes,
             shm_free=None if room is None else room["free"] + held,
             shm_total=None if room is None else room["total"],

@@ -25,7 +25,7 @@ _MORE_SHM = "docker run --shm-size=… (or --ipc=host); elsewhere: mount -o remo
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """In bytes, of this host."""
 
     state: int | None  # one snapshot of all ranks on this host; None: not known yet
@@ -36,7 +36,7 @@ class Memory:
     reserve: int = 0  # left to the training
 
 
-def judge_shm(memory: Memory) -> Check:
+def judge_shm(memory: HostMemory) -> Check:
     """/dev/shm against the slots."""
     free, state = memory.shm_free, memory.state
     data = {"free": free, "total": memory.shm_total, "state": state}
@@ -66,7 +66,7 @@ def judge_shm(memory: Memory) -> Check:
     return check("warn", found, _MORE_SHM.replace("…", f"{-(-4 * state >> 30)}g"))
 
 
-def judge_memory(memory: Memory) -> Check | None:
+def judge_memory(memory: HostMemory) -> Check | None:
     """The memory that machine and cgroup leave, against the slots."""
     available, state = memory.available, memory.state
     if available is None:

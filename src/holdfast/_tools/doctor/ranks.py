@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 from holdfast._environment.processes.tree import is_known
 from holdfast._environment.slurm.torchrun import starts_torchrun
-from holdfast._run.ranks.address import port_owner
+from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._text import count
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals.chain import Chain, ChainError, Probe
@@ -93,7 +91,7 @@ def _check_port(command: Sequence[str]) -> Check | None:
         if not text.isdigit() or host not in ("localhost", "127.0.0.1", ""):
             return None  # the port is on the first node, which may be another one
         port = int(text)
-    if port == 0 or _is_free(port):
+    if port == 0 or not is_taken(port):
         return None
     return Check(
         "rendezvous port",
@@ -104,21 +102,11 @@ def _check_port(command: Sequence[str]) -> Check | None:
     )
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
 # -- What the ranks have reported, as checks -------------------------------------------------------
 
 
 def judge_ranks(probes: Sequence[Probe], seconds: float) -> list[Check]:
-    return [*_check_names(probes), _check_sum(probes, seconds), *_check_interface(probes)]
+    return [*_check_names(probes), _check_sum(probes, seconds)]
 
 
 def _network(one: Probe) -> dict[str, Any]:
@@ -134,16 +122,16 @@ def _check_names(probes: Sequence[Probe]) -> list[Check]:
     """A host whose name resolves to 127.… makes the others search for it at themselves."""
     if len({one.here["host"] for one in probes}) < 2:
         return []
-    wrong = set()
-    for one in probes:
-        network = _network(one)
-        is_local = str(network.get("host_address", "")).startswith("127.")
-        if is_local and network.get("chosen_by") == "the host's name":
-            wrong.add(one.here["host"])
-    if not wrong:
+    hosts = sorted(
+        {
+            one.here["host"]
+            for one in probes
+            if str(_network(one).get("address_by_name")).startswith("127.")
+        }
+    )
+    if not hosts:
         return []
     works = all(one.events("done") for one in probes)  # hosts may share one address
-    hosts = sorted(wrong)
     return [
         Check(
             "host name",
@@ -195,24 +183,6 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
         where = f"({len(probes)} of them seen here)"
     data = {"ranks": size, "hosts": hosts, "backend": _network(probes[0]).get("backend")}
     return _check("ok", f"{size} ranks {where} meet, and their sum is right", "", data)
-
-
-def _check_interface(probes: Sequence[Probe]) -> list[Check]:
-    used: dict[str, list[int]] = defaultdict(list)
-    by: set[str] = set()
-    for one in probes:
-        network = _network(one)
-        if network.get("interface"):
-            used[network["interface"]].append(one.rank)
-            by.add(network["chosen_by"])
-    if not used:
-        return []
-    check = partial(Check, "interface", data={"interfaces": dict(used)})
-    if len(used) == 1:
-        return [check("ok", f"{next(iter(used))}, chosen by {', '.join(sorted(by))}")]
-    parts = "; ".join(f"{name}: {_ranks(ranks)}" for name, ranks in sorted(used.items()))
-    remedy = "name one that connects all: GLOO_SOCKET_IFNAME=…, NCCL_SOCKET_IFNAME=…"
-    return [check("warn", f"the ranks use different ones: {parts}", remedy)]
 
 
 def _one_line(text: str) -> str:

@@ -58,7 +58,7 @@ def _number(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class Known:
+class RunFacts:
     """Of a run folder; all unknown where there is no run yet."""
 
     run_id: str | None = None
@@ -70,17 +70,17 @@ class Known:
     save_seconds: float | None = None
 
 
-def read_run(folder: Path) -> Known:
+def read_run(folder: Path) -> RunFacts:
     """By the newest checkpoint with a valid manifest."""
     layout = RunLayout(folder)
     with contextlib.suppress(OSError):
         run_id = read_json(layout.identity).get("run_id")
         if run_id:
             return _read(layout, str(run_id))
-    return Known()
+    return RunFacts()
 
 
-def _read(layout: RunLayout, run_id: str) -> Known:
+def _read(layout: RunLayout, run_id: str) -> RunFacts:
     sizes: list[int] = []
     newest: tuple[int, int, manifest.Manifest] | None = None
     for step, attempt, path in layout.checkpoint_folders():
@@ -94,9 +94,9 @@ def _read(layout: RunLayout, run_id: str) -> Known:
             last, best = event.get("keep_last"), event.get("keep_best")
             kept = (last if isinstance(last, int) else _KEPT) + bool(best)
     if newest is None:
-        return Known(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
+        return RunFacts(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
     step, attempt, found = newest
-    return Known(
+    return RunFacts(
         run_id=run_id,
         state_bytes=found.size_bytes,
         host_bytes=_largest_host(layout, attempt, found),

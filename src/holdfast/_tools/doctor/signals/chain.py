@@ -84,11 +84,11 @@ class ChainError(Exception):
 class Probe:
     """One process in the place of a training, by the lines of its report."""
 
-    told: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def here(self) -> dict[str, Any]:
-        return self.told[0]
+        return self.lines[0]
 
     @property
     def variables(self) -> dict[str, str]:
@@ -132,7 +132,7 @@ class Probe:
         return 1 if "WORLD_SIZE" in around or own_step else self.world
 
     def events(self, what: str) -> list[dict[str, Any]]:
-        return [each for each in self.told if each.get("what") == what]
+        return [each for each in self.lines if each.get("what") == what]
 
     def _number(self, *names: str) -> int | None:
         words = self.variables
@@ -358,7 +358,7 @@ class Chain:
         with contextlib.suppress(OSError):
             os.utime(self.folder / "told")  # makes a network file system read the folder again
         found = [Probe(_read_lines(path)) for path in sorted(self.folder.glob("told/*.jsonl"))]
-        return [each for each in found if each.told]
+        return [each for each in found if each.lines]
 
     def probes(self) -> list[Probe]:
         """Those in the place of a training, in the order of their ranks."""

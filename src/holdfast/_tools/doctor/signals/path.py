@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,23 +147,16 @@ def _check_handlers(target: Target, folder: Path) -> list[Check]:
     return []
 
 
+@dataclass
 class _Trials:
     """The signals one after the other, on as many starts of the command as they need."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        target: Target,
-        folder: Path,
-        start_seconds: float,
-        arrive_seconds: float,
-    ) -> None:
-        self._command = command
-        self._target = target
-        self._folder = folder
-        self._start_seconds = start_seconds
-        self._arrive_seconds = arrive_seconds
-        self._checks: list[Check] = []
+    _command: Sequence[str]
+    _target: Target
+    _folder: Path
+    _start_seconds: float
+    _arrive_seconds: float
+    _checks: list[Check] = field(default_factory=list)
 
     def run(self, signals: Sequence[signal.Signals]) -> list[Check]:
         deadline = time.monotonic() + OVERALL_SECONDS
@@ -231,7 +225,7 @@ class _Observation:
         self._chain = chain
         self._probes = list(probes)
         self._number = number
-        self._lines_before = {each.key: len(each.told) for each in chain.probes()}
+        self._lines_before = {each.key: len(each.lines) for each in chain.probes()}
         here, target = probes[0].here, chain.target
         local, below = find_hops(here["above"], chain.first, self._above_client())
         hops = below if route == TO_STEP else [*local, *below]
@@ -288,7 +282,7 @@ class _Observation:
 
     def _observe(self, sent_at: float) -> None:
         tried = self._tried
-        reports = {each.key: each.told for each in self._chain.probes()}
+        reports = {each.key: each.lines for each in self._chain.probes()}
         latest, instead = sent_at, set()
         has_ranks = len({one.rank for one in self._probes}) == len(self._probes)
         for at, one in enumerate(self._probes):
