@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast._tools.doctor.finding import Check
+from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals.path import check_signal_path
 from tests.support import environment, wait_until
 

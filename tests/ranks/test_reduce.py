@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.doctor.reduce import check_ranks
+from holdfast._tools.doctor.ranks import check_ranks
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux and its /proc")
@@ -26,19 +26,13 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.nightly
-def test_two_ranks_tell_how_fast_they_are_and_by_which_interface(place):
+def test_two_ranks_meet(place):
     command = [TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py"]
     found = {each.name: each for each in check_ranks(command, folder=place)}
     check = found["all_reduce"]
     assert check.state == "ok", check
     assert check.data["ranks"] == 2
-    speeds = check.data["bytes_per_second"]
-    assert len(speeds) == 2
-    assert all(speed > 1e6 for by_rank in speeds.values() for speed in by_rank.values())
-    assert all(sorted(by_rank) == ["0", "1"] for by_rank in speeds.values())
-    assert found["backend"].data["backend"] in ("gloo", "nccl")
-    [interface] = found["interface"].data["interfaces"]
-    assert interface in [name for _, name in socket.if_nameindex()]
+    assert check.data["backend"] in ("gloo", "nccl")
     assert not (place / "trained").exists()
     assert not list((place / "tmp").iterdir())
 

@@ -9,19 +9,22 @@ import pytest
 
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
 from holdfast._store.format.manifest import DataFile, Manifest, Part
-from holdfast._tools.doctor.disk import Grace, bytes_to_write, judge_room, judge_speed
-from holdfast._tools.doctor.finding import Check, worst
-from holdfast._tools.doctor.memory import Memory, judge_memory, judge_shm
-from holdfast._tools.doctor.places import (
+from holdfast._tools.doctor.check import Check, worst
+from holdfast._tools.doctor.machine import HostMemory, judge_memory, judge_shm
+from holdfast._tools.doctor.question import Question
+from holdfast._tools.doctor.run import RunFacts, read_run, slurm_grace
+from holdfast._tools.doctor.storage import (
+    Grace,
     Mount,
+    bytes_to_write,
     find_mount,
     judge_file_system,
     judge_folder,
     judge_home,
+    judge_room,
+    judge_speed,
     judge_temporary,
 )
-from holdfast._tools.doctor.question import Question
-from holdfast._tools.doctor.run import Known, read_run, slurm_grace
 
 MB, GB = 1 << 20, 1 << 30
 TEN = Grace(10.0, "SIGTERM")
@@ -54,7 +57,7 @@ def test_the_worst_counts():
     ],
 )
 def test_shared_memory_against_three_slots(state, free, verdict, says):
-    check = judge_shm(Memory(state, free, free, 100 * GB))
+    check = judge_shm(HostMemory(state, free, free, 100 * GB))
     assert told(check) == verdict
     assert says in check.found
 
@@ -71,13 +74,13 @@ def test_shared_memory_against_three_slots(state, free, verdict, says):
     ],
 )
 def test_memory_against_the_slots_and_what_is_left_to_the_training(state, available, verdict, says):
-    check = judge_memory(Memory(state, GB, GB, available, reserve=256 * MB))
+    check = judge_memory(HostMemory(state, GB, GB, available, reserve=256 * MB))
     assert told(check) == verdict
     assert says in check.found
 
 
 def test_without_a_proc_memory_is_not_guessed():
-    assert judge_memory(Memory(GB, GB, GB, None)) is None
+    assert judge_memory(HostMemory(GB, GB, GB, None)) is None
 
 
 @pytest.mark.parametrize(
@@ -254,8 +257,8 @@ def test_the_state_of_many_ranks_is_counted_by_host(tmp_path):
 
 
 def test_a_folder_without_a_run_tells_nothing(tmp_path):
-    assert read_run(tmp_path) == Known()
-    assert read_run(tmp_path / "missing") == Known()
+    assert read_run(tmp_path) == RunFacts()
+    assert read_run(tmp_path / "missing") == RunFacts()
 
 
 def test_in_a_job_the_grace_is_what_slurm_says(tmp_path, monkeypatch):

@@ -10,12 +10,17 @@ import pytest
 
 import holdfast
 from holdfast._environment.processes.pyspy import Dump
-from holdfast._tools.doctor.cores import Cores, judge_clock, judge_cores, ranks_here
+from holdfast._tools.doctor.check import worst
 from holdfast._tools.doctor.environment import _OURS, Around, judge_environment, nodes_of
-from holdfast._tools.doctor.finding import worst
-from holdfast._tools.doctor.limits import Limits, judge_limits
-from holdfast._tools.doctor.software import judge_gpus, judge_packages, python_of
-from holdfast._tools.doctor.stacks import judge_stacks
+from holdfast._tools.doctor.machine import (
+    Cores,
+    Limits,
+    judge_clock,
+    judge_cores,
+    judge_limits,
+    ranks_here,
+)
+from holdfast._tools.doctor.software import judge_gpus, judge_packages, judge_stacks, python_of
 from tests.unit.tools.test_doctor import GB, told
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast._tools.lint.launch import find_launch
-from holdfast._tools.lint.shell import Command, parse_commands
-from holdfast._tools.lint.tokens import NotUnderstood, find_comments
+from holdfast._tools.lint.shell import Command, NotUnderstood, find_comments, parse_commands
 from holdfast._tools.lint.values import find_values
 
 

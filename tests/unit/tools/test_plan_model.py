@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from holdfast._run.past import daly_interval, exact_goodput, young_interval
 from holdfast._tools.plan.advice import make_plan
-from holdfast._tools.plan.inputs import GPU_MTBF_SECONDS, HOST_LOSS_SHARE, Inputs, build_model
-from holdfast._tools.plan.model import Model
+from holdfast._tools.plan.model import (
+    GPU_MTBF_SECONDS,
+    HOST_LOSS_SHARE,
+    Inputs,
+    Model,
+    build_model,
+)
 from holdfast._tools.plan.simulate import PARTS, simulate, simulate_run
 
 DAY = 86_400.0
@@ -77,7 +82,7 @@ def test_all_the_time_is_accounted_for(
         notice_share=notice, host_loss_share=host, interference=interference,
         max_overhead=overhead,
     )  # fmt: skip
-    found = simulate(model, [1.0, 60.0, 600.0, 7200.0], seed=seed, runs=20, lives=20)
+    found = simulate(model, [1.0, 60.0, 600.0, 7200.0], seed=seed, runs=20, attempts=20)
     assert set(found.parts) == set(PARTS)
     assert np.allclose(found.goodput + sum(found.parts.values()), 1.0, atol=1e-9)
     # What is lost in one life may have been made in the one before, but no more than that.

@@ -8,18 +8,27 @@ import signal
 
 import pytest
 
-from holdfast._tools.doctor.signals import probe, processes, target
+from holdfast._tools.doctor.signals import explain, probe, target
+from holdfast._tools.doctor.signals.chain import Probe
+from holdfast._tools.doctor.signals.explain import (
+    TO_FIRST,
+    TO_GROUP,
+    TO_STEP,
+    Hop,
+    Tried,
+    find_culprit,
+    find_hops,
+    judge,
+    name_hop,
+)
 from holdfast._tools.doctor.signals.probe import role
-from holdfast._tools.doctor.signals.probed import Probe
-from holdfast._tools.doctor.signals.processes import Hop, find_culprit, find_hops, name_hop
 from holdfast._tools.doctor.signals.target import find_target
-from holdfast._tools.doctor.signals.words import TO_FIRST, TO_GROUP, TO_STEP, Tried, judge
 
 USR2 = signal.SIGUSR2
 CAUGHT = 1 << (USR2 - 1)
 
 
-@pytest.mark.parametrize("module", [processes, probe, target])
+@pytest.mark.parametrize("module", [explain, probe, target])
 def test_the_examples_in_the_docstrings_hold(module):
     assert doctest.testmod(module).failed == 0
 

@@ -251,6 +251,6 @@ def demo(framework: str, keep: Path | None, sabotage: bool) -> int:
       holdfast demo
       holdfast demo --keep demo-runs
     """
-    from holdfast._tools.cli.demo import tell
+    from holdfast._tools.cli.demo import run_demo
 
-    return tell(framework, keep, sabotage=sabotage)
+    return run_demo(framework, keep, sabotage=sabotage)

@@ -1,4 +1,4 @@
-"""The demo, told line by line."""
+"""`holdfast demo`: what it prints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NAMED = 6
 _DRAW_SECONDS = 0.1
 
 
-def tell(framework: str, keep: Path | None, *, sabotage: bool = False) -> int:
-    """Tell the whole story; 0 if the two ends are the same to the bit, else 1."""
+def run_demo(framework: str, keep: Path | None, *, sabotage: bool = False) -> int:
+    """0 if the two ends are the same to the bit, else 1."""
     framework = story.choose_framework(framework)
     screen = Screen()
     name = story.FRAMEWORKS[framework]
@@ -32,29 +32,19 @@ def tell(framework: str, keep: Path | None, *, sabotage: bool = False) -> int:
         )
         screen.write()
         with _counting(screen, "undisturbed") as watch:
-            whole = story.live(framework, folder / "undisturbed", watch)
-        _line(
-            screen,
-            1,
-            f"undisturbed: {_text.steps(story.STEPS)} in {_text.duration(whole.seconds_since(0))}, "
-            f"accuracy {whole.accuracy:.1%}",
-        )
+            whole = story.run_attempt(framework, folder / "undisturbed", watch)
+        taken, steps = _text.duration(whole.seconds_since(0)), _text.steps(story.STEPS)
+        _line(screen, 1, f"undisturbed: {steps} in {taken}, accuracy {whole.accuracy:.1%}")
         with _counting(screen, "the same again") as watch:
-            cut = story.live(framework, folder / "killed", watch, kill_at=story.KILL_AT)
-        _line(
-            screen,
-            2,
-            f"the same again, and kill -9 in the middle of step {cut.last_step + 1}: "
-            "after the gradients, before the optimizer",
-        )
+            cut = story.run_attempt(framework, folder / "killed", watch, kill_at=story.KILL_AT)
+        killed = f"the same again, and kill -9 in the middle of step {cut.last_step + 1}: "
+        _line(screen, 2, f"{killed}after the gradients, before the optimizer")
         with _counting(screen, "started again") as watch:
-            rest = story.live(framework, folder / "killed", watch, sabotage=sabotage)
-        lost = cut.last_step - rest.begin
+            rest = story.run_attempt(framework, folder / "killed", watch, sabotage=sabotage)
+        lost = _text.steps(cut.last_step - rest.begin)
+        work = _text.duration(cut.seconds_since(rest.begin))
         _line(
-            screen,
-            3,
-            f"started again: goes on at step {rest.begin}; lost "
-            f"{_text.steps(lost)}, {_text.duration(cut.seconds_since(rest.begin))} of work",
+            screen, 3, f"started again: goes on at step {rest.begin}; lost {lost}, {work} of work"
         )
         if sabotage:
             screen.write("   (sabotage: one weight was changed by 0.001 after the resume)")
@@ -73,21 +63,13 @@ def show_comparison(screen: Screen, whole: dict[str, str], killed: dict[str, str
     screen.write()
     different = story.find_differences(whole, killed)
     if not different:
-        screen.write(
-            Text(
-                f"Equal to the last bit, in all {len(whole)} parts: as if nothing had happened.",
-                style="bold green",
-            )
-        )
+        equal = f"Equal to the last bit, in all {len(whole)} parts: as if nothing had happened."
+        screen.write(Text(equal, style="bold green"))
         return 0
     more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
-    screen.write(
-        Text(
-            f"NOT equal: {len(different)} of {len(whole)} parts differ: "
-            f"{', '.join(different[:_NAMED])}{more}.",
-            style="bold red",
-        )
-    )
+    names = f"{', '.join(different[:_NAMED])}{more}"
+    text = f"NOT equal: {len(different)} of {len(whole)} parts differ: {names}."
+    screen.write(Text(text, style="bold red"))
     return 1
 
 
@@ -103,7 +85,7 @@ def _line(screen: Screen, number: int, text: str) -> None:
 
 @contextmanager
 def _counting(screen: Screen, what: str) -> Iterator[Callable[[int], None]]:
-    """Steps that count up on a terminal while a life lasts; in a pipe, nothing."""
+    """Steps that count up on a terminal during an attempt; in a pipe, nothing."""
     if not screen.is_terminal:
         yield lambda _: None
         return
@@ -111,7 +93,7 @@ def _counting(screen: Screen, what: str) -> Iterator[Callable[[int], None]]:
 
     def watch(step: int) -> None:
         nonlocal shown
-        # Drawing each of hundreds of steps a second would slow down what it watches.
+        # Drawing each of hundreds of steps a second would slow down the training.
         if time.monotonic() - shown > _DRAW_SECONDS:
             shown = time.monotonic()
             spinner.update(f"{what}: step {step} of {story.STEPS}")

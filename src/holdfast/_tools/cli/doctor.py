@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what it takes, and what it prints."""
+"""`holdfast doctor`: its options and its output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,10 +15,10 @@ from holdfast._errors import SettingsError
 from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
 
 if TYPE_CHECKING:
-    from holdfast._tools.doctor.finding import Check
-    from holdfast._tools.doctor.run import Known
+    from holdfast._tools.doctor.check import Check
+    from holdfast._tools.doctor.run import RunFacts
 
-_COMMAND = "holdfast doctor: command"  # where the words behind -- are kept
+_COMMAND = "holdfast doctor: command"  # the key of the words behind --
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
 
@@ -53,7 +53,7 @@ def _check_grace(_: click.Context, __: click.Parameter, seconds: float | None) -
     short_help="Check the machine before a long run.",
     options_metavar="[OPTIONS] [RUN] [-- COMMAND...]",
 )
-# A text: click would look whether a path is there, and a dead file system would hold it.
+# A string: click would check a path, and a dead file system would block it.
 @click.argument("run", metavar="", required=False, shell_complete=complete_runs)
 @click.option("--quick", is_flag=True, help="Leave out what takes seconds, and COMMAND.")
 @click.option(
@@ -90,8 +90,8 @@ def doctor(
     a signal leaves.
 
     With COMMAND, the one that is to train, with all its launchers: real signals are sent through
-    the real launchers to see who swallows them, and the real ranks do a real all_reduce. A small
-    program takes the place of your script, which is not run.
+    the real launchers to see who swallows them, and the real ranks meet and do a real all_reduce. A
+    small program takes the place of your script, which is not run.
 
     Changes nothing. Takes some seconds. Leaves with 0 if all is ok or only warned of, with 1 if
     something will fail, with 2 if it was called wrongly.
@@ -109,14 +109,12 @@ def doctor(
             "There is no command behind the dashes.\nName the one that is to train: "
             "holdfast doctor -- python train.py"
         )
-    from holdfast._tools.doctor.doctor import Wish, examine, examine_command
-    from holdfast._tools.doctor.finding import worst
+    from holdfast._tools.doctor.check import worst
+    from holdfast._tools.doctor.doctor import DoctorRequest, Examination, examine_command
 
     folder = Path(run) if run is not None else _here()
-    examined = examine(
-        Wish(folder, command, quick, size_bytes=size_bytes, grace_seconds=grace_seconds)
-    )
-    checks = list(examined.checks)
+    examined = Examination(DoctorRequest(folder, command, quick, size_bytes, grace_seconds))
+    checks = examined.run()
     if not quick:
         if command and sys.stderr is not None and sys.stderr.isatty():
             shown = _text.name(shlex.join(command))
@@ -124,7 +122,18 @@ def doctor(
         checks += examine_command(command, examined.gpu)
     state = worst(checks)
     if as_json:
-        print_json(_tree(folder, command, quick, checks, examined.known, state))
+        print_json(
+            {
+                "state": state,
+                "folder": str(folder.absolute()),
+                "run_id": examined.known.run_id,
+                "state_bytes": examined.known.state_bytes,
+                "command": list(command),
+                "quick": quick,
+                "counts": _counts(checks),
+                "checks": [each.as_json() for each in checks],
+            }
+        )
     else:
         _show(checks, examined.known, size_bytes)
     return int(state == "fail")
@@ -139,43 +148,23 @@ def _here() -> Path:
         ) from None
 
 
-def _tree(
-    folder: Path,
-    command: tuple[str, ...],
-    is_quick: bool,
-    checks: list[Check],
-    known: Known,
-    state: str,
-) -> dict[str, Any]:
-    return {
-        "state": state,
-        "folder": str(folder.absolute()),
-        "run_id": known.run_id,
-        "state_bytes": known.state_bytes,
-        "command": list(command),
-        "quick": is_quick,
-        "counts": _counts(checks),
-        "checks": [each.as_json() for each in checks],
-    }
-
-
 def _counts(checks: list[Check]) -> dict[str, int]:
     return {kind: sum(each.state == kind for each in checks) for kind in _STYLES}
 
 
-def _show(checks: list[Check], known: Known, size_bytes: int | None) -> None:
+def _show(checks: list[Check], known: RunFacts, size_bytes: int | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from holdfast._tools.cli.show import Screen
-    from holdfast._tools.doctor.finding import STATES
+    from holdfast._tools.doctor.check import STATES
 
     screen = Screen()
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    # What matters stands at the end, next to the prompt.
+    # The gravest last, next to the prompt.
     for each in sorted(checks, key=lambda check: STATES.index(check.state)):
         grid.add_row(
             Text(each.state, style=_STYLES[each.state]),
@@ -187,19 +176,17 @@ def _show(checks: list[Check], known: Known, size_bytes: int | None) -> None:
             grid.add_row("", "", remedy)
     screen.table(grid)
     counts = _counts(checks)
+    warnings = _text.count(counts["warn"], "warning")
     if known.state_bytes is not None and size_bytes is None:
         screen.write(
             f"held against {_text.size(known.state_bytes)}, the checkpoint of step {known.step}",
             style="dim",
         )
     if counts["fail"]:
-        more = f", {_of('warning', counts['warn'])}" if counts["warn"] else ""
-        screen.write(f"{_of('thing', counts['fail'])} will fail{more}.", style="bold red")
+        more = f", {warnings}" if counts["warn"] else ""
+        things = _text.count(counts["fail"], "thing")
+        screen.write(f"{things} will fail{more}.", style="bold red")
     elif counts["warn"]:
-        screen.write(f"Nothing will fail; {_of('warning', counts['warn'])}.", style="yellow")
+        screen.write(f"Nothing will fail; {warnings}.", style="yellow")
     else:
         screen.write(f"All {len(checks)} checks are ok.", style="green")
-
-
-def _of(noun: str, count: int) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""`holdfast lint`: what it takes, and what it prints."""
+"""`holdfast lint`: its options and its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from holdfast import _text
 from holdfast._errors import SettingsError
 from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
-from holdfast._tools.lint.finding import ERROR, HINT, NOT_UNDERSTOOD, WARNING, Finding
+from holdfast._tools.lint.finding import ERROR, HINT, NOT_UNDERSTOOD, WARNING, LintFinding
 
 if TYPE_CHECKING:
     from holdfast._tools.lint.lint import Surroundings
@@ -30,11 +30,11 @@ class _Checked:
     name: str
     text: str
     around: Surroundings
-    found: list[Finding] = field(default_factory=list)
+    found: list[LintFinding] = field(default_factory=list)
     fixed: str | None = None
     made: list[Path] = field(default_factory=list)
-    left: list[Finding] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # why it could not be read, or not be written
+    left: list[LintFinding] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # errors of reading and writing
 
     @property
     def is_understood(self) -> bool:
@@ -115,7 +115,7 @@ def _print(
     else:
         from holdfast._tools.cli.show import Screen
 
-        # The corrected script of standard input has standard output for itself.
+        # Standard output has only the corrected script of standard input.
         is_filter = wants_fix and _STDIN in scripts
         if is_filter:
             for each in checked:
@@ -146,12 +146,12 @@ def _check(name: str, run: Path | None, ignore: tuple[str, ...]) -> _Checked:
     checked.text = data.decode("utf-8", errors="surrogateescape")
     try:
         checked.found = checked.left = _find(name, checked.text, checked.around)
-    except SettingsError as error:  # a manifest that is none
+    except SettingsError as error:  # no valid manifest
         checked.problems.append(str(error))
     return checked
 
 
-def _find(name: str, text: str, around: Surroundings) -> list[Finding]:
+def _find(name: str, text: str, around: Surroundings) -> list[LintFinding]:
     from holdfast._tools.lint.pod_text import is_manifest
 
     if is_manifest(name, text):
@@ -176,7 +176,7 @@ def _fix(checked: _Checked) -> None:
     from holdfast._tools.lint.pod_text import is_manifest
 
     if is_manifest(checked.name, checked.text):
-        return  # it has comments and an order of its own, which writing it anew would lose
+        return  # rewriting it would lose its comments and its order
     corrected = fix(checked.text, checked.around)
     for folder in missing_folders(checked.found, checked.around):
         try:
@@ -198,10 +198,10 @@ def _fix(checked: _Checked) -> None:
 
 
 def _write(path: Path, data: bytes) -> str:
-    """The script as a whole or not at all, with the permissions that it had; why it was not."""
+    """Write the whole script or nothing, with its permissions; returns the reason of a failure."""
     from holdfast._store.folder.atomic import write_atomic
 
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # keep a link a link
     try:
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
@@ -216,8 +216,8 @@ def _write(path: Path, data: bytes) -> str:
     return ""
 
 
-def _is_fixed(finding: Finding) -> bool:
-    """Whether --fix puts it right: a hint is a matter of taste."""
+def _is_fixed(finding: LintFinding) -> bool:
+    """Whether --fix corrects it: hints are left as they are."""
     return finding.is_fixable and finding.severity != HINT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -15,15 +15,17 @@ from holdfast._errors import FolderError, SettingsError
 from holdfast._tools.cli.group import AS_JSON, FOLDER, print_json
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.plan import units
-from holdfast._tools.plan.advice import Plan, Row
-from holdfast._tools.plan.inputs import Inputs
 from holdfast._tools.plan.units import shown
+
+if TYPE_CHECKING:
+    from holdfast._tools.plan.advice import Plan
+    from holdfast._tools.plan.model import Inputs
 
 _Parse = Callable[..., float]
 
 
 def _said(parse: _Parse, **more: Any) -> Callable[..., float | None]:
-    """A callback of click's: what was written, as a number; errors of ours, not of click's."""
+    """A callback for click that raises our errors."""
 
     def read(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         return None if text is None else parse(text, parameter.opts[0], **more)
@@ -64,87 +66,41 @@ def _number(_: click.Context, parameter: click.Parameter, text: str | None) -> f
 _duration = _said(units.parse_duration)
 _duration_or_none = _said(units.parse_duration, may_be_zero=True)
 _share = _said(units.parse_share)
+_size = _said(units.parse_size)
+_speed = _said(units.parse_size, per_second=True)
+# Each option that says something about the training: its value, its reader, its help.
+_OPTIONS: tuple[tuple[str, str, Callable[..., Any], str], ...] = (
+    ("--state-size", "SIZE", _size, "Of model and optimizer, all ranks together (10GB)."),
+    ("--gpus", "N", _count, "How many train together (1)."),
+    ("--gpus-per-host", "N", _count, "Of them, in a host (8)."),
+    ("--mtbf-per-gpu", "TIME", _duration,
+     "Mean time between failures of one GPU and its part of the host (5.8y)."),
+    ("--interruptions", "N", _number, "Or as counted: so many of the whole job …"),
+    ("--over", "TIME", _duration, "… in so much time."),
+    ("--write-bandwidth", "SIZE/s", _speed, "To disk, of all hosts together (1GB/s for each)."),
+    ("--write-time", "TIME", _duration, "Or: until a checkpoint is on disk."),
+    ("--snapshot-cost", "TIME", _duration, "For which a snapshot in memory stops training."),
+    ("--max-overhead", "SHARE", _share, "Of the time, for snapshots in memory (0.01); 0: none."),
+    ("--interference", "SHARE", _share, "By which writing slows down training (0.05)."),
+    ("--restart-time", "TIME", _duration_or_none,
+     "From an interruption to the next step (2min and reading)."),
+    ("--queue-wait", "TIME", _duration_or_none, "Mean wait for machines, each time (0s)."),
+    ("--notice-share", "SHARE", _share,
+     "Of the interruptions, those with a warning: they lose nothing (0)."),
+    ("--host-loss-share", "SHARE", _share,
+     "Of the others, those that take a host's memory along (0.85)."),
+    ("--run-time", "TIME", _duration, "The training, if nothing ever happened (30d)."),
+)  # fmt: skip
+
+
+def _add_options(command: Callable[..., None]) -> Callable[..., None]:
+    for name, metavar, read, text in reversed(_OPTIONS):
+        command = click.option(name, metavar=metavar, callback=read, help=text)(command)
+    return command
 
 
 @click.command(short_help="Find the best checkpoint interval, and what to expect of it.")
-@click.option(
-    "--state-size",
-    metavar="SIZE",
-    callback=_said(units.parse_size),
-    help="Of model and optimizer, all ranks together (10GB).",
-)
-@click.option("--gpus", metavar="N", callback=_count, help="How many train together (1).")
-@click.option("--gpus-per-host", metavar="N", callback=_count, help="Of them, in a host (8).")
-@click.option(
-    "--mtbf-per-gpu",
-    metavar="TIME",
-    callback=_duration,
-    help="Mean time between failures of one GPU and its part of the host (5.8y).",
-)
-@click.option(
-    "--interruptions",
-    metavar="N",
-    callback=_number,
-    help="Or as counted: so many of the whole job …",
-)
-@click.option("--over", metavar="TIME", callback=_duration, help="… in so much time.")
-@click.option(
-    "--write-bandwidth",
-    metavar="SIZE/s",
-    callback=_said(units.parse_size, per_second=True),
-    help="To disk, of all hosts together (1GB/s for each).",
-)
-@click.option(
-    "--write-time", metavar="TIME", callback=_duration, help="Or: until a checkpoint is on disk."
-)
-@click.option(
-    "--snapshot-cost",
-    metavar="TIME",
-    callback=_duration,
-    help="For which a snapshot in memory stops training.",
-)
-@click.option(
-    "--max-overhead",
-    metavar="SHARE",
-    callback=_share,
-    help="Of the time, for snapshots in memory (0.01); 0: none.",
-)
-@click.option(
-    "--interference",
-    metavar="SHARE",
-    callback=_share,
-    help="By which writing slows down training (0.05).",
-)
-@click.option(
-    "--restart-time",
-    metavar="TIME",
-    callback=_duration_or_none,
-    help="From an interruption to the next step (2min and reading).",
-)
-@click.option(
-    "--queue-wait",
-    metavar="TIME",
-    callback=_duration_or_none,
-    help="Mean wait for machines, each time (0s).",
-)
-@click.option(
-    "--notice-share",
-    metavar="SHARE",
-    callback=_share,
-    help="Of the interruptions, those with a warning: they lose nothing (0).",
-)
-@click.option(
-    "--host-loss-share",
-    metavar="SHARE",
-    callback=_share,
-    help="Of the others, those that take a host's memory along (0.85).",
-)
-@click.option(
-    "--run-time",
-    metavar="TIME",
-    callback=_duration,
-    help="The training, if nothing ever happened (30d).",
-)
+@_add_options
 @click.option("--seed", type=int, default=0, help="Of the simulation (0).")
 @click.option("-o", "--output", metavar="FILE.svg", type=FOLDER, help="Draw it, too.")
 @AS_JSON
@@ -166,7 +122,7 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
       holdfast plan --state-size 20GB --gpus 16384 --mtbf-per-gpu 5y -o plan.svg
     """
     from holdfast._tools.plan.advice import make_plan
-    from holdfast._tools.plan.inputs import Inputs
+    from holdfast._tools.plan.model import Inputs
 
     if seed < 0:
         raise SettingsError(f"--seed {seed}: this must be 0 or more.\nFor example: --seed 1")
@@ -181,13 +137,12 @@ def plan(seed: int, output: Path | None, as_json: bool, gpus: int | None, **said
     if as_json:
         print_json(found.to_json())
         return
-
     show_plan(found, given)
     if output is not None:
         click.echo(f"Drawn: {_text.name(output)}")
 
 
-def _draw(found: Any, given: Any, path: Path) -> None:
+def _draw(found: Plan, given: Inputs, path: Path) -> None:
     from holdfast._tools.plan.picture import draw
 
     try:
@@ -199,11 +154,11 @@ def _draw(found: Any, given: Any, path: Path) -> None:
         ) from error
 
 
-# -- A plan, as it is printed ----------------------------------------------------------------------
+# -- The output -----------------------------------------------------------------------------------
 
 
-_NOWHERE = 0.001  # of the time makes progress
-LABELS = {
+_NOWHERE = 0.001  # less of the time makes progress
+_LABELS = {
     "checkpoints": "checkpoints",
     "snapshots": "snapshots in memory",
     "repeated": "repeated work",
@@ -213,7 +168,7 @@ LABELS = {
 
 
 def percent(share: float) -> str:
-    """A share with two digits behind the point: the third is chance."""
+    """With two digits behind the point: the third is noise."""
     return f"{100 * share:.2f}%"
 
 
@@ -250,12 +205,8 @@ def show_plan(plan: Plan, given: Inputs) -> None:
 
 def _headline(plan: Plan, given: Inputs) -> str:
     noun = "GPU" if given.gpus == 1 else "GPUs"
-    often = shown(plan.model.mtbf)
-    return f"{given.gpus:,} {noun} in {_hosts(given)}: an interruption every {often}."
-
-
-def _hosts(given: Inputs) -> str:
-    return f"{given.hosts:,} {'host' if given.hosts == 1 else 'hosts'}"
+    hosts = f"{given.hosts:,} {'host' if given.hosts == 1 else 'hosts'}"
+    return f"{given.gpus:,} {noun} in {hosts}: an interruption every {shown(plan.model.mtbf)}."
 
 
 def _interruptions(plan: Plan) -> str:
@@ -271,7 +222,7 @@ def _interruptions(plan: Plan) -> str:
 
 
 def _show_rows(screen: Screen, plan: Plan) -> None:
-    names = [name for name in LABELS if any(row.parts[name] >= 5e-5 for row in plan.rows)]
+    names = [name for name in _LABELS if any(row.parts[name] >= 5e-5 for row in plan.rows)]
     table = screen.columns()
     table.add_column("every", justify="right", no_wrap=True)
     table.add_column("goodput", justify="right", no_wrap=True)
@@ -281,13 +232,11 @@ def _show_rows(screen: Screen, plan: Plan) -> None:
     table.add_column("", no_wrap=True)
     for row in plan.rows:
         is_best = "best" in row.marks
-        others = [mark for mark in row.marks if mark != "best"]
-        told = [*(["best"] if is_best else []), *others]
         table.add_row(
             f"{'> ' if is_best else ''}{shown(row.interval)}",
             percent(row.goodput),
             *(percent(row.parts[name]) for name in names),
-            ", ".join(told),
+            ", ".join(row.marks),
             style="bold" if is_best else None,
         )
     screen.table(table)
@@ -308,10 +257,10 @@ def _show_intervals(screen: Screen, plan: Plan) -> None:
 
 
 def _show_rest(screen: Screen, plan: Plan) -> None:
-    row: Row = plan.chosen
+    row = plan.chosen
     rest = 1.0 - row.goodput
     parts = sorted(row.parts.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{LABELS[name]} {percent(share)}" for name, share in parts if share >= 5e-5)
+    told = ", ".join(f"{_LABELS[name]} {percent(share)}" for name, share in parts if share >= 5e-5)
     screen.write(
         f"Every {shown(row.interval)}: {percent(row.goodput)} (±{100 * row.error:.2f} by chance) "
         f"makes progress, {percent(rest)} "

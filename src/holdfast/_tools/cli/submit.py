@@ -1,4 +1,4 @@
-"""`holdfast submit`: a right script for SLURM, shown or handed to sbatch."""
+"""`holdfast submit`: a right script for SLURM, printed or passed to sbatch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from holdfast._errors import FolderError, SettingsError
 from holdfast._tools.cli.group import FOLDER
 from holdfast._tools.submit.script import LEAD_SECONDS, MARK, Script, write_script
 
-_COMMAND = "holdfast submit: command"  # where the words behind -- are kept
+_COMMAND = "holdfast submit: command"  # the key of the words behind --
 
 
 class _Submit(click.Command):
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # click would mix what stands before the dashes with what stands behind them.
+        # click would mix the words before and behind the dashes.
         at = args.index("--") if "--" in args else len(args)
         context.meta[_COMMAND] = tuple(args[at + 1 :])
-        # -h is no option of ours, or click would find it in -Jhello.
+        # -h is no option of this command: click would find it in -Jhello.
         ours = ["--help" if word == "-h" else word for word in args[:at]]
         return super().parse_args(context, ours)
 
@@ -80,7 +80,7 @@ def submit(
         click.echo(script.text, nl=False)
         return 0
     _make_folders(script.options)
-    return _hand_over(script)
+    return _submit_script(script)
 
 
 def _keep(path: Path, text: str) -> None:
@@ -92,7 +92,7 @@ def _keep(path: Path, text: str) -> None:
 
 
 def _make_folders(options: Mapping[str, str]) -> None:
-    """A job whose log cannot be opened ends without a word."""
+    """A job whose log cannot be opened fails without a message."""
     base = Path(options.get("chdir", "."))
     for name in ("output", "error"):
         folder = (base / options.get(name, "")).parent
@@ -106,8 +106,8 @@ def _make_folders(options: Mapping[str, str]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
 
 
-def _hand_over(script: Script) -> int:
-    """By standard input: what sbatch is given is what was shown, and no file is left."""
+def _submit_script(script: Script) -> int:
+    """By standard input: sbatch gets exactly what --print shows, and no file is left."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"],
@@ -123,16 +123,16 @@ def _hand_over(script: Script) -> int:
             "the script: holdfast submit --print …"
         ) from None
     if done.returncode != 0:
-        return done.returncode  # sbatch has said why
+        return done.returncode  # sbatch has printed why
     match = re.fullmatch(r"(\d+)(?:;.*)?", done.stdout.strip())
-    if match is None:  # asked by some option not to submit
+    if match is None:  # an option such as --test-only
         click.echo(_text.name(done.stdout.strip()))
         return 0
-    _tell(match[1], script.options)
+    _print_job(match[1], script.options)
     return 0
 
 
-def _tell(job: str, options: Mapping[str, str]) -> None:
+def _print_job(job: str, options: Mapping[str, str]) -> None:
     name, is_array = options["job-name"], "array" in options
     log = options["output"]
     if not re.search(r"%[^xjJAa]|\\", log):

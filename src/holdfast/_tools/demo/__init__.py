@@ -1,5 +1,5 @@
-"""The demo: a training that dies and comes back.
+"""`holdfast demo`: a training that is killed and resumes.
 
-`story` runs the lives of two trainings, `train_torch` and `train_numpy` are what it
-runs, in processes of their own: only a real process can be killed.
+`story` runs the attempts of `train_torch` or `train_numpy` in processes of their own: only a real
+process can be killed.
 """

@@ -1,7 +1,7 @@
-"""The story of the demo: one training undisturbed, the same one killed and started again.
+"""The story of the demo: one training undisturbed, and the same one killed and started again.
 
-Nothing here prints; the command line tells what comes back. Every process that is
-started is ended by its own pid, and its keeper has gone before the folder goes.
+Nothing here prints. Every process that is started is ended by its own pid, and its keeper has
+ended before the folder is removed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _FIRST_BEAT_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Life:
-    """One process of a training, as far as it got."""
+class DemoAttempt:
+    """One process of a training, up to its end."""
 
     status: int = 0
     begin: int = 0
@@ -48,14 +48,14 @@ class Life:
         return max(self.step_times, default=self.begin)
 
     def seconds_since(self, step: int) -> float:
-        """How long this life had trained since it had completed `step`."""
+        """The training time since it had completed `step`."""
         times = self.step_times
         first = times.get(step, min(times.values(), default=0.0))
         return max(times.values(), default=0.0) - first
 
 
 def choose_framework(wanted: str) -> str:
-    """What to train with: PyTorch if it is there, unless told otherwise."""
+    """PyTorch if it is installed, unless the user has chosen."""
     has_torch = importlib.util.find_spec("torch") is not None
     if wanted == "auto":
         return "torch" if has_torch else "numpy"
@@ -68,7 +68,7 @@ def choose_framework(wanted: str) -> str:
 
 @contextlib.contextmanager
 def open_stage(keep: Path | None) -> Iterator[Path]:
-    """A folder for the two runs, which goes at the end unless it is to be kept."""
+    """A folder for the two runs, which is removed at the end unless it is to be kept."""
     if keep is not None:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
             raise FolderError(f"{keep}: is there already.\nChoose a folder that is not there yet.")
@@ -85,20 +85,20 @@ def open_stage(keep: Path | None) -> Iterator[Path]:
         signal.signal(signal.SIGINT, former)
 
 
-def live(
+def run_attempt(
     framework: str,
     folder: Path,
     watch: Callable[[int], None],
     *,
     kill_at: int | None = None,
     sabotage: bool = False,
-) -> Life:
-    """Start the training in a process of its own, and follow it to its end."""
+) -> DemoAttempt:
+    """Start the training in a process of its own, and follow it until it ends."""
     command = [sys.executable, "-P", "-m", f"holdfast._tools.demo.train_{framework}", str(folder)]
     command += ["--steps", str(STEPS)]
     command += [] if kill_at is None else ["--kill-at", str(kill_at)]
     command += ["--sabotage"] if sabotage else []
-    found = Life()
+    found = DemoAttempt()
     log = folder.with_name(f"{folder.name}.log")
     # The matrices are small: on a busy machine more threads than one only wait for each other.
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -125,7 +125,7 @@ def live(
 
 
 def find_differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    """The names of what is not the same in both.
+    """The names of all values that differ.
 
     >>> find_differences({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
     ['b', 'c']
@@ -133,7 +133,7 @@ def find_differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
-def _follow(message: dict[str, object], found: Life, watch: Callable[[int], None]) -> None:
+def _follow(message: dict[str, object], found: DemoAttempt, watch: Callable[[int], None]) -> None:
     step = message.get("step")
     if isinstance(step, int):
         found.step_times[step] = time.monotonic()
@@ -144,7 +144,7 @@ def _follow(message: dict[str, object], found: Life, watch: Callable[[int], None
 
 
 def _end(process: subprocess.Popen[str], layout: RunLayout) -> None:
-    """End the process if it still runs, and wait until nobody writes into its folder."""
+    """End the process if it still runs, and wait until its keeper has ended."""
     was_running = process.poll() is None
     if was_running:
         process.kill()
@@ -155,7 +155,7 @@ def _end(process: subprocess.Popen[str], layout: RunLayout) -> None:
         return
     attempt = max(layout.attempt_numbers(), default=0)
     began = time.monotonic()
-    # A keeper that has just been started does not beat yet.
+    # A keeper that has just been started has no heartbeat yet.
     while attempt and time.monotonic() - began < _KEEPER_SECONDS:
         keeper = keeper_of(layout, attempt)
         if keeper is None and time.monotonic() - began > _FIRST_BEAT_SECONDS:
@@ -167,7 +167,7 @@ def _end(process: subprocess.Popen[str], layout: RunLayout) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A closed terminal and a kill leave as little behind as Ctrl-C."""
+    """SIGTERM and SIGHUP end the context as Ctrl-C does."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

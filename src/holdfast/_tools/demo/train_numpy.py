@@ -55,7 +55,7 @@ def make_weights() -> Arrays:
 
 
 def predict(weights: Arrays, points: Any, masks: list[Any]) -> tuple[Any, list[Any]]:
-    """Scores of the two spirals, and what each layer was given."""
+    """Scores of the two spirals, and the input of each layer."""
     given = [points]
     for index in range(2):
         hidden = np.maximum(given[-1] @ weights[f"w{index}"] + weights[f"b{index}"], 0)
@@ -64,7 +64,7 @@ def predict(weights: Arrays, points: Any, masks: list[Any]) -> tuple[Any, list[A
 
 
 def find_gradients(weights: Arrays, points: Any, labels: Any) -> tuple[float, Arrays]:
-    """Loss and gradients of one batch, with dropout drawn from NumPy's own generator."""
+    """Loss and gradients of one batch, with dropout from NumPy's global generator."""
     count = len(points)
     masks = [(np.random.random((count, _WIDTH)) >= _DROPPED) / (1 - _DROPPED) for _ in range(2)]
     scores, given = predict(weights, points, masks)
@@ -84,7 +84,7 @@ def find_gradients(weights: Arrays, points: Any, labels: Any) -> tuple[float, Ar
 
 
 def main() -> None:
-    orders = child.take_orders()
+    arguments = child.parse_arguments()
     np.random.seed(0)
     found, kinds = child.make_spirals()
     points, labels = np.array(found), np.array(kinds)
@@ -93,7 +93,7 @@ def main() -> None:
     shuffler = np.random.default_rng(1)
     order = np.zeros(child.POINTS, dtype=np.int64)
     run = holdfast.Run(
-        orders.folder,
+        arguments.folder,
         settings=child.settings(),
         weights=weights,
         optimizer=optimizer,
@@ -101,21 +101,21 @@ def main() -> None:
         order=order,
     )
     with run:
-        child.tell(begin=run.step, attempt=run.attempt)
-        if orders.sabotage:
+        child.report(begin=run.step, attempt=run.attempt)
+        if arguments.sabotage:
             weights["w0"][0, 0] += 1e-3
         per_epoch = child.POINTS // child.BATCH
-        for step in run.steps(orders.steps):
+        for step in run.steps(arguments.steps):
             if step % per_epoch == 0:
                 order[:] = shuffler.permutation(child.POINTS)
             start = step % per_epoch * child.BATCH
             batch = order[start : start + child.BATCH]
             loss, gradients = find_gradients(weights, points[batch], labels[batch])
-            if step == orders.kill_at and run.attempt == 1:
+            if step == arguments.kill_at and run.attempt == 1:
                 child.die_at_once()
             optimizer.step(gradients)
             run.log(loss=loss)
-            child.tell(step=step + 1)
+            child.report(step=step + 1)
     state: dict[str, Any] = {f"weights.{name}": value for name, value in weights.items()}
     state |= {f"optimizer.first.{name}": value for name, value in optimizer.first.items()}
     state |= {f"optimizer.second.{name}": value for name, value in optimizer.second.items()}
@@ -127,7 +127,7 @@ def main() -> None:
     digests["dropout's generator"] = child.digest(keys["key"].tobytes() + b"%d" % keys["pos"])
     scores, _ = predict(weights, points, [])
     accuracy = float((scores.argmax(axis=1) == labels).mean())
-    child.tell(digests=digests, accuracy=accuracy)
+    child.report(digests=digests, accuracy=accuracy)
 
 
 if __name__ == "__main__":

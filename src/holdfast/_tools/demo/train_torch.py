@@ -9,7 +9,7 @@ from holdfast._tools.demo import child
 
 
 def main() -> None:
-    orders = child.take_orders()
+    arguments = child.parse_arguments()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     found, kinds = child.make_spirals()
@@ -27,7 +27,7 @@ def main() -> None:
     shuffler = torch.Generator().manual_seed(1)
     order = torch.zeros(child.POINTS, dtype=torch.int64)
     run = holdfast.Run(
-        orders.folder,
+        arguments.folder,
         settings=child.settings(),
         model=model,
         optimizer=optimizer,
@@ -35,12 +35,12 @@ def main() -> None:
         order=order,
     )
     with run:
-        child.tell(begin=run.step, attempt=run.attempt)
-        if orders.sabotage:
+        child.report(begin=run.step, attempt=run.attempt)
+        if arguments.sabotage:
             with torch.no_grad():
                 next(model.parameters()).view(-1)[0] += 1e-3
         per_epoch = child.POINTS // child.BATCH
-        for step in run.steps(orders.steps):
+        for step in run.steps(arguments.steps):
             if step % per_epoch == 0:
                 order.copy_(torch.randperm(child.POINTS, generator=shuffler))
             start = step % per_epoch * child.BATCH
@@ -48,11 +48,11 @@ def main() -> None:
             loss = torch.nn.functional.cross_entropy(model(points[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()
-            if step == orders.kill_at and run.attempt == 1:
+            if step == arguments.kill_at and run.attempt == 1:
                 child.die_at_once()
             optimizer.step()
             run.log(loss=loss)
-            child.tell(step=step + 1)
+            child.report(step=step + 1)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, moments in optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}
@@ -63,7 +63,7 @@ def main() -> None:
     }
     model.eval()
     accuracy = (model(points).argmax(1) == labels).float().mean().item()
-    child.tell(
+    child.report(
         digests={name: child.digest(value.numpy().tobytes()) for name, value in state.items()},
         accuracy=accuracy,
     )

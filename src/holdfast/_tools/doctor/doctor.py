@@ -1,7 +1,7 @@
-"""What the machine gives a run, before it is needed: each thing measured, none guessed.
+"""All checks in their order: each fact is measured, none is guessed.
 
-Whatever may hang is asked by a program of its own (`doctor_question`), all of them at the same
-time; the judges (`doctor_…`) only look at what came back. Nothing is changed or left behind.
+What may block is asked by a process of its own (`question`), all of them at the same time; the
+judges only read the answers. Nothing is changed or left behind.
 """
 
 from __future__ import annotations
@@ -19,35 +19,41 @@ from holdfast._environment import variables
 from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_sample import shm_room
 from holdfast._errors import SettingsError
-from holdfast._tools.doctor.cores import (
+from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
+from holdfast._tools.doctor.machine import (
+    HostMemory,
     is_clock_kept,
     judge_clock,
     judge_cores,
+    judge_limits,
+    judge_memory,
+    judge_shm,
     ranks_here,
     read_cores,
+    read_limits,
 )
-from holdfast._tools.doctor.disk import (
+from holdfast._tools.doctor.question import FACTS, Question
+from holdfast._tools.doctor.run import RunFacts, read_run, slurm_grace
+from holdfast._tools.doctor.software import (
+    judge_gpus,
+    judge_packages,
+    judge_torch,
+    python_of,
+    try_stacks,
+)
+from holdfast._tools.doctor.storage import (
     WRITE_SECONDS,
     Grace,
     bytes_to_write,
-    judge_room,
-    judge_speed,
-)
-from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
-from holdfast._tools.doctor.finding import Check
-from holdfast._tools.doctor.limits import judge_limits, read_limits
-from holdfast._tools.doctor.memory import Memory, judge_memory, judge_shm
-from holdfast._tools.doctor.places import (
     find_mount,
     judge_file_system,
     judge_folder,
     judge_home,
+    judge_room,
+    judge_speed,
     judge_temporary,
 )
-from holdfast._tools.doctor.question import GPUS, PACKAGES, PLACE, SPEED, Question
-from holdfast._tools.doctor.run import Known, read_run, slurm_grace
-from holdfast._tools.doctor.software import judge_gpus, judge_packages, judge_torch, python_of
-from holdfast._tools.doctor.stacks import try_stacks
 
 _ANSWER_SECONDS = 2.5
 _TERM_GRACE = Grace(10.0, "what SIGTERM leaves")
@@ -55,116 +61,99 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a person asks to be looked at."""
+class DoctorRequest:
+    """What the user asks to be checked."""
 
     folder: Path
     command: tuple[str, ...] = ()
     is_quick: bool = False
-    size_bytes: int | None = None  # of the state, where no checkpoint tells it
+    size_bytes: int | None = None  # of the state, while no checkpoint says it
     grace_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Examined:
-    """All that was found, in the order in which it was looked at."""
+class Examination:
+    """The machine: all questions are asked first, then each answer is judged."""
 
-    checks: list[Check]
-    known: Known
-    gpu: dict[str, Any] | None  # what the driver says; empty: there is none
-    seconds: float
-
-
-def examine(wish: Wish) -> Examined:
-    """Look at the machine; SettingsError if the folder is something that no run can be in."""
-    began = time.monotonic()
-    rounds = _Rounds(wish)
-    try:
-        checks = list(rounds.walk())
-    finally:
-        rounds.drop()
-    return Examined(checks, rounds.known, rounds.gpu, time.monotonic() - began)
-
-
-class _Rounds:
-    """One visit: the questions first, then what each has brought."""
-
-    def __init__(self, wish: Wish) -> None:
-        self._wish = wish
+    def __init__(self, request: DoctorRequest) -> None:
+        self._request = request
         self._environment = variables.whole()
         self._temporary = variables.temporary_folder()
         home = self._environment.get("HOME") or str(Path.home())
-        self._folder = Question(PLACE, str(wish.folder), "write")
-        self._home = Question(PLACE, home)
-        self._tmp = Question(PLACE, self._temporary, "write")
+        self._folder = Question(FACTS, "place", str(request.folder), "write")
+        self._home = Question(FACTS, "place", home)
+        self._tmp = Question(FACTS, "place", self._temporary, "write")
         has_driver = any(Path(each).exists() for each in _DRIVERS)
-        self._driver = Question(GPUS) if has_driver else None
-        self._python = python_of(wish.command)
-        # With the interpreter's own words, not ours: what it sees is what will be imported.
-        python = self._python or sys.executable
-        self._packages = Question(PACKAGES, python=[python])
+        self._driver = Question(FACTS, "gpus") if has_driver else None
+        self._python = python_of(request.command)
+        self._packages = Question(FACTS, "packages", python=[self._python or sys.executable])
         self._write: Question | None = None
         self._deadline = time.monotonic() + _ANSWER_SECONDS
-        self.known = Known()
-        self.gpu: dict[str, Any] | None = {}
+        self.known = RunFacts()
+        self.gpu: dict[str, Any] | None = {}  # by the driver; empty: there is none
 
-    def drop(self) -> None:
-        asked = (self._folder, self._home, self._tmp, self._driver, self._packages, self._write)
-        for each in asked:
-            if each is not None:
-                each.drop()
+    def run(self) -> list[Check]:
+        """SettingsError if the folder can hold no run."""
+        try:
+            return [check for check in self._checks() if check is not None]
+        finally:
+            asked = (self._folder, self._home, self._tmp, self._driver, self._packages, self._write)
+            for each in asked:
+                if each is not None:
+                    each.drop()
 
-    def walk(self) -> Iterator[Check]:
-        wish, name = self._wish, str(self._wish.folder)
+    def _checks(self) -> Iterator[Check | None]:
+        request, name = self._request, str(self._request.folder)
         folder = self._folder.answer(self._deadline)
-        if folder is not None and folder.get("kind") == "file":
+        facts = folder or {}
+        if facts.get("kind") == "file":
             raise SettingsError(
                 f"{name}: is a file, or below one, and a run folder is wanted.\n"
                 "Name the folder that holdfast.Run is given: holdfast doctor runs/a"
             )
-        base = str(folder.get("base")) if folder is not None else ""
-        free = folder.get("free") if folder is not None else None
-        can_write = folder is not None and bool(folder.get("is_writable"))
-        if folder is not None and folder.get("kind") == "folder":
-            self.known = read_run(wish.folder)
-        on_disk = wish.size_bytes or self.known.state_bytes
-        if can_write and not wish.is_quick and (most := bytes_to_write(on_disk, free)):
-            # Longest, so it runs while the others are looked at.
-            self._write = Question(SPEED, base, str(most), str(WRITE_SECONDS))
-            write_deadline = time.monotonic() + WRITE_SECONDS + 1.5
-        else:
-            write_deadline = 0.0
-        # Of one that does not answer only the words of its path are known.
-        mount = find_mount(base or str(wish.folder.absolute()))
+        if facts.get("kind") == "folder":
+            self.known = read_run(request.folder)
+        known, base, free = self.known, str(facts.get("base") or ""), facts.get("free")
+        on_disk = request.size_bytes or known.state_bytes
+        write_deadline = 0.0
+        if facts.get("is_writable") and not request.is_quick:
+            most = bytes_to_write(on_disk, free)
+            if most:
+                # It takes longest, so it runs during the other checks.
+                self._write = Question(FACTS, "speed", base, str(most), str(WRITE_SECONDS))
+                write_deadline = time.monotonic() + WRITE_SECONDS + 1.5
+        # If the file system does not answer, only the words of the path are known.
+        mount = find_mount(base or str(request.folder.absolute()))
         yield judge_folder(name, folder, mount)
         if folder is not None:
-            yield from _given(judge_file_system(name, mount))
+            yield judge_file_system(name, mount)
         yield from self._memory()
         if folder is not None:
-            known = self.known
-            inodes = folder.get("free_inodes")
-            yield from _given(judge_room(free, inodes, on_disk, known.kept, known.held_bytes))
+            yield judge_room(free, facts.get("free_inodes"), on_disk, known.kept, known.held_bytes)
         limits = read_limits()
         if limits is not None:
-            yield from judge_limits(limits, wish.size_bytes or self.known.host_bytes)
-        yield from self._cores()
-        skew = folder.get("skew_seconds") if folder is not None else None
-        yield judge_clock(is_clock_kept(), skew, mount is not None and mount.is_remote)
+            yield from judge_limits(limits, request.size_bytes or known.host_bytes)
+        yield self._cores()
+        is_remote = mount is not None and mount.is_remote
+        yield judge_clock(is_clock_kept(), facts.get("skew_seconds"), is_remote)
         yield from self._software()
-        yield from self._other_places()
-        if not wish.is_quick:
-            yield from _given(try_stacks())
+        home = self._home.answer(self._deadline)
+        yield judge_home(home, find_mount(str(home["base"])) if home is not None else None)
+        tmp = self._tmp.answer(self._deadline)
+        mount = find_mount(str(tmp["base"])) if tmp is not None else None
+        yield judge_temporary(tmp, mount, self._temporary)
+        if not request.is_quick:
+            yield try_stacks()
         if self._write is not None:
             measured = self._write.answer(write_deadline)
-            yield judge_speed(measured, on_disk, self._grace(), self.known.save_seconds)
+            yield judge_speed(measured, on_disk, self._grace(), known.save_seconds)
 
-    def _memory(self) -> Iterator[Check]:
+    def _memory(self) -> Iterator[Check | None]:
         if sys.platform != "linux":
             return
         from holdfast._store.memory.backing import available_bytes, find_leftovers, reserve_bytes
 
         room = shm_room()
-        # What the run holds there itself is used again, by it or by its next life.
+        # What the run holds there is used again by its next attempt.
         held = 0
         for path in find_leftovers(self.known.run_id) if self.known.run_id else ():
             try:
@@ -173,8 +162,8 @@ class _Rounds:
                 continue
         available = available_bytes()
         cgroup = MemoryCgroup.find(os.getpid())
-        memory = Memory(
-            state=self._wish.size_bytes or self.known.host_bytes,
+        memory = HostMemory(
+            state=self._request.size_bytes or self.known.host_bytes,
             shm_free=None if room is None else room["free"] + held,
             shm_total=None if room is None else room["total"],
             available=available + held,
@@ -182,14 +171,15 @@ class _Rounds:
             reserve=reserve_bytes(available),
         )
         yield judge_shm(memory)
-        yield from _given(judge_memory(memory))
+        yield judge_memory(memory)
 
-    def _cores(self) -> Iterator[Check]:
-        command = self._wish.command
-        is_torchrun = any(Path(word).name == "torchrun" or word == "torch.distributed.run"
-                          for word in command)  # fmt: skip
+    def _cores(self) -> Check:
+        command = self._request.command
+        is_torchrun = any(
+            Path(word).name == "torchrun" or word == "torch.distributed.run" for word in command
+        )
         ranks = ranks_here(command, self._environment)
-        yield judge_cores(read_cores(ranks, launcher_sets_one=is_torchrun), self._environment)
+        return judge_cores(read_cores(ranks, launcher_sets_one=is_torchrun), self._environment)
 
     def _software(self) -> Iterator[Check]:
         if self._driver is not None:
@@ -198,35 +188,28 @@ class _Rounds:
         gpus = len(self.gpu.get("gpus") or ()) if self.gpu else None
         around = Around(interfaces(), gpus, nodes_of(self._environment))
         yield from judge_environment(self._environment, around)
-        if self._wish.command and self._python is None:
-            # Which one trains is not in the command's words; its probe tells it later.
+        if self._request.command and self._python is None:
+            # The command does not name the Python that trains; the probe finds it later.
             yield from judge_gpus(self.gpu, None)
             return
         yield from judge_gpus(self.gpu, packages)
         yield from judge_packages(packages, holdfast.__version__, self._python)
 
-    def _other_places(self) -> Iterator[Check]:
-        home = self._home.answer(self._deadline)
-        yield judge_home(home, find_mount(str(home["base"])) if home is not None else None)
-        tmp = self._tmp.answer(self._deadline)
-        mount = find_mount(str(tmp["base"])) if tmp is not None else None
-        yield judge_temporary(tmp, mount, self._temporary)
-
     def _grace(self) -> Grace:
-        if self._wish.grace_seconds is not None:
-            return Grace(self._wish.grace_seconds, "given")
+        if self._request.grace_seconds is not None:
+            return Grace(self._request.grace_seconds, "given")
         known = slurm_grace(self._environment)
-        if known:
-            (seconds, by), (least, least_by) = max(known), min(known)
-            return Grace(seconds, by, Grace(least, least_by) if least < seconds else None)
-        return _TERM_GRACE
+        if not known:
+            return _TERM_GRACE
+        (seconds, by), (least, least_by) = max(known), min(known)
+        return Grace(seconds, by, Grace(least, least_by) if least < seconds else None)
 
 
 def examine_command(
     command: Sequence[str], gpu: Mapping[str, Any] | None = None
 ) -> Iterator[Check]:
-    """The signals' way through the launchers, and the ranks: with the real command."""
-    from holdfast._tools.doctor.reduce import check_ranks
+    """With the real command: the way of the signals through the launchers, and the ranks."""
+    from holdfast._tools.doctor.ranks import check_ranks
     from holdfast._tools.doctor.signals.path import check_leader_path, check_signal_path
 
     if not command:
@@ -236,15 +219,12 @@ def examine_command(
     yield from found
     tried = [each.data for each in found if each.name.startswith("signal SIG")]
     if not tried:
-        return  # the training was not reached, and would not be once more
+        return  # the training was not reached, and a second start would not reach it either
     if python_of(command) is None and (python := tried[0]["python"]):
-        answer = Question(PACKAGES, python=[python]).answer(time.monotonic() + _ANSWER_SECONDS)
+        answer = Question(FACTS, "packages", python=[python]).answer(
+            time.monotonic() + _ANSWER_SECONDS
+        )
         if gpu and gpu.get("gpus"):
             yield from judge_torch(gpu, answer or {})
         yield from judge_packages(answer, holdfast.__version__, python)
     yield from check_ranks(list(command))
-
-
-def _given(check: Check | None) -> Iterator[Check]:
-    if check is not None:
-        yield check

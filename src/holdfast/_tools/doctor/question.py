@@ -1,7 +1,7 @@
-"""Questions that may never be answered, put to a small program that can be left behind.
+"""Questions that may never be answered, asked by a small process that can be abandoned.
 
-A dead file system holds whoever touches it, even against SIGKILL, and a GPU that has failed does
-the same. So a process of its own asks; one that has no answer in time is killed and forgotten.
+A dead file system blocks every process that touches it, even against SIGKILL, and so does a GPU
+that has failed. A process without an answer in time is killed and not waited for.
 """
 
 from __future__ import annotations
@@ -21,20 +21,15 @@ from holdfast._environment.processes.proc import waits_of
 
 _MOST_BYTES = 1 << 16
 _MOST_WAITING_SECONDS = 60.0
-_LOOK_SECONDS = 0.2
-_FOLDER = Path(__file__).parent
-# They import nothing of holdfast, and start in a moment.
-PLACE, SPEED, GPUS, PACKAGES, STAND_STILL = (
-    _FOLDER / f"{name}.py"
-    for name in ("tell_place", "tell_speed", "tell_gpus", "tell_packages", "stand_still")
-)
+_POLL_SECONDS = 0.2
+FACTS = Path(__file__).with_name("machine_facts.py")  # imports nothing of holdfast: starts fast
 
 
 class Question:
-    """Asked as soon as it is made, so that several are answered at the same time."""
+    """Starts at once, so that several are answered at the same time."""
 
     def __init__(self, program: Path, *words: str, python: Sequence[str] = ()) -> None:
-        # Of the user's own Python all is wanted that it sees; of ours nothing.
+        # The user's Python with all its packages; ours without any.
         command = [*(python or (sys.executable, "-I", "-S")), str(program), *words]
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, ValueError):
@@ -48,18 +43,18 @@ class Question:
 
     @property
     def pid(self) -> int | None:
-        """Of the program, until its answer is had."""
+        """Of the process, until its answer is read."""
         return None if self._process is None else self._process.pid
 
     def answer(self, deadline: float) -> dict[str, Any] | None:
-        """The last line that it says, by the monotonic clock; None if it says none until then."""
+        """Its last line until the deadline of the monotonic clock; None if there is none."""
         process = self._process
         if process is None:
             return None
         assert process.stdout is not None
         try:
             _wait(process, deadline)
-            # A few lines: they fit into the pipe, and whoever is late may have begun to answer.
+            # The answer is a few lines, which fit into the pipe; a late process may have begun it.
             if process.returncode is None:
                 os.set_blocking(process.stdout.fileno(), False)
             said = os.read(process.stdout.fileno(), _MOST_BYTES)
@@ -71,7 +66,7 @@ class Question:
         return found if isinstance(found, dict) else None
 
     def drop(self) -> None:
-        """End it if it can be ended; never wait for it for long."""
+        """End the process if possible; never wait for it for long."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -82,14 +77,13 @@ class Question:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
             if process.returncode is None:
-                # It is left to the system. Python would complain of it when we end.
-                process.returncode = -9
+                process.returncode = -9  # else Python warns of it at our exit
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
-    """Until it has ended or the time is over, less what it has waited for a processor.
+    """Until it has ended or the deadline, plus the time that it waited for a CPU.
 
-    On a crowded machine a question is slow to be asked: that says nothing of who is asked.
+    On a crowded machine the process is slow to start: that says nothing about a file system.
     """
     while process.poll() is None:
         waited = max(waits_of([process.pid]).values(), default=0.0)
@@ -97,4 +91,4 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
         if left <= 0:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(min(left, _LOOK_SECONDS))
+            process.wait(min(left, _POLL_SECONDS))

@@ -1,4 +1,4 @@
-"""What is known of the run that a machine is held against: the size of its state, its times."""
+"""What a run folder knows: the size of the state, and the times of saves and steps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format import manifest
 
-# -- What a run folder knows of the time that a save and a step take -------------------------------
-
-
 _RECENT = 20  # checkpoints: the state of a run may have grown since its beginning
+_ANSWER_SECONDS = 1.5
+_KEPT = 3  # Settings.keep_last
+_RANK_DIGITS = 5
 
 
 def save_seconds(folder: Path) -> float | None:
-    """The longest recent time from asking for a checkpoint until it was durable."""
+    """The longest recent time from the request of a checkpoint until it was durable."""
     layout = RunLayout(folder)
-    told = _newest(layout, "save_seconds")
-    if told is not None:
-        return told
+    measured = _newest(layout, "save_seconds")
+    if measured is not None:
+        return measured
     taken = [
         seconds
         for event in journal.read(layout.journal)
@@ -57,35 +57,30 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) and value >= 0 else None
 
 
-_ANSWER_SECONDS = 1.5
-_KEPT = 3  # Settings.keep_last
-_RANK_DIGITS = 5
-
-
 @dataclass(frozen=True)
-class Known:
+class RunFacts:
     """Of a run folder; all unknown where there is no run yet."""
 
     run_id: str | None = None
-    state_bytes: int | None = None  # of all ranks: what one checkpoint takes
-    host_bytes: int | None = None  # of the ranks on the fullest host: what one snapshot takes
+    state_bytes: int | None = None  # of all ranks: the size of one checkpoint
+    host_bytes: int | None = None  # of the ranks on the fullest host: the size of one snapshot
     step: int | None = None
     kept: int = _KEPT  # checkpoints that stay
-    held_bytes: int = 0  # by the checkpoints that are there
+    held_bytes: int = 0  # by the checkpoints that exist
     save_seconds: float | None = None
 
 
-def read_run(folder: Path) -> Known:
-    """The newest checkpoint whose manifest can be read tells the size."""
+def read_run(folder: Path) -> RunFacts:
+    """By the newest checkpoint with a valid manifest."""
     layout = RunLayout(folder)
     with contextlib.suppress(OSError):
         run_id = read_json(layout.identity).get("run_id")
         if run_id:
             return _read(layout, str(run_id))
-    return Known()
+    return RunFacts()
 
 
-def _read(layout: RunLayout, run_id: str) -> Known:
+def _read(layout: RunLayout, run_id: str) -> RunFacts:
     sizes: list[int] = []
     newest: tuple[int, int, manifest.Manifest] | None = None
     for step, attempt, path in layout.checkpoint_folders():
@@ -99,12 +94,12 @@ def _read(layout: RunLayout, run_id: str) -> Known:
             last, best = event.get("keep_last"), event.get("keep_best")
             kept = (last if isinstance(last, int) else _KEPT) + bool(best)
     if newest is None:
-        return Known(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
+        return RunFacts(run_id=run_id, kept=kept, save_seconds=save_seconds(layout.folder))
     step, attempt, found = newest
-    return Known(
+    return RunFacts(
         run_id=run_id,
         state_bytes=found.size_bytes,
-        host_bytes=_on_one_host(layout, attempt, found),
+        host_bytes=_largest_host(layout, attempt, found),
         step=step,
         kept=kept,
         held_bytes=sum(sizes),
@@ -112,8 +107,8 @@ def _read(layout: RunLayout, run_id: str) -> Known:
     )
 
 
-def _on_one_host(layout: RunLayout, attempt: int, found: manifest.Manifest) -> int:
-    """The most that the ranks of one host hold together; all of it if they had no hosts."""
+def _largest_host(layout: RunLayout, attempt: int, found: manifest.Manifest) -> int:
+    """The most bytes of the ranks of one host; all of them if the hosts are not known."""
     totals: dict[str, int] = {}
     for file in found.files:
         digits = file.name.removeprefix("rank-")[:_RANK_DIGITS]
@@ -125,15 +120,12 @@ def _on_one_host(layout: RunLayout, attempt: int, found: manifest.Manifest) -> i
 
 
 def slurm_grace(environment: Mapping[str, str]) -> list[tuple[float, str]]:
-    """(seconds, who says so) of each warning that a job of SLURM gets; none outside of one."""
+    """(seconds, source) of each warning that a SLURM job gets; empty outside of a job."""
     job = find_job(environment)
     if job is None or not controller.can_ask():
         return []
-    found: list[tuple[float, str]] = []
-    lead = controller.warning_seconds(job.id, _ANSWER_SECONDS)
-    if lead is not None:
-        found.append((lead, f"--signal of job {job.id}"))
-    wait = controller.kill_wait_seconds(_ANSWER_SECONDS)
-    if wait is not None:
-        found.append((wait, "SLURM's KillWait"))
-    return found
+    known = (
+        (controller.warning_seconds(job.id, _ANSWER_SECONDS), f"--signal of job {job.id}"),
+        (controller.kill_wait_seconds(_ANSWER_SECONDS), "SLURM's KillWait"),
+    )
+    return [(seconds, by) for seconds, by in known if seconds is not None]

@@ -1,4 +1,4 @@
-"""A batch script as a job: its options, its commands, and which of them are the training."""
+"""A batch script as a job: its options, its commands, and which of them train."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from holdfast._environment.slurm.options import (
     read_options,
 )
 from holdfast._tools.lint.launch import LAUNCHERS, OTHER, PYTHON, TORCHRUN, Launch, find_launch
-from holdfast._tools.lint.shell import Command, parse_commands
-from holdfast._tools.lint.tokens import NotUnderstood
+from holdfast._tools.lint.shell import Command, NotUnderstood, parse_commands
 from holdfast._tools.lint.values import Values, find_values
 
 _SHELLS = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-S\s+)?)?(?:\S*/)?(ba|da|z|k)?sh\b")
@@ -32,7 +31,7 @@ _TRIVIAL = frozenset([
     "sleep", "true", "date", "cat", "lscpu", "free", "df", "touch", "rocm-smi", "sbcast", "unzip",
     "module", "which", "pwd", "chmod", "ln", "mv",
 ])  # fmt: skip
-# They are over soon, or start nothing; what is in none of these lists may be the training.
+# Short commands; any command that is in neither list may be the training.
 _SHORT = _TRIVIAL | frozenset([
     ".", ":", "[", "[[", "alias", "awk", "basename", "bc", "break", "case", "cd", "chgrp", "chown",
     "conda", "continue", "cut", "curl", "declare", "dirname", "du", "exit", "export", "false",
@@ -56,7 +55,7 @@ class Trap:
     """A `trap` of the batch shell."""
 
     command: Command
-    handler: str  # the text that it runs, and that of the function which it names
+    handler: str  # its text, with that of the functions that it calls
     signals: tuple[str, ...]  # without SIG
 
     @property
@@ -65,11 +64,11 @@ class Trap:
 
 
 @dataclass
-class Job:
-    """One script and what is known around it."""
+class BatchScript:
+    """One script and its surroundings."""
 
     text: str
-    folder: Path  # where the script stands
+    folder: Path  # of the script
     cwd: Path
     save_seconds: float | None = None
     step_seconds: float | None = None
@@ -77,9 +76,9 @@ class Job:
     options: list[Option] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     values: Values = field(default_factory=Values)
-    launches: list[Launch] = field(default_factory=list)  # those we can see into, and srun's
+    launches: list[Launch] = field(default_factory=list)  # those of a known kind, and those of srun
     everything: list[Launch] = field(default_factory=list)  # all other commands too
-    is_understood: bool = False  # as a script of a shell
+    is_understood: bool = False  # as a shell script
 
     def __post_init__(self) -> None:
         self.options = read_options(self.text)
@@ -97,7 +96,7 @@ class Job:
     # -- options ------------------------------------------------------------------
 
     def option(self, name: str) -> Option | None:
-        """The one that holds; of a mixed job, its first part's."""
+        """The one in force; of a heterogeneous job, that of its first part."""
         found = [each for each in self.options if each.name == name and each.component == 0]
         return found[-1] if found else None
 
@@ -112,7 +111,7 @@ class Job:
         return None if option is None else parse_time_limit(option.value)
 
     def count(self, name: str) -> int | None:
-        """A number that an option gives; the least of a range."""
+        """The number that an option gives; the least of a range."""
         option = self.option(name)
         match = re.match(r"\d+", option.value) if option is not None else None
         return int(match[0]) if match else None
@@ -129,7 +128,7 @@ class Job:
 
     @property
     def is_python(self) -> bool:
-        """Whether the batch script is itself a Python."""
+        """Whether the batch script is a Python script."""
         return _PYTHONS.match(self.text) is not None
 
     # -- places -------------------------------------------------------------------
@@ -143,7 +142,7 @@ class Job:
 
     @property
     def options_at(self) -> int:
-        """Where a further #SBATCH line belongs: below the last one that counts."""
+        """The offset for a further #SBATCH line: below the last valid one."""
         line = max([1, *(each.line for each in self.options if each.component == 0)])
         if not self.options and not self.text.startswith("#!"):
             return 0
@@ -154,7 +153,7 @@ class Job:
         return at
 
     def read(self, name: str) -> str | None:
-        """A file that the script names, looked for where the script and the caller stand."""
+        """A file that the script names, in its own folder or in the current one."""
         places = [self.folder, self.cwd]
         chdir = self.option("chdir")
         if chdir is not None:
@@ -180,7 +179,7 @@ class Job:
                 called = calls.get(command.function)
                 if not called:
                     continue
-                # What runs in a function runs where that is called.
+                # A command in a function runs where the function is called.
                 command = replace(
                     command,
                     is_background=command.is_background or any(c.is_background for c in called),
@@ -193,7 +192,7 @@ class Job:
 
     @cached_property
     def trainings(self) -> list[Launch]:
-        """The launches that are what the job is for; a wrong guess would be a false alarm."""
+        """The launches that train; a wrong guess would be a false alarm."""
         found = [each for each in self.launches if not _is_housekeeping(each)]
         steps = [each for each in found if each.is_step and not _is_trivial(each)]
         if steps or any(e.arguments[0].program in _OTHER_LAUNCHERS for e in self.everything):
@@ -205,7 +204,7 @@ class Job:
 
     @cached_property
     def unseen(self) -> list[Launch]:
-        """Where no training is found: the commands that may be one, and that we cannot see into."""
+        """If no training is found: the commands of unknown effect that may be one."""
         if self.trainings:
             return []
         found = [each for each in self.everything if not _is_short(each)]
@@ -213,12 +212,12 @@ class Job:
         return steps or found
 
     def reads_other_scripts(self) -> bool:
-        """Whether a file is read in that may do anything, which one for an environment does not."""
+        """Whether the script sources a file that is not one for the environment."""
         return any(map(_is_read_in, self.everything))
 
     @cached_property
     def is_training(self) -> bool:
-        """Whether the job is long and dear, as far as anyone can tell."""
+        """Whether the job is likely a long training."""
         if self.option("signal") is not None or self.option("requeue") is not None:
             return True
         found = [each for each in self.trainings if not _is_preparing(each)]
@@ -234,7 +233,7 @@ class Job:
 
     @property
     def is_resubmitted(self) -> bool:
-        """Whether the script calls sbatch: then it comes back as another job."""
+        """Whether the script calls sbatch: then it continues as another job."""
         return any(
             re.search(r"\bsbatch\s", self.text[command.start : command.end])
             for command in self.commands
@@ -248,8 +247,8 @@ class Job:
     def uses_holdfast(self, launch: Launch) -> bool:
         return re.search(r"\bholdfast\b", self.program_text(launch)) is not None
 
-    def hears_signals(self, launch: Launch) -> bool:
-        """Whether the program seems to do something about a signal; else one would kill it."""
+    def handles_signals(self, launch: Launch) -> bool:
+        """Whether the program seems to handle a signal; otherwise it would die of one."""
         return _HANDLES.search(self.program_text(launch)) is not None
 
     @cached_property
@@ -289,7 +288,7 @@ def _stem(script: str | None) -> str:
 
 
 def _is_housekeeping(launch: Launch) -> bool:
-    """A Python that is over in a moment."""
+    """A Python that is done in a moment."""
     if launch.kind != PYTHON:
         return False
     words = [each.text for each in launch.program[1:]]
@@ -299,11 +298,13 @@ def _is_housekeeping(launch: Launch) -> bool:
     if launch.script is not None:
         return launch.script.endswith("setup.py")
     named = next((each for each in launch.program[1:] if not each.text.startswith("-")), None)
-    return "-c" in words or named is None or named.value is not None  # else it is in a variable
+    return (
+        "-c" in words or named is None or named.value is not None
+    )  # else its name is in a variable
 
 
 def _is_preparing(launch: Launch) -> bool:
-    """By its name something before or after a training."""
+    """By its name, something before or after a training."""
     name = _stem(launch.script)
     return _PREPARING.search(name) is not None and not re.search(r"train|tune", name, re.I)
 
@@ -313,7 +314,7 @@ def _is_trivial(launch: Launch) -> bool:
 
 
 def _is_short(launch: Launch) -> bool:
-    """By its name over soon; nothing is known of a name that stands in a variable."""
+    """By its name done soon; a name in a variable is unknown."""
     if launch.kind != OTHER:
         return _is_housekeeping(launch) and not launch.command.has_document
     name = launch.program[0].program if launch.program else ""
@@ -321,6 +322,6 @@ def _is_short(launch: Launch) -> bool:
 
 
 def _is_read_in(launch: Launch) -> bool:
-    """`source FILE`, of a file that is not for the environment."""
+    """`source FILE`, if the file is not one for the environment."""
     words = [each.text for each in launch.arguments]
     return words[0] in ("source", ".") and len(words) > 1 and not _SETUP.search(words[1])

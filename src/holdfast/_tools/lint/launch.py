@@ -1,12 +1,12 @@
-"""What a command starts: a Python, a launcher of ranks, or something we cannot see into."""
+"""What a command starts: a Python, a launcher of ranks, or a program of unknown kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast._tools.lint.shell import Command, parse_commands
-from holdfast._tools.lint.tokens import NotUnderstood
+from holdfast._tools.lint.shell import Command, NotUnderstood, parse_commands
+from holdfast._tools.lint.signal_handlers import Reader
 from holdfast._tools.lint.values import Argument, find_values
 from holdfast._tools.lint.wrappers import (
     BECOMING,
@@ -33,17 +33,16 @@ _TORCHRUN_MODULES = (
 _TORCHRUN_FLAGS = frozenset([
     "--standalone", "--no-python", "--run-path", "--use-env", "--virtual-local-rank",
 ])  # fmt: skip
-Reader = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
 class Swallow:
-    """A leader of a task that keeps the signal from the program below it."""
+    """The first process of a task, which keeps the signal from the program below it."""
 
     who: str
     is_certain: bool
     how: str = "dies"  # or "may wait": a newer bash would become its last command
-    exec_at: int | None = None  # where `exec ` makes it right, in the script
+    exec_at: int | None = None  # the offset in the script at which `exec ` corrects it
     place: str = ""  # the line of another file
 
 
@@ -54,16 +53,16 @@ class Launch:
     command: Command
     arguments: tuple[Argument, ...]
     kind: str  # python, torchrun, accelerate, deepspeed, other
-    program: tuple[Argument, ...] = ()  # from the trainer's own word on
+    program: tuple[Argument, ...] = ()  # from the word of the program that trains
     is_exec: bool = False
     is_step: bool = False  # srun starts it
     is_led: bool = False  # by `holdfast run`
-    is_enclosed: bool = False  # in what srun must stand before: a container, uv run
-    is_inside: bool = False  # its words stand in the text of a `-c`, or in another file
-    is_editable: bool = True  # and stand there as they are written in the script
+    is_enclosed: bool = False  # in a container or `uv run`: srun must be in front of it
+    is_inside: bool = False  # its words are in the text of a `-c`, or in another file
+    is_editable: bool = True  # and are there as written in the script
     is_guarded: bool = False  # it starts with the signal ignored: `trap "" USR2; exec "$@"`
     swallow: Swallow | None = None
-    step_at: int = 0  # where `srun ` would stand
+    step_at: int = 0  # the offset for `srun `
 
     @property
     def script(self) -> str | None:
@@ -80,14 +79,14 @@ class Launch:
 
     @property
     def torchrun_at(self) -> int:
-        """The word behind which torchrun's options begin: torchrun, or the module that it is."""
+        """The word before torchrun's options: torchrun, or its module."""
         if self.program[0].program == TORCHRUN:
             return 0
         return next(n for n, word in enumerate(self.program) if word.text == "-m") + 1
 
     @property
     def torchrun_options(self) -> tuple[Argument, ...]:
-        """torchrun's own words: behind the script or module that it starts, they are that one's."""
+        """torchrun's own words, up to the script or module that it starts."""
         start = at = self.torchrun_at + 1
         while at < len(self.program):
             word = self.program[at]
@@ -100,12 +99,12 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """What to call it in a sentence."""
+        """In a sentence."""
         return {PYTHON: "python", OTHER: "the program"}.get(self.kind, self.kind)
 
 
 def find_launch(command: Command, arguments: Sequence[Argument], read: Reader) -> Launch | None:
-    """What this command starts; None for a command of the shell's own."""
+    """What this command starts; None for an empty one."""
     if not arguments:
         return None
     launch = Launch(command, tuple(arguments), OTHER, step_at=arguments[0].source.start)
@@ -113,14 +112,14 @@ def find_launch(command: Command, arguments: Sequence[Argument], read: Reader) -
         rest = arguments[after_options(arguments, ("-a",)) :]
         if not rest:
             return None
-        # In a pipe or a parenthesis the shell that is replaced is a copy.
+        # In a pipe or in parentheses, exec replaces a subshell only.
         is_exec = not command.is_piped and command.before != "|" and "(" not in command.within
         launch = replace(launch, is_exec=is_exec and not command.is_background)
         arguments = rest
-    return _peel(launch, tuple(arguments), read, 0)
+    return _unwrap(launch, tuple(arguments), read, 0)
 
 
-def _peel(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int) -> Launch | None:
+def _unwrap(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int) -> Launch | None:
     if not words or depth > 12:
         return launch
     launch = replace(launch, program=words)
@@ -130,14 +129,14 @@ def _peel(launch: Launch, words: tuple[Argument, ...], read: Reader, depth: int)
     if name == "srun":
         at = after_srun(words)
         launch = replace(launch, is_step=True)
-        return launch if at is None else _peel(launch, words[at:], read, depth + 1)
+        return launch if at is None else _unwrap(launch, words[at:], read, depth + 1)
     wrapper = after_wrapper(words)
     if wrapper is not None:
-        return _peel(_wrap(launch, wrapper[0]), words[wrapper[1] :], read, depth + 1)
+        return _unwrap(_wrap(launch, wrapper[0]), words[wrapper[1] :], read, depth + 1)
     if name in SHELLS:
-        return _look_into_shell(launch, words, read)
+        return _read_shell(launch, words, read)
     if name.endswith(".sh") and (launch.is_step or read(words[0].text) is not None):
-        return _look_into_file(launch, name, words[0].text, read)
+        return _read_file(launch, name, words[0].text, read)
     return replace(launch, kind=_kind(words))
 
 
@@ -179,7 +178,7 @@ def _kind(words: Sequence[Argument]) -> str:
     return OTHER
 
 
-def _look_into_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> Launch | None:
+def _read_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) -> Launch | None:
     """`bash -c TEXT` and `bash FILE`."""
     shell = words[0].program
     at = 1
@@ -190,16 +189,16 @@ def _look_into_shell(launch: Launch, words: tuple[Argument, ...], read: Reader) 
             at += 1
         elif not option.startswith("--") and option.endswith("c"):
             inner = words[at] if at < len(words) else None
-            return launch if inner is None else _look_into_text(
+            return launch if inner is None else _read_text(
                 launch, shell, inner, words[at + 2 :], read
             )  # fmt: skip
     if at < len(words):
-        return _look_into_file(launch, f"{shell} {words[at].text}", words[at].text, read)
+        return _read_file(launch, f"{shell} {words[at].text}", words[at].text, read)
     return launch
 
 
 def _inner_text(argument: Argument) -> tuple[str, int | None] | None:
-    """The text of a `-c`, and where it stands in the script if it stands there as it is."""
+    """The text of a `-c`, and its offset if the script has it literally."""
     written = argument.source.text
     if written[:1] == written[-1:] == "'" and written.count("'") == 2:
         return written[1:-1], argument.source.start + 1
@@ -211,7 +210,7 @@ def _inner_text(argument: Argument) -> tuple[str, int | None] | None:
     return None if argument.value is None else (argument.value, None)
 
 
-def _look_into_text(
+def _read_text(
     launch: Launch,
     shell: str,
     argument: Argument,
@@ -229,8 +228,8 @@ def _look_into_text(
         return launch
     if any(c.text == "trap" and len(c.words) > 1 and c.words[1].text not in ("''", '""') and
            c.words[1].text != "-" for c in commands):  # fmt: skip
-        return launch  # it may well pass the signal on
-    ignores = any(c.text == "trap" for c in commands)  # by the test above
+        return launch  # it may pass the signal on
+    ignores = any(c.text == "trap" for c in commands)  # all others are excluded above
     for index, command in enumerate(commands):
         words = values.arguments(command.words)
         if command.words and command.words[-1].text in ('"$@"', "$@"):
@@ -274,7 +273,7 @@ def _judge_shell(
     return Swallow(f"{shell} -c", is_certain=not is_last, exec_at=exec_at)
 
 
-def _look_into_file(launch: Launch, who: str, name: str, read: Reader) -> Launch:
+def _read_file(launch: Launch, who: str, name: str, read: Reader) -> Launch:
     text = read(name)
     if text is None:
         return launch

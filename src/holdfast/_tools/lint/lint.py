@@ -1,4 +1,4 @@
-"""All rules over one script, and the script as it should be."""
+"""All rules over one script, and the corrected script."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._tools.doctor.run import save_seconds, step_seconds
-from holdfast._tools.lint.finding import ERROR, HINT, WARNING, Finding, apply_edits
-from holdfast._tools.lint.job import Job
+from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding, apply_edits
+from holdfast._tools.lint.job import BatchScript
 from holdfast._tools.lint.rules_batch import check_batch
 from holdfast._tools.lint.rules_launch import check_launches
 from holdfast._tools.lint.rules_options import check_options
@@ -31,24 +31,24 @@ _RULES = (
     check_understood,
 )
 _ORDER = {ERROR: 0, WARNING: 1, HINT: 2}
-_ROUNDS = 10  # a change may uncover the next thing
+_ROUNDS = 10  # an edit may uncover the next finding
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a script is judged by, besides itself."""
+    """What a script is judged by, besides its own text."""
 
-    folder: Path  # where it stands
+    folder: Path  # of the script
     cwd: Path  # where it is submitted from
     run: Path | None = None
     ignored: Collection[str] = ()
 
 
-def lint(text: str, around: Surroundings) -> list[Finding]:
-    """What is wrong with a script, in the order of its lines."""
+def lint(text: str, around: Surroundings) -> list[LintFinding]:
+    """The findings in a script, in the order of its lines."""
     found = _find_line_ends(text)
     plain = text.replace("\r\n", "\n")
-    job = Job(plain, around.folder, around.cwd)
+    job = BatchScript(plain, around.folder, around.cwd)
     if around.run is not None:
         job.save_seconds, job.step_seconds = save_seconds(around.run), step_seconds(around.run)
         job.run_name = around.run.name
@@ -57,18 +57,18 @@ def lint(text: str, around: Surroundings) -> list[Finding]:
     return in_order(found, around)
 
 
-def in_order(found: list[Finding], around: Surroundings) -> list[Finding]:
-    """Each once, by its line, without what is not to be looked at."""
+def in_order(found: list[LintFinding], around: Surroundings) -> list[LintFinding]:
+    """Each once, by its line, without the ignored rules."""
     kept = [each for each in dict.fromkeys(found) if each.rule not in around.ignored]
     return sorted(kept, key=lambda each: (each.line, _ORDER[each.severity], each.rule))
 
 
-def _find_line_ends(text: str) -> list[Finding]:
+def _find_line_ends(text: str) -> list[LintFinding]:
     if "\r\n" not in text:
         return []
     line = text.count("\n", 0, text.index("\r\n")) + 1
     return [
-        Finding(
+        LintFinding(
             "dos-line-ends",
             ERROR,
             line,
@@ -82,11 +82,11 @@ def _find_line_ends(text: str) -> list[Finding]:
 
 
 def fix(text: str, around: Surroundings) -> str:
-    """The script with every error and warning put right for which a change is known."""
+    """The script with every error and warning corrected for which an edit is known."""
     if "dos-line-ends" not in around.ignored:
         text = text.replace("\r\n", "\n")
     elif "\r\n" in text:
-        return text  # places are counted in lines that end with LF
+        return text  # offsets assume lines that end with LF
     for _ in range(_ROUNDS):
         found = lint(text, around)
         changed = apply_edits(text, *(each.edits for each in found if each.severity != HINT))
@@ -96,7 +96,7 @@ def fix(text: str, around: Surroundings) -> str:
     return text
 
 
-def missing_folders(findings: Collection[Finding], around: Surroundings) -> list[Path]:
-    """The folders that the log needs, as seen from where the script is submitted."""
+def missing_folders(findings: Collection[LintFinding], around: Surroundings) -> list[Path]:
+    """The folders that the log needs, relative to where the script is submitted."""
     named = [Path(each.folder) for each in findings if each.folder is not None]
     return list(dict.fromkeys(around.cwd / folder for folder in named))

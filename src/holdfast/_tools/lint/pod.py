@@ -1,4 +1,4 @@
-"""The pods that a manifest makes, and what of them concerns a training."""
+"""The pods of a manifest, and what in them concerns a training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from holdfast._tools.lint.pod_text import Node
+from holdfast._tools.lint.pod_text import ManifestNode
 
 DEFAULT_GRACE_SECONDS = 30.0
 _TEMPLATES = {
@@ -35,8 +35,8 @@ TRAINS = re.compile(
 class Container:
     """One container that may train."""
 
-    node: Node
-    volumes: dict[str, Node] = field(default_factory=dict)
+    node: ManifestNode
+    volumes: dict[str, ManifestNode] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Container:
 
     @property
     def words(self) -> list[str]:
-        """What it starts, as far as the manifest and not the image says so."""
+        """The command by the manifest; the image may have another one."""
         found = [*self.node.items("command"), *self.node.items("args")]
         return [str(each.value) for each in found if not isinstance(each.value, dict | list)]
 
@@ -53,17 +53,15 @@ class Container:
         found = self.node.get("command") or self.node.get("args") or self.node
         return found.line
 
-    def env(self, name: str) -> Node | None:
+    def env(self, name: str) -> ManifestNode | None:
         """The entry of a variable."""
-        for each in self.node.items("env"):
-            if each.plain("name") == name:
-                return each
-        return None
+        found = (each for each in self.node.items("env") if each.plain("name") == name)
+        return next(found, None)
 
     def memory_limit(self) -> float | None:
         return quantity(self.node.plain("resources", "limits", "memory"))
 
-    def mounted(self, path: str) -> Node | None:
+    def mounted(self, path: str) -> ManifestNode | None:
         """The volume at a path of the container."""
         for mount in self.node.items("volumeMounts"):
             if str(mount.plain("mountPath") or "").rstrip("/") == path:
@@ -86,18 +84,18 @@ class Pod:
     """One kind of pod, and what makes it."""
 
     kind: str
-    root: Node
-    spec: Node
+    root: ManifestNode
+    spec: ManifestNode
     containers: list[Container]
 
     @property
     def is_known(self) -> bool:
-        """Whether it is a kind of Kubernetes' own."""
+        """Whether it is a built-in kind of Kubernetes."""
         return self.kind in _TEMPLATES
 
     @property
-    def job(self) -> Node | None:
-        """The specification of the Job around it."""
+    def job(self) -> ManifestNode | None:
+        """The spec of the Job around it."""
         return self.root.get(*_JOBS[self.kind]) if self.kind in _JOBS else None
 
     @property
@@ -107,13 +105,13 @@ class Pod:
         return float(told) if is_number else DEFAULT_GRACE_SECONDS
 
     def line_of(self, *path: str) -> int:
-        """Where something stands, or where it would."""
+        """The line of an entry, or where it would be."""
         found = self.spec.get(*path)
         return self.spec.line if found is None else found.line
 
 
-def find_pods(documents: list[Node]) -> Iterator[Pod]:
-    """The pods with containers that train, as far as their commands show it."""
+def find_pods(documents: list[ManifestNode]) -> Iterator[Pod]:
+    """The pods with containers that train, by their commands."""
     for root in documents:
         kind = str(root.plain("kind") or "")
         if kind in _TEMPLATES:
@@ -129,8 +127,8 @@ def find_pods(documents: list[Node]) -> Iterator[Pod]:
                 yield Pod(kind, root, spec, trains)
 
 
-def _templates(node: Node, seen: set[int]) -> Iterator[Node]:
-    """The pods in a resource that somebody has added to Kubernetes: a PyTorchJob, a JobSet."""
+def _templates(node: ManifestNode, seen: set[int]) -> Iterator[ManifestNode]:
+    """The pods in a custom resource: a PyTorchJob, a JobSet."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -147,7 +145,7 @@ def _templates(node: Node, seen: set[int]) -> Iterator[Node]:
 
 
 def _may_train(container: Container) -> bool:
-    """By its command; an image that has one of its own counts if it gets a GPU."""
+    """By its command; without one in the manifest, if it gets a GPU."""
     if container.words:
         return TRAINS.search(" ".join(container.words)) is not None
     limits = container.node.get("resources", "limits")

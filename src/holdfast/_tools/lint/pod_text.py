@@ -1,4 +1,4 @@
-"""A manifest of Kubernetes as a tree that knows its lines; the only file that imports PyYAML."""
+"""A Kubernetes manifest as a tree with line numbers; the only file that imports PyYAML."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True)
-class Node:
-    """A value of a manifest: a mapping of nodes, a list of them, or something plain."""
+class ManifestNode:
+    """A value of a manifest: a mapping of nodes, a list of nodes, or a scalar."""
 
     value: Any
     line: int
 
-    def get(self, *path: str) -> Node | None:
-        """What stands below, by its names."""
-        found: Node | None = self
+    def get(self, *path: str) -> ManifestNode | None:
+        """The node below, by its path."""
+        found: ManifestNode | None = self
         for name in path:
             if found is None or not isinstance(found.value, dict):
                 return None
@@ -28,18 +28,18 @@ class Node:
         return found
 
     def plain(self, *path: str) -> Any:
-        """The plain value below; None if there is none."""
+        """The scalar below; None if there is none."""
         found = self.get(*path)
         return None if found is None or isinstance(found.value, dict | list) else found.value
 
-    def items(self, *path: str) -> list[Node]:
+    def items(self, *path: str) -> list[ManifestNode]:
         """The list below; empty if there is none."""
         found = self.get(*path)
         return found.value if found is not None and isinstance(found.value, list) else []
 
 
 def is_manifest(name: str, text: str) -> bool:
-    """Whether a file is for Kubernetes, and not for a shell."""
+    """Whether a file is for Kubernetes and not for a shell."""
     if name.endswith((".yaml", ".yml")):
         return True
     lines = text.splitlines()[:200]
@@ -48,7 +48,7 @@ def is_manifest(name: str, text: str) -> bool:
     )
 
 
-def read_documents(name: str, text: str) -> list[Node]:
+def read_documents(name: str, text: str) -> list[ManifestNode]:
     """The documents of a manifest; SettingsError if it is none."""
     try:
         import yaml
@@ -69,7 +69,7 @@ def read_documents(name: str, text: str) -> list[Node]:
         ) from error
 
 
-def _documents(yaml: Any, text: str) -> Iterator[Node]:
+def _documents(yaml: Any, text: str) -> Iterator[ManifestNode]:
     loader = yaml.SafeLoader(text)
     try:
         while loader.check_node():
@@ -80,8 +80,8 @@ def _documents(yaml: Any, text: str) -> Iterator[Node]:
         loader.dispose()
 
 
-def _flat(root: Node) -> Iterator[Node]:
-    """Without the list that `kubectl get -o yaml` puts around."""
+def _flat(root: ManifestNode) -> Iterator[ManifestNode]:
+    """Without the list around the items of `kubectl get -o yaml`."""
     if root.plain("kind") == "List":
         yield from root.items("items")
     else:
@@ -89,17 +89,19 @@ def _flat(root: Node) -> Iterator[Node]:
 
 
 class _Tree:
-    """Makes nodes of PyYAML's. What has an alias is made once: some lines may name billions."""
+    """Converts PyYAML's nodes. An alias is converted once: a few lines may name billions."""
 
     def __init__(self, yaml: Any, loader: Any) -> None:
         self._yaml = yaml
         self._loader = loader
-        self._made: dict[int, Node] = {}
+        self._made: dict[int, ManifestNode] = {}
 
-    def node(self, found: Any) -> Node:
+    def node(self, found: Any) -> ManifestNode:
         made = self._made.get(id(found))
         if made is None:
-            made = self._made[id(found)] = Node(self._value(found), found.start_mark.line + 1)
+            made = self._made[id(found)] = ManifestNode(
+                self._value(found), found.start_mark.line + 1
+            )
         return made
 
     def _value(self, found: Any) -> Any:
@@ -109,13 +111,13 @@ class _Tree:
             return [self.node(each) for each in found.value]
         return self._loader.construct_object(found)
 
-    def _mapping(self, found: Any) -> dict[str, Node]:
-        own: dict[str, Node] = {}
-        merged: dict[str, Node] = {}
+    def _mapping(self, found: Any) -> dict[str, ManifestNode]:
+        own: dict[str, ManifestNode] = {}
+        merged: dict[str, ManifestNode] = {}
         for key, value in found.value:
             if not isinstance(key, self._yaml.ScalarNode):
-                continue  # no name of Kubernetes is a list
-            if key.tag == _MERGE:  # <<: what stands here counts before what comes in by it
+                continue  # no key of Kubernetes is a list
+            if key.tag == _MERGE:  # <<: keys of this mapping override merged ones
                 for each in _sources(self.node(value)):
                     merged = {**each, **merged}
             else:
@@ -123,7 +125,7 @@ class _Tree:
         return {**merged, **own}
 
 
-def _sources(node: Node) -> list[dict[str, Node]]:
-    """The mappings that are merged, the first to count first."""
+def _sources(node: ManifestNode) -> list[dict[str, ManifestNode]]:
+    """The merged mappings, by precedence."""
     found = node.value if isinstance(node.value, list) else [node]
     return [each.value for each in found if isinstance(each.value, dict)]

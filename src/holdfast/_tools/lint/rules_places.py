@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast._tools.lint.finding import ERROR, HINT, WARNING, Edit, Finding, note, set_value
-from holdfast._tools.lint.job import Job
+from holdfast._tools.lint.finding import ERROR, HINT, WARNING, Edit, LintFinding, report, set_value
+from holdfast._tools.lint.job import BatchScript
 from holdfast._tools.lint.launch import TORCHRUN
-from holdfast._tools.lint.shell import is_assignment
-from holdfast._tools.lint.tokens import Token
+from holdfast._tools.lint.shell import Token, is_assignment
 
 _FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _OWN_PORT = "$((20000 + SLURM_JOB_ID % 10000))"
@@ -22,23 +21,24 @@ _PLACEHOLDER = re.compile(
     r"(?<![\w$])YOUR_\w+|(?<![\w$/{])your[_-]\w+|/path/to/[^\s\"']*|"
     r"\bFIXME\b|\bCHANGE_?ME\b|\bREPLACE_?ME\b"
 )
-# In a command <pad> or <s> may well be meant; in an option nothing like it is.
+# In a command <pad> or <s> may be meant literally; in an option nothing like it is.
 _IN_OPTION = re.compile(rf"<[A-Za-z][\w .:-]*>|{_PLACEHOLDER.pattern}")
 _PLACEHOLDER_VALUE = re.compile(r"x{3,}|TODO|TBD|\?{2,}|\.{3}", re.I)
 
 
-def check_places(job: Job) -> Iterator[Finding]:
+def check_places(job: BatchScript) -> Iterator[LintFinding]:
     """All rules about addresses, folders and names."""
-    yield from check_log_folders(job)
-    yield from check_array_log(job)
-    yield from check_placeholders(job)
+    yield from _check_log_folders(job)
+    yield from _check_array_log(job)
+    yield from _check_placeholders(job)
     if job.is_understood:
-        yield from check_addresses(job)
-        yield from check_ranks(job)
+        yield from _check_addresses(job)
+        yield from _check_launcher_addresses(job)
+        yield from _check_ranks(job)
 
 
-def _settings(job: Job) -> Iterator[tuple[str, str, Token]]:
-    """Every variable that the script sets: name, value as written, and where."""
+def _settings(job: BatchScript) -> Iterator[tuple[str, str, Token]]:
+    """Every variable that the script sets: name, value as written, and the word."""
     for command in job.commands:
         for token in (*command.assignments, *command.words):
             if is_assignment(token.text) and (
@@ -48,39 +48,40 @@ def _settings(job: Job) -> Iterator[tuple[str, str, Token]]:
                 yield name, value, token
 
 
-def check_addresses(job: Job) -> Iterator[Finding]:
+def _local_address(job: BatchScript, at: int, edit: Edit) -> LintFinding:
+    text = (
+        f"on {job.nodes} nodes each node looks for the others at itself: the ranks never meet, and "
+        "the job hangs until they time out."
+    )
+    return report(job, "master-addr-fixed", ERROR, at, text, edits=[edit])
+
+
+def _fixed_port(job: BatchScript, at: int, port: str, edit: Edit) -> LintFinding:
+    text = f"two jobs on one node want port {port}: the second dies at its start, or joins the "
+    return report(job, "master-port-fixed", WARNING, at, f"{text}first.", edits=[edit])
+
+
+def _check_addresses(job: BatchScript) -> Iterator[LintFinding]:
     is_shared = job.option("exclusive") is None
     for name, value, token in _settings(job):
         start = token.start + len(name) + 1
         plain = value.strip("'\"")
         if name == "MASTER_ADDR" and job.nodes > 1 and re.fullmatch(r"[\w.:-]+", plain):
-            is_local = _LOCAL.fullmatch(plain) is not None
-            how = "each node looks for the others at itself" if is_local else (
-                "it is the first node only by chance"
-            )  # fmt: skip
-            yield note(
-                job,
-                "master-addr-fixed",
-                ERROR if is_local else WARNING,
-                token.start,
-                f"on {job.nodes} nodes {how}: the ranks never meet, and the job hangs until they "
-                "time out.",
-                edits=[Edit(start, token.end, _FIRST_HOST)],
-            )
+            edit = Edit(start, token.end, _FIRST_HOST)
+            if _LOCAL.fullmatch(plain):
+                yield _local_address(job, token.start, edit)
+            else:
+                text = (
+                    f"on {job.nodes} nodes it is the first node only by chance: the ranks never "
+                    "meet, and the job hangs until they time out."
+                )
+                yield report(job, "master-addr-fixed", WARNING, token.start, text, edits=[edit])
         if name == "MASTER_PORT" and plain.isdecimal() and is_shared:
-            yield note(
-                job,
-                "master-port-fixed",
-                WARNING,
-                token.start,
-                f"two jobs on one node want port {plain}: the second dies at its start, or joins "
-                "the first.",
-                edits=[Edit(start, token.end, _OWN_PORT)],
-            )
-    yield from _check_launcher_addresses(job, is_shared)
+            yield _fixed_port(job, token.start, plain, Edit(start, token.end, _OWN_PORT))
 
 
-def _check_launcher_addresses(job: Job, is_shared: bool) -> Iterator[Finding]:
+def _check_launcher_addresses(job: BatchScript) -> Iterator[LintFinding]:
+    is_shared = job.option("exclusive") is None
     for launch in job.launches:
         if launch.kind != TORCHRUN or launch.is_inside:
             continue
@@ -91,59 +92,38 @@ def _check_launcher_addresses(job: Job, is_shared: bool) -> Iterator[Finding]:
             if not is_same and at + 1 < len(words):
                 source, value = words[at + 1].source, words[at + 1].text
             if source.text != (word.text if is_same else value):
-                continue  # it stands in a variable, or in quotes
-            start = source.end - len(value)
+                continue  # it is in a variable, or in quotes
+            start, end = source.end - len(value), source.end
             host, _, port = value.rpartition(":")
             is_endpoint = option == "--rdzv-endpoint"
             address = host if is_endpoint else value if option == "--master-addr" else ""
             if job.nodes > 1 and address and _LOCAL.fullmatch(address):
-                yield note(
-                    job,
-                    "master-addr-fixed",
-                    ERROR,
-                    source.start,
-                    f"on {job.nodes} nodes each looks for the others at itself: the ranks never "
-                    "meet, and the job hangs until they time out.",
-                    edits=[Edit(start, start + len(address), f'"{_FIRST_HOST}"')],
-                )
+                edit = Edit(start, start + len(address), f'"{_FIRST_HOST}"')
+                yield _local_address(job, source.start, edit)
             number = port if is_endpoint else value if option == "--master-port" else ""
             if is_shared and number.isdecimal() and number != "0":
-                end = source.end
-                yield note(
-                    job,
-                    "master-port-fixed",
-                    WARNING,
-                    source.start,
-                    f"two jobs on one node want port {number}: the second dies at its start, or "
-                    "joins the first.",
-                    edits=[Edit(end - len(number), end, _OWN_PORT)],
-                )
+                edit = Edit(end - len(number), end, _OWN_PORT)
+                yield _fixed_port(job, source.start, number, edit)
 
 
-def check_ranks(job: Job) -> Iterator[Finding]:
-    """The batch shell has SLURM_PROCID=0, and what it expands is 0 for all."""
-    if job.tasks < 2 or not any(launch.is_step for launch in job.launches):
-        return
+def _check_ranks(job: BatchScript) -> Iterator[LintFinding]:
+    """The batch shell has SLURM_PROCID=0: expanded there, every task gets 0."""
     steps = [launch for launch in job.launches if launch.is_step]
+    if job.tasks < 2 or not steps:
+        return
+    rule = "rank-of-batch-script"
     sets_ranks = any(launch.kind == TORCHRUN or launch.is_led for launch in steps)
     for name, value, token in _settings(job):
         match = _OF_TASK.fullmatch(value.strip("\"'"))
-        if sets_ranks or match is None or value.startswith("'"):
+        if sets_ranks or match is None or value.startswith("'") or name not in _RANK_NAMES:
             continue
-        if name in _RANK_NAMES:
-            yield note(
-                job,
-                "rank-of-batch-script",
-                ERROR,
-                token.start,
-                f"{match[1]} is 0 in the batch script: all {job.tasks} tasks get {name}=0.",
-                corrected=[f"srun bash -c 'export {name}=${match[1]}; exec \"$@\"' _ python …"],
-            )
-    for launch in job.launches:
-        texts = [word.text for word in launch.program]
-        if not launch.is_step or launch.kind != TORCHRUN or launch.is_inside:
+        text = f"{match[1]} is 0 in the batch script: all {job.tasks} tasks get {name}=0."
+        right = f"srun bash -c 'export {name}=${match[1]}; exec \"$@\"' _ python …"
+        yield report(job, rule, ERROR, token.start, text, corrected=[right])
+    for launch in steps:
+        if launch.kind != TORCHRUN or launch.is_inside:
             continue
-        if any("c10d" in text for text in texts):
+        if any("c10d" in word.text for word in launch.program):
             continue
         for word in launch.program:
             match = _OF_TASK.search(word.source.text)
@@ -151,20 +131,19 @@ def check_ranks(job: Job) -> Iterator[Finding]:
             if match is None or written != word.source.text or "'" in written:
                 continue
             if "rank" in word.text or _OF_TASK.fullmatch(word.text.strip('"')):
-                yield note(
-                    job,
-                    "rank-of-batch-script",
-                    ERROR,
-                    word.source.start,
-                    f"{match[1]} is expanded in the batch script, where it is 0: every node gets "
-                    "the rank 0.",
-                    corrected=[f"srun bash -c 'exec torchrun --node-rank=${match[1]} …'"],
-                )
+                text = f"{match[1]} is expanded in the batch script, where it is 0: every node "
+                right = f"srun bash -c 'exec torchrun --node-rank=${match[1]} …'"
+                at = word.source.start
+                yield report(job, rule, ERROR, at, f"{text}gets the rank 0.", corrected=[right])
                 break
 
 
-def check_log_folders(job: Job) -> Iterator[Finding]:
+def _check_log_folders(job: BatchScript) -> Iterator[LintFinding]:
     """SLURM makes no folders: the job fails before its first line."""
+    fails = (
+        "SLURM does not make it, and the job fails at once (JobLaunchFailure, 0:53): "
+        "nothing runs, and no log says why. A mkdir in the script comes too late."
+    )
     seen: set[str] = set()
     for name in ("output", "error"):
         option = job.option(name)
@@ -174,34 +153,21 @@ def check_log_folders(job: Job) -> Iterator[Finding]:
         if written in seen or not written:
             continue
         seen.add(written)
-        fails = "SLURM does not make it, and the job fails at once (JobLaunchFailure, 0:53): "
-        fails += "nothing runs, and no log says why. A mkdir in the script comes too late."
         title = job.option("job-name")
         folder = written.replace("%x", title.value) if title is not None else written
+        rule, at = "log-folder-missing", option.start
         if re.search(r"%\d*[jJAasN]", folder):
-            right = _without_pattern(option.value)
-            yield note(
-                job,
-                "log-folder-missing",
-                ERROR,
-                option.start,
-                f"{written} has a name that nobody knows before the job starts. {fails}",
-                edits=[set_value(option, right)],
-            )
+            text = f"{written} has a name that nobody knows before the job starts. {fails}"
+            edits = [set_value(option, _without_pattern(option.value))]
+            yield report(job, rule, ERROR, at, text, edits=edits)
         elif "%" not in folder and _is_missing(job, folder):
-            yield note(
-                job,
-                "log-folder-missing",
-                ERROR,
-                option.start,
-                f"{folder} does not exist. {fails}",
-                corrected=[f"mkdir -p {folder}   (before sbatch)"],
-                folder=folder,
-            )
+            text = f"{folder} does not exist. {fails}"
+            right = [f"mkdir -p {folder}   (before sbatch)"]
+            yield report(job, rule, ERROR, at, text, corrected=right, folder=folder)
 
 
 def _without_pattern(value: str) -> str:
-    """The same log, the patterns in the name of the file.
+    """The same log with the patterns in the name of the file.
 
     >>> _without_pattern("logs/%j/out.txt")
     'logs/%j-out.txt'
@@ -212,7 +178,7 @@ def _without_pattern(value: str) -> str:
     return "/".join([*parts[:first], "-".join([*parts[first:], name])])
 
 
-def _is_missing(job: Job, folder: str) -> bool:
+def _is_missing(job: BatchScript, folder: str) -> bool:
     path = Path(folder)
     if not path.is_absolute():
         chdir = job.option("chdir")
@@ -220,7 +186,7 @@ def _is_missing(job: Job, folder: str) -> bool:
         if chdir is not None and not places[0].is_dir():
             return False
         return not any((place / path).is_dir() for place in places)
-    # Of another machine's disk nothing is known here, and every machine has a /home.
+    # The disk of another machine is not known here, and every machine has a /home.
     nearest = next((each for each in (path, *path.parents) if _is_folder(each)), path)
     return nearest != path and len(nearest.parts) > 2
 
@@ -232,7 +198,7 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def check_array_log(job: Job) -> Iterator[Finding]:
+def _check_array_log(job: BatchScript) -> Iterator[LintFinding]:
     array = job.option("array")
     if array is None or not re.search(r"[-,]", array.value):
         return
@@ -247,33 +213,25 @@ def check_array_log(job: Job) -> Iterator[Finding]:
             stem, dot, suffix = option.value.rpartition(".")
             is_suffix = bool(dot) and "/" not in suffix
             base = f"{stem}-%A_%a.{suffix}" if is_suffix else f"{option.value}-%A_%a"
-        yield note(
-            job,
-            "array-log-shared",
-            WARNING,
-            option.start,
-            f"all tasks of the array write to {option.value}, over each other.",
-            edits=[set_value(option, base)],
-        )
+        text = f"all tasks of the array write to {option.value}, over each other."
+        edits = [set_value(option, base)]
+        yield report(job, "array-log-shared", WARNING, option.start, text, edits=edits)
 
 
-def check_placeholders(job: Job) -> Iterator[Finding]:
+def _check_placeholders(job: BatchScript) -> Iterator[LintFinding]:
     """What a template leaves to be filled in."""
-    found: dict[int, Finding] = {}
+    found: dict[int, LintFinding] = {}
     for option in job.options:
         if option.name == "comment" or "{{" in option.value:
             continue  # free text; or a program fills it in
         match = _IN_OPTION.search(option.value)
         value = match[0] if match else option.value
         if match is not None or _PLACEHOLDER_VALUE.fullmatch(option.value):
-            found[option.line] = note(
-                job,
-                "placeholder",
-                ERROR,
-                option.start,
+            text = (
                 f"{value} still has to be filled in: sbatch takes --{option.name}={option.value} "
-                "as it stands.",
+                "as it stands."
             )
+            found[option.line] = report(job, "placeholder", ERROR, option.start, text)
     for command in job.commands:
         if command.text in ("echo", "printf", "sed", "cat", "grep"):
             continue
@@ -281,16 +239,10 @@ def check_placeholders(job: Job) -> Iterator[Finding]:
             match = _PLACEHOLDER.search(token.text)
             line = job.line_of(token.start)
             if match is not None and line not in found:
-                found[line] = note(
-                    job,
-                    "placeholder",
-                    WARNING,
-                    token.start,
-                    f"{match[0]} still has to be filled in.",
-                )
+                text = f"{match[0]} still has to be filled in."
+                found[line] = report(job, "placeholder", WARNING, token.start, text)
     yield from found.values()
     for option in job.options:
         if option.line not in found and "example.com" in option.value:
-            yield note(
-                job, "placeholder", HINT, option.start, f"nobody reads mail at {option.value}."
-            )
+            text = f"nobody reads mail at {option.value}."
+            yield report(job, "placeholder", HINT, option.start, text)

@@ -1,174 +1,201 @@
-"""What in a pod loses the state of a training: its grace, its memory, its disk, its first shell."""
+"""What in a Kubernetes manifest loses a training: grace, memory, disk, first process, restarts."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from itertools import pairwise
 
 from holdfast import _errors
 from holdfast._tools.doctor.run import save_seconds, step_seconds
-from holdfast._tools.lint.finding import ERROR, HINT, WARNING, Finding
+from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding
 from holdfast._tools.lint.lint import Surroundings, in_order
 from holdfast._tools.lint.pod import TRAINS, Container, Pod, find_pods, quantity
-from holdfast._tools.lint.pod_text import Node, read_documents
-from holdfast._tools.lint.shell import parse_commands
-from holdfast._tools.lint.tokens import NotUnderstood
+from holdfast._tools.lint.pod_text import ManifestNode, read_documents
+from holdfast._tools.lint.shell import NotUnderstood, parse_commands
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _INITS = ("tini", "dumb-init", "catatonit")
-_HARMLESS = ("cd", "export", "set", "source", ".", "ulimit", "umask", "echo", ":", "true", "unset")
-_COUNTED_ON_SECONDS = 10.0  # after a SIGTERM, if nobody says anything else
+_COUNTED_ON_SECONDS = 10.0  # after SIGTERM, if no variable says otherwise
 _MARGIN_SECONDS = 5.0
+_GRACE = "terminationGracePeriodSeconds"
 _GRACE_VARIABLE = "HOLDFAST_GRACE_SECONDS"
 
 
-def check_grace(pod: Pod, needed_seconds: float | None, run_name: str) -> list[Finding]:
+def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFinding]:
+    """The findings for all pods that train, in the order of the lines."""
+    needed, run_name = None, ""
+    if around.run is not None:
+        save, step = save_seconds(around.run), step_seconds(around.run)
+        needed = None if save is None else save + (step or 0.0)
+        run_name = around.run.name
+    found: list[LintFinding] = []
+    pods = list(find_pods(read_documents(name, text)))
+    if not pods:
+        # Without this, "nothing is lost here" would be said of a manifest that was not checked.
+        text = "no container in it trains, as far as its commands show: there is nothing to check."
+        found.append(_finding("no-training", HINT, 1, text))
+    for pod in pods:
+        found += _check_grace(pod, needed, run_name)
+        for container in pod.containers:
+            found += _check_expected_grace(pod, container)
+            found += _check_pre_stop(pod, container)
+            found += _check_first_process(container)
+            found += _check_memory(container)
+            found += _check_disk(pod, container)
+        found += _check_restarts(pod)
+    return in_order(found, around)
+
+
+def _finding(
+    rule: str, severity: str, line: int, text: str, *corrected: str, source: str = ""
+) -> LintFinding:
+    return LintFinding(rule, severity, line, text, source, corrected)
+
+
+# -- Grace, memory, disk and first process ---------------------------------------------------------
+
+
+def _check_grace(pod: Pod, needed_seconds: float | None, run_name: str) -> Iterator[LintFinding]:
     """Is there time to finish a step and save it after SIGTERM?"""
-    grace, line = pod.grace_seconds, pod.line_of("terminationGracePeriodSeconds")
-    told = pod.spec.get("terminationGracePeriodSeconds")
-    source = "" if told is None else f"terminationGracePeriodSeconds: {grace:g}"
-    found = []
+    grace, told = pod.grace_seconds, pod.spec.get(_GRACE)
     needed = None if needed_seconds is None else needed_seconds + _MARGIN_SECONDS
     if needed is not None and grace < needed:
-        found.append(
-            Finding(
-                "grace-too-short",
-                ERROR,
-                line,
-                f"{grace:g} s after SIGTERM the pod is killed{'' if told else ' (the default)'}, "
-                f"and a step with its save takes {needed_seconds:.0f} s in {run_name}.",
-                source,
-                (f"terminationGracePeriodSeconds: {2 * needed + 30:.0f}",),
-            )
+        text = (
+            f"{grace:g} s after SIGTERM the pod is killed{'' if told else ' (the default)'}, "
+            f"and a step with its save takes {needed_seconds:.0f} s in {run_name}."
         )
-    for each in pod.containers:
-        found += _check_counted_on(pod, each, grace)
-        found += _check_pre_stop(each, grace)
-    return found
+        source = "" if told is None else f"{_GRACE}: {grace:g}"
+        right = f"{_GRACE}: {2 * needed + 30:.0f}"
+        yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, right, source=source)
 
 
-def _check_counted_on(pod: Pod, container: Container, grace: float) -> list[Finding]:
-    entry = container.env(_GRACE_VARIABLE)
-    if entry is None:
-        if grace <= _COUNTED_ON_SECONDS:
-            text = f"holdfast counts on 10 s after SIGTERM, and the pod is killed after {grace:g} s"
-            corrected = "terminationGracePeriodSeconds: 120"
-            at = pod.line_of("terminationGracePeriodSeconds")
-            return [Finding("grace-too-short", ERROR, at, f"{text}.", corrected=(corrected,))]
+def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFinding]:
+    grace, entry = pod.grace_seconds, container.env(_GRACE_VARIABLE)
+    fit = f'value: "{max(1.0, grace - 10):g}"'
+    if entry is None and grace <= _COUNTED_ON_SECONDS:
+        text = f"holdfast counts on 10 s after SIGTERM, and the pod is killed after {grace:g} s."
+        yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, f"{_GRACE}: 120")
+    elif entry is None:
         text = (
             f"{container.name}: after SIGTERM holdfast counts on 10 s, and there are {grace:g}: a "
             "longer step is given up for the snapshot before it."
         )
-        corrected = f'- {{name: {_GRACE_VARIABLE}, value: "{max(1.0, grace - 10):g}"}}'
-        return [Finding("grace-not-told", HINT, container.line, text, corrected=(corrected,))]
-    try:
-        seconds = float(str(entry.plain("value")).removesuffix("s"))
-    except ValueError:
-        return []
-    if seconds < grace:
-        return []
-    text = f"holdfast counts on {seconds:g} s after SIGTERM, and the pod is killed after {grace:g}"
-    fit = f'value: "{max(1.0, grace - 10):g}"'
-    source = f'{_GRACE_VARIABLE} = "{seconds:g}"'
-    return [Finding("grace-too-short", ERROR, entry.line, f"{text} s.", source, (fit,))]
+        right = f"- {{name: {_GRACE_VARIABLE}, {fit}}}"
+        yield _finding("grace-not-told", HINT, container.line, text, right)
+    else:
+        try:
+            seconds = float(str(entry.plain("value")).removesuffix("s"))
+        except ValueError:
+            return
+        if seconds >= grace:
+            text = f"holdfast counts on {seconds:g} s after SIGTERM, and the pod is killed after "
+            source = f'{_GRACE_VARIABLE} = "{seconds:g}"'
+            text += f"{grace:g} s."
+            yield _finding("grace-too-short", ERROR, entry.line, text, fit, source=source)
 
 
-def _check_pre_stop(container: Container, grace: float) -> list[Finding]:
-    """The time of the hook is taken from the grace, and SIGTERM comes only after it."""
-    hook = container.node.get("lifecycle", "preStop")
+def _check_pre_stop(pod: Pod, container: Container) -> Iterator[LintFinding]:
+    """The time of the hook is part of the grace, and SIGTERM comes only after it."""
+    hook, grace = container.node.get("lifecycle", "preStop"), pod.grace_seconds
     if hook is None:
-        return []
+        return
     seconds = hook.plain("sleep", "seconds")
-    words = [str(each.value) for each in hook.items("exec", "command")]
-    for at, word in enumerate(" ".join(words).split()[:-1]):
-        following = " ".join(words).split()[at + 1].rstrip("s;'\"")
+    words = " ".join(str(each.value) for each in hook.items("exec", "command")).split()
+    for word, following in pairwise(words):
+        following = following.rstrip("s;'\"")
         if word.endswith("sleep") and following.isdecimal():
             seconds = int(following)
-    if not isinstance(seconds, int) or seconds < grace - _COUNTED_ON_SECONDS:
-        return []
-    text = (
-        f"{container.name}: preStop sleeps {seconds} s of the {grace:g} s there are, and SIGTERM "
-        "comes only then."
-    )
-    return [Finding("pre-stop-takes-the-grace", ERROR, hook.line, text)]
-
-
-def check_memory(pod: Pod) -> list[Finding]:
-    """Is there room in /dev/shm for snapshots and loaders, and does it fit into the limit?"""
-    found = []
-    for each in pod.containers:
-        shm, limit = each.mounted("/dev/shm"), each.memory_limit()
-        kind = None if shm is None else shm.get("emptyDir")
-        if shm is None:
-            text = (
-                f"{each.name}: /dev/shm has 64 MB here: snapshots in memory do not fit, and "
-                "loaders with workers die of SIGBUS."
-            )
-            corrected = (
-                "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}]",
-                "volumeMounts: [{name: shm, mountPath: /dev/shm}]",
-            )
-            found.append(Finding("small-shm", WARNING, each.line, text, corrected=corrected))
-        elif kind is not None and kind.plain("medium") != "Memory":
-            text = f"{each.name}: /dev/shm is on the node's disk: snapshots are as slow as that."
-            fit = ("medium: Memory",)
-            found.append(Finding("shm-on-disk", WARNING, kind.line, text, corrected=fit))
-        elif kind is not None:
-            found += _check_size(each, kind.plain("sizeLimit"), limit, kind.line)
-        if limit is None:
-            text = (
-                f"{each.name}: has no memory limit: when the node is full, whoever uses most is "
-                "killed, and nothing warns before."
-            )
-            fit = ("resources: {limits: {memory: 64Gi}}",)
-            found.append(Finding("no-memory-limit", HINT, each.line, text, corrected=fit))
-    return found
-
-
-def _check_size(
-    container: Container, size: object, limit: float | None, line: int
-) -> list[Finding]:
-    wanted = quantity(size)
-    if wanted is None or limit is None or wanted < limit:
-        return []
-    text = (
-        f"{container.name}: /dev/shm may take {size}, which counts as memory, and the limit of all "
-        "is no more than that: filling it is an OOM kill."
-    )
-    return [Finding("shm-over-the-limit", ERROR, line, text)]
-
-
-def check_disk(pod: Pod) -> list[Finding]:
-    """Does the run folder outlive the pod?"""
-    found = []
-    for each in pod.containers:
-        if each.has_lasting_volume() or "://" in each.text() or pod.kind == "StatefulSet":
-            continue  # an address may be that of a mirror
+    if isinstance(seconds, int) and seconds >= grace - _COUNTED_ON_SECONDS:
         text = (
-            f"{each.name}: nothing that it writes outlives the pod: the next one begins from "
-            "nothing."
+            f"{container.name}: preStop sleeps {seconds} s of the {grace:g} s there are, and "
+            "SIGTERM comes only then."
         )
-        corrected = ("volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]",)
-        found.append(Finding("no-lasting-volume", WARNING, each.line, text, corrected=corrected))
-    return found
+        yield _finding("pre-stop-takes-the-grace", ERROR, hook.line, text)
 
 
-def check_first_process(pod: Pod) -> list[Finding]:
-    """Does SIGTERM reach the training, or does a shell in front of it keep it?"""
-    found = []
-    for each in pod.containers:
-        words = each.words
-        while words and words[0].rpartition("/")[2] in _INITS:
+def _check_memory(container: Container) -> Iterator[LintFinding]:
+    """Is there room in /dev/shm for snapshots and loaders, and does it fit into the limit?"""
+    name, line = container.name, container.line
+    shm, limit = container.mounted("/dev/shm"), container.memory_limit()
+    volume = None if shm is None else shm.get("emptyDir")
+    if shm is None:
+        text = (
+            f"{name}: /dev/shm has 64 MB here: snapshots in memory do not fit, and "
+            "loaders with workers die of SIGBUS."
+        )
+        right = "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}]"
+        mount = "volumeMounts: [{name: shm, mountPath: /dev/shm}]"
+        yield _finding("small-shm", WARNING, line, text, right, mount)
+    elif volume is not None and volume.plain("medium") != "Memory":
+        text = f"{name}: /dev/shm is on the node's disk: snapshots are as slow as that."
+        yield _finding("shm-on-disk", WARNING, volume.line, text, "medium: Memory")
+    elif volume is not None:
+        size = volume.plain("sizeLimit")
+        wanted = quantity(size)
+        if wanted is not None and limit is not None and wanted >= limit:
+            text = (
+                f"{name}: /dev/shm may take {size}, which counts as memory, and the limit of all "
+                "is no more than that: filling it is an OOM kill."
+            )
+            yield _finding("shm-over-the-limit", ERROR, volume.line, text)
+    if limit is None:
+        text = (
+            f"{name}: has no memory limit: when the node is full, whoever uses most is "
+            "killed, and nothing warns before."
+        )
+        yield _finding("no-memory-limit", HINT, line, text, "resources: {limits: {memory: 64Gi}}")
+
+
+def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
+    """Does the run folder outlive the pod? An address may be that of a mirror."""
+    if container.has_lasting_volume() or "://" in container.text() or pod.kind == "StatefulSet":
+        return
+    text = f"{container.name}: nothing that it writes outlives the pod: the next one begins from "
+    right = "volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]"
+    yield _finding("no-lasting-volume", WARNING, container.line, f"{text}nothing.", right)
+
+
+def _check_first_process(container: Container) -> Iterator[LintFinding]:
+    """Does SIGTERM reach the training, or does a shell in front keep it?"""
+    words = container.words
+    while words and words[0].rpartition("/")[2] in _INITS:
+        words = words[1:]
+        while words and words[0].startswith("-"):
             words = words[1:]
-            while words and words[0].startswith("-"):
-                words = words[1:]
-        script = _script_of(words)
-        if script is not None:
-            found += _check_script(each, script, words[0].rpartition("/")[2])
-    return found
+    script = _script_of(words)
+    if script is None:
+        return
+    try:
+        commands = parse_commands(script)
+    except NotUnderstood:
+        return
+    trains = [each for each in commands if each.words and TRAINS.match(each.text)]
+    if not trains or any(each.text == "trap" for each in commands):
+        return
+    last = trains[-1]
+    shell = words[0].rpartition("/")[2]
+    who = f"{container.name}: {shell} is process 1 and does not pass SIGTERM on to"
+    written = script[last.start : last.end]
+    severity, right = ERROR, f"exec {written}"
+    if last.is_piped or last.is_background or last.within:
+        how = "a pipe" if last.is_piped else "the background" if last.is_background else "a group"
+        text = f"{who} what runs in {how}: the pod is killed at the end of its grace."
+        right = f"exec holdfast run -- {shlex.join(word.text for word in last.words)}"
+    elif len(commands) > 1:
+        text = f"{who} the training: the pod is killed at the end of its grace."
+    else:
+        severity = HINT
+        text = (
+            f"{container.name}: some shells stay in front of their only command and keep SIGTERM "
+            "for themselves."
+        )
+    rule = "shell-keeps-sigterm"
+    yield _finding(rule, severity, container.line, text, right, source=written)
 
 
 def _script_of(words: list[str]) -> str | None:
-    """What a shell is given to run, by -c."""
+    """The text that a shell runs by -c."""
     if not words or words[0].rpartition("/")[2] not in _SHELLS:
         return None
     for at, word in enumerate(words[1:-1], 1):
@@ -179,96 +206,55 @@ def _script_of(words: list[str]) -> str | None:
     return None
 
 
-def _check_script(container: Container, script: str, shell: str) -> list[Finding]:
-    try:
-        commands = parse_commands(script)
-    except NotUnderstood:
-        return []
-    if any(each.text == "trap" for each in commands):
-        return []  # somebody has thought of it
-    trains = [each for each in commands if each.words and TRAINS.match(each.text)]
-    if not trains:
-        return []
-    last = trains[-1]
-    who = f"{container.name}: {shell} is process 1 and does not pass SIGTERM on to"
-    written = script[last.start : last.end]
-    if last.is_piped or last.is_background or last.within:
-        how = "a pipe" if last.is_piped else "the background" if last.is_background else "a group"
-        text = f"{who} what runs in {how}: the pod is killed at the end of its grace."
-        corrected = (f"exec holdfast run -- {shlex.join(map(_word, last.words))}",)
-        return [_of_shell(ERROR, container, text, written, corrected)]
-    rest = [each for each in commands[commands.index(last) + 1 :] if each.text != "exit"]
-    before = [each for each in commands if each is not last and each.text not in _HARMLESS]
-    if rest or before or len(commands) > 1:
-        text = f"{who} the training: the pod is killed at the end of its grace."
-        return [_of_shell(ERROR, container, text, written, (f"exec {written}",))]
-    text = (
-        f"{container.name}: some shells stay in front of their only command and keep SIGTERM for "
-        "themselves."
-    )
-    return [_of_shell(HINT, container, text, written, (f"exec {written}",))]
-
-
-def _word(token: object) -> str:
-    return str(getattr(token, "text", token))
-
-
-def _of_shell(
-    severity: str, container: Container, text: str, source: str, corrected: tuple[str, ...]
-) -> Finding:
-    return Finding("shell-keeps-sigterm", severity, container.line, text, source, corrected)
-
-
-# -- Who starts a training again that was interrupted, and who must not ----------------------------
+# -- Who starts an interrupted training again, and who must not ------------------------------------
 
 
 _IGNORE = "action: Ignore"
 _DISRUPTED = "onPodConditions: [{type: DisruptionTarget, status: 'True'}]"
 _FOREVER = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet")
+# Exit statuses, and why a podFailurePolicy must not fail the Job for them, or must.
+_INTERRUPTED = ((_errors.REQUEUE, "interrupted"), (_errors.TERMINATED, "told to end"))
+_FINAL = ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad"))
 
 
-def check_restarts(pod: Pod) -> list[Finding]:
+def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
     """The restart policy, and a Job's podFailurePolicy."""
     if not pod.is_known:
-        return []  # who starts the pods of a PyTorchJob again is a matter of its controller
+        return  # the controller of a PyTorchJob decides about its pods
+    rule, line = "restart-policy", pod.line_of("restartPolicy")
     policy = str(pod.spec.plain("restartPolicy") or "Always")
-    line = pod.line_of("restartPolicy")
+    job = pod.job
     if pod.kind in _FOREVER:
         text = (
             f"a {pod.kind} starts its pods again for ever: also a training that is done (0), that "
             "a person has stopped (130), or that a rule called bad (65)."
         )
-        return [_restart(WARNING, pod.root.line, text, "kind: Job")]
-    if pod.kind == "Pod":
+        yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
+    elif job is None:
         text = "nobody makes another pod when this one's node is drained, preempted or gone."
-        found = [_restart(WARNING, pod.root.line, text, "kind: Job")]
+        yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
         if policy == "Always":
             text = "Always starts a training again that is done (0) or that a person has stopped."
-            found.append(_restart(WARNING, line, text, "restartPolicy: OnFailure"))
-        return found
-    if policy == "Always":
+            yield _finding(rule, WARNING, line, text, "restartPolicy: OnFailure")
+    elif policy == "Always":
         text = "a Job takes restartPolicy Never or OnFailure only, and Always is the default."
-        return [_restart(ERROR, line, text, "restartPolicy: Never")]
-    job = pod.job
-    assert job is not None
-    rules = job.get("podFailurePolicy", "rules")
-    if rules is None or not isinstance(rules.value, list):
-        return [_no_policy(job, policy)]
-    if policy != "Never":
-        text = "a podFailurePolicy is allowed with restartPolicy Never only."
-        return [_restart(ERROR, line, text, "restartPolicy: Never")]
-    return _check_rules(rules)
+        yield _finding(rule, ERROR, line, text, "restartPolicy: Never")
+    else:
+        rules = job.get("podFailurePolicy", "rules")
+        if rules is None or not isinstance(rules.value, list):
+            yield _no_policy(job, policy)
+        elif policy != "Never":
+            text = "a podFailurePolicy is allowed with restartPolicy Never only."
+            yield _finding(rule, ERROR, line, text, "restartPolicy: Never")
+        else:
+            yield from _check_failure_policy(rules)
 
 
-def _restart(severity: str, line: int, text: str, corrected: str) -> Finding:
-    return Finding("restart-policy", severity, line, text, corrected=(corrected,))
-
-
-def _no_policy(job: Node, policy: str) -> Finding:
+def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
     limit = job.plain("backoffLimit")
-    told = "6 (the default)" if limit is None else limit
+    shown = "6 (the default)" if limit is None else limit
     text = (
-        f"without a podFailurePolicy every interruption counts as a failure: after {told} the Job "
+        f"without a podFailurePolicy every interruption counts as a failure: after {shown} the Job "
         "is given up, and a training that a person has stopped is started again."
     )
     if policy == "OnFailure":
@@ -283,29 +269,34 @@ def _no_policy(job: Node, policy: str) -> Finding:
         "    - action: FailJob",
         f"      onExitCodes: {{operator: In, values: [{_errors.BAD}, {_errors.PERSON}]}}",
     )
-    return Finding("no-failure-policy", WARNING, job.line, text, corrected=corrected)
+    return _finding("no-failure-policy", WARNING, job.line, text, *corrected)
 
 
-def _check_rules(rules: Node) -> list[Finding]:
-    found = []
+def _check_failure_policy(rules: ManifestNode) -> Iterator[LintFinding]:
+    def finding(text: str, action: str, condition: str) -> LintFinding:
+        right = (f"- {action}", f"  {condition}")
+        return _finding("failure-policy", WARNING, rules.line, text, *right)
+
+    def values(status: int) -> str:
+        return f"onExitCodes: {{operator: In, values: [{status}]}}"
+
     if not any(_is_disruption(each) for each in rules.value if each.plain("action") == "Ignore"):
         text = "a drained or preempted pod counts as a failure: no rule ignores DisruptionTarget."
-        found.append(_of_rules(rules, text, (f"- {_IGNORE}", f"  {_DISRUPTED}")))
-    for status, who in ((_errors.REQUEUE, "interrupted"), (_errors.TERMINATED, "told to end")):
-        if action_of(rules, status) == "FailJob":
+        yield finding(text, _IGNORE, _DISRUPTED)
+    for status, who in _INTERRUPTED:
+        if _action_of(rules, status) == "FailJob":
             text = f"a training that was {who} leaves with {status}, and that fails the whole Job."
-            found.append(_of_rules(rules, text, (f"- {_IGNORE}", _values(status))))
-    if action_of(rules, _errors.REQUEUE) == "Count":
+            yield finding(text, _IGNORE, values(status))
+    if _action_of(rules, _errors.REQUEUE) == "Count":
         text = f"each interruption that leaves with {_errors.REQUEUE} counts against backoffLimit."
-        found.append(_of_rules(rules, text, (f"- {_IGNORE}", _values(_errors.REQUEUE))))
-    for status, who in ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad")):
-        if action_of(rules, status) != "FailJob":
+        yield finding(text, _IGNORE, values(_errors.REQUEUE))
+    for status, who in _FINAL:
+        if _action_of(rules, status) != "FailJob":
             text = f"a training that {who} leaves with {status}, and the Job starts it again."
-            found.append(_of_rules(rules, text, ("- action: FailJob", _values(status))))
-    return found
+            yield finding(text, "action: FailJob", values(status))
 
 
-def action_of(rules: Node, status: int) -> str:
+def _action_of(rules: ManifestNode, status: int) -> str:
     """What a podFailurePolicy does about an exit status: the first rule that fits decides."""
     for rule in rules.value:
         values = [each.value for each in rule.items("onExitCodes", "values")]
@@ -317,38 +308,5 @@ def action_of(rules: Node, status: int) -> str:
     return "Count"
 
 
-def _is_disruption(rule: Node) -> bool:
+def _is_disruption(rule: ManifestNode) -> bool:
     return any(each.plain("type") == "DisruptionTarget" for each in rule.items("onPodConditions"))
-
-
-def _values(status: int) -> str:
-    return f"  onExitCodes: {{operator: In, values: [{status}]}}"
-
-
-def _of_rules(rules: Node, text: str, corrected: tuple[str, ...]) -> Finding:
-    return Finding("failure-policy", WARNING, rules.line, text, corrected=corrected)
-
-
-# -- All rules over one manifest of Kubernetes -----------------------------------------------------
-
-
-def lint_manifest(name: str, text: str, around: Surroundings) -> list[Finding]:
-    """What is wrong with the pods that train, in the order of the lines."""
-    needed, run_name = None, ""
-    if around.run is not None:
-        save, step = save_seconds(around.run), step_seconds(around.run)
-        needed = None if save is None else save + (step or 0.0)
-        run_name = around.run.name
-    found: list[Finding] = []
-    pods = list(find_pods(read_documents(name, text)))
-    if not pods:
-        # Else "nothing is lost here" would be said of what nobody has looked at.
-        text = "no container in it trains, as far as its commands show: there is nothing to check."
-        found.append(Finding("no-training", HINT, 1, text))
-    for pod in pods:
-        found += check_grace(pod, needed, run_name)
-        found += check_first_process(pod)
-        found += check_memory(pod)
-        found += check_disk(pod)
-        found += check_restarts(pod)
-    return in_order(found, around)

@@ -1,15 +1,235 @@
-"""The commands of a shell script, and in what each one stands.
+"""A reader of bash: the words of a script, and its simple commands with their surroundings.
 
-Control structures are not followed, only noted: a command knows its function, whether it
-runs in the background or in a pipe, and what operators stand before and after it.
+Quotes, comments, here-documents and substitutions are read, and nothing is run or expanded.
+Control structures are not followed: a command only knows its function, whether it runs in the
+background or in a pipe, and the operators before and after it. A script that cannot be read to the
+end raises NotUnderstood.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from holdfast._tools.lint.tokens import REDIRECTIONS, NotUnderstood, Token, tokenize
+# -- Words and operators ---------------------------------------------------------------------------
+
+
+_OPERATORS = ("&&", "||", ";;&", ";;", ";&", "|&", "&>>", "&>", "<<<", "<<-", "<<", ">>", ">&")
+_MORE_OPERATORS = ("<&", "<>", ">|", ";", "&", "|", "(", ")", "<", ">")
+_OPERATOR = re.compile("|".join(re.escape(each) for each in (*_OPERATORS, *_MORE_OPERATORS)))
+REDIRECTIONS = frozenset(["&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", "<>", ">|", "<", ">"])
+_BREAKS = " \t\n;&|()<>"
+
+
+class NotUnderstood(Exception):
+    """The script is not bash, or uses more of bash than this reader knows."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A word, an operator, or the end of a line ("\\n")."""
+
+    text: str
+    start: int
+    end: int
+    is_word: bool
+
+
+def tokenize(text: str, offset: int = 0) -> list[Token]:
+    """The tokens in their order; `offset` is the place of `text` in the whole script."""
+    return _Reader(text, offset).read()
+
+
+def find_comments(text: str) -> list[int]:
+    """The offsets of all comments; a # in a here-document is none."""
+    reader = _Reader(text, 0)
+    reader.read()
+    return reader.comments
+
+
+class _Reader:
+    def __init__(self, text: str, offset: int) -> None:
+        self._text = text
+        self._offset = offset
+        self._at = 0
+        self._found: list[Token] = []
+        self.comments: list[int] = []
+        self._documents: list[tuple[str, bool]] = []  # here-documents that begin on the next line
+
+    def read(self) -> list[Token]:
+        try:
+            return self._read()
+        except RecursionError as error:
+            raise NotUnderstood("quotes and parentheses too deep in each other") from error
+
+    def _read(self) -> list[Token]:
+        text = self._text
+        while self._at < len(text):
+            char = text[self._at]
+            if text.startswith("\\\n", self._at):
+                self._at += 2
+            elif char in " \t\r":
+                self._at += 1
+            elif char == "\n":
+                self._add(self._at + 1, is_word=False)
+                self._pass_documents()
+            elif char == "#":
+                self.comments.append(self._at)
+                end = text.find("\n", self._at)
+                self._at = len(text) if end < 0 else end
+            elif text.startswith("((", self._at) and self._is_first():
+                self._add(_skip_arithmetic(text, self._at), is_word=True)
+            elif (operator := self._operator()) is not None:
+                self._take_operator(operator)
+            else:
+                self._add(self._word_end(), is_word=True)
+        if self._documents:
+            raise NotUnderstood("a here-document without an end")
+        return self._found
+
+    def _operator(self) -> str | None:
+        text = self._text
+        if text[self._at] in "<>" and text.startswith("(", self._at + 1):
+            return None  # a process substitution is part of a word
+        match = _OPERATOR.match(text, self._at)
+        return None if match is None else match[0]
+
+    def _take_operator(self, operator: str) -> None:
+        self._add(self._at + len(operator), is_word=False)
+        if operator in ("<<", "<<-"):
+            while self._at < len(self._text) and self._text[self._at] in " \t":
+                self._at += 1
+            start, end = self._at, self._word_end()
+            self._add(end, is_word=True)
+            name = re.sub(r"[\"'\\]", "", self._text[start:end])
+            self._documents.append((name, operator == "<<-"))
+
+    def _is_first(self) -> bool:
+        return not self._found or not self._found[-1].is_word or self._found[-1].text in _LEADING
+
+    def _add(self, end: int, *, is_word: bool) -> None:
+        start = self._at
+        self._found.append(
+            Token(self._text[start:end], self._offset + start, self._offset + end, is_word)
+        )
+        self._at = end
+
+    def _pass_documents(self) -> None:
+        for name, is_indented in self._documents:
+            while True:
+                if self._at >= len(self._text):
+                    raise NotUnderstood("a here-document without an end")
+                end = self._text.find("\n", self._at)
+                end = len(self._text) if end < 0 else end
+                line = self._text[self._at : end]
+                self._at = end + 1
+                if (line.lstrip("\t") if is_indented else line) == name:
+                    break
+        self._documents.clear()
+
+    def _word_end(self) -> int:
+        text, at = self._text, self._at
+        while at < len(text):
+            char = text[at]
+            if char in "<>" and text.startswith("(", at + 1):
+                at = skip_parentheses(text, at + 1)
+            elif char in _BREAKS:
+                if char == "(" and at > self._at and text[at - 1] in "=@?+*!":
+                    at = skip_parentheses(text, at)  # an array, or a pattern
+                    continue
+                break
+            else:
+                at = skip_piece(text, at)
+        return at
+
+
+_LEADING = ("for", "if", "then", "elif", "else", "while", "until", "do", "!", "{", "time")
+
+
+def skip_piece(text: str, at: int) -> int:
+    """Past one character of a word, or past one quotation or substitution."""
+    char = text[at]
+    if char == "\\":
+        return min(at + 2, len(text))
+    if char == "'":
+        return _find(text, "'", at + 1) + 1
+    if char == '"':
+        return skip_double_quotes(text, at)
+    if char == "`":
+        at += 1
+        while at < len(text) and text[at] != "`":
+            at += 2 if text[at] == "\\" else 1
+        return at + 1
+    if char == "$":
+        if text.startswith("$((", at):
+            return _skip_arithmetic(text, at + 1)
+        if text.startswith("$(", at):
+            return skip_parentheses(text, at + 1)
+        if text.startswith("${", at):
+            return _skip_nested(text, at + 1, "{}", "a brace that is never closed")
+        if text.startswith("$'", at):
+            at += 2
+            while at < len(text) and text[at] != "'":
+                at += 2 if text[at] == "\\" else 1
+            return at + 1
+    return at + 1
+
+
+def skip_double_quotes(text: str, at: int) -> int:
+    """Past the quotation that begins at `at`."""
+    at += 1
+    while at < len(text) and text[at] != '"':
+        at = at + 1 if text[at] == "'" else skip_piece(text, at)
+    if at >= len(text):
+        raise NotUnderstood("a quote that is never closed")
+    return at + 1
+
+
+def skip_parentheses(text: str, at: int) -> int:
+    """Past the matching parenthesis of the one at `at`."""
+    return _skip_nested(text, at, "()", "a parenthesis that is never closed", has_comments=True)
+
+
+def _skip_arithmetic(text: str, at: int) -> int:
+    """Past `((…))`, in which quotes and # have no meaning."""
+    return _skip_nested(text, at, "()", "a parenthesis that is never closed", is_plain=True)
+
+
+def _skip_nested(
+    text: str,
+    at: int,
+    pair: str,
+    problem: str,
+    *,
+    has_comments: bool = False,
+    is_plain: bool = False,
+) -> int:
+    depth = 0
+    while at < len(text):
+        char = text[at]
+        if has_comments and char == "#" and text[at - 1] in " \t\n(;":
+            end = text.find("\n", at)
+            at = len(text) if end < 0 else end
+        elif char in pair:
+            depth += 1 if char == pair[0] else -1
+            at += 1
+            if depth == 0:
+                return at
+        else:
+            at = at + 1 if is_plain else skip_piece(text, at)
+    raise NotUnderstood(problem)
+
+
+def _find(text: str, what: str, at: int) -> int:
+    found = text.find(what, at)
+    if found < 0:
+        raise NotUnderstood("a quote that is never closed")
+    return found
+
+
+# -- Simple commands -------------------------------------------------------------------------------
+
 
 _OPENING = frozenset(["if", "while", "until", "for", "select"])
 _CLOSING = frozenset(["fi", "done", "esac", "}"])
@@ -18,7 +238,7 @@ _PASSED = frozenset(["then", "else", "elif", "do", "!", "coproc"])
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command as it is written."""
+    """One simple command as written."""
 
     words: tuple[Token, ...]  # without assignments in front and without redirections
     assignments: tuple[Token, ...]
@@ -27,7 +247,7 @@ class Command:
     before: str  # the operator: "" at the beginning of a list
     after: str
     function: str | None
-    within: tuple[str, ...]  # what it stands in, the outermost first: if, while, (, {, case
+    within: tuple[str, ...]  # the compounds around it, the outermost first: if, while, (, {, case
     is_background: bool = False
     is_piped: bool = False  # its output goes into another command
     is_timed: bool = False  # the shell's own word `time` in front
@@ -40,7 +260,7 @@ class Command:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether it may be left out, or be run several times."""
+        """Whether it may run never, or several times."""
         return any(kind not in ("{", "(") for kind in self.within) or self.before in ("&&", "||")
 
 
@@ -58,7 +278,7 @@ class _Parser:
     _open: list[_Open] = field(default_factory=list)
     _pending: list[Token] = field(default_factory=list)
     _before: str = ""
-    _closed: _Open | None = None  # a compound that ended just now: an & or | is for all of it
+    _closed: _Open | None = None  # a compound that has just ended: an & or | applies to all of it
     _names_function: str | None = None
     _in_pattern: bool = False
     _list_start: int = 0  # the first command of a list joined by && and ||
@@ -96,7 +316,7 @@ class _Parser:
         if is_first and token.text in _OPENING:
             self._push(token.text)
             if token.text in ("for", "select"):
-                self._pending.append(token)  # up to the end of the line it names words
+                self._pending.append(token)  # the rest of the line is a list of words
             return
         self._pending.append(token)
         if self._pending[0].text == "case" and token.text == "in" and len(self._pending) == 3:
@@ -163,7 +383,7 @@ class _Parser:
         if operator in ("&", "|", "|&"):
             self._mark(operator)
         if operator == "\n" and self._before in ("&&", "||", "|", "|&") and not pending:
-            return  # the list goes on behind the end of the line
+            return  # the list continues on the next line
         self._before = "" if operator in ("\n", ";", "&", ";;", ";&", ";;&") else operator
         self._closed = None
         if self._before not in ("&&", "||"):
@@ -188,7 +408,7 @@ class _Parser:
             )
 
     def _mark(self, operator: str) -> None:
-        """The operator behind a list or compound is for all commands in it."""
+        """The operator behind a list or compound applies to all commands in it."""
         first = self._list_start if operator == "&" else len(self.commands) - 1
         if self._closed is not None:
             first = min(first, self._closed.first)

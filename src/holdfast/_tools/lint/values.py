@@ -1,8 +1,7 @@
-"""What words stand for, as far as the script itself says: literal text and plain variables.
+"""The values of words, as far as the script itself shows them: literals and plain variables.
 
-A variable counts as known if every assignment to it in the script is the same literal.
-Anything else (a command's output, the environment, arithmetic) is not known, and a word
-with such a part has no value.
+A variable is known if every assignment to it in the script is the same literal. A word with any
+other part (a command's output, the environment, arithmetic) has no value.
 """
 
 from __future__ import annotations
@@ -11,12 +10,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from holdfast._tools.lint.shell import Command, is_assignment
-from holdfast._tools.lint.tokens import NotUnderstood, Token, skip_double_quotes, tokenize
+from holdfast._tools.lint.shell import (
+    Command,
+    NotUnderstood,
+    Token,
+    is_assignment,
+    skip_double_quotes,
+    tokenize,
+)
 
 _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(\[[@*]\])?\})")
 _DECLARING = frozenset(["export", "declare", "typeset", "readonly", "local"])
-_DEPTH = 5  # of variables that stand for variables
+_DEPTH = 5  # of variables in variables
 _UNKNOWN = "\0"
 
 
@@ -29,12 +34,12 @@ class Argument:
 
     @property
     def text(self) -> str:
-        """The value, or if that is not known what is written."""
+        """The value, or the word as written if the value is not known."""
         return self.source.text if self.value is None else self.value
 
     @property
     def program(self) -> str:
-        """The name of the program that it names, without its folder; "" if nobody can know."""
+        """The program that it names, without its folder; "" if that is not known."""
         if self.value is not None:
             return self.value.rpartition("/")[2]
         name = self.source.text.strip('"').rpartition("/")[2]
@@ -49,14 +54,10 @@ class Values:
     arrays: dict[str, list[Token] | None] = field(default_factory=dict)
 
     def arguments(self, words: Iterable[Token], depth: int = 0) -> list[Argument]:
-        """Words expanded."""
-        found: list[Argument] = []
-        for word in words:
-            found += self._expand(word, depth)
-        return found
+        return [argument for word in words for argument in self._expand(word, depth)]
 
     def value(self, text: str, depth: int = 0) -> str | None:
-        """One word's value, where it stays one word."""
+        """The value of a word that stays one word."""
         filled = self._fill(text, depth)
         return None if _UNKNOWN in filled else filled
 
@@ -78,44 +79,26 @@ class Values:
             return [Argument(value, word)]
         return [Argument(None if _UNKNOWN in part else part, word) for part in value.split()]
 
-    def _fill(self, text: str, depth: int) -> str:
-        """The text without quotes, with a mark where something is not known."""
+    def _fill(self, text: str, depth: int, *, in_quotes: bool = False) -> str:
+        """The text without quotes, with a mark at each unknown part."""
         filled = []
         at = 0
         while at < len(text):
-            char = text[at]
-            if char == "'":
+            char, following = text[at], text[at + 1 : at + 2]
+            if char == "'" and not in_quotes:
                 end = text.find("'", at + 1)
                 if end < 0:
                     raise NotUnderstood("a quote that is never closed")
                 filled.append(text[at + 1 : end])
                 at = end + 1
-            elif char == '"':
+            elif char == '"' and not in_quotes:
                 end = skip_double_quotes(text, at)
-                filled.append(self._fill_quoted(text[at + 1 : end - 1], depth))
+                filled.append(self._fill(text[at + 1 : end - 1], depth, in_quotes=True))
                 at = end
-            elif char == "\\":
-                filled.append("" if text[at + 1 : at + 2] == "\n" else text[at + 1 : at + 2])
+            elif char == "\\" and (not in_quotes or following in ('"', "$", "`", "\\", "\n")):
+                filled.append("" if following == "\n" else following)
                 at += 2
-            elif char in "$`*?{":
-                piece, at = self._variable(text, at, depth)
-                filled.append(piece)
-                if piece == _UNKNOWN:
-                    break
-            else:
-                filled.append(char)
-                at += 1
-        return "".join(filled)
-
-    def _fill_quoted(self, text: str, depth: int) -> str:
-        filled = []
-        at = 0
-        while at < len(text):
-            char = text[at]
-            if char == "\\" and text[at + 1 : at + 2] in ('"', "$", "`", "\\", "\n"):
-                filled.append("" if text[at + 1] == "\n" else text[at + 1])
-                at += 2
-            elif char in "$`":
+            elif char in ("$`" if in_quotes else "$`*?{"):
                 piece, at = self._variable(text, at, depth)
                 filled.append(piece)
                 if piece == _UNKNOWN:
@@ -137,7 +120,7 @@ class Values:
 
 
 def find_values(commands: Iterable[Command]) -> Values:
-    """The variables, with what is known of them."""
+    """The variables and their known values."""
     values = Values()
     seen: dict[str, set[str]] = {}
     for command in commands:
@@ -170,7 +153,7 @@ def _set(values: Values, name: str, text: str, token: Token, seen: dict[str, set
 
 
 def _known_words(values: Values, text: str) -> str | None:
-    """A value whose first words are known is worth keeping: `"python train.py $ARGS"`."""
+    """Also a value whose first words are known: `"python train.py $ARGS"`."""
     filled = values._fill(text, 0)
     if _UNKNOWN not in filled:
         return filled

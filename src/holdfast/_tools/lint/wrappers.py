@@ -1,8 +1,7 @@
-"""What stands in front of a program in a command: launchers and wrappers, one by one.
+"""Wrappers in front of a program: which words of a command are theirs.
 
-Each wrapper takes some words for itself; how many is what this file knows. Measured as
-leaders of a SLURM task: env, nice and nohup become the program and pass the signal; time,
-timeout and a shell that waits are killed by it, and the program with them.
+Measured as the first process of a SLURM task: env, nice and nohup become the program, which
+receives the signal; time, timeout and a shell that waits die of it, and the program with them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 
 from holdfast._tools.lint.values import Argument
 
-# Replace themselves by the program, so that a signal finds it. Options of theirs with a value.
+# They replace themselves by the program, which then receives a signal. Their options with a value.
 BECOMING = {
     "env": ("-u", "--unset", "-C", "--chdir"),
     "nice": ("-n",),
@@ -23,7 +22,7 @@ BECOMING = {
     "ionice": ("-c", "-n"),
     "chrt": (),
 }
-# Start the program as a child, and die of a signal that they do not know.
+# They start the program as a child, and die of a signal that they do not know.
 WAITING = {
     "time": ("-o", "-f", "--output", "--format"),
     "timeout": ("-k", "-s", "--kill-after", "--signal"),
@@ -31,7 +30,7 @@ WAITING = {
 SHELLS = frozenset(["bash", "sh", "dash", "zsh", "ksh"])
 _OF_THE_LEADER = ("--max-restarts", "--hang-timeout")
 _BECOMING_RUNNERS = frozenset(["poetry", "pipenv"])
-_CONDA = frozenset(["conda", "mamba", "micromamba"])
+CONDA = frozenset(["conda", "mamba", "micromamba"])
 CONTAINERS = frozenset(["apptainer", "singularity"])
 RUNNERS = frozenset(["uv", "pixi", "pdm", "hatch", "rye"])
 _RUNNER_VALUES = (
@@ -56,14 +55,14 @@ _SRUN_SHORT_FLAGS = frozenset("ukOlqQvXEsHjZ")
 
 
 def after_srun(words: Sequence[Argument]) -> int | None:
-    """How many words are srun's own, itself among them; None where that cannot be told."""
+    """The number of words of srun and its options; None if that is not known."""
     at = 1
     while at < len(words):
         text = words[at].text
         if text == "--":
             return at + 1
         if text in ("--multi-prog",) or (words[at].value is None and text.startswith("$")):
-            # A variable may hold options or the program; what follows tells, mostly.
+            # A variable may hold options or the program; the next word often shows which.
             rest = [each.program for each in words[at + 1 :]]
             if text != "--multi-prog" and rest and is_program(rest[0]):
                 at += 1
@@ -81,7 +80,7 @@ def after_srun(words: Sequence[Argument]) -> int | None:
 
 
 def after_options(words: Sequence[Argument], with_value: Sequence[str] = ()) -> int:
-    """How many words are a wrapper and its options."""
+    """The number of words of a wrapper and its options."""
     at = 1
     while at < len(words) and words[at].text.startswith("-"):
         if words[at].text == "--":
@@ -91,30 +90,24 @@ def after_options(words: Sequence[Argument], with_value: Sequence[str] = ()) -> 
 
 
 def after_wrapper(words: Sequence[Argument]) -> tuple[str, int] | None:
-    """The name of a wrapper in front, and how many words are its own; None if there is none."""
+    """The wrapper in front, and the number of its words; None if there is none."""
     name = words[0].program
     if name == "env":
         at = after_options(words, BECOMING["env"])
         while at < len(words) and re.match(r"[A-Za-z_]\w*=", words[at].text):
             at += 1
         return name, at
-    if name == "taskset":
-        at = after_options(words)
-        # Either -c LIST or a mask is one word more.
-        return name, at + 1
-    if name == "chrt":
-        return name, after_options(words) + 1
+    if name in ("taskset", "chrt"):
+        return name, after_options(words) + 1  # -c LIST or a mask; a priority
     if name in BECOMING:
         return name, after_options(words, BECOMING[name])
-    if name == "time":
-        return name, after_options(words, WAITING[name])
-    if name == "timeout":
-        return name, after_options(words, WAITING[name]) + 1
+    if name in WAITING:
+        return name, after_options(words, WAITING[name]) + (name == "timeout")
     if name in _BECOMING_RUNNERS and _second(words) == "run":
         return name, 2
     if name in RUNNERS and _second(words) == "run":
         return name, 1 + after_options(words[1:], _RUNNER_VALUES)
-    if name in _CONDA and _second(words) == "run":
+    if name in CONDA and _second(words) == "run":
         with_value = ("-n", "--name", "-p", "--prefix", "--cwd")
         return "conda run", 1 + after_options(words[1:], with_value)
     if name in CONTAINERS and _second(words) in ("exec", "run"):
@@ -153,6 +146,6 @@ def is_python(name: str) -> bool:
 
 
 def is_program(name: str) -> bool:
-    """Whether a word names a program that we know to start trainings, or to stand before one."""
+    """Whether this is a known program that trains or wraps a training."""
     known = ("torchrun", "accelerate", "deepspeed", "holdfast", "conda", *BECOMING, *WAITING)
     return is_python(name) or name in known or name in SHELLS or name in CONTAINERS

@@ -1,4 +1,4 @@
-"""The plan: which interval is best, what it comes to, and where the rest of the time goes."""
+"""The plan: the best interval, its goodput, and where the rest of the time goes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any
 import numpy as np
 
 from holdfast._run.past import daly_interval, young_interval
-from holdfast._tools.plan.inputs import MAX_OVERHEAD, Inputs, build_model
-from holdfast._tools.plan.model import Model
-from holdfast._tools.plan.simulate import Finished, Outcome, simulate, simulate_run
+from holdfast._tools.plan.model import MAX_OVERHEAD, Inputs, Model, build_model
+from holdfast._tools.plan.simulate import Finished, SimulatedOutcome, simulate, simulate_run
 from holdfast._tools.plan.units import as_setting, round_interval
 
 COMMON_SECONDS = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 LONGEST_SECONDS = 14_400.0  # no model knows all that can happen to a run
 _SHORTEST_SECONDS = 1.0
 _POINTS = 33
-_CURVE_RUNS = 80  # the places of a curve help each other out
-_AS_GOOD = 0.001  # of the time: below it nobody can tell two intervals apart
-_WORTH_SAYING = 0.002  # of the time, that other snapshots would gain
-_LEAST_OVERHEAD = 1e-3  # fewer snapshots gain nothing any more that could be seen
-_RUN_LIVES = 2000  # a run of more is played out only in the long run
+_CURVE_RUNS = 80  # fewer than for one interval: the points of a curve are smoothed together
+_AS_GOOD = 0.001  # of the time: a smaller difference between two intervals does not matter
+_WORTH_SAYING = 0.002  # of the time, that another share for snapshots would gain
+_LEAST_OVERHEAD = 1e-3  # fewer snapshots gain nothing visible
+_RUN_LIVES = 2000  # a run with more interruptions is only given as a mean
 
 
 @dataclass(frozen=True)
-class Row:
-    """One interval, and what it comes to."""
+class IntervalRow:
+    """One interval and its outcome."""
 
     interval: float
     goodput: float
@@ -38,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of saving at its own best interval, and how it does at all others."""
+    """One way of saving: its best interval, and its goodput at all others."""
 
     name: str
     best: float
@@ -50,7 +49,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Better:
-    """Another share of the time for snapshots, with which the same run comes further."""
+    """Another share of the time for snapshots, with a higher goodput."""
 
     max_overhead: float
     interval: float
@@ -67,9 +66,9 @@ class Plan:
     young: float
     daly: float
     best: float  # by the simulation, before it is rounded
-    chosen: Row  # the interval to write down
+    chosen: IntervalRow  # the interval to write down
     as_good: tuple[float, float]
-    rows: list[Row]
+    rows: list[IntervalRow]
     ways: list[Way]  # the last one is that of the model
     better: Better | None
     finished: Finished | None
@@ -78,18 +77,16 @@ class Plan:
 
     @property
     def setting(self) -> str:
-        """The line to write."""
         return _setting(self.chosen.interval, self.model.max_overhead)
 
     @property
     def better_setting(self) -> str | None:
-        """And the one that would be better, if there is one."""
         if self.better is None:
             return None
         return _setting(self.better.interval, self.better.max_overhead)
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts; times in seconds, and no time is null."""
+        """For scripts; times in seconds, and an infinite time is null."""
         model = self.model
         derived = {
             "checkpoint_cost": model.cost,
@@ -97,6 +94,7 @@ class Plan:
             "snapshot_interval": model.snapshot_interval,
             "losing_mtbf": model.losing_mtbf,
         }
+        whole = asdict(self)
         found = {
             "setting": self.setting,
             "checkpoint_every_seconds": self.chosen.interval,
@@ -106,22 +104,18 @@ class Plan:
             "young_seconds": self.young,
             "daly_seconds": self.daly,
             "simulated_seconds": self.best,
-            "as_good_seconds": list(self.as_good),
-            "rows": [asdict(row) for row in self.rows],
-            "ways": [asdict(way) for way in self.ways],
-            "better": None if self.better is None else asdict(self.better),
+            "as_good_seconds": self.as_good,
+            **{name: whole[name] for name in ("rows", "ways", "better")},
             "better_setting": self.better_setting,
-            "run_seconds": self.run_seconds,
-            "finished": None if self.finished is None else asdict(self.finished),
-            "model": asdict(model) | derived,
-            "assumed": self.assumed,
-            "seed": self.seed,
+            **{name: whole[name] for name in ("run_seconds", "finished")},
+            "model": whole["model"] | derived,
+            **{name: whole[name] for name in ("assumed", "seed")},
         }
         return {name: _finite(value) for name, value in found.items()}
 
 
 def make_plan(given: Inputs, seed: int = 0) -> Plan:
-    """Work it all out; takes about a second."""
+    """Takes about a second."""
     model, assumed = build_model(given)
     ways = [
         _try_way("training stands still while it writes", model.standing_still(), seed),
@@ -130,7 +124,6 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
     if model.has_snapshots:
         share = f"{100 * model.max_overhead:g}%"
         ways.append(_try_way(f"and {share} of the time for snapshots in memory", model, seed))
-    better = None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed)
     young = young_interval(model.extra_cost, model.losing_mtbf)
     daly = daly_interval(model.extra_cost, model.losing_mtbf)
     best, as_good = ways[-1].best, _as_good(ways[-1])
@@ -150,7 +143,7 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
         as_good=as_good,
         rows=rows,
         ways=ways,
-        better=better,
+        better=None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed),
         finished=finished,
         run_seconds=given.run_seconds,
         seed=seed,
@@ -165,36 +158,29 @@ def _try_way(name: str, model: Model, seed: int) -> Way:
     outcome = simulate(model, np.geomspace(low, high, _POINTS), seed=seed, runs=_CURVE_RUNS)
     best = _smooth_best(outcome)
     at_best = simulate(model, [best], seed=seed)
-    return Way(
-        name,
-        best,
-        float(at_best.goodput[0]),
-        float(at_best.error[0]),
-        [float(each) for each in outcome.intervals],
-        [float(each) for each in outcome.goodput],
-    )
+    goodput, error = float(at_best.goodput[0]), float(at_best.error[0])
+    return Way(name, best, goodput, error, outcome.intervals.tolist(), outcome.goodput.tolist())
 
 
-def _smooth_best(outcome: Outcome) -> float:
-    """The best interval, where chance makes small waves: losses are a + b/interval + c*interval."""
-    at = int(outcome.goodput.argmax())
-    top = float(outcome.intervals[at])
+def _smooth_best(outcome: SimulatedOutcome) -> float:
+    """The best interval without the noise: the loss is fitted by a + b/interval + c*interval."""
+    top = float(outcome.intervals[int(outcome.goodput.argmax())])
     near = (outcome.intervals >= top / 4) & (outcome.intervals <= top * 4)
     every = outcome.intervals[near]
     terms = np.stack([np.ones_like(every), 1 / every, every], axis=1)
     (_, shrinks, grows), *_ = np.linalg.lstsq(terms, -outcome.goodput[near], rcond=None)
     if shrinks <= 0 or grows <= 0:
-        return top  # at an end of what was tried
+        return top  # at one end of the curve
     found = math.sqrt(shrinks / grows)
     return min(max(found, float(outcome.intervals[0])), float(outcome.intervals[-1]))
 
 
 def _rows(
     model: Model, choice: float, young: float, daly: float, run_seconds: float, seed: int
-) -> list[Row]:
+) -> list[IntervalRow]:
     marks: dict[float, list[str]] = {}
     if math.isclose(young, daly, rel_tol=0.02):
-        young = daly  # one row says it
+        young = daly  # one row is enough
     for interval, mark in ((choice, "best"), (young, "Young"), (daly, "Daly")):
         if model.least_interval <= interval < math.inf:
             marks.setdefault(interval, []).append(mark)
@@ -203,7 +189,7 @@ def _rows(
     tried = sorted({*common, *marks})
     outcome = simulate(model, tried, seed=seed)
     return [
-        Row(
+        IntervalRow(
             interval,
             float(outcome.goodput[at]),
             float(outcome.error[at]),
@@ -215,17 +201,17 @@ def _rows(
 
 
 def _as_good(way: Way) -> tuple[float, float]:
-    """From where to where an interval is as good as the best one, for all that matters."""
+    """The range of intervals that are as good as the best one."""
     good = [
         interval
         for interval, goodput in zip(way.intervals, way.curve, strict=True)
-        if goodput >= max(way.curve) - _AS_GOOD  # of the same interruptions
+        if goodput >= max(way.curve) - _AS_GOOD  # all of them meet the same interruptions
     ]
     return (min(good, default=way.best), max(good, default=way.best))
 
 
 def _choose(model: Model, best: float, as_good_until: float) -> float:
-    """The interval to write down: round, and no shorter than makes a difference."""
+    """The interval to write down: round, and 30 s or more if that is as good."""
     least = max(model.least_interval, _SHORTEST_SECONDS)
     calm = min(COMMON_SECONDS[0], as_good_until)
     return round_interval(max(best, calm), least)
@@ -237,9 +223,10 @@ def _setting(interval: float, overhead: float) -> str:
 
 
 def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
-    """Fewer snapshots or more, if that would gain something.
+    """Fewer snapshots or more, if that gains something.
 
-    As Young has it: what snapshots cost against half the interval that a process's death loses.
+    By Young's formula: the cost of snapshots against half the interval that a process's death
+    loses.
     """
     share = (1 - model.notice_share) * (1 - model.host_loss_share)
     if not model.has_snapshots:
@@ -258,12 +245,12 @@ def _better(model: Model, goodput_now: float, seed: int) -> Better | None:
     interval = _choose(other, way.best, _as_good(way)[1])
     goodput = float(simulate(other, [interval], seed=seed).goodput[0])
     if goodput - goodput_now <= _WORTH_SAYING:
-        return None  # the run's time goes elsewhere, into a queue or into restarts
+        return None  # the time is lost elsewhere: in a queue, in restarts
     return Better(best, interval, goodput, min(other.snapshot_interval, interval))
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for what never comes."""
+    """JSON has no infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,60 +1,55 @@
-"""A plan as a picture: goodput over the interval, and where the rest of the time goes.
+"""A plan as an SVG: goodput over the interval, and where the rest of the time goes.
 
-Plain SVG that needs no font and no script, and follows the reader's light or dark setting.
+It needs no font and no script, and follows the reader's light or dark setting.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from html import escape
 
-from holdfast._tools.plan.advice import COMMON_SECONDS, Plan, Way
-from holdfast._tools.plan.inputs import Inputs
+from holdfast._tools.plan.advice import COMMON_SECONDS, Plan
+from holdfast._tools.plan.model import Inputs
 from holdfast._tools.plan.units import shown
 
-_WIDTH, _HEIGHT = 880, 580
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 848, 96, 356
-_TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-_MOST_TICKS = 6
-_CROWDED_SECONDS = 1200  # too near to its neighbour to be written
-_LETTER = 6.9  # its width at most, of the small ones
-_LEAST_SPAN = 0.01  # of goodput, from the lowest line to the highest
-_PARTS = {
-    "repeated": ("repeated work", "lost"),
-    "restarts": ("restarts", "down"),
-    "queue": ("waiting for the queue", "queue"),
-    "checkpoints": ("checkpoints", "saving"),
-    "snapshots": ("snapshots in memory", "memory"),
+PARTS = {
+    "repeated": "repeated work",
+    "restarts": "restarts",
+    "queue": "waiting for the queue",
+    "checkpoints": "checkpoints",
+    "snapshots": "snapshots in memory",
 }
-_CLASSES = ("still", "beside", "ours")
+_WIDTH, _HEIGHT = 880, 532
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 848, 96, 356
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # between two lines of the grid
+_MOST_LINES = 6
+_LEAST_SPAN = 0.01  # of goodput, from the lowest line to the highest
+_COLOURS = ("var(--still)", "var(--beside)", "var(--ours)")
 _STYLE = """
 svg { --paper: #ffffff; --ink: #1d2530; --faint: #5b6675; --line: #dde2e8; --wash: #e8f3ec;
-  --ours: #1f7a4d; --beside: #2f6db5; --still: #a3611c; --lost: #b3402e; --down: #7a5ea8;
-  --queue: #8a8f98; --saving: #2f6db5; --memory: #1f7a4d; }
+  --ours: #1f7a4d; --beside: #2f6db5; --still: #a3611c; }
 @media (prefers-color-scheme: dark) {
   svg { --paper: #14181d; --ink: #e8ecf1; --faint: #a3adba; --line: #313943; --wash: #1b2e25;
-    --ours: #58c48d; --beside: #7fb2f0; --still: #e0a15c; --lost: #ef8473; --down: #b79ee6;
-    --queue: #9aa2ad; --saving: #7fb2f0; --memory: #58c48d; } }
+    --ours: #58c48d; --beside: #7fb2f0; --still: #e0a15c; } }
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--ink); }
-.title { font-size: 19px; font-weight: 650; } .faint { fill: var(--faint); }
-.small { font-size: 12px; } .strong { font-weight: 650; } .end { text-anchor: end; }
-.middle { text-anchor: middle; } .grid { stroke: var(--line); }
-.halo { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
-.mark { stroke: var(--faint); stroke-dasharray: 4 4; } .curve { fill: none; stroke-width: 2.25; }
+.title { font-size: 19px; font-weight: 650; } .faint { fill: var(--faint); font-size: 12px; }
+.strong { font-weight: 650; } .end { text-anchor: end; } .middle { text-anchor: middle; }
+.grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2.25; }
 """
 
 
 def draw(plan: Plan, given: Inputs) -> str:
     """The whole file."""
-    frame = _Frame(plan)
-    gpus = f"{given.gpus:,} GPU{'' if given.gpus == 1 else 's'}"
-    title = f"A checkpoint every {shown(plan.chosen.interval)}: {plan.chosen.goodput:.2%} goodput"
+    model, chosen = plan.model, plan.chosen
+    title = f"A checkpoint every {shown(chosen.interval)}: {chosen.goodput:.2%} goodput"
     about = (
-        f"{gpus}, an interruption every {shown(plan.model.mtbf)}; a checkpoint takes "
-        f"{shown(plan.model.cost)} from training and is on disk after {shown(plan.model.latency)}"
+        f"{given.gpus:,} GPU{'' if given.gpus == 1 else 's'}, an interruption every "
+        f"{shown(model.mtbf)}; a checkpoint takes {shown(model.cost)} from training and is on disk "
+        f"after {shown(model.latency)}"
     )
+    parts = [f"{name} {chosen.parts[part]:.2%}" for part, name in PARTS.items()
+             if chosen.parts[part] >= 5e-5]  # fmt: skip
     pieces = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-labelledby="title about">',
@@ -63,150 +58,77 @@ def draw(plan: Plan, given: Inputs) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="var(--paper)"/>',
         _text(32, 38, title, "title"),
         _text(32, 62, about, "faint"),
-        f'<clipPath id="plot"><rect x="{_LEFT}" y="{_TOP}" width="{_RIGHT - _LEFT}" '
-        f'height="{_BOTTOM - _TOP}"/></clipPath>',
-        *frame.draw_ground(plan),
-        *frame.draw_marks(plan),
-        *(frame.draw_way(way, name) for way, name in _named(plan)),
-        *frame.draw_best(plan),
+        *_draw_curves(plan),
         *_draw_legend(plan),
-        *_draw_rest(plan),
+        _text(_LEFT, 490, f"Where the other {1.0 - chosen.goodput:.2%} go", "strong"),
+        _text(_LEFT, 510, ", ".join(parts)),
         "</svg>",
     ]
     return "\n".join(pieces) + "\n"
 
 
-class _Frame:
-    """From intervals and shares to places in the picture."""
+def _draw_curves(plan: Plan) -> Iterator[str]:
+    low = min(way.intervals[0] for way in plan.ways)
+    high = max(way.intervals[-1] for way in plan.ways)
+    high = min(high, max(plan.chosen.interval, plan.ways[0].best) * 12)
+    top = max(way.goodput for way in plan.ways)
+    near = [
+        goodput
+        for way in plan.ways
+        for interval, goodput in zip(way.intervals, way.curve, strict=True)
+        if plan.chosen.interval / 5 <= interval <= plan.chosen.interval * 5
+    ]
+    span = max(_LEAST_SPAN, 1.3 * (top - min(near, default=top)))
+    top = min(1.0, top + 0.1 * span)
+    bottom = max(0.0, top - 1.25 * span)
 
-    def __init__(self, plan: Plan) -> None:
-        shown_until = max(plan.chosen.interval, plan.ways[0].best) * 12
-        self.low = min(way.intervals[0] for way in plan.ways)
-        self.high = min(max(way.intervals[-1] for way in plan.ways), shown_until)
-        top = max(way.goodput for way in plan.ways)
-        ends = [_at(way, plan.chosen.interval * factor) for way in plan.ways for factor in (0.2, 5)]
-        span = max(_LEAST_SPAN, 1.15 * (top - min(ends)))
-        self.top = min(1.0, top + 0.12 * span)
-        self.bottom = max(0.0, self.top - 1.25 * span)
-
-    def x(self, interval: float) -> float:
-        share = math.log(interval / self.low) / math.log(self.high / self.low)
+    def x(interval: float) -> float:
+        share = math.log(interval / low) / math.log(high / low)
         return _LEFT + min(max(share, 0.0), 1.0) * (_RIGHT - _LEFT)
 
-    def y(self, goodput: float) -> float:
-        share = (goodput - self.bottom) / (self.top - self.bottom)
-        return _BOTTOM - share * (_BOTTOM - _TOP)
+    def y(goodput: float) -> float:
+        return _BOTTOM - (max(goodput, bottom) - bottom) / (top - bottom) * (_BOTTOM - _TOP)
 
-    def draw_ground(self, plan: Plan) -> Iterator[str]:
-        """What lies below the curves: the axes, and the intervals that are as good as the best."""
-        left, right = (self.x(each) for each in plan.as_good)
-        yield (
-            f'<rect x="{left:.1f}" y="{_TOP}" width="{max(right - left, 2):.1f}" '
-            f'height="{_BOTTOM - _TOP}" fill="var(--wash)"/>'
-        )
-        step = next(
-            (each for each in _TICKS if (self.top - self.bottom) / each <= _MOST_TICKS), 0.25
-        )
-        for number in range(math.ceil(self.bottom / step), math.floor(self.top / step) + 1):
-            y = self.y(number * step)
-            yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{_RIGHT}"/>'
-            digits = 1 if step < 0.01 else 0
-            yield _text(_LEFT - 10, y + 4, f"{number * step:.{digits}%}", "faint small end")
-        for interval in (1, 2, 5, 10, *COMMON_SECONDS):
-            if self.low <= interval <= self.high and interval != _CROWDED_SECONDS:
-                x = self.x(interval)
-                yield f'<path class="grid" d="M{x:.1f} {_BOTTOM}v5"/>'
-                yield _text(x, _BOTTOM + 20, shown(interval), "faint small middle")
-        yield f'<path class="grid" d="M{_LEFT} {_BOTTOM}H{_RIGHT}"/>'
-        yield _text(_RIGHT, _BOTTOM + 38, "between two checkpoints", "faint small end")
-        yield _text(_LEFT, _TOP - 10, "goodput", "faint small")
-
-    def draw_marks(self, plan: Plan) -> Iterator[str]:
-        """Where the formulas have their best; they often agree."""
-        found = [("Young", plan.young), ("Daly", plan.daly)]
-        if abs(math.log(max(plan.daly, 1e-9) / max(plan.young, 1e-9))) < 0.1:
-            found = [("Young, Daly", plan.daly)]
-        for row, (name, interval) in enumerate(found):
-            if not self.low <= interval <= self.high:
-                continue
-            x = self.x(interval)
-            yield f'<path class="mark" d="M{x:.1f} {_TOP}V{_BOTTOM}"/>'
-            yield _text(x, _TOP - 10 - 14 * row, f"{name} {shown(interval)}", "small middle faint")
-
-    def draw_way(self, way: Way, name: str) -> str:
-        points = [
-            (self.x(interval), self.y(goodput))
+    left, right = map(x, plan.as_good)
+    yield (
+        f'<rect x="{left:.1f}" y="{_TOP}" width="{max(right - left, 2):.1f}" '
+        f'height="{_BOTTOM - _TOP}" fill="var(--wash)"/>'
+    )
+    step = next((each for each in _STEPS if (top - bottom) / each <= _MOST_LINES), 0.25)
+    for number in range(math.ceil(bottom / step), math.floor(top / step) + 1):
+        goodput = number * step
+        yield f'<path class="grid" d="M{_LEFT} {y(goodput):.1f}H{_RIGHT}"/>'
+        yield _text(_LEFT - 10, y(goodput) + 4, f"{goodput:.1%}", "faint end")
+    for interval in (1, 2, 5, 10, *COMMON_SECONDS):
+        if low <= interval <= high and interval != 1200:  # too near to its neighbours
+            yield f'<path class="grid" d="M{x(interval):.1f} {_BOTTOM}v5"/>'
+            yield _text(x(interval), _BOTTOM + 20, shown(interval), "faint middle")
+    yield _text(_RIGHT, _BOTTOM + 38, "between two checkpoints", "faint end")
+    yield _text(_LEFT, _TOP - 10, "goodput", "faint")
+    for way, colour in zip(plan.ways, _colours(plan), strict=True):
+        path = "L".join(
+            f"{x(interval):.1f} {y(goodput):.1f}"
             for interval, goodput in zip(way.intervals, way.curve, strict=True)
-            if interval <= self.high
-        ]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        return (
-            f'<path class="curve" clip-path="url(#plot)" stroke="var(--{name})" d="M{path}">'
-            f"<title>{escape(way.name)}</title></path>"
+            if interval <= high
         )
-
-    def draw_best(self, plan: Plan) -> Iterator[str]:
-        x, y = self.x(plan.chosen.interval), self.y(_at(plan.ways[-1], plan.chosen.interval))
-        yield (
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--ours)" '
-            'stroke="var(--paper)" stroke-width="2"/>'
-        )
-        # Below, since above stand the formulas.
-        text = f"{shown(plan.chosen.interval)}: {plan.chosen.goodput:.2%}"
-        inside = min(max(x, _LEFT + 56), _RIGHT - 56)
-        yield _text(inside, y + 24, text, "strong middle halo")
+        name = f"<title>{escape(way.name)}</title>"
+        yield f'<path class="curve" stroke="{colour}" d="M{path}">{name}</path>'
+    at, height = x(plan.chosen.interval), y(plan.chosen.goodput)
+    yield f'<circle cx="{at:.1f}" cy="{height:.1f}" r="6" fill="var(--ours)"/>'
+    text = f"{shown(plan.chosen.interval)}: {plan.chosen.goodput:.2%}"
+    yield _text(min(max(at, _LEFT + 56), _RIGHT - 56), height + 24, text, "strong middle")
 
 
-def _named(plan: Plan) -> Iterator[tuple[Way, str]]:
-    """Each way with its colour; the run's own is drawn last, on top."""
-    names = _CLASSES if len(plan.ways) == len(_CLASSES) else (_CLASSES[0], _CLASSES[-1])
-    yield from zip(plan.ways, names, strict=True)
+def _colours(plan: Plan) -> tuple[str, ...]:
+    return _COLOURS if len(plan.ways) == 3 else (_COLOURS[0], _COLOURS[-1])
 
 
 def _draw_legend(plan: Plan) -> Iterator[str]:
-    for row, (way, name) in enumerate(_named(plan)):
+    for row, (way, colour) in enumerate(zip(plan.ways, _colours(plan), strict=True)):
         y = 416 + 22 * row
-        yield f'<path stroke="var(--{name})" stroke-width="3" d="M{_LEFT} {y - 4}h22"/>'
+        yield f'<path stroke="{colour}" stroke-width="3" d="M{_LEFT} {y - 4}h22"/>'
         yield _text(_LEFT + 32, y, way.name)
-        yield _text(560, y, f"best every {shown(way.best)}", "faint end")
-        yield _text(640, y, f"{way.goodput:.2%}", "strong end")
-
-
-def _draw_rest(plan: Plan) -> Iterator[str]:
-    """The time that makes no progress, as one bar."""
-    rest = 1.0 - plan.chosen.goodput
-    y, width = 512, _RIGHT - _LEFT
-    yield _text(_LEFT, y - 14, f"Where the other {rest:.2%} go", "strong")
-    at = float(_LEFT)
-    labels: list[tuple[str, str]] = []
-    for part, (label, colour) in _PARTS.items():
-        share = plan.chosen.parts[part] / rest if rest > 0 else 0.0
-        if share < 0.001:
-            continue
-        yield (
-            f'<rect x="{at:.1f}" y="{y}" width="{max(share * width - 2, 1):.1f}" height="14" '
-            f'rx="2" fill="var(--{colour})"/>'
-        )
-        at += share * width
-        labels.append((f"{label} {plan.chosen.parts[part]:.2%}", colour))
-    x = float(_LEFT)
-    for text, colour in labels:
-        wide = 15 + _LETTER * len(text)
-        if x + wide > _RIGHT:
-            x, y = float(_LEFT), y + 20
-        yield f'<circle cx="{x + 5:.1f}" cy="{y + 31}" r="5" fill="var(--{colour})"/>'
-        yield _text(x + 15, y + 35, text, "small")
-        x += wide + 12
-
-
-def _at(way: Way, interval: float) -> float:
-    """Its goodput at an interval, between the two places of its curve that are nearest."""
-    pairs = list(zip(way.intervals, way.curve, strict=True))
-    for (low, before), (high, after) in itertools.pairwise(pairs):
-        if low <= interval <= high:
-            share = math.log(interval / low) / math.log(high / low)
-            return before + share * (after - before)
-    return pairs[0][1] if interval < pairs[0][0] else pairs[-1][1]
+        yield _text(640, y, f"best every {shown(way.best)}: {way.goodput:.2%}", "end")
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:

@@ -1,8 +1,8 @@
-"""The model played out: lives of a run, one after the other, until an interruption ends each.
+"""The model simulated: attempts of a run, one after the other, each ended by an interruption.
 
-Between two interruptions everything goes by the clock, so a life is arithmetic, and all runs and
-all intervals make theirs at once. Every interval meets the same interruptions: what differs
-between two of them is the interval's doing. With the same seed, the same numbers come out.
+Between two interruptions all is deterministic, so an attempt is arithmetic, and all runs and all
+intervals are computed at once. Every interval meets the same interruptions, so that a difference
+comes from the interval alone. The same seed gives the same numbers.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from holdfast._tools.plan.model import Model
 Array = npt.NDArray[np.float64]
 PARTS = ("checkpoints", "snapshots", "repeated", "restarts", "queue")
 _RUNS = 200
-_LIVES = 250  # of each run
-_MOST_LIVES = 3000  # before a run counts as one that gets nowhere
+_ATTEMPTS = 250  # of each run
+_MOST_ATTEMPTS = 3000  # a run with more gets nowhere
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """By interval: the share of the time that made progress, and where the rest went."""
+class SimulatedOutcome:
+    """By interval: the share of the time that makes progress, and where the rest goes."""
 
     intervals: Array
     goodput: Array
     error: Array  # standard error of goodput
-    parts: dict[str, Array]  # as shares; with goodput they are all
+    parts: dict[str, Array]  # as shares; with goodput the sum is 1
 
 
 @dataclass(frozen=True)
 class Finished:
-    """How long whole runs took: the mean, and nine of ten were within the other two."""
+    """How long whole runs take: the mean, and the range of nine of ten."""
 
     mean: float
     low: float
     high: float
-    unfinished: float  # share of the runs that got nowhere
+    unfinished: float  # share of the runs that get nowhere
 
 
 class _Runs:
-    """Many runs at many intervals, each between two lives."""
+    """Many runs at many intervals, each between two attempts."""
 
     def __init__(self, model: Model, intervals: Array, runs: int, seed: int) -> None:
         self._model = model
@@ -58,17 +58,17 @@ class _Runs:
         self.wall = np.zeros(shape)
         self.parts = {name: np.zeros(shape) for name in PARTS}
         self._only_in_memory = np.zeros(shape)  # progress that the disk does not have yet
-        self._on_disk_at = np.zeros(shape)  # seconds into the life, from when on it has
+        self._on_disk_at = np.zeros(shape)  # seconds into the attempt, from when on it has
 
     def draw(self) -> tuple[Array, Array, Array]:
-        """When the next interruption comes, what kind it is, and the wait after it."""
+        """The time until the next interruption, its kind, and the wait after it."""
         column = (self._runs, 1)
         gap = self._random.exponential(self._model.mtbf, column)
         kind = self._random.random(column)
         return gap, kind, self._random.exponential(1.0, column) * self._model.queue
 
-    def live(self, gap: Array, kind: Array, wait: Array) -> None:
-        """One life, which ends after `gap` seconds, and the wait for the next."""
+    def attempt(self, gap: Array, kind: Array, wait: Array) -> None:
+        """One attempt, which ends after `gap` seconds, and the wait for the next."""
         model, every = self._model, self._every
         stretched = every * self._stretch
         period = stretched + model.cost
@@ -90,7 +90,7 @@ class _Runs:
         if model.has_snapshots:
             of_memory = np.minimum(work % model.snapshot_interval, work % every)
         lost = np.where(takes_host, unsafe, np.where(leaves_memory, of_memory, 0.0))
-        # The keeper writes at once what a dead process leaves in memory.
+        # The keeper writes the last snapshot of a dead process at once.
         self._only_in_memory = np.where(leaves_memory, unsafe - of_memory, 0.0)
         self._on_disk_at = np.where(leaves_memory, np.maximum(model.write - wait, 0.0), 0.0)
         last = np.where(is_warned & (work > 0), model.snapshot + model.write, 0.0)
@@ -107,44 +107,44 @@ class _Runs:
             self.parts[name] += seconds
 
     def seconds_to_do(self, work: Array) -> Array:
-        """How long a life takes that is not interrupted before so much is done."""
+        """The time of an attempt that is not interrupted before so much work is done."""
         model = self._model
         saves = np.floor(work / self._every)
         return model.restart + work * self._stretch + saves * model.cost
 
 
 def simulate(
-    model: Model, intervals: Any, *, seed: int = 0, runs: int = _RUNS, lives: int = _LIVES
-) -> Outcome:
-    """What each interval comes to in the long run."""
+    model: Model, intervals: Any, *, seed: int = 0, runs: int = _RUNS, attempts: int = _ATTEMPTS
+) -> SimulatedOutcome:
+    """The outcome of each interval in the long run."""
     tried = np.maximum(np.asarray(intervals, dtype=float), model.least_interval)
     played = _Runs(model, tried, runs, seed)
-    for _ in range(lives):
-        played.live(*played.draw())
+    for _ in range(attempts):
+        played.attempt(*played.draw())
     wall = played.wall.sum(axis=0)
     goodput = played.progress.sum(axis=0) / wall
-    # Of a ratio of sums: the runs' own distances from it.
+    # The error of a ratio of sums, by each run's distance from it.
     spread = played.progress - goodput * played.wall
     error = np.sqrt((spread**2).sum(axis=0) * runs / (runs - 1)) / wall
     parts = {name: seconds.sum(axis=0) / wall for name, seconds in played.parts.items()}
-    return Outcome(tried, goodput, error, parts)
+    return SimulatedOutcome(tried, goodput, error, parts)
 
 
 def simulate_run(
     model: Model, interval: float, run_seconds: float, *, seed: int = 0, runs: int = 400
 ) -> Finished:
-    """How long a training takes that would take `run_seconds` if nothing ever happened."""
+    """How long a training takes that would take `run_seconds` without interruptions."""
     every = np.array([max(interval, model.least_interval)])
     played = _Runs(model, every, runs, seed)
     took = np.full((runs, 1), np.nan)
-    for _ in range(_MOST_LIVES):
+    for _ in range(_MOST_ATTEMPTS):
         gap, kind, wait = played.draw()
         needed = played.seconds_to_do(run_seconds - played.progress)
         ends = np.isnan(took) & (needed <= gap)
         took = np.where(ends, played.wall + needed, took)
         if not np.isnan(took).any():
             break
-        played.live(gap, kind, wait)
+        played.attempt(gap, kind, wait)
     done = took[~np.isnan(took)]
     unfinished = 1.0 - done.size / runs
     if not done.size:

@@ -1,8 +1,4 @@
-"""Durations, sizes and shares as people write and read them.
-
-A year has 365 days here. What cannot be understood is refused in two lines: the option with its
-value, and what would be valid.
-"""
+"""Durations, sizes and shares as people write and read them; a year has 365 days."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ _SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
 _SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _WRITTEN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*", re.I)
 _SHOWN = (("s", 1), ("min", 60), ("h", 3600), ("d", 86_400), ("years", 31_536_000))
-# As a person would choose them, and as checkpoint_every takes them.
+# Intervals as people choose them, and as checkpoint_every takes them.
 _ROUND_SECONDS = [
     *(1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1200, 1800),
     *(2700, 3600, 5400, 7200, 10_800, 14_400, 21_600, 28_800, 43_200, 86_400),
@@ -33,30 +29,17 @@ def parse_duration(text: str, option: str, *, may_be_zero: bool = False) -> floa
     >>> parse_duration("2h", "--over")
     7200.0
     """
-    example = "'90s', '30d' or '5y'"
-    valid = f"a number and a unit ({', '.join(_DURATIONS)}), for example {example}"
-    number, unit = _split(text, option, valid)
-    factor = _DURATIONS.get(unit.lower())
-    if factor is None:
-        raise _no_unit(text, option, unit, valid)
-    return _checked(number * factor, text, option, valid, may_be_zero=may_be_zero)
+    return _parse(text, option, _DURATIONS, "'90s', '30d' or '5y'", may_be_zero=may_be_zero)
 
 
 def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
-    """Bytes in "20GB" or "1.5 TiB"; of a bandwidth "20GB/s", the bytes of a second.
+    """Bytes in "20GB" or "1.5 TiB"; with `per_second` also in "20GB/s".
 
     >>> parse_size("20GB", "--state-size"), parse_size("2 tb/s", "--x", per_second=True)
     (20000000000.0, 2000000000000.0)
     """
     tail = "/s" if per_second else ""
-    valid = f"a number and a unit ({', '.join(_SIZES)}), for example '20GB{tail}'"
-    number, unit = _split(text, option, valid)
-    found = unit.removesuffix("/s") if per_second else unit
-    known = {name.lower(): size for name, size in _SIZES.items()}
-    factor = known.get(found.lower())
-    if factor is None:
-        raise _no_unit(text, option, unit, valid)
-    return _checked(number * factor, text, option, valid)
+    return _parse(text, option, _SIZES, f"'20GB{tail}'", tail=tail)
 
 
 def parse_share(text: str, option: str) -> float:
@@ -76,7 +59,7 @@ def parse_share(text: str, option: str) -> float:
 
 
 def round_interval(seconds: float, least: float = 0.0) -> float:
-    """The nearest interval that a person would write down, and not below the least.
+    """The nearest interval that people write down, and not below the least.
 
     >>> round_interval(293.4), round_interval(70_000.0)
     (300.0, 86400.0)
@@ -98,7 +81,7 @@ def as_setting(seconds: float) -> str:
 
 
 def shown(seconds: float) -> str:
-    """A time in the unit that fits, in two or three digits.
+    """A time in two or three digits and the unit that fits.
 
     >>> shown(0.042), shown(47.31), shown(300.0), shown(8000.0), shown(1e9)
     ('42 ms', '47 s', '5 min', '2.2 h', '31.7 years')
@@ -108,12 +91,34 @@ def shown(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     for (unit, factor), (_, larger) in itertools.pairwise(_SHOWN):
-        # 90 s and 90 min are read more easily than 1.5 of the next.
+        # 90 s is easier to read than 1.5 min.
         if seconds < 0.999 * larger or (seconds < 1.99 * larger and seconds > 1.01 * larger):
             value = seconds / factor
             digits = f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}"
             return f"{digits} {unit}"
     return f"{seconds / 31_536_000:.1f} years"
+
+
+def _parse(
+    text: str,
+    option: str,
+    units: dict[str, float],
+    example: str,
+    *,
+    tail: str = "",
+    may_be_zero: bool = False,
+) -> float:
+    valid = f"a number and a unit ({', '.join(units)}), for example {example}"
+    number, unit = _split(text, option, valid)
+    known = {name.lower(): factor for name, factor in units.items()}
+    factor = known.get(unit.removesuffix(tail).lower())
+    if factor is None:
+        raise _no_unit(text, option, unit, valid)
+    value = number * factor
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
+    return value
 
 
 def _split(text: str, option: str, valid: str) -> tuple[float, str]:
@@ -126,12 +131,3 @@ def _split(text: str, option: str, valid: str) -> tuple[float, str]:
 def _no_unit(text: str, option: str, unit: str, valid: str) -> SettingsError:
     lack = f"the unit {unit!r} is unknown" if unit else "the unit is missing"
     return SettingsError(f"{option} {text}: {lack}.\nValid: {valid}.")
-
-
-def _checked(
-    value: float, text: str, option: str, valid: str, *, may_be_zero: bool = False
-) -> float:
-    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
-        least = "0 or more" if may_be_zero else "more than 0"
-        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
-    return value

@@ -1,14 +1,12 @@
-"""The batch script that `holdfast submit` writes: every line is there for a reason.
+"""The batch script that `holdfast submit` writes; it works with plain sbatch too.
 
-The warning goes to the first process of each task, so srun starts them, and that process is
-`holdfast run`, which passes it on and outlives a kill. The shell gets SIGTERM as well and must
-not die of it, or its last lines never run. Nothing in here is a secret: the script works
-with plain sbatch too, and each part says why it is there.
+The warning goes to the first process of each task. So srun starts the tasks, and that process is
+`holdfast run`, which passes the warning on and survives a killed trainer. The shell gets SIGTERM as
+well and must not die of it, or its last lines never run.
 
-In a container, `apptainer exec …` in the command, the leader stays outside: what it leads is below
-it all the same, and the holdfast inside needs nothing of SLURM. Where srun itself starts the
-container (`--container-image`), the path of this interpreter is not in it, and the leader is
-whatever `holdfast` the image has.
+With `apptainer exec …` in the command, `holdfast run` stays outside of the container. Where srun
+itself starts the container (`--container-image`), this interpreter's path does not exist in it, and
+the image's own `holdfast` is used.
 """
 
 from __future__ import annotations
@@ -25,28 +23,28 @@ from holdfast._errors import SettingsError
 
 MARK = "# Written by holdfast submit"
 LEAD_SECONDS = 120
-_SLACK_SECONDS = 30  # SLURM looks every half a minute, so the warning comes that much earlier
+_SLACK_SECONDS = 30  # SLURM checks every 30 s, so the warning may come that much earlier
 _EXAMPLE = "holdfast submit --time=8:00:00 -- python train.py"
 _HEEDED = ("USR1", "USR2", "TERM", "INT")
-_APART = ("docker", "podman")  # the container is no child of the command that asks for it
+_APART = ("docker", "podman")  # their containers are no children of the command
 _PLAIN = re.compile(r"[\w@%+=:,./^~\[\]-]+")
 
 
 @dataclass(frozen=True)
 class Script:
-    """A script, and what its writer should tell the person who asked for it."""
+    """A script, and notes for the user."""
 
     text: str
-    options: Mapping[str, str]  # long names, all that hold
+    options: Mapping[str, str]  # by their long names, with all defaults
     notes: tuple[str, ...]
 
 
 def write_script(
     words: Sequence[str], command: Sequence[str], *, python: str, lead_seconds: int | None = None
 ) -> Script:
-    """The script for a command, with options for sbatch as a person writes them.
+    """The script for a command; `words` are options for sbatch as the user writes them.
 
-    `python` is the interpreter whose holdfast leads the tasks.
+    `python` is the interpreter whose `holdfast run` starts in each task.
     """
     lines = _option_lines(words)
     if not command:
@@ -83,8 +81,8 @@ _MARKER = """\
 export HOLDFAST_MARKER="$PWD/.holdfast-requeue-$SLURM_JOB_ID"
 rm -f -- "$HOLDFAST_MARKER\""""
 
-# The same judgement as in cause.py, for those that cannot be asked there: a run without scontrol,
-# and a python that SIGTERM has ended before it had a run.
+# The same decision as a run makes itself, for two cases in which it cannot: a run without
+# scontrol, and a Python that SIGTERM has ended before there was a run.
 _REQUEUE = """\
 # The job is started again if it was interrupted, and never if somebody has cancelled it.
 wish=none
@@ -159,7 +157,7 @@ def _option_lines(words: Sequence[str]) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    """As sbatch reads it: a backslash and a quote only mean themselves behind a backslash."""
+    """As sbatch reads it: a backslash and a quote are escaped by a backslash."""
     if not text or _PLAIN.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -184,14 +182,14 @@ def _defaults(
     lead_seconds: int | None,
     notes: list[str],
 ) -> dict[str, str]:
-    """What is added to the person's own options."""
+    """The options that are added to the user's own."""
     found: dict[str, str] = {}
     if "job-name" not in given:
         found["job-name"] = job_name(command)
     if "output" not in given:
         found["output"] = "logs/%x-%A_%a.out" if "array" in given else "logs/%x-%j.out"
     if "open-mode" not in given:
-        found["open-mode"] = "append"  # else each attempt wipes the log of the one before
+        found["open-mode"] = "append"  # else each attempt overwrites the log of the previous one
     if "requeue" not in given and "no-requeue" not in given:
         found["requeue"] = ""
     if "signal" not in given:
@@ -206,7 +204,7 @@ def _defaults(
 
 
 def _choose_lead(limit: float | None, wished: int | None) -> tuple[int, str]:
-    """How long before the end SLURM warns, and what is to be said about it."""
+    """How long before the end SLURM warns, and a note about it."""
     if wished is not None:
         return wished, ""
     if limit is None or limit >= 2 * LEAD_SECONDS + _SLACK_SECONDS:
@@ -219,7 +217,7 @@ def _choose_lead(limit: float | None, wished: int | None) -> tuple[int, str]:
 
 
 def job_name(command: Sequence[str]) -> str:
-    """The name of what is run, without its folder.
+    """The name of the program, without its folder.
 
     >>> job_name(["torchrun", "--nproc-per-node=4", "src/train.py", "--data=x.py"])
     'train'
@@ -239,7 +237,7 @@ def _clean(name: str) -> str:
 
 
 def _options_that_hurt(options: Mapping[str, str]) -> list[str]:
-    """Those of the person's own that defeat what the script is for."""
+    """The user's own options that defeat the script's purpose."""
     found = []
     warning = parse_signal(options["signal"])
     if warning is not None and warning.to_batch:
@@ -300,7 +298,7 @@ def _commands_that_hurt(options: Mapping[str, str], command: Sequence[str]) -> l
 
 
 def _environment(options: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    """What the tasks need to know, where SLURM does not say it by itself."""
+    """Variables that the tasks need and SLURM does not set."""
     found = [
         "# Of a job from which this one was submitted: these would make every rank a wrong one.\n"
         "unset HOLDFAST_LEADER HOLDFAST_LED HOLDFAST_RESTART HOLDFAST_HANG_TIMEOUT\n"

@@ -1,14 +1,14 @@
-"""A command started for real, with the probe in the place of its training.
+"""The dry run: a command started for real, with the probe in the place of its training.
 
-Everything but the training runs as it stands, so what could do harm is kept from it: the probe
-stands in every Python below, requests to requeue or submit a job are noted and not passed on, and
-at the end all that was started is stopped first and then killed, so that no script goes on with
-its next line. Nothing is left behind.
+All but the training runs as it stands, so harm is prevented: the probe is in every Python below,
+requests to requeue or submit a job are recorded and not passed on, and at the end every process is
+stopped first and then killed, so that no script goes on with its next line. Nothing is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -19,82 +19,54 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast._environment import variables as _env
+from holdfast._environment.processes.proc import read_bytes
 from holdfast._environment.processes.tree import descendants
-from holdfast._tools.doctor.finding import State
+from holdfast._tools.doctor.check import State
 from holdfast._tools.doctor.signals import probe
-from holdfast._tools.doctor.signals.probed import Probe, read_lines
-from holdfast._tools.doctor.signals.processes import (
-    CLIENTS,
-    adopt_orphans,
-    as_first,
-    environment,
-    name,
-    options,
-    own_step,
-    read,
-    scancel,
-    send,
-    started,
-    words,
-)
-from holdfast._tools.doctor.signals.target import Target
+from holdfast._tools.doctor.signals.target import Target, interpreter_flags
 from holdfast._tools.lint.wrappers import is_python
 
-# -- A terminal of its own for a chain, in which Ctrl-C can be pressed -----------------------------
-
-
-_PIECE_BYTES = 65536
-_TERMINAL_END_SECONDS = 2.0
-_CTRL_C = b"\x03"
-
-
-class Terminal:
-    """One end for the chain; the other is ours."""
-
-    def __init__(self) -> None:
-        self._master, self.given = os.openpty()
-        self._reader: threading.Thread | None = None
-
-    def begin(self, output: Path) -> None:
-        """The chain has its end: read what it prints, or it would wait for us."""
-        os.close(self.given)
-        self._reader = threading.Thread(target=self._copy, args=(output,), daemon=True)
-        self._reader.start()
-
-    def press_ctrl_c(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._master, _CTRL_C)
-
-    def end(self) -> None:
-        """When nobody has the other end any more, the reader ends by itself."""
-        if self._reader is None:
-            os.close(self.given)
-        else:
-            self._reader.join(_TERMINAL_END_SECONDS)
-        os.close(self._master)
-
-    def _copy(self, output: Path) -> None:
-        with contextlib.suppress(OSError), output.open("ab", buffering=0) as file:
-            while piece := os.read(self._master, _PIECE_BYTES):
-                file.write(piece)
-
-
-_LOOK_SECONDS = 0.01
-_SETTLE_SECONDS = 0.3  # for more ranks, where nobody says how many there are
+# Killed, these clients would leave their processes on other nodes.
+CLIENTS = ("srun", "salloc")
+_POLL_SECONDS = 0.01
+_MORE_RANKS_SECONDS = 0.3  # where the number of ranks is not known
 _END_SECONDS = 5.0
+_TERMINAL_END_SECONDS = 2.0
+_SCANCEL_SECONDS = 10.0
+_EXEC_SECONDS = 0.002
+_SET_ADOPTS_ORPHANS, _GET_ADOPTS_ORPHANS = 36, 37  # PR_*_CHILD_SUBREAPER
 _WORD = re.compile(r"\w")
-# Notes what a script would ask of SLURM, and does not ask it.
+# Records what a script would ask of SLURM, and does not ask it.
 _SHIM = """#!/bin/sh
 case "{name} $1" in
     "scontrol requeue"*|sbatch*) echo "{name} $*" >> '{folder}/asked'; exit 0;;
 esac
 PATH=${{PATH#'{folder}/bin:'}}
 exec {name} "$@"
+"""
+# What the first process does before it becomes the command. Not between fork and exec of the
+# doctor, where another thread may hold any lock.
+_FIRST = """
+import ctypes, fcntl, os, signal, sys, termios
+if sys.argv[1] == "terminal":
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+# Python ignores two of them; a doctor in a shell's background inherits an ignored Ctrl-C.
+for name in ("SIGPIPE", "SIGXFSZ", "SIGINT", "SIGHUP"):
+    signal.signal(getattr(signal, name), signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+# If the doctor is killed, a script must not go on with the line behind the training.
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    print(f"{sys.argv[2]}: cannot be started: {error.strerror}", flush=True)
+    os._exit(127)
 """
 
 
@@ -108,6 +80,160 @@ class ChainError(Exception):
         self.remedy = remedy
 
 
+@dataclass
+class Probe:
+    """One process in the place of a training, by the lines of its report."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def here(self) -> dict[str, Any]:
+        return self.lines[0]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return dict(self.here["variables"])
+
+    @property
+    def pid(self) -> int:
+        return int(self.here["pid"])
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Unique over all hosts."""
+        return str(self.here["host"]), self.pid
+
+    @property
+    def rank(self) -> int:
+        return self._number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK") or 0
+
+    @property
+    def world(self) -> int | None:
+        """The number of ranks; None if no variable says so."""
+        names = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+        return self._number(*names)
+
+    @property
+    def step(self) -> str:
+        """The job step, as scancel takes it; empty outside of one."""
+        return _step_of(self.variables)
+
+    def expected(self, around: Mapping[str, str]) -> int | None:
+        """The number of ranks that this chain starts; `around` are the doctor's own variables.
+
+        The doctor may be one of several, on each node or in each task, and sees only its own ranks.
+        """
+        own_step = _step_of(around)
+        if self.step not in ("", own_step):
+            return self.world
+        here = self.variables.get("LOCAL_WORLD_SIZE", "")
+        if "TORCHELASTIC_RUN_ID" in self.variables and here.isdigit():
+            return int(here)
+        return 1 if "WORLD_SIZE" in around or own_step else self.world
+
+    def events(self, what: str) -> list[dict[str, Any]]:
+        return [each for each in self.lines if each.get("what") == what]
+
+    def _number(self, *names: str) -> int | None:
+        words = self.variables
+        # Under torchrun the tasks of srun are its agents; and a batch script has numbers, too.
+        in_step = "SLURM_STEP_ID" in words and "TORCHELASTIC_RUN_ID" not in words
+        known = [words.get(name, "") for name in names if in_step or not name.startswith("SLURM")]
+        return next((int(text) for text in known if text.isdigit()), None)
+
+
+def _step_of(words: Mapping[str, str]) -> str:
+    job, step = words.get("SLURM_JOB_ID", ""), words.get("SLURM_STEP_ID", "")
+    return f"{job}.{step}" if job.isdigit() and step.isdigit() else ""
+
+
+def own_step() -> str:
+    """The job step of this process; empty outside of one."""
+    return _step_of(_env.of_ranks())
+
+
+def started(pid: int) -> int | None:
+    """When a process began, in clock ticks; None if it is gone."""
+    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in (b"Z", b"X") else None
+
+
+def process_name(pid: int) -> str:
+    return (read_bytes(f"/proc/{pid}/comm") or b"").decode(errors="replace").strip()
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, if the process still exists."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def scancel(*words: str) -> str:
+    """Returns the reason of a failure; empty on success."""
+    try:
+        done = subprocess.run(
+            ["scancel", *words],
+            env=_env.child_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SCANCEL_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
+
+
+def _adopt_orphans(adopts: bool) -> bool:
+    """Whether processes that lose their parent become ours; returns the previous value."""
+    with contextlib.suppress(OSError, AttributeError):
+        library, before = ctypes.CDLL(None), ctypes.c_int(0)
+        library.prctl(_GET_ADOPTS_ORPHANS, ctypes.byref(before), 0, 0, 0)
+        library.prctl(_SET_ADOPTS_ORPHANS, int(adopts), 0, 0, 0)
+        return bool(before.value)
+    return False
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """A report; its last line may be incomplete."""
+    try:
+        whole = path.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+    except (OSError, ValueError):
+        return []
+
+
+class _Terminal:
+    """A terminal of the chain's own, in which Ctrl-C can be pressed."""
+
+    def __init__(self) -> None:
+        self._master, self.given = os.openpty()
+        self._reader: threading.Thread | None = None
+
+    def begin(self, output: Path) -> None:
+        """The chain has its end. Read its output, or it would block."""
+        os.close(self.given)
+        self._reader = threading.Thread(target=self._copy, args=(output,), daemon=True)
+        self._reader.start()
+
+    def press_ctrl_c(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._master, b"\x03")
+
+    def end(self) -> None:
+        """The reader ends when no process has the other end open."""
+        if self._reader is None:
+            os.close(self.given)
+        else:
+            self._reader.join(_TERMINAL_END_SECONDS)
+        os.close(self._master)
+
+    def _copy(self, output: Path) -> None:
+        with contextlib.suppress(OSError), output.open("ab", buffering=0) as file:
+            while piece := os.read(self._master, 65536):
+                file.write(piece)
+
+
 class Chain:
     """One start of the command; a context, at whose end all of it is gone."""
 
@@ -115,28 +241,29 @@ class Chain:
         self,
         command: Sequence[str],
         target: Target,
-        kind: str,
+        kind: str,  # of the probe's work: "signals" or "ranks"
         *,
         seconds: float,
-        folder: Path | None = None,
+        folder: Path,
         has_terminal: bool = False,
-        backend: str = "",
+        backend: str = "",  # of torch, if the training names one
     ) -> None:
         self.command = list(command)
         self.target = target
         self._kind = kind
-        self._backend = backend  # of torch, if the training names one
+        self._backend = backend
         self._seconds = seconds
         self._cwd = folder
-        self._terminal = Terminal() if has_terminal else None
-        self._seen: dict[int, int] = {}  # all that was ever below it: number and start
+        self._terminal = _Terminal() if has_terminal else None
+        self._seen: dict[int, int] = {}  # each process that was ever below it, and its start
         self._handlers: dict[int, Any] = {}
+        self._adopted_before: bool | None = None
         self.first = 0
 
     def __enter__(self) -> Chain:
-        # Tasks of srun may be on other nodes, and share the folder of the job, not /tmp.
+        # Tasks of srun may be on other nodes, which share the job's folder and not /tmp.
         is_shared = any(word.endswith("srun") for word in self.command) or self._uses_srun()
-        place = (self._cwd or Path.cwd()) if is_shared else None
+        place = self._cwd if is_shared else None
         try:
             prefix = ".holdfast-doctor-" if is_shared else "holdfast-doctor-"
             made = tempfile.mkdtemp(prefix=prefix, dir=place)
@@ -163,11 +290,7 @@ class Chain:
         self.end()
 
     def _uses_srun(self) -> bool:
-        for path in self.target.scripts:
-            with contextlib.suppress(OSError):
-                if "srun" in path.read_text(errors="replace"):
-                    return True
-        return False
+        return any(b"srun" in (read_bytes(str(path)) or b"") for path in self.target.scripts)
 
     def _start(self) -> None:
         folder = self.folder
@@ -179,8 +302,7 @@ class Chain:
                 shim = folder / "bin" / program
                 shim.write_text(_SHIM.format(name=program, folder=folder))
                 shim.chmod(0o755)
-        names = list(self.target.names)
-        command = self.command
+        names, command = list(self.target.names), self.command
         if self.target.program_at is not None:
             names = ["training.py"]
             command = [*command[: self.target.program_at], sys.executable, str(folder / names[0])]
@@ -193,77 +315,63 @@ class Chain:
             "backend": self._backend,
             "doctor": [os.getpid(), started(os.getpid()) or 0],
         }
+        (folder / "errand.json").write_text(json.dumps(errand))
         variables = _env.whole()
         paths = [str(folder), *filter(None, [variables.get("PYTHONPATH")])]
-        (folder / "errand.json").write_text(json.dumps(errand))
         variables |= {
             "PYTHONPATH": os.pathsep.join(paths),
             "PATH": f"{folder / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}",
             "HOLDFAST_STATE": str(folder / "state"),
         }
-        self._adopted = adopt_orphans(True)
+        self._adopted_before = _adopt_orphans(True)
         if threading.current_thread() is threading.main_thread():
-            # Told to end, we end the chain before; Ctrl-C does so by itself.
+            # End the chain before ourselves; Ctrl-C does so without a handler.
             for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays so
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._handlers[number] = signal.signal(number, _leave)
+        where = "nowhere" if self._terminal is None else "terminal"
         with (folder / "output").open("wb") as output:
-            if self._terminal is None:
-                streams: tuple[Any, ...] = (subprocess.DEVNULL, output, output)
-            else:
-                streams = (self._terminal.given,) * 3
+            streams: tuple[Any, Any] = (subprocess.DEVNULL, output)
+            if self._terminal is not None:
+                streams = (self._terminal.given, self._terminal.given)
             self.process = subprocess.Popen(
-                as_first(command, has_terminal=self._terminal is not None),
+                [sys.executable, "-I", "-S", "-c", _FIRST, where, *command],
                 cwd=self._cwd,
                 env=variables,
                 stdin=streams[0],
                 stdout=streams[1],
-                stderr=streams[2],
+                stderr=streams[1],
                 start_new_session=True,
             )
         self.first = self.process.pid
         if self._terminal is not None:
-            self._terminal.begin(self.folder / "output")
+            self._terminal.begin(folder / "output")
         self._seen[self.first] = started(self.first) or 0
 
     def press_ctrl_c(self) -> None:
-        """In the terminal that the chain was started in."""
         assert self._terminal is not None
         self._terminal.press_ctrl_c()
 
-    # What is told.
+    # What the chain reports.
+
+    def _reports(self) -> list[Probe]:
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / "told")  # makes a network file system read the folder again
+        found = [Probe(_read_lines(path)) for path in sorted(self.folder.glob("told/*.jsonl"))]
+        return [each for each in found if each.lines]
 
     def probes(self) -> list[Probe]:
-        """Those that are in the place of a training, in the order of their ranks."""
-        with contextlib.suppress(OSError):
-            os.utime(self.folder / "told")  # a network file system looks again for that
-        found = []
-        for path in sorted(self.folder.glob("told/*.jsonl")):
-            one = Probe(read_lines(path))
-            if one.told and one.here["what"] == "here":
-                found.append(one)
+        """Those in the place of a training, in the order of their ranks."""
+        found = [each for each in self._reports() if each.here["what"] == "here"]
         return sorted(found, key=lambda each: (each.rank, each.here["time"]))
-
-    def skipped(self) -> list[str]:
-        """Scripts of the user that were not run."""
-        found = [read_lines(path) for path in sorted(self.folder.glob("told/*.jsonl"))]
-        return [each[0]["script"] for each in found if each and each[0]["what"] == "skipped"]
 
     def asked(self) -> list[str]:
         """What a script would have asked of SLURM."""
-        with contextlib.suppress(OSError):
-            return (self.folder / "asked").read_text(errors="replace").splitlines()
-        return []
-
-    def output(self) -> str:
-        """The last line that was printed and has words in it."""
-        with contextlib.suppress(OSError):
-            lines = (self.folder / "output").read_text(errors="replace").split("\n")
-            return next((line.strip()[:160] for line in reversed(lines) if _WORD.search(line)), "")
-        return ""
+        text = read_bytes(str(self.folder / "asked")) or b""
+        return text.decode(errors="replace").splitlines()
 
     def await_probes(self, seconds: float) -> list[Probe]:
-        """Wait for all ranks, as far as it is known how many there are."""
+        """Wait for all ranks, as far as their number is known."""
         deadline = time.monotonic() + seconds
         seen, changed = 0, time.monotonic()
         around = _env.of_ranks()
@@ -275,70 +383,77 @@ class Chain:
             wanted = max((each for each in known if each is not None), default=None)
             if wanted is not None and seen >= wanted:
                 return found
-            if seen and wanted is None and time.monotonic() - changed > _SETTLE_SECONDS:
+            if seen and wanted is None and time.monotonic() - changed > _MORE_RANKS_SECONDS:
                 return found
             self.guard()
             if self.process.poll() is not None and not seen:
                 raise self._ended_before()
+            if time.monotonic() > deadline and seen:
+                raise ChainError(
+                    f"{seen} of {wanted} ranks began within {seconds:.0f} s",
+                    "see why the others do not: start the command by itself",
+                )
             if time.monotonic() > deadline:
-                if seen:
-                    raise ChainError(
-                        f"{seen} of {wanted} ranks began within {seconds:.0f} s",
-                        "see why the others do not: start the command by itself",
-                    )
                 raise ChainError(
                     f"{self.target.label} was not reached within {seconds:.0f} s"
-                    f"{self._last_words()}",
+                    f"{self._last_output()}",
                     "leave out what takes long before the training, for this test",
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _ended_before(self) -> ChainError:
-        skipped = self.skipped()
-        passed_over = f" (not run: {', '.join(sorted(set(skipped)))})" if skipped else ""
+        skipped = {
+            each.here["script"] for each in self._reports() if each.here["what"] == "skipped"
+        }
+        passed_over = f" (not run: {', '.join(sorted(skipped))})" if skipped else ""
         return ChainError(
             f"the command ended with status {self.process.returncode} before "
-            f"{self.target.label} was reached{self._last_words()}{passed_over}",
+            f"{self.target.label} was reached{self._last_output()}{passed_over}",
             "start it by itself and see that it begins to train",
             "fail" if self.process.returncode else "warn",
         )
 
-    def _last_words(self) -> str:
-        said = self.output()
-        return f"; it said last: {said}" if said else ""
+    def _last_output(self) -> str:
+        """The last printed line that has words."""
+        text = (read_bytes(str(self.folder / "output")) or b"").decode(errors="replace")
+        for line in reversed(text.split("\n")):
+            if _WORD.search(line):
+                return f"; it said last: {line.strip()[:160]}"
+        return ""
 
     def guard(self) -> None:
-        """See that no training begins without the probe: an environment may have been lost."""
+        """End all if a training begins without the probe: its PYTHONPATH may have been lost."""
         for pid in self.family():
-            command = words(pid)
+            words = (read_bytes(f"/proc/{pid}/cmdline") or b"").decode(errors="replace")
+            command = words.split("\0")[:-1]
             if not command or not is_python(command[0].rpartition("/")[2]):
                 continue
             if probe.role(command, self.target.names) != "train":
                 continue
-            variables = environment(pid)
+            variables = _environment_of(pid)
             if variables is None:
                 continue
-            label, letters = probe.what_it_runs(command)[1], "".join(options(command))
+            label, flags = probe.what_it_runs(command)[1], interpreter_flags(command)
             paths = [each for each in variables.split(b"\0") if each.startswith(b"PYTHONPATH=")]
             if not any(str(self.folder).encode() in each for each in paths):
                 how = "PYTHONPATH does not reach it: something above it sets it anew"
                 remedy = "write PYTHONPATH=…:$PYTHONPATH where it is set, and pass variables on"
-            elif set(letters) & set("EIS"):
-                how = f"python -{letters} looks at no PYTHONPATH"
+            elif set(flags) & set("EIS"):
+                how = f"python -{flags} looks at no PYTHONPATH"
                 remedy = "leave that option out for this test"
             else:
                 continue
             self.end()
             raise ChainError(f"{label} was about to train for real, and was ended: {how}", remedy)
 
-    # Whom there is, and their end.
+    # The processes, and their end.
 
     def family(self) -> list[int]:
         """All processes of the chain on this host, the first one first."""
         found: list[int] = []
         if self._is_ours(self.first):
             found = [self.first, *descendants(self.first)]
-        for pid in descendants(os.getpid()):  # orphans of the chain have become ours
+        for pid in descendants(os.getpid()):  # orphans of the chain have become our children
             if pid not in found and self._is_ours(pid):
                 found.append(pid)
         living = [(pid, began) for pid in found if (began := started(pid)) is not None]
@@ -346,16 +461,16 @@ class Chain:
         return [pid for pid, _ in living]
 
     def _is_ours(self, pid: int) -> bool:
-        """By when it began, too: a number passes on to strangers."""
+        """Also by its start: the system gives a pid to another process later."""
         if pid in self._seen:
             return started(pid) == self._seen[pid]
-        return str(self.folder).encode() in read(f"/proc/{pid}/environ")
+        return str(self.folder).encode() in (read_bytes(f"/proc/{pid}/environ") or b"")
 
     def end(self) -> None:
-        """Stop all, so that no script goes on with its next line; then kill it."""
+        """Stop all, so that no script goes on with its next line; then kill them."""
         if not self.folder.exists():
             return
-        # A second Ctrl-C would leave behind what is only stopped by now.
+        # A second Ctrl-C would leave behind processes that are only stopped.
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         )
@@ -366,51 +481,60 @@ class Chain:
 
     def _end(self) -> None:
         steps = {each.step for each in self.probes()} - {"", own_step()}
-        clients = []
-        for _ in range(2):  # whoever was started meanwhile
+        clients: dict[int, None] = {}
+        for _ in range(2):  # again, for processes that were started meanwhile
             for pid in self.family():
-                if name(pid) in CLIENTS:
-                    clients.append(pid)
+                if process_name(pid) in CLIENTS:
+                    clients[pid] = None
                 else:
                     send(pid, signal.SIGSTOP)
-        # For those that no signal of ours reaches. Sooner, and a script goes on behind its probe.
+        # For probes on other hosts. Earlier, a script would go on behind its probe.
         with contextlib.suppress(OSError):
             (self.folder / "stop").touch()
         for step in sorted(steps):
             scancel(step)
-        for pid in dict.fromkeys(clients):
+        for pid in clients:
             send(pid, signal.SIGTERM)
         deadline = time.monotonic() + _END_SECONDS
         while any(map(started, clients)) and time.monotonic() < deadline - _END_SECONDS / 2:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         while time.monotonic() < deadline:
             left = self.family()
             for pid in left:
                 send(pid, signal.SIGKILL)
             if self._reap() and not left:
                 break
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         if self._terminal is not None:
             self._terminal.end()
         shutil.rmtree(self.folder, ignore_errors=True)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if hasattr(self, "_adopted"):
-            adopt_orphans(self._adopted)
+        if self._adopted_before is not None:
+            _adopt_orphans(self._adopted_before)
 
     def _reap(self) -> bool:
-        """Whether nobody is left. One with many threads is dead for a while before it is reaped."""
+        """True if no process is left. One with many threads is dead before it can be reaped."""
         for pid, began in list(self._seen.items()):
             if pid == self.first:
                 is_gone = self.process.poll() is not None
             else:
                 try:
                     is_gone = os.waitpid(pid, os.WNOHANG)[0] != 0
-                except OSError:  # another one's child
+                except OSError:  # the child of another process
                     is_gone = started(pid) != began
             if is_gone:
                 del self._seen[pid]
         return not self._seen
+
+
+def _environment_of(pid: int) -> bytes | None:
+    """Its variables; None where they cannot be read."""
+    found = read_bytes(f"/proc/{pid}/environ")
+    if found == b"":
+        time.sleep(_EXEC_SECONDS)  # it may be in the middle of an exec
+        found = read_bytes(f"/proc/{pid}/environ")
+    return found
 
 
 def _leave(number: int, _: object) -> None:

@@ -1,14 +1,14 @@
-"""Stands in for the training while `holdfast doctor` tries the launchers above it.
+"""Takes the place of the training while `holdfast doctor` tries the launchers above it.
 
-A copy of this file is put on PYTHONPATH as sitecustomize.py, so that every Python of the chain
-runs it before all else. In the one that would train it takes over and never gives back; other
-scripts of the user end at once; launchers go on as ever. It tells what it sees in files.
+A copy of this file is on PYTHONPATH as sitecustomize.py, so every Python of the chain runs it
+first. In the process that would train it takes over and never returns; other scripts of the user
+end at once; launchers go on. It reports what it observes in files.
 
-The Python that trains may be of another environment than ours: so the standard library alone,
-nothing of holdfast at the top, and nothing that Python 3.8 does not know.
+The Python that trains may be of another environment: so only the standard library, nothing of
+holdfast at the top, and no syntax that Python 3.8 does not have.
 """
 
-# pathlib takes long to import, and this comes before every launcher.
+# pathlib takes long to import, and every launcher waits for this file.
 # ruff: noqa: PTH100, PTH109, PTH110, PTH112, PTH118, PTH119, PTH120, PTH123, PTH208
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-_HEARD = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
-_LOOK_SECONDS = 0.1
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP")
+_POLL_SECONDS = 0.1
 # Options of the interpreter that take the next word.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_TOLD = (
+_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     "TORCHELASTIC_RUN_ID",
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -48,27 +48,36 @@ def what_it_runs(words: Sequence[str]) -> tuple[str, str]:
     at = 1
     while at < len(words):
         word = words[at]
+        at += 1
         if word in _WITH_VALUE:
-            at += 2
-        elif word.startswith("--") or word == "-":
             at += 1
-        elif word.startswith("-"):
-            for place, letter in enumerate(word[1:], 1):
+        elif word.startswith("-") and not word.startswith("--"):
+            for place, letter in enumerate(word[1:], 2):
                 if letter == "c":
                     return "text", ""
                 if letter == "m":
-                    rest = word[place + 1 :] or "".join(words[at + 1 : at + 2])
-                    return "module", rest
+                    return "module", word[place:] or "".join(words[at : at + 1])
                 if letter in "WX":
                     break
-            at += 1
-        else:
+        elif not word.startswith("--"):
             return "file", word
     return "text", ""
 
 
-def _is_own(kind: str, name: str) -> bool:
-    """Whether this is the user's code, and no program that was installed."""
+def role(words: Sequence[str], targets: Collection[str]) -> str:
+    """What to do in a Python that was started with these words: "train", "skip" or "go on"."""
+    kind, name = what_it_runs(words)
+    if kind == "text":
+        return "go on"
+    if (name if kind == "module" else os.path.basename(name)) in targets:
+        return "train"
+    if not _is_users(kind, name):
+        return "go on"
+    return "skip" if targets else "train"
+
+
+def _is_users(kind: str, name: str) -> bool:
+    """True for the user's own code, False for an installed program."""
     if kind == "module":
         first = name.split(".")[0]
         return os.path.isdir(first) or os.path.exists(first + ".py")
@@ -80,7 +89,7 @@ def _is_own(kind: str, name: str) -> bool:
 
 
 def _is_there(kind: str, name: str) -> bool:
-    """Whether Python would find what it is to run; nothing of it is run for that."""
+    """Whether Python would find the file or module, without running any of it."""
     if kind == "file":
         return os.path.exists(name)
     import importlib.util
@@ -94,16 +103,7 @@ def _is_there(kind: str, name: str) -> bool:
         del sys.path[0]
 
 
-def role(words: Sequence[str], targets: Collection[str]) -> str:
-    """What to do in a Python that was started so: "train", "skip" or "go on"."""
-    kind, name = what_it_runs(words)
-    if kind == "text":
-        return "go on"
-    if (name if kind == "module" else os.path.basename(name)) in targets:
-        return "train"
-    if not _is_own(kind, name):
-        return "go on"
-    return "skip" if targets else "train"
+# -- Processes -------------------------------------------------------------------------------------
 
 
 def _read(path: str) -> bytes:
@@ -115,7 +115,8 @@ def _read(path: str) -> bytes:
 
 
 def process(pid: int) -> dict[str, Any] | None:
-    """One process, and what it does with signals; None if it is gone."""
+    """One process and its signal masks; None if it is gone."""
+    # The name comes first, in brackets, and may hold anything.
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     if len(fields) < 20 or fields[0] in (b"Z", b"X"):
         return None
@@ -123,7 +124,7 @@ def process(pid: int) -> dict[str, Any] | None:
     for line in _read(f"/proc/{pid}/status").splitlines():
         name, _, value = line.partition(b":")
         if name in (b"SigBlk", b"SigIgn", b"SigCgt"):
-            masks[name.decode()] = int(value, 16)
+            masks[name] = int(value, 16)
     words = _read(f"/proc/{pid}/cmdline").decode("utf-8", "replace").split("\0")[:-1]
     return {
         "pid": pid,
@@ -131,8 +132,8 @@ def process(pid: int) -> dict[str, Any] | None:
         "started": int(fields[19]),
         "name": _read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip(),
         "words": [word[:300] for word in words[:40]],
-        "caught": masks.get("SigCgt", 0) | masks.get("SigBlk", 0),
-        "ignored": masks.get("SigIgn", 0),
+        "caught": masks.get(b"SigCgt", 0) | masks.get(b"SigBlk", 0),
+        "ignored": masks.get(b"SigIgn", 0),
     }
 
 
@@ -148,67 +149,13 @@ def above(pid: int) -> list[dict[str, Any]]:
     return found
 
 
-class _Told:
-    """The file in which one process tells what it sees."""
-
-    def __init__(self, folder: str) -> None:
-        name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
-        path = os.path.join(folder, "told", name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._file = os.open(path, flags, 0o600)
-
-    def tell(self, what: str, **more: Any) -> None:
-        line = json.dumps(dict(more, what=what, time=time.time())) + "\n"
-        os.write(self._file, line.encode())
-
-
-def _tell_presence(told: _Told, what: str, script: str) -> None:
-    told.tell(
-        what,
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        script=script,
-        python=sys.executable,
-        variables={name: os.environ[name] for name in _TOLD if name in os.environ},
-        above=above(os.getpid()),
-    )
-
-
-class _Stay:
-    """How long the probe stays, as a training would.
-
-    Whoever ended before would let a shell above go on with what comes behind the training. So
-    where the doctor is gone, or too late, all that it has started is ended from here.
-    """
-
-    def __init__(self, folder: str, seconds: float, doctor: Sequence[int]) -> None:
-        self._folder = folder
-        self._deadline = time.monotonic() + seconds
-        known = [(each["pid"], each["started"]) for each in above(os.getpid())]
-        # On another host, or in a container, it cannot be seen.
-        self._doctor = tuple(doctor) if tuple(doctor) in known else None
-
-    def is_over(self) -> bool:
-        if not os.path.isdir(self._folder):
-            return True
-        if os.path.exists(os.path.join(self._folder, "stop")):
-            return True
-        if self._doctor is None:
-            is_left = time.monotonic() > self._deadline
-        else:
-            pid, started = self._doctor
-            now = process(pid)
-            is_left = now is None or now["started"] != started
-        if is_left:
-            import shutil
-
-            _kill_chain(self._folder)
-            shutil.rmtree(self._folder, ignore_errors=True)
-        return is_left
+def _is_alive(pid: int, started: int) -> bool:
+    now = process(pid)
+    return now is not None and now["started"] == started
 
 
 def _kill_chain(folder: str) -> None:
-    """All of this host that the doctor has started, from the top; this process alone is left."""
+    """Kill all that the doctor has started on this host, from the top, except this process."""
     mine = os.getpid()
     higher = [each["pid"] for each in reversed(above(mine)[1:])]
     others = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -218,85 +165,137 @@ def _kill_chain(folder: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _listen(told: _Told, errand: dict[str, Any], stay: _Stay) -> None:
-    """Tell each signal that comes, until it is over."""
-    numbers = {getattr(signal, name) for name in _HEARD}
+# -- In the place of the training ------------------------------------------------------------------
+
+
+class _Report:
+    """The file in which one process reports what it observes."""
+
+    def __init__(self, folder: str) -> None:
+        name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._file = os.open(os.path.join(folder, "told", name), flags, 0o600)
+
+    def send(self, what: str, **more: Any) -> None:
+        line = json.dumps(dict(more, what=what, time=time.time())) + "\n"
+        os.write(self._file, line.encode())
+
+    def send_presence(self, what: str, script: str) -> None:
+        self.send(
+            what,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            script=script,
+            python=sys.executable,
+            variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+            above=above(os.getpid()),
+        )
+
+
+class _Stay:
+    """How long the probe stays.
+
+    If it ended earlier, a shell above would go on with the line behind the training. So if the
+    doctor is gone, or too late, the probe ends all that the doctor has started.
+    """
+
+    def __init__(self, folder: str, seconds: float, doctor: Sequence[int]) -> None:
+        self._folder = folder
+        self._deadline = time.monotonic() + seconds
+        known = [(each["pid"], each["started"]) for each in above(os.getpid())]
+        # On another host, or in a container, the doctor is not visible.
+        self._doctor = tuple(doctor) if tuple(doctor) in known else None
+
+    def is_over(self) -> bool:
+        folder = self._folder
+        if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, "stop")):
+            return True
+        if self._doctor is None:
+            is_left = time.monotonic() > self._deadline
+        else:
+            is_left = not _is_alive(*self._doctor)
+        if is_left:
+            import shutil
+
+            _kill_chain(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        return is_left
+
+
+def _report_signals(report: _Report, script: str, stay: _Stay) -> None:
+    numbers = {getattr(signal, name) for name in _SIGNALS}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As in a shell's background: a training does not get it either.
+        # In a shell's background a training does not receive it either.
         numbers.remove(signal.SIGINT)
-    # Blocked, so that each can be taken with whoever sent it; and with a handler, since `holdfast
-    # run` looks in /proc for who catches a signal.
+    # Blocked, since sigtimedwait also gives the sender; and with a handler, since `holdfast run`
+    # reads in /proc which process catches a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
         signal.signal(number, lambda *_: None)
     chain = [(each["pid"], each["started"]) for each in above(os.getpid())[1:]]
-    _tell_presence(told, "here", errand["script"])
+    report.send_presence("here", script)
     while not stay.is_over():
-        info = signal.sigtimedwait(numbers, _LOOK_SECONDS)
+        info = signal.sigtimedwait(numbers, _POLL_SECONDS)
         if info is not None:
             name = signal.Signals(info.si_signo).name
-            # Of SI_USER, SI_QUEUE and SI_TKILL there is a sender; the others come from the kernel.
+            # SI_USER, SI_QUEUE and SI_TKILL have a sender; all others come from the kernel.
             has_sender = info.si_code in (0, -1, -6)
             sender = process(info.si_pid) if has_sender and info.si_pid else None
-            told.tell("signal", name=name, sender=sender, code=info.si_code)
+            report.send("signal", name=name, sender=sender, code=info.si_code)
             continue
-        for pid, started in list(chain):
-            now = process(pid)
-            if now is None or now["started"] != started:
-                chain.remove((pid, started))
-                told.tell("gone", pid=pid)
+        for each in [each for each in chain if not _is_alive(*each)]:
+            chain.remove(each)
+            report.send("gone", pid=each[0])
 
 
-def _measure(told: _Told, errand: dict[str, Any], stay: _Stay) -> None:
-    """Meet the other ranks, and reduce with them."""
-    _tell_presence(told, "here", errand["script"])
+def _meet_ranks(report: _Report, errand: dict[str, Any], script: str, stay: _Stay) -> None:
+    report.send_presence("here", script)
     try:
-        from holdfast._tools.doctor.reduce_probe import reduce_with_others
+        from holdfast._tools.doctor.rank_probe import meet_other_ranks
     except ImportError as error:
-        told.tell("error", text=f"{sys.executable}: {error}", kind="import")
+        report.send("error", text=f"{sys.executable}: {error}", kind="import")
     else:
-        reduce_with_others(told.tell, errand["seconds"], errand.get("backend") or None)
+        meet_other_ranks(report.send, errand["seconds"], errand.get("backend") or None)
     while not stay.is_over():
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
-def _take_over(part: str, errand: dict[str, Any]) -> None:
-    # First of all: a doctor that is gone by then would be taken for one that cannot be seen.
+def _take_over(part: str, script: str, errand: dict[str, Any]) -> None:
+    # First of all: a doctor that ends meanwhile must not count as invisible.
     stay = _Stay(errand["folder"], 2 * errand["seconds"], errand["doctor"])
-    told = _Told(errand["folder"])
+    report = _Report(errand["folder"])
     if part == "skip":
-        _tell_presence(told, "skipped", errand["script"])
-        return
-    if errand["kind"] == "ranks":
-        _measure(told, errand, stay)
+        report.send_presence("skipped", script)
+    elif errand["kind"] == "ranks":
+        _meet_ranks(report, errand, script, stay)
     else:
-        _listen(told, errand, stay)
+        _report_signals(report, script, stay)
 
 
 def _begin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
-    # In a file beside this one: a launcher may pass PYTHONPATH on, and no other variable.
+    # In a file, not in a variable: a launcher may pass on PYTHONPATH and nothing else.
     errand = json.loads(_read(os.path.join(here, "errand.json")))
     words = getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv]
     part = role(words, errand["targets"])
     if part == "go on":
         ours = sys.modules.pop("sitecustomize", None)
         try:
-            import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  the one that would have been found without ours
+            import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  the user's own
         except ImportError:
             if ours is not None:
                 sys.modules["sitecustomize"] = ours
         return
-    # Whatever happens from here on, the training must not begin.
+    # From here on, the training must not begin in any case.
     status = 1
     try:
-        kind, errand["script"] = what_it_runs(words)
-        if _is_there(kind, errand["script"]):
-            _take_over(part, errand)
+        kind, script = what_it_runs(words)
+        if _is_there(kind, script):
+            _take_over(part, script, errand)
             status = 0
         else:
-            print(f"there is no {kind} {errand['script']}", file=sys.stderr, flush=True)
+            print(f"there is no {kind} {script}", file=sys.stderr, flush=True)
     except Exception as error:  # noqa: BLE001  the doctor reads it in the output
         print(f"holdfast doctor: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         _kill_chain(here)

@@ -1,14 +1,14 @@
-"""What one check of `holdfast doctor` found: a fact that was measured, and what to do."""
+"""The result of one check of `holdfast doctor`: a measured fact, and the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 State = Literal["ok", "warn", "fail"]
 
-# From harmless to grave: the table ends with what matters, next to the prompt.
+# From harmless to grave: the table ends with the gravest, next to the prompt.
 STATES: tuple[State, ...] = ("ok", "warn", "fail")
 
 
@@ -16,22 +16,16 @@ STATES: tuple[State, ...] = ("ok", "warn", "fail")
 class Check:
     """`found` is what was measured, `remedy` what to do: each one line without a full stop."""
 
-    name: str  # one or two words, the same in every run: scripts look for it
+    name: str  # one or two words, the same in every run: scripts search for it
     state: State
     found: str
     remedy: str = ""  # "" where there is nothing to do
     data: dict[str, Any] = field(default_factory=dict)  # plain values only: it becomes JSON
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "state": self.state,
-            "found": self.found,
-            "remedy": self.remedy,
-            "data": self.data,
-        }
+        return asdict(self)
 
 
 def worst(checks: Iterable[Check]) -> State:
-    """The gravest state among them; nothing checked is nothing wrong."""
+    """The gravest state of all; "ok" without any check."""
     return max((check.state for check in checks), key=STATES.index, default="ok")

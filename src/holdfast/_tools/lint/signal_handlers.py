@@ -1,7 +1,7 @@
-"""Whether a Python program certainly lets a signal kill it.
+"""Whether a Python program certainly handles no signal; it is read, never imported.
 
-Any module may install a handler, so this is certain only if all that the program imports is
-known not to, or is a file beside it that is looked at in the same way. Nothing is imported.
+Any module may install a handler. So this is certain only if each import is a package known to
+install none, or a file beside the program that is read in the same way.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath
 
-from holdfast._tools.lint.launch import Reader
-
-# The module for it by any of its names, and what runs code that nobody can see from here.
-_MAY_HEAR = re.compile(
+# A module for signals by any of its names, and anything that runs code which is not visible here.
+_MAY_HANDLE = re.compile(
     r"signal|holdfast|preempt|importlib|__import__|runpy|ctypes|cffi|(?<![.\w])(?:exec|eval)\s*\(",
     re.IGNORECASE,
 )
@@ -26,13 +24,15 @@ _KNOWN = frozenset([
 ])  # fmt: skip
 _MOST_FILES = 20
 
+Reader = Callable[[str], str | None]
 
-def is_deaf(name: str, read: Reader) -> bool:
-    """Whether neither this file nor what it imports does anything about a signal."""
+
+def has_no_handler(name: str, read: Reader) -> bool:
+    """True if neither this file nor its imports can install a handler."""
     waiting, seen = [name], {name}
     while waiting:
         text = read(waiting.pop())
-        if text is None or _MAY_HEAR.search(text):
+        if text is None or _MAY_HANDLE.search(text):
             return False
         try:
             modules = set(_imported(ast.parse(text)))
@@ -61,7 +61,7 @@ def _files_of(modules: Iterable[str], folder: PurePosixPath, read: Reader) -> It
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """The names of modules; "" for one that is named by its place in a package."""
+    """The names of modules; "" for a relative import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)

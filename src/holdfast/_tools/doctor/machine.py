@@ -1,0 +1,433 @@
+"""What the machine gives a process: memory for snapshots, cores, a clock, and resource limits.
+
+The memory sums are those of `_store.memory.backing`: three slots if they fit, else two; in
+/dev/shm if they fit there, else in memory that is lost with trainer and keeper; a reserve is left
+to the training.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from holdfast._environment.processes.proc import field, read_bytes, read_number
+from holdfast._text import count, duration, size
+from holdfast._tools.doctor.check import Check
+
+_LITTLE_SHM = 128 << 20  # a container has 64 MB by default
+_LITTLE_MEMORY = 1 << 30
+_MORE_SHM = "docker run --shm-size=… (or --ipc=host); elsewhere: mount -o remount,size=… /dev/shm"
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """In bytes, of this host."""
+
+    state: int | None  # one snapshot of all ranks on this host; None: not known yet
+    shm_free: int | None  # including what this run holds there; None: there is no /dev/shm
+    shm_total: int | None
+    available: int | None  # without pushing anything out
+    limit: int | None = None  # of the cgroup
+    reserve: int = 0  # left to the training
+
+
+def judge_shm(memory: HostMemory) -> Check:
+    """/dev/shm against the slots."""
+    free, state = memory.shm_free, memory.state
+    data = {"free": free, "total": memory.shm_total, "state": state}
+    check = partial(Check, "shared memory", data=data)
+    if free is None:
+        found = "there is no /dev/shm: snapshots are lost if trainer and keeper are both killed"
+        return check("warn", found, "mount -t tmpfs tmpfs /dev/shm   (as root)")
+    left = f"{size(free)} free in /dev/shm"
+    if state is None and free < _LITTLE_SHM:
+        found = f"{left}, as in a container that was given none: data loaders and snapshots need "
+        return check("warn", found + "more", _MORE_SHM)
+    if state is None:
+        return check("ok", f"{left}: three snapshots of up to {size(free // 3)} fit")
+    fits = free // state if state else 3
+    if fits >= 3:
+        return check("ok", f"{left}: three snapshots of {size(state)} fit")
+    if fits == 2:
+        found = (
+            f"{left}: two snapshots of {size(state)} fit, not three; while a checkpoint is being "
+            "written, no newer snapshot is taken"
+        )
+    else:
+        found = (
+            f"{left}, and two snapshots of {size(state)} need {size(2 * state)}: they live in "
+            "memory that goes when trainer and keeper are both killed"
+        )
+    return check("warn", found, _MORE_SHM.replace("…", f"{-(-4 * state >> 30)}g"))
+
+
+def judge_memory(memory: HostMemory) -> Check | None:
+    """The memory that machine and cgroup leave, against the slots."""
+    available, state = memory.available, memory.state
+    if available is None:
+        return None
+    data = {"available": available, "limit": memory.limit, "state": state}
+    check = partial(Check, "memory", data=data)
+    whose = "" if memory.limit is None else f" of the limit of {size(memory.limit)}"
+    left = f"{size(available)} left{whose}"
+    if state is None:
+        if available >= _LITTLE_MEMORY:
+            return check("ok", left)
+        remedy = "ps -eo rss,pid,user,comm --sort=-rss | head   (shows who has it)"
+        return check("warn", f"{left}: for a training that is little", remedy)
+    room = available - memory.reserve
+    gigabytes = -(-8 * state >> 30)
+    more = f"ask for more memory: sbatch --mem={gigabytes}G …, docker run --memory={gigabytes}g …"
+    # Weights, gradients and a step's own memory are about three times the state, too.
+    if room >= 3 * state and available >= 6 * state:
+        return check("ok", f"{left}: three snapshots of {size(state)} fit beside the training")
+    if room >= 3 * state:
+        rest = size(available - 3 * state)
+        found = f"{left}: three snapshots take {size(3 * state)}, which leaves {rest} for the "
+        return check("warn", found + "training itself", more)
+    if room >= 2 * state:
+        return check("warn", f"{left}: only two snapshots of {size(state)} fit, not three", more)
+    found = (
+        f"{left}, and two snapshots of {size(state)} need {size(2 * state)}: there will be none, "
+        "and a kill costs all work since the last checkpoint"
+    )
+    return check("fail", found, more)
+
+
+# -- Cores and clock -------------------------------------------------------------------------------
+
+
+_PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
+_SKEW_SECONDS = 2.0
+_UNSYNCHRONISED = 0x40
+_EARLIEST = 1_735_689_600.0  # 2025-01-01: holdfast was written later
+_KEEP_CLOCK = "timedatectl set-ntp true   (as root; a container has its host's clock)"
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Of this host, for this process and its children."""
+
+    usable: int  # by affinity, as torch and OpenMP count them
+    quota: float | None  # the cgroup's mean share in cores; None: all
+    load: float | None
+    ranks: int = 1  # on this host
+    launcher_sets_one: bool = False  # torchrun sets OMP_NUM_THREADS=1 for several ranks
+
+
+def read_cores(ranks: int, *, launcher_sets_one: bool) -> Cores:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        load = os.getloadavg()[0]
+    except (OSError, AttributeError):
+        load = None
+    quotas = [each for folder in _cgroup_folders("cpu") for each in _quota_of(folder)]
+    return Cores(usable or 1, min(quotas, default=None), load, ranks, launcher_sets_one)
+
+
+def ranks_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The ranks that start on this host, by the command and the variables; 1 if neither says so."""
+    given = []
+    for at, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name in _PER_NODE:
+            given.append(value if equals else "".join(command[at + 1 : at + 2]))
+    given += [environment.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")]
+    return next((int(each) for each in given if each.isdigit() and int(each) > 0), 1)
+
+
+def judge_cores(cores: Cores, environment: Mapping[str, str]) -> Check:
+    """Computing threads against cores."""
+    really = cores.usable if cores.quota is None else min(float(cores.usable), cores.quota)
+    setting = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
+    given = int(setting) if setting.isdigit() and int(setting) > 0 else None
+    default = 1 if cores.launcher_sets_one and cores.ranks > 1 else cores.usable
+    each = default if given is None else given
+    threads = each * cores.ranks
+    data = {
+        "usable": cores.usable,
+        "quota": cores.quota,
+        "load": cores.load,
+        "ranks": cores.ranks,
+        "threads": threads,
+        "omp_num_threads": given,
+    }
+    check = partial(Check, "cores", data=data)
+    shown = count(cores.usable, "core")
+    if cores.quota is not None and cores.quota < cores.usable:
+        shown = f"{cores.quota:.3g} of {shown} (by the cgroup's quota)"
+    used = f"{shown} for {count(each, 'thread')}"
+    if cores.ranks > 1:
+        used = f"{shown} for {count(cores.ranks, 'rank')} with {count(each, 'thread')} each"
+    if threads > really * 1.01 and threads > 1:
+        how = f"OMP_NUM_THREADS={given}" if given is not None else "OMP_NUM_THREADS is not set"
+        remedy = f"export OMP_NUM_THREADS={max(1, int(really // cores.ranks))}"
+        return check("warn", f"{used} ({how}): they take turns, and wait for each other", remedy)
+    if cores.load is not None and cores.load > 1.5 * cores.usable:
+        found = f"{shown}, and a load of {cores.load:.1f}: others compute here too"
+        return check("warn", found, "top   (shows who)")
+    return check("ok", used)
+
+
+def is_clock_kept() -> bool | None:
+    """True if the kernel's clock is synchronised; None where it does not say."""
+    # The flags of the kernel's `struct timex` follow five words.
+    record = (ctypes.c_long * 64)()
+    try:
+        if ctypes.CDLL(None).adjtimex(ctypes.byref(record)) < 0:
+            return None
+    except (OSError, AttributeError, TypeError):
+        return None
+    return not record[5] & _UNSYNCHRONISED
+
+
+def judge_clock(
+    is_kept: bool | None, skew: float | None, is_remote: bool, now: float | None = None
+) -> Check:
+    """The clock by itself, and against that of the file system."""
+    now = time.time() if now is None else now
+    data = {"synchronised": is_kept, "skew_seconds": skew, "time": now}
+    check = partial(Check, "clock", data=data)
+    if now < _EARLIEST:
+        shown = time.strftime("%Y-%m-%d", time.gmtime(now))
+        found = f"it shows {shown}: certificates are refused, and ages of checkpoints are wrong"
+        return check("fail", found, _KEEP_CLOCK)
+    if skew is not None and abs(skew) > _SKEW_SECONDS:
+        side = f"{duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'}"
+        found = f"the file system's is {side} this machine's: ages of files and of checkpoints are "
+        return check("warn", found + "wrong by that", _KEEP_CLOCK)
+    if is_kept is False:
+        found = "nobody keeps it right (the kernel calls it unsynchronised): logs of several "
+        return check("warn", found + "machines do not fit together", _KEEP_CLOCK)
+    with_disk = "" if skew is None or not is_remote else ", and the file server's is the same"
+    return check("ok", f"{'synchronised' if is_kept else 'plausible'}{with_disk}")
+
+
+def _quota_of(folder: Path) -> list[float]:
+    words = (read_bytes(f"{folder}/cpu.max") or b"").split()
+    if len(words) == 2 and words[0].isdigit() and int(words[1]):
+        return [int(words[0]) / int(words[1])]
+    quota, period = (read_number(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return [quota / period] if quota and quota > 0 and period else []
+
+
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """This process's cgroup of a controller and all above it; each of them may set a limit."""
+    text = (read_bytes("/proc/self/cgroup") or b"").decode(errors="replace")
+    for line in text.splitlines():
+        words = line.split(":", 2)
+        if len(words) != 3:
+            continue
+        root = Path("/sys/fs/cgroup")
+        if words[1] and controller not in words[1].split(","):
+            continue
+        if words[1]:  # version 1: a tree for each controller
+            root /= controller
+        folder = root / words[2].lstrip("/")
+        for place in (folder, *folder.parents):
+            yield place
+            if place == root:
+                break
+
+
+# -- Resource limits -------------------------------------------------------------------------------
+
+
+_FEW_FILES, _TOO_FEW_FILES = 4096, 128
+_FEW_PROCESSES, _TOO_FEW_PROCESSES = 256, 32
+_LITTLE_LOCKED = 64 << 20
+_MOST_VIRTUAL = 64 << 30  # CUDA and large arrays reserve dozens of GB of addresses
+
+SoftHard = tuple[int | None, int | None]  # None: unlimited
+
+
+@dataclass(frozen=True)
+class Limits:
+    """As in `ulimit`, in units of one."""
+
+    files: SoftHard = (None, None)
+    processes: SoftHard = (None, None)
+    locked: SoftHard = (None, None)
+    core: SoftHard = (None, None)
+    file_size: SoftHard = (None, None)
+    cpu_seconds: SoftHard = (None, None)
+    virtual: SoftHard = (None, None)
+    used_processes: int | None = None  # of this user, with threads
+    tasks_left: int | None = None  # in the cgroup
+    core_pattern: str = ""
+    has_fast_network: bool = False  # which needs locked memory
+    has_gpu: bool = False
+
+
+def read_limits() -> Limits | None:
+    """Those of this process, which its children inherit; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+
+    def pair(name: str) -> SoftHard:
+        number = getattr(resource, name, None)
+        if number is None:
+            return None, None
+        none = resource.RLIM_INFINITY
+        soft, hard = resource.getrlimit(number)
+        return (None if soft == none else soft), (None if hard == none else hard)
+
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # RLIMIT_NPROC does not bind root
+    return Limits(
+        files=pair("RLIMIT_NOFILE"),
+        processes=(None, None) if is_root else pair("RLIMIT_NPROC"),
+        locked=pair("RLIMIT_MEMLOCK"),
+        core=pair("RLIMIT_CORE"),
+        file_size=pair("RLIMIT_FSIZE"),
+        cpu_seconds=pair("RLIMIT_CPU"),
+        virtual=pair("RLIMIT_AS"),
+        used_processes=_threads_of_user(),
+        tasks_left=_tasks_left(),
+        core_pattern=(read_bytes("/proc/sys/kernel/core_pattern") or b"").decode().strip(),
+        has_fast_network=_has_entries("/sys/class/infiniband"),
+        has_gpu=Path("/dev/nvidiactl").exists(),
+    )
+
+
+def judge_limits(limits: Limits, state: int | None) -> Iterator[Check]:
+    """All of them; the last three only where they are set."""
+    yield _files(*limits.files)
+    yield _processes(limits)
+    yield _locked(limits)
+    yield _core(limits)
+    yield from _rare(limits, state)
+
+
+def _files(soft: int | None, hard: int | None) -> Check:
+    check = partial(Check, "open files", data={"soft": soft, "hard": hard})
+    if soft is None or soft >= _FEW_FILES:
+        return check("ok", f"{_shown(soft)} (ulimit -n)")
+    remedy = f"ulimit -n {min(hard or 65536, 65536)}"
+    if hard is not None and hard < _FEW_FILES:
+        remedy = "add to /etc/security/limits.conf, as root: * - nofile 65536"
+    found = f"{soft} (ulimit -n): data-loader workers and sockets of ranks use some hundreds each"
+    return check("fail" if soft < _TOO_FEW_FILES else "warn", found, remedy)
+
+
+def _processes(limits: Limits) -> Check:
+    soft, hard = limits.processes
+    used, tasks = limits.used_processes, limits.tasks_left
+    data = {"soft": soft, "hard": hard, "used": used, "cgroup_left": tasks}
+    check = partial(Check, "processes", data=data)
+    left = [*([] if soft is None else [soft - (used or 0)]), *([] if tasks is None else [tasks])]
+    if not left:
+        return check("ok", "as many as wanted (ulimit -u)")
+    if min(left) >= _FEW_PROCESSES:
+        return check("ok", f"{min(left)} more can be started (ulimit -u)")
+    if tasks == min(left):
+        name = "the cgroup's pids.max"
+        remedy = "docker run --pids-limit=-1 …   (or have pids.max of the job raised)"
+    else:
+        name, remedy = "ulimit -u", f"ulimit -u {_shown(hard)}"
+        if hard is not None and (soft is None or hard <= soft):
+            remedy = "have nproc raised in /etc/security/limits.conf (root)"
+    found = (
+        f"{max(0, min(left))} more processes and threads can be started ({name}): workers, ranks "
+        "and the threads of each count"
+    )
+    return check("fail" if min(left) < _TOO_FEW_PROCESSES else "warn", found, remedy)
+
+
+def _locked(limits: Limits) -> Check:
+    soft, hard = limits.locked
+    data = {"soft": soft, "hard": hard, "fast_network": limits.has_fast_network}
+    check = partial(Check, "locked memory", data=data)
+    shown = "unlimited" if soft is None else size(soft)
+    if soft is None or soft >= _LITTLE_LOCKED or not limits.has_fast_network:
+        return check("ok", f"{shown} (ulimit -l)")
+    remedy = "ulimit -l unlimited"
+    if hard is not None:
+        remedy = "add to /etc/security/limits.conf, as root: * - memlock unlimited"
+    found = f"{shown} (ulimit -l), and InfiniBand needs far more: NCCL fails or goes by TCP"
+    return check("warn", found, remedy)
+
+
+def _core(limits: Limits) -> Check:
+    (soft, hard), pattern = limits.core, limits.core_pattern
+    check = partial(Check, "core dumps", data={"soft": soft, "hard": hard, "pattern": pattern})
+    if soft == 0:
+        return check("ok", "none are written (ulimit -c 0); `holdfast why` needs none")
+    limit = "of any size" if soft is None else f"of up to {size(soft)}"
+    if pattern.startswith("|"):
+        program = pattern[1:].split()[:1]
+        return check("ok", f"{limit}, to {Path(program[0]).name}" if program else limit)
+    if soft is not None and soft < 1 << 30:
+        return check("ok", f"{limit} (ulimit -c)")
+    found = (
+        f"{limit}, into the working folder: a crash writes all memory of the training there, which "
+        "takes minutes and may fill the disk"
+    )
+    return check("warn", found, "ulimit -c 0")
+
+
+def _rare(limits: Limits, state: int | None) -> Iterator[Check]:
+    most, hard = limits.file_size
+    if most is not None:
+        found = f"no file may be larger than {size(most)} (ulimit -f)"
+        if state:  # the arena is one file
+            found += f", and the snapshots of {size(state)} are one of {size(3 * state)}"
+        data = {"soft": most, "hard": hard, "state": state}
+        is_short = state is not None and most < 3 * state
+        check = partial(Check, "file size", data=data)
+        yield check("fail" if is_short else "warn", found, "ulimit -f unlimited")
+    most, hard = limits.cpu_seconds
+    if most is not None:
+        found = f"the system ends a process after {duration(most)} of CPU time (ulimit -t), as on a"
+        remedy = "ulimit -t unlimited   (or train in a job: holdfast submit …)"
+        yield Check("cpu time", "warn", f"{found} login node", remedy, {"soft": most, "hard": hard})
+    most, hard = limits.virtual
+    if most is not None:
+        is_short = limits.has_gpu and most < _MOST_VIRTUAL
+        is_short = is_short or (state is not None and most < 6 * state)
+        found = (
+            f"{size(most)} in all (ulimit -v): addresses are counted, not memory, and torch and "
+            "CUDA reserve many"
+        )
+        check = partial(Check, "address space", data={"soft": most, "hard": hard})
+        yield check("fail" if is_short else "warn", found, "ulimit -v unlimited")
+
+
+def _shown(number: int | None) -> str:
+    return "unlimited" if number is None else str(number)
+
+
+def _threads_of_user() -> int | None:
+    """All that counts against `ulimit -u`."""
+    try:
+        mine, total = os.geteuid(), 0
+        for entry in os.scandir("/proc"):
+            status = read_bytes(f"{entry.path}/status") if entry.name.isdigit() else None
+            if status is not None and field(status, b"Uid:") == mine:
+                total += field(status, b"Threads:") or 0
+    except (OSError, AttributeError):
+        return None
+    return total
+
+
+def _tasks_left() -> int | None:
+    """The least that a pids cgroup leaves."""
+    left: list[int] = []
+    for folder in _cgroup_folders("pids"):
+        most, used = (read_number(f"{folder}/pids.{name}") for name in ("max", "current"))
+        if most is not None and used is not None:
+            left.append(most - used)
+    return min(left, default=None)
+
+
+def _has_entries(folder: str) -> bool:
+    try:
+        return any(True for _ in os.scandir(folder))
+    except OSError:
+        return False

@@ -1,0 +1,321 @@
+"""A small program that prints facts about the machine as JSON; `question.py` starts and limits it.
+
+    python -I -S machine_facts.py place PATH [write]
+    python -I -S machine_facts.py speed FOLDER BYTES SECONDS
+    python -I -S machine_facts.py gpus
+    python -I -S machine_facts.py sleep
+    python machine_facts.py packages
+
+`packages` runs under the Python that will train, which may be of another environment: so only the
+standard library, and no syntax that Python 3.8 does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# -- place: what a path is, and what its file system has -------------------------------------------
+
+
+def describe_place(path: str, wants_write: str = "") -> dict[str, Any]:
+    """With "write", a small file is made in the folder and removed."""
+    found: dict[str, Any] = {"path": path, "kind": "missing", "error": None}
+    try:
+        mode = Path(path).stat().st_mode
+        found["kind"] = "folder" if stat.S_ISDIR(mode) else "file"
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        found["kind"] = "file"
+    except (OSError, ValueError) as error:
+        found["kind"], found["error"] = "closed", getattr(error, "strerror", None) or str(error)
+    whole = Path(path).absolute()
+    # The nearest folder that exists: the rest of the path would be made in it.
+    base = next((each for each in (whole, *whole.parents) if _is_folder(each)), Path("/"))
+    found["base"] = str(base.resolve())
+    with contextlib.suppress(OSError, AttributeError):
+        room = os.statvfs(base)
+        found["free"] = room.f_bavail * room.f_frsize
+        found["total"] = room.f_blocks * room.f_frsize
+        found["free_inodes"] = room.f_favail if room.f_files else None
+        found["is_read_only"] = bool(room.f_flag & getattr(os, "ST_RDONLY", 1))
+    if wants_write:
+        found.update(_try_to_write(base))
+    return found
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _part_name(folder: Path) -> Path:
+    return folder / f".doctor.{os.getpid()}-{os.urandom(4).hex()}.part"
+
+
+def _try_to_write(folder: Path) -> dict[str, Any]:
+    """Whether a file can be made there, and how far the file system's clock is from ours."""
+    name = _part_name(folder)
+    try:
+        before = time.time()
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, b"x")
+            written = os.fstat(descriptor).st_mtime
+            after = time.time()
+        finally:
+            os.close(descriptor)
+            name.unlink()
+    except OSError as error:
+        code = errno.errorcode.get(error.errno or 0, "")
+        return {"is_writable": False, "refusal": error.strerror or str(error), "code": code}
+    # A file system stores times in ticks, and may store the last tick.
+    skew = 0.0 if before - 0.1 <= written <= after + 0.1 else written - (before + after) / 2
+    return {"is_writable": True, "skew_seconds": skew}
+
+
+# -- speed: how fast the file system takes a checkpoint --------------------------------------------
+
+
+_CHUNK = 1 << 20
+# fsync after the first part, then after twice as much each time: a slow disk gives a result in
+# time, and a fast one is not slowed down.
+_FIRST_PART, _LARGEST_PART = 1 << 20, 64 << 20
+
+
+def measure_speed(folder: str, most_bytes: str, seconds: str) -> Iterator[dict[str, Any]]:
+    """The durable bytes and the time so far, after each part.
+
+    The file is unlinked before its first byte is written, so nothing is left however this ends.
+    """
+    name, most = _part_name(Path(folder)), int(most_bytes)
+    # Random bytes: a file system that compresses would store zeros for free.
+    chunk = os.urandom(min(_CHUNK, most))
+    written, part = 0, _FIRST_PART
+    descriptor = -1
+    began = time.perf_counter()
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with contextlib.suppress(OSError):  # some file systems refuse it while the file is open
+            name.unlink()
+        while written < most and time.perf_counter() - began < float(seconds):
+            until = min(most, written + part)
+            while written < until:
+                written += os.write(descriptor, chunk[: until - written])
+            os.fsync(descriptor)
+            part = min(2 * part, _LARGEST_PART)
+            yield {"bytes": written, "seconds": time.perf_counter() - began, "error": None}
+    except OSError as failure:
+        taken = time.perf_counter() - began
+        yield {"bytes": written, "seconds": taken, "error": failure.strerror or str(failure)}
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            name.unlink()
+
+
+# -- gpus: what NVIDIA's library says --------------------------------------------------------------
+
+
+_UNCORRECTED, _SINCE_REBOOT = 1, 0
+
+
+class _GpuMemory(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
+
+
+def describe_gpus() -> dict[str, Any]:
+    """{"library", "driver", "cuda", "gpus": [{"index", "name", "used", "total", …}], "error"}."""
+    found: dict[str, Any] = {"library": False, "driver": None, "cuda": None, "gpus": []}
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return found
+    found["library"] = True
+    try:
+        status = library.nvmlInit_v2()
+        if status:
+            return {**found, "error": _nvml_error(library, status)}
+        text = ctypes.create_string_buffer(96)
+        if not library.nvmlSystemGetDriverVersion(text, 96):
+            found["driver"] = text.value.decode(errors="replace")
+        number = ctypes.c_int()
+        if not library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)):
+            found["cuda"] = [number.value // 1000, number.value % 1000 // 10]
+        count = ctypes.c_uint()
+        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        found["gpus"] = [_describe_gpu(library, index) for index in range(count.value)]
+    except AttributeError:
+        return {"library": True, "driver": None, "cuda": None, "gpus": [], "error": "too old"}
+    return found
+
+
+def _describe_gpu(library: Any, index: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index, "name": "", "used": None, "total": None, "ecc": None}
+    device = ctypes.c_void_p()
+    status = library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+    if status:
+        return {**found, "error": _nvml_error(library, status)}
+    text = ctypes.create_string_buffer(96)
+    if not library.nvmlDeviceGetName(device, text, 96):
+        found["name"] = text.value.decode(errors="replace")
+    memory = _GpuMemory()
+    if not library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
+        found["used"], found["total"] = memory.used, memory.total
+    errors = ctypes.c_ulonglong()
+    count_errors = library.nvmlDeviceGetTotalEccErrors
+    if not count_errors(device, _UNCORRECTED, _SINCE_REBOOT, ctypes.byref(errors)):
+        found["ecc"] = errors.value
+    return found
+
+
+def _nvml_error(library: Any, status: int) -> str:
+    library.nvmlErrorString.restype = ctypes.c_char_p
+    return bytes(library.nvmlErrorString(status) or b"").decode(errors="replace")
+
+
+# -- packages: which ones a Python has; none is imported, which would take seconds -----------------
+
+
+_NAMES = (
+    "holdfast", "torch", "torchvision", "torchaudio", "triton", "numpy", "py-spy", "click",
+    "psutil", "rich", "tqdm", "xxhash",
+)  # fmt: skip
+_PINS = re.compile(r"([A-Za-z0-9._-]+)\s*\(?==\s*([^\s;,)]+)")
+
+
+def describe_packages() -> dict[str, Any]:
+    """{"python", "executable", "versions", "pins", "torch_cuda", "torch_hip"}."""
+    del sys.path[0]  # the folder of this file
+    versions = {name: version for name in _NAMES if (version := _version(name)) is not None}
+    pins = [
+        pin
+        for name in ("torch", "torchvision", "torchaudio")
+        if name in versions
+        for pin in _broken_pins(name)
+    ]
+    found: dict[str, Any] = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
+        "versions": versions,
+        "pins": pins,
+        "torch_cuda": None,
+        "torch_hip": None,
+        "has_torch": False,
+        # It may be on the path without having been installed.
+        "has_holdfast": "holdfast" in versions or _is_importable("holdfast"),
+    }
+    found.update(_torch_build())
+    return found
+
+
+def _version(name: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError, TypeError):
+        return None
+
+
+def _is_importable(name: str) -> bool:
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def _broken_pins(name: str) -> Iterator[list[str]]:
+    """[package, requirement, installed version] where it requires exactly another version."""
+    import importlib.metadata
+
+    for line in importlib.metadata.requires(name) or ():
+        match = _PINS.match(line)
+        if match is None or "extra ==" in line or not _applies(line):
+            continue
+        there, wanted = _version(match[1]), match[2]
+        if there is not None and there.partition("+")[0] != wanted.partition("+")[0]:
+            yield [name, f"{match[1]}=={wanted}", there]
+
+
+def _applies(line: str) -> bool:
+    """Whether a condition behind `;` may hold here, by the system alone."""
+    match = re.search(r"platform_system\s*==\s*['\"](\w+)['\"]", line.partition(";")[2])
+    system = {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(sys.platform, "")
+    return match is None or match[1] == system
+
+
+def _torch_build() -> dict[str, Any]:
+    """The CUDA or HIP that torch was built for, read from torch/version.py."""
+    import importlib.util
+
+    with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
+        spec = importlib.util.find_spec("torch")
+        if spec is None or not spec.origin:
+            return {}
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        found: dict[str, Any] = {"has_torch": True}
+        for name in ("cuda", "hip"):
+            match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+            found[f"torch_{name}"] = match[1] if match else None
+        return found
+    return {}
+
+
+# -- sleep: a process whose stack py-spy reads -----------------------------------------------------
+
+
+_PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
+
+
+def sleep_for_doctor() -> dict[str, Any]:
+    """The check searches the stack for this name."""
+    time.sleep(10.0)
+    return {}
+
+
+def _allow_tracing() -> None:
+    """As a run allows its keeper."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
+
+
+_FACTS: dict[str, Any] = {
+    "place": describe_place,
+    "gpus": describe_gpus,
+    "packages": describe_packages,
+    "sleep": sleep_for_doctor,
+}
+
+
+def _main(kind: str, *words: str) -> None:
+    if kind == "speed":
+        for measured in measure_speed(*words):
+            print(json.dumps(measured), flush=True)
+        return
+    if kind == "sleep":
+        _allow_tracing()
+    print(json.dumps(_FACTS[kind](*words)))
+
+
+if __name__ == "__main__":
+    try:
+        _main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)

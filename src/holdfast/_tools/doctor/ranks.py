@@ -1,0 +1,189 @@
+"""Whether the ranks of a command reach each other: they meet for real, and add up one number."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast._environment.processes.tree import is_known
+from holdfast._environment.slurm.torchrun import starts_torchrun
+from holdfast._run.ranks.address import is_taken, port_owner
+from holdfast._text import count
+from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.signals.chain import Chain, ChainError, Probe
+from holdfast._tools.doctor.signals.target import Target, find_target
+
+SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_USUAL_PORT = 29500
+_ENDPOINT = re.compile(r"--?rdzv[-_]endpoint(?:=|\s+)(\S*)")
+_PORT = re.compile(r"--?master[-_]port(?:=|\s+)(\d+)")
+_BACKEND = re.compile(r"init_process_group\(\s*(?:backend\s*=\s*)?[\"']([\w:,]+)[\"']")
+_check = partial(Check, "all_reduce")
+
+
+def check_ranks(
+    command: Sequence[str], *, folder: Path | None = None, seconds: float = SECONDS
+) -> list[Check]:
+    """Start the ranks for real, with a probe in the place of each, and let them meet."""
+    if not sys.platform.startswith("linux") or not is_known():
+        return [_check("warn", "not tried: it needs Linux and its /proc")]
+    where = folder or Path.cwd()
+    target = find_target(command, where)
+    keeps_out = target.clears or target.elsewhere or target.loses_path
+    if keeps_out or not (target.names or target.scripts):
+        return []  # the check of the signal path has said why
+    taken = _check_port(command)
+    if taken is not None:
+        return [taken]
+    began = time.monotonic()
+    try:
+        probes = _follow(command, target, where, seconds)
+    except ChainError as error:
+        remedy = error.remedy
+        if re.search(r"--?nnodes[= ]+(?!1\b)\d", " ".join(command)):
+            remedy = "start the same on every node, at the same time, or by srun"
+        return [_check(error.state, error.found, remedy)]
+    return judge_ranks(probes, time.monotonic() - began)
+
+
+def _follow(command: Sequence[str], target: Target, folder: Path, seconds: float) -> list[Probe]:
+    deadline = time.monotonic() + seconds
+    backend = _backend_of(target, folder)
+    chain = Chain(command, target, "ranks", seconds=seconds / 2, folder=folder, backend=backend)
+    with chain:
+        chain.await_probes(seconds / 2)
+        while True:
+            probes = chain.probes()
+            chain.guard()
+            is_over = all(each.events("done") or each.events("error") for each in probes)
+            ended = chain.process.poll() is not None
+            if is_over or ended or time.monotonic() > deadline:
+                return chain.probes()
+            time.sleep(_POLL_SECONDS)
+
+
+def _backend_of(target: Target, folder: Path) -> str:
+    """The one that the script names literally; empty if it names none."""
+    for name in target.names:
+        with contextlib.suppress(OSError, ValueError):
+            found = _BACKEND.search((folder / name).read_text(errors="replace"))
+            if found:
+                return found[1]
+    return ""
+
+
+def _check_port(command: Sequence[str]) -> Check | None:
+    """Whether another process has the port at which torchrun's ranks meet on this host."""
+    words = " ".join(command)
+    if not starts_torchrun(command) or "--standalone" in words:
+        return None
+    endpoint, given = _ENDPOINT.search(words), _PORT.search(words)
+    port = int(given[1]) if given else _USUAL_PORT
+    if endpoint is not None:
+        host, _, text = endpoint[1].rpartition(":")
+        if not text.isdigit() or host not in ("localhost", "127.0.0.1", ""):
+            return None  # the port is on the first node, which may be another one
+        port = int(text)
+    if port == 0 or not is_taken(port):
+        return None
+    return Check(
+        "rendezvous port",
+        "fail",
+        f"port {port}, at which the ranks are to meet, is in use by {port_owner(port)}",
+        f"torchrun --standalone finds a free one; or give another: --master-port={port + 1}",
+        {"port": port},
+    )
+
+
+# -- What the ranks have reported, as checks -------------------------------------------------------
+
+
+def judge_ranks(probes: Sequence[Probe], seconds: float) -> list[Check]:
+    return [*_check_names(probes), _check_sum(probes, seconds)]
+
+
+def _network(one: Probe) -> dict[str, Any]:
+    return next(iter(one.events("network")), {})
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sorted(numbers)[:8])) + ("…" if len(numbers) > 8 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _check_names(probes: Sequence[Probe]) -> list[Check]:
+    """A host whose name resolves to 127.… makes the others search for it at themselves."""
+    if len({one.here["host"] for one in probes}) < 2:
+        return []
+    hosts = sorted(
+        {
+            one.here["host"]
+            for one in probes
+            if str(_network(one).get("address_by_name")).startswith("127.")
+        }
+    )
+    if not hosts:
+        return []
+    works = all(one.events("done") for one in probes)  # hosts may share one address
+    return [
+        Check(
+            "host name",
+            "warn" if works else "fail",
+            f"the name of {', '.join(hosts[:4])} leads to 127.… there, where no other host is",
+            "name the network that connects them: GLOO_SOCKET_IFNAME=eth0 (`ip addr` lists them)",
+            {"hosts": hosts},
+        )
+    ]
+
+
+def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
+    # A doctor in each task, or on each node, sees only its own ranks.
+    size = max(len(probes), *(one.world or 1 for one in probes))
+    if size < 2:
+        return _check("ok", "one process: there is nobody to reduce with")
+    errors = [(one.rank, each) for one in probes for each in one.events("error")]
+    if errors:
+        # The first rank that fails ends the connections of all others.
+        rank, first = min(errors, key=lambda each: each[1]["time"])
+        if first["kind"] in ("import", "torch"):
+            remedy = "install it into the environment that trains, or choose another"
+            return _check("warn", f"not tried: {_one_line(first['text'])}", remedy)
+        fact, _, step = str(first["text"]).partition("\n")
+        remedy = "see that the ranks reach each other: holdfast doctor on each host"
+        return _check(
+            "fail",
+            f"rank {rank} of {size}: {_one_line(fact)}",
+            _one_line(step) or remedy,
+            {"rank": rank, "error": first["text"]},
+        )
+    met = [one.rank for one in probes if one.events("met")]
+    silent = [one.rank for one in probes if not one.events("done")]
+    if silent:
+        is_met = len(met) == len(probes)
+        stage = "met, and did not end their all_reduce" if is_met else "did not meet"
+        return _check(
+            "fail",
+            f"{_ranks(silent)} of {size} {stage} within {seconds:.0f} s",
+            "see that no firewall is between them; NCCL_DEBUG=INFO tells what nccl waits for",
+            {"silent": silent},
+        )
+    if not met:
+        found = f"{size} processes without RANK and WORLD_SIZE: each trains by itself"
+        return _check("ok", found)
+    hosts = len({one.here["host"] for one in probes})
+    where = f"on {count(hosts, 'host')}"
+    if size > len(probes):
+        where = f"({len(probes)} of them seen here)"
+    data = {"ranks": size, "hosts": hosts, "backend": _network(probes[0]).get("backend")}
+    return _check("ok", f"{size} ranks {where} meet, and their sum is right", "", data)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(str(text).split())[:300].rstrip(".")

@@ -1,0 +1,345 @@
+"""Which process keeps a signal from the training, in a sentence, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.signals.chain import CLIENTS
+from holdfast._tools.doctor.signals.probe import what_it_runs
+from holdfast._tools.lint.wrappers import CONDA, RUNNERS, SHELLS, WAITING, is_python
+
+SHELL = "shell"
+TORCHRUN = "torchrun"
+LAUNCHER = "launcher"
+LEADER = "holdfast run"
+RUNNER = "runner"
+WAITER = "waiter"
+CLIENT = "client"  # its program runs on other nodes: srun
+OTHER = "other"
+_LAUNCHERS = {"accelerate": "accelerate launch", "deepspeed": "deepspeed"}
+_RUNNERS = RUNNERS | CONDA | {"poetry", "pipenv"}
+# Above the first process of a task: SLURM's own.
+_HOSTS = ("slurmstepd",)
+
+TO_FIRST = "first"  # kill PID
+TO_GROUP = "group"  # as Ctrl-C in a terminal
+TO_STEP = "step"  # as SLURM's warning, to the first process of each task
+# A line of a script that starts a Python, and what follows it there.
+_STARTS = re.compile(r"(?!\s*#).*(?:python|run\b|launch|deepspeed)")
+_PIPE = re.compile(r"(?<!\|)\|(?!\|)")
+_BACKGROUND = re.compile(r"(?<![&>])&(?![&>\d])")
+_FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+# -- The processes that a signal passes, from the first of a command to the training ---------------
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One process on the way."""
+
+    pid: int
+    started: int
+    label: str
+    kind: str
+    caught: int = 0  # as the masks of /proc: bit n-1 for signal n
+    ignored: int = 0
+
+    def catches(self, number: int) -> bool:
+        return bool(self.caught >> (number - 1) & 1)
+
+    def ignores(self, number: int) -> bool:
+        return bool(self.ignored >> (number - 1) & 1)
+
+
+def name_hop(words: Sequence[str], name: str = "") -> tuple[str, str]:
+    """The label and the kind of a process.
+
+    >>> name_hop(["/bin/bash", "-e", "job.sh"])
+    ('bash job.sh', 'shell')
+    >>> name_hop(["python3", "/opt/env/bin/torchrun", "train.py"])
+    ('torchrun', 'torchrun')
+    >>> name_hop(["python", "-m", "holdfast", "run", "--", "true"])
+    ('holdfast run', 'holdfast run')
+    """
+    if not words:
+        return name or "?", OTHER
+    program = words[0].rpartition("/")[2].removeprefix("-")
+    if is_python(program):
+        what = what_it_runs(words)[1]
+        if what.startswith("torch.distributed."):
+            return "torchrun", TORCHRUN
+        first = what.partition(".")[0] if what.startswith(tuple(_LAUNCHERS)) else what
+        program = first.rpartition("/")[2] or f"{program} -c"
+    if program == "torchrun":
+        return "torchrun", TORCHRUN
+    if program in _LAUNCHERS:
+        return _LAUNCHERS[program], LAUNCHER
+    if program == "holdfast":
+        return "holdfast run", LEADER
+    if program in SHELLS:
+        return _name_shell(program, words), SHELL
+    if program in _RUNNERS:
+        return f"{program} run", RUNNER
+    if program in WAITING:
+        return program, WAITER
+    return program, CLIENT if program in CLIENTS else OTHER
+
+
+def _name_shell(program: str, words: Sequence[str]) -> str:
+    for word in words[1:]:
+        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
+            return f"{program} -c"
+        if not word.startswith(("-", "+")):
+            return f"{program} {word.rpartition('/')[2]}"
+    return program
+
+
+def hop_of(process: dict[str, Any]) -> Hop:
+    """A process as the probe has reported it."""
+    label, kind = name_hop(process["words"], process["name"])
+    numbers = (int(process[key]) for key in ("pid", "started", "caught", "ignored"))
+    pid, started, caught, ignored = numbers
+    return Hop(pid, started, label, kind, caught, ignored)
+
+
+def find_hops(
+    above: Sequence[dict[str, Any]], first: int, beside: Sequence[dict[str, Any]]
+) -> tuple[list[Hop], list[Hop]]:
+    """The hops of this host up to a client, and those from the first process of the task on.
+
+    `above` is the probe and all above it, the lowest first; `beside` the same of a client such as
+    srun, if the probe is not a descendant of the command.
+    """
+    pids = [each["pid"] for each in above]
+    if first in pids:
+        return [], [hop_of(each) for each in reversed(above[: pids.index(first) + 1])]
+    below = list(above)
+    for at, each in enumerate(above):
+        if each["name"].startswith(_HOSTS) or each["pid"] == 1:
+            below = list(above[: at or 1])
+            break
+    pids = [each["pid"] for each in beside]
+    before = beside[: pids.index(first) + 1] if first in pids else []
+    return [hop_of(each) for each in reversed(before)], [hop_of(each) for each in reversed(below)]
+
+
+def find_culprit(
+    hops: Sequence[Hop], gone: Sequence[int], number: int, *, first_died_of_it: bool
+) -> Hop | None:
+    """The hop above the training that keeps the signal, by who has died and who catches it.
+
+    `gone` are the pids of those that have ended since it was sent, in their order.
+    """
+    above = list(hops[:-1])
+    if not above:
+        return None
+    if first_died_of_it:
+        return above[0]
+    by_pid = {hop.pid: hop for hop in above}
+    if dead := [by_pid[pid] for pid in gone if pid in by_pid]:
+        return dead[0]
+    last = above[0]
+    for hop in above:
+        if hop.ignores(number):
+            return hop
+        if not hop.catches(number):
+            break  # it would have died: it did not receive it
+        last = hop
+        if hop.kind == SHELL:
+            break  # it runs its trap only when its foreground command has ended
+    return last
+
+
+# -- One signal: what happened, and the check that says so -----------------------------------------
+
+
+@dataclass
+class Tried:
+    """One signal that was sent, and all that was observed of it."""
+
+    number: int
+    route: str
+    label: str  # the training
+    hops: list[Hop]  # from the process that it was sent to, down to the training
+    counts: dict[int, int]  # how often it arrived, by rank
+    gone: list[int] = field(default_factory=list)  # pids of hops that ended, in their order
+    status: int | None = None  # of the first process, as in subprocess; None while it lives
+    living: int | None = 0  # trainings that still live; None: on another host, not visible
+    instead: list[str] = field(default_factory=list)  # other signals that arrived in its place
+    senders: list[str] = field(default_factory=list)
+    seconds: float | None = None  # until the last rank had it
+    asked: list[str] = field(default_factory=list)  # what a trap would ask of SLURM
+    scripts: list[Path] = field(default_factory=list)  # of the shell, on the way
+    python: str = ""  # that would train
+
+    @property
+    def name(self) -> str:
+        return signal.Signals(self.number).name
+
+    @property
+    def missed(self) -> list[int]:
+        return [rank for rank, count in self.counts.items() if not count]
+
+    @property
+    def lost(self) -> list[Hop]:
+        """The hops above the training that have ended, unless a living leader is above them."""
+        found: list[Hop] = []
+        for hop in self.hops[:-1]:
+            if hop.pid in self.gone:
+                found.append(hop)
+            elif hop.kind == LEADER:
+                return []  # it passes signals on to all that is left
+        return found
+
+
+def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
+    """`wanted` are the signals without which work is lost here; others are only warned of."""
+    data: dict[str, Any] = {
+        "signal": tried.name,
+        "sent_to": tried.route,
+        "hops": [hop.label for hop in tried.hops],
+        "ranks": len(tried.counts),
+        "arrived": len(tried.counts) - len(tried.missed),
+        "times": max(tried.counts.values(), default=0),
+        "milliseconds": None if tried.seconds is None else round(1000 * tried.seconds),
+        "senders": tried.senders,
+        "asked_of_slurm": tried.asked,
+        "python": tried.python,
+        "swallowed_by": None,
+    }
+    check = partial(Check, f"signal {tried.name}", data=data)
+    if tried.missed:
+        died = tried.status == -tried.number
+        culprit = find_culprit(tried.hops, tried.gone, tried.number, first_died_of_it=died)
+        data["swallowed_by"] = None if culprit is None else culprit.label
+        found = _describe_missed(tried, culprit)
+        return check(
+            "fail" if tried.name in wanted else "warn", found, _remedy(tried, culprit, in_job)
+        )
+    found = _describe_arrived(tried)
+    most = max(tried.counts.values())
+    if lost := tried.lost:
+        data["swallowed_by"] = lost[0].label
+        found += f"; but {lost[0].label} ends by it, and nobody leads the training any more"
+        return check("warn", found, _remedy(tried, lost[0], tried.route == TO_STEP))
+    if most > 1 and tried.number == signal.SIGINT:
+        found += f", {most} times: a second Ctrl-C often means to leave at once, unsaved"
+        return check("warn", found, "put `holdfast run --` in front: it passes each on once")
+    return check("ok", found)
+
+
+def _describe_arrived(tried: Tried) -> str:
+    whom = tried.label if len(tried.counts) == 1 else f"all {len(tried.counts)} ranks"
+    through = [hop.label for hop in tried.hops[:-1]]
+    way = f", through {', '.join(through)}" if through else ""
+    by = {TO_GROUP: "sent as Ctrl-C, ", TO_STEP: "sent by SLURM, "}.get(tried.route, "")
+    after = f" after {1000 * tried.seconds:.0f} ms" if tried.seconds is not None else ""
+    return f"{by}it arrives at {whom}{after}{way}"
+
+
+def _describe_missed(tried: Tried, culprit: Hop | None) -> str:
+    label, instead = tried.label, " and ".join(tried.instead)
+    if culprit is None:
+        return f"{label} is the process that it is sent to, and does not get it"
+    who = culprit.label
+    # The process that it is sent to dies of it unless it handles it, observed or not.
+    heeds = culprit.catches(tried.number) or culprit.ignores(tried.number)
+    died = culprit.pid in tried.gone or (culprit == tried.hops[0] and not heeds)
+    if died:
+        how = f"{who} {'ends by' if culprit.catches(tried.number) else 'dies of'} it"
+    elif culprit.ignores(tried.number):
+        how = f"{who} ignores it"
+    elif culprit.kind == SHELL and instead:
+        how = f"{who} passes on {instead} in its place"
+    elif culprit.kind == SHELL:
+        how = f"{who} runs its trap only when the program in front of it has ended"
+    else:
+        how = f"{who} does not pass it on"
+    if len(tried.missed) < len(tried.counts):
+        missed = ", ".join(map(str, tried.missed[:8]))
+        return f"it does not arrive at rank {missed} of {len(tried.counts)}: {how}"
+    if not died:
+        return f"it does not arrive: {how}"
+    if instead:
+        rest = f"{label} gets {instead} in its place"
+    elif tried.living is None:
+        rest = f"{label} below it never hears of it"
+    elif tried.living:
+        rest = f"{label} runs on and never hears of it"
+    else:
+        rest = f"{label} is killed with it, without having seen it"
+    return f"it does not arrive: {how}, and {rest}"
+
+
+def _remedy(tried: Tried, culprit: Hop | None, in_job: bool) -> str:
+    if culprit is None:
+        return ""
+    label = culprit.label
+    led = f"holdfast run -- {label} …"
+    if culprit.kind == SHELL:
+        return _remedy_of_shell(tried, culprit, in_job)
+    if culprit.kind == TORCHRUN:
+        return f"torchrun --signals-to-handle={_FORWARDED},{tried.name} …, or {led}"
+    if culprit.kind == WAITER and in_job:
+        return f"put {label} outside: {label} … srun …, or let the job's time limit do it"
+    remedies = {
+        LAUNCHER: f"let holdfast give it to the ranks itself: {led}",
+        RUNNER: f"activate the environment and call python itself, or: {led}",
+        WAITER: f"start it without {label}, or: {led}",
+        CLIENT: "let SLURM send it to the tasks: --signal=USR2@90, without B:",
+    }
+    return remedies.get(culprit.kind, f"let holdfast give it to the training itself: {led}")
+
+
+def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
+    label = culprit.label
+    if tried.missed and tried.number == signal.SIGINT:
+        return "start it without &: what a shell has in its background ignores Ctrl-C"
+    # Any shell that waits catches SIGINT.
+    has_trap = tried.number != signal.SIGINT and culprit.catches(tried.number)
+    if has_trap and tried.instead:
+        return f"pass it on as it is, in the trap: kill -{tried.name.removeprefix('SIG')} …"
+    if has_trap:
+        return "start the training with & and `wait` for it twice, or with exec and no trap"
+    at = tried.hops.index(culprit) + 1
+    below = f"{tried.hops[at].label} …"
+    if at + 1 == len(tried.hops):
+        below = f"python {'' if tried.hops[at].label.endswith('.py') else '-m '}{below}"
+    place, line = _find_line(tried.scripts, label.partition(" ")[2], tried.label)
+    if below.startswith("srun "):
+        return f"--signal without B:, which goes to the tasks; or {place}exec {below}"
+    if in_job and tried.route == TO_FIRST:
+        return f"{place}srun {below}, and --signal without B:; or: exec {below}"
+    if label.endswith(" -c"):
+        return f"leave {label} out, or: holdfast run -- {label} …"
+    # Where the script starts several trainings itself, exec could become only one of them.
+    if len(tried.counts) > 1 and tried.route != TO_STEP and tried.hops[-2].kind == SHELL:
+        return f"holdfast run -- {label}"
+    behind = line.partition(tried.label)[2]
+    how = ""
+    if _BACKGROUND.search(behind):
+        how = " without &"
+    elif _PIPE.search(behind):
+        how = " > >(tee …) in place of the pipe (in bash, not in sh)"
+    return f"{place}exec {below}{how}, or: holdfast run -- {label}"
+
+
+def _find_line(scripts: Sequence[Path], script: str, label: str) -> tuple[str, str]:
+    """The place in a script where the training is started, and that line."""
+    for path in scripts:
+        if path.name != script:
+            continue
+        with contextlib.suppress(OSError):
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+                if label in line and _STARTS.match(line):
+                    return f"{path.name}:{number}: ", line
+    return f"in {script}: ", ""
