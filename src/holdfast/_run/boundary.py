@@ -36,7 +36,7 @@ from holdfast._run.saving.saver import Saver
 from holdfast._run.signals.children import children_unheard
 from holdfast._run.signals.guard import Guard
 from holdfast._run.signals.hosted import as_the_script_means
-from holdfast._run.witness.run_eye import RunEye
+from holdfast._run.witness.observer import RunObserver
 from holdfast._settings import Settings, checked
 from holdfast._state.capture import refuse_unstorable, restore_generators
 from holdfast._store.folder import journal
@@ -63,7 +63,7 @@ class Boundaries(Hearing):
     _guard: Guard
     _phases: Phases
     _found: Resumed
-    _eye: RunEye | None  # only while `holdfast prove` watches
+    _eye: RunObserver | None  # only while `holdfast prove` watches
     _crew: Crew | None  # where there are several ranks
     _pid: int
     _thread: int
@@ -226,7 +226,7 @@ class Boundaries(Hearing):
         crew.show_waits()
         return False
 
-    def _show(self, eye: RunEye) -> None:
+    def _show(self, eye: RunObserver) -> None:
         """Let a proof see this boundary, and interrupt it here if it likes."""
         wants_checkpoint = eye.boundary(
             self.step,

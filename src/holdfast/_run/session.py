@@ -46,7 +46,7 @@ from holdfast._run.saving.rank_orders import join_crew, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.signals.children import children_unheard
 from holdfast._run.signals.guard import Guard
-from holdfast._run.witness.run_eye import open_run_eye
+from holdfast._run.witness.observer import open_run_observer
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder.attempts import beating, cannot_write, claim, open_folder
 from holdfast._store.folder.opened import tell_leader
@@ -169,7 +169,7 @@ class Attempt(Boundaries):
             self._guard.wait_for_others()
         if self._launcher is not None:
             self._guard.set_children_apart()
-        self._eye = open_run_eye(self._folder, self.step)
+        self._eye = open_run_observer(self._folder, self.step)
         self._phases = Phases(
             self._words, self._guard, self._custody, self._leave_from_rest, self._eye
         )
