@@ -94,7 +94,7 @@ def list_mirror(folder: Path, address: str) -> MirrorList:
 
 
 def push(
-    folder: Path, address: str, wait: Callable[[], None], tell_damage: Callable[[str], None]
+    folder: Path, address: str, tell_waiting: Callable[[], None], tell_damage: Callable[[str], None]
 ) -> dict[str, Any]:
     """Copy the newest checkpoint now, after any copy under way; returns the record."""
 
@@ -118,10 +118,12 @@ def push(
         piece_bytes=piece_bytes(),
     )
     uploader = Uploader(service, receive, is_known=known.get("address") in (None, address))
+    has_waited = False
     with _store_errors(address):
         while not uploader.copy_newest():
-            if uploader.is_kept_waiting:
-                wait()
+            if uploader.is_kept_waiting and not has_waited:
+                has_waited = True
+                tell_waiting()
     if not uploader.record["checkpoints"]:
         raise NoGoodCheckpoint(
             f"{folder}: no checkpoint here is whole, and none was copied.\n"
@@ -135,7 +137,6 @@ def fetch(
     address: str,
     step: int | None,
     tell_damage: Callable[[str, str], None],
-    progress: Callable[[int, int], None],
 ) -> Fetched:
     """Fetch the newest whole checkpoint, or that of a step, into the run folder."""
     layout = RunLayout(folder.absolute())
@@ -154,7 +155,7 @@ def fetch(
         _admit(layout, folder, run_id, attempts)
         _refuse_strange(shelf, layout, folder, wanted[0])
         with alone(layout, lambda: None):
-            found = fetch_newest(shelf, layout, tell_damage, progress, step)
+            found = fetch_newest(shelf, layout, tell_damage, lambda *_: None, step)
     if found is None:
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")
     journal.append(layout.journal, "restored", address=address, **asdict(found))

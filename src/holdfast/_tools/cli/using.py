@@ -288,18 +288,13 @@ def mirror(
         raise click.UsageError("--step is for --fetch.")
     address = by_hand.address_of(run, at)
     if push:
-        told: list[str] = []
-
-        def wait() -> None:
-            if not told:
-                told.append("")
-                text = "its own copying is under way; waiting for it."
-                click.echo(f"{_text.name(run)}: {text}", err=True)
-
-        def tell_damage(text: str) -> None:
-            click.echo(_text.name(text), err=True)
-
-        found = by_hand.push(run, address, wait, tell_damage)
+        waiting = f"{_text.name(run)}: its own copying is under way; waiting for it."
+        found = by_hand.push(
+            run,
+            address,
+            lambda: click.echo(waiting, err=True),
+            lambda text: click.echo(_text.name(text), err=True),
+        )
         if as_json:
             print_json(found)
             return
@@ -311,7 +306,6 @@ def mirror(
             address,
             step,
             lambda _, text: click.echo(f"{_text.name(text)} It is not used.", err=True),
-            lambda *_: None,
         )
         if as_json:
             print_json(asdict(done))

@@ -13,7 +13,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def watch(path: Path, seconds: float, *, as_json: bool) -> None:
             runs = poller.poll()
             if is_drawn:
                 drawing.draw(_lines(path, runs))
-            elif (now := [_without_ages(run) for run in runs]) != shown:
+            elif (now := [_with_ages(run, lambda _: None) for run in runs]) != shown:
                 shown = now
                 _print(path, runs, as_json)
             spent = time.process_time() - spent
@@ -165,36 +165,24 @@ def _is_elsewhere(folder: Path) -> bool:
     return holder is not None and not holder.is_here()
 
 
-def _aged(run: RunSummary, seconds: float) -> RunSummary:
-    """A summary some time later: its ages have grown."""
-
-    def later(age: float | None) -> float | None:
-        return None if age is None else age + seconds
-
+def _with_ages(run: RunSummary, change: Callable[[float | None], float | None]) -> RunSummary:
+    """The summary with every age changed."""
     ended = run.last_exit
     return replace(
         run,
-        memory_age_seconds=later(run.memory_age_seconds),
-        disk_age_seconds=later(run.disk_age_seconds),
-        boundary_age_seconds=later(run.boundary_age_seconds),
-        last_exit=ended and replace(ended, age_seconds=later(ended.age_seconds)),
+        memory_age_seconds=change(run.memory_age_seconds),
+        disk_age_seconds=change(run.disk_age_seconds),
+        boundary_age_seconds=change(run.boundary_age_seconds),
+        last_exit=ended and replace(ended, age_seconds=change(ended.age_seconds)),
         ranks=[
-            replace(each, boundary_age_seconds=later(each.boundary_age_seconds))
+            replace(each, boundary_age_seconds=change(each.boundary_age_seconds))
             for each in run.ranks
         ],
     )
 
 
-def _without_ages(run: RunSummary) -> RunSummary:
-    ended = run.last_exit
-    return replace(
-        run,
-        memory_age_seconds=None,
-        disk_age_seconds=None,
-        boundary_age_seconds=None,
-        last_exit=ended and replace(ended, age_seconds=None),
-        ranks=[replace(each, boundary_age_seconds=None) for each in run.ranks],
-    )
+def _aged(run: RunSummary, seconds: float) -> RunSummary:
+    return _with_ages(run, lambda age: None if age is None else age + seconds)
 
 
 # -- showing ----------------------------------------------------------------------

@@ -58,7 +58,6 @@ class InterruptedRun:
         self.blamed: int | None = None  # the last interruption of an attempt that has trained
         self.finding: JudgedDeviation | None = None
         self.finding_rank: int | None = None
-        self.status: int | None = None
 
     def notes(self) -> list[str]:
         found = [note for comparison in self._comparisons.values() for note in comparison.notes]
@@ -100,7 +99,6 @@ class InterruptedRun:
             except Hung:
                 self._fail("hangs", "further steps, or its end", "neither", "the script")
                 return
-            self.status = status
             self._end_attempt(status)
             if self.finding is not None:
                 return
@@ -182,12 +180,8 @@ class InterruptedRun:
         if self.finding is not None or not failed or newest is None or not newest.place:
             return
         if comparison is not None and comparison.started_at == 0:
-            name, error = next(iter(failed.items()))
-            cause = (
-                "torn-checkpoint" if name in self._script.file_log.torn_failed else "progress-lost"
-            )
-            expected, found = f"goes on from step {newest.place}", f"begins anew: {error}"
-            self._fail(cause, expected, found, f"checkpoint {name}")
+            expected = f"goes on from step {newest.place}"
+            self._fail_to_load("progress-lost", expected, "begins anew")
 
     def _is_complete(self) -> bool:
         if not self._has_updates():
@@ -208,17 +202,18 @@ class InterruptedRun:
         )
 
     def _fail_to_resume(self, status: int) -> None:
-        failed = self._script.file_log.failed
+        if self._script.file_log.failed:
+            self._fail_to_load("resume-fails", "it can be loaded", "cannot be")
+            return
         words = self._script.last_lines().splitlines()[-1:] or ["nothing"]
-        if failed:
-            name, error = next(iter(failed.items()))
-            cause = (
-                "torn-checkpoint" if name in self._script.file_log.torn_failed else "resume-fails"
-            )
-            self._fail(cause, "it can be loaded", f"cannot be: {error}", f"checkpoint {name}")
-        else:
-            ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
-            self._fail("resume-fails", "the script goes on", f"{ended}: {words[0][:160]}")
+        ended = f"exit status {status}" if status >= 0 else f"signal {-status}"
+        self._fail("resume-fails", "the script goes on", f"{ended}: {words[0][:160]}")
+
+    def _fail_to_load(self, cause: str, expected: str, found: str) -> None:
+        file_log = self._script.file_log
+        name, error = next(iter(file_log.failed.items()))
+        cause = "torn-checkpoint" if name in file_log.torn_failed else cause
+        self._fail(cause, expected, f"{found}: {error}", f"checkpoint {name}")
 
     def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
         step, after = self._reached() or None, self.blamed
@@ -240,7 +235,11 @@ class InterruptedRun:
             if event["number"] == 0 and comparison.started_at is not None:
                 self._begin_comparison(comparison)  # restarted by its launcher, as torchrun does
             comparison.compare_update(UpdateRecord.from_event(event))
-            self._record_start(client, comparison)
+            if client.rank == 0:
+                self._record_progress(comparison.place)
+                if self.interruptions and self.interruptions[-1].resumed_at is None:
+                    began = comparison.started_at if self._struck is None else comparison.place
+                    self.interruptions[-1].resumed_at = began
         elif kind == "run" and not self._has_updates() and self.interruptions:
             last = self.interruptions[-1]
             last.resumed_at = event["step"] if last.resumed_at is None else last.resumed_at
@@ -256,14 +255,6 @@ class InterruptedRun:
         if client.rank == 0:
             return self._strike_if_due(client, event)
         return None
-
-    def _record_start(self, client: Client, comparison: RankComparison) -> None:
-        if client.rank == 0:
-            self._record_progress(comparison.place)
-            if self.interruptions and self.interruptions[-1].resumed_at is None:
-                self.interruptions[-1].resumed_at = (
-                    comparison.started_at if self._struck is None else comparison.place
-                )
 
     def _record_progress(self, place: int) -> None:
         self._updates_since += 1
@@ -281,10 +272,7 @@ class InterruptedRun:
             return None  # it goes on to its end, to measure how far apart the ends are
         if self._struck is not None and self._updates_since < _LEAST_UPDATES_BETWEEN:
             return None
-        if kind == "here":
-            self._strike(client)
-            return None
-        if planned.moment == "load" and kind == "load":
+        if kind == "here" or kind == planned.moment == "load":
             self._strike(client)
             return None
         if planned.moment in _AT_THE_BEGINNING:

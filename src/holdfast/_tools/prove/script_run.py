@@ -204,10 +204,9 @@ class EventListener:
 class ScriptProcess:
     """One start of the script, until its end."""
 
-    def __init__(self, process: Process, listener: EventListener) -> None:
-        self.process = process
+    def __init__(self, leader: Process, listener: EventListener) -> None:
+        self.leader = leader
         self.listener = listener
-        self.began = time.monotonic()
         self._wake_at: float | None = None
         self._stopped: list[int] = []
         self._leader_trains = False
@@ -218,7 +217,7 @@ class ScriptProcess:
             for pid in self._stopped:
                 _send(pid, signal.SIGCONT)
         for client, event in self.listener.receive(seconds):
-            self._leader_trains |= client.trains and client.pid == self.process.pid
+            self._leader_trains |= client.trains and client.pid == self.leader.pid
             yield client, event
 
     def strike(self, planned: Planned, client: Client | None, *, has_ranks: bool) -> str | None:
@@ -233,10 +232,10 @@ class ScriptProcess:
             target, pids = self._choose(planned, self._ranks())
         elif planned.signal != "INT":
             one = client.pid if client is not None and client.pid else 0
-            pids = [one or next(iter(self._training_pids()), self.process.pid)]
+            pids = [one or next(iter(self._training_pids()), self.leader.pid)]
         if planned.signal == "STOP":
             self._wake_at, self._stopped = time.monotonic() + _STOPPED_SECONDS, pids
-        if planned.signal == "INT" and (not pids or self.process.pid in pids):
+        if planned.signal == "INT" and (not pids or self.leader.pid in pids):
             self._signal_group(number)
             pids = [pid for pid in pids if not self._is_in_group(pid)]
         for pid in pids:
@@ -245,10 +244,10 @@ class ScriptProcess:
 
     def _choose(self, planned: Planned, ranks: dict[int, int]) -> tuple[str, list[int]]:
         if planned.target == AGENT or not ranks:  # in its start there may be none yet
-            return AGENT, [self.process.pid]
+            return AGENT, [self.leader.pid]
         if planned.target == ALL:
             # The ranks first: their launcher would end them in its own way.
-            return ALL, [*ranks.values(), self.process.pid]
+            return ALL, [*ranks.values(), self.leader.pid]
         rank = sorted(ranks)[int(planned.rank_share * len(ranks))]
         return f"rank {rank}", [ranks[rank]]
 
@@ -259,7 +258,7 @@ class ScriptProcess:
 
     def job(self) -> list[psutil.Process]:
         """All of its live processes."""
-        return find_job(self.listener.path, self.process.pid, self._training_pids())
+        return find_job(self.listener.path, self.leader.pid, self._training_pids())
 
     def outlives_its_leader(self) -> bool:
         """Whether ranks of the job live though their launcher is gone."""
@@ -268,7 +267,7 @@ class ScriptProcess:
     def end(self) -> None:
         end_job(self.job())
         deadline = time.monotonic() + _END_SECONDS
-        while self.process.poll() is None and time.monotonic() < deadline:
+        while self.leader.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _training_pids(self) -> list[int]:
@@ -276,12 +275,12 @@ class ScriptProcess:
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, number)
+            if self.leader.poll() is None:
+                os.killpg(self.leader.pid, number)
 
     def _is_in_group(self, pid: int) -> bool:
         with contextlib.suppress(ProcessLookupError):
-            return os.getpgid(pid) == self.process.pid
+            return os.getpgid(pid) == self.leader.pid
         return True  # it is gone
 
 
@@ -347,8 +346,8 @@ class FileLog:
         elif kind == "loaded":
             self.loaded.add(self._name(event["path"]))
         elif kind == "load-failed" and not event["error"].startswith("FileNotFoundError"):
-            self.loaded.add(self._name(event["path"]))
             name = self._name(event["path"])
+            self.loaded.add(name)
             self.failed[name] = event["error"]
             self.torn_failed |= {name} & self.torn
 
@@ -419,7 +418,7 @@ class ScriptRun:
         limit = math.inf if patience is None else max(_LEAST_SILENCE_SECONDS, 20 * patience)
         last = time.monotonic()
         try:
-            while (status := process.process.poll()) is None:
+            while (status := process.leader.poll()) is None:
                 for client, event in process.receive(_POLL_SECONDS):
                     now = time.monotonic()
                     self.longest_silence = max(self.longest_silence, now - last)
@@ -502,7 +501,7 @@ class ScriptRun:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         # Another one for each start, as without a proof, but one that can be repeated.
         environment.setdefault("PYTHONHASHSEED", str(self._hash_seed + self.starts))
-        environment["HOLDFAST_ERRAND"] = errand.to_text()
+        environment[_ERRAND] = errand.to_text()
         return environment
 
 

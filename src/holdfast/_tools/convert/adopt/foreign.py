@@ -72,29 +72,29 @@ def position_of(epoch: int) -> Any:
     return None if not epoch else Position(epoch).to_tree()
 
 
-def find(whole: Any, way: str) -> Any:
+def find(whole: Any, path: str) -> Any:
     """The value at a path: by keys, by numbers, or all names that begin with it; else KeyError."""
-    if way in (ROOT, ""):
+    if path in (ROOT, ""):
         return whole
     if isinstance(whole, Mapping):
-        if way in whole:
-            return whole[way]
-        for at in (at for at, sign in enumerate(way) if sign == "."):
-            key, rest = way[:at], way[at + 1 :]
+        if path in whole:
+            return whole[path]
+        for at in (at for at, sign in enumerate(path) if sign == "."):
+            key, rest = path[:at], path[at + 1 :]
             if key in whole:
                 return find(whole[key], rest)
         below = {
-            key.removeprefix(f"{way}."): value
+            key.removeprefix(f"{path}."): value
             for key, value in whole.items()
-            if isinstance(key, str) and key.startswith(f"{way}.")
+            if isinstance(key, str) and key.startswith(f"{path}.")
         }
         if below:
             return below
     elif isinstance(whole, list | tuple):
-        first, _, rest = way.partition(".")
+        first, _, rest = path.partition(".")
         if first.isdigit() and int(first) < len(whole):
             return find(whole[int(first)], rest)
-    raise KeyError(way)
+    raise KeyError(path)
 
 
 def guess_parts(whole: Any, is_tensor: Callable[[Any], bool]) -> dict[str, str]:
@@ -139,9 +139,9 @@ def _find_steps(values: Mapping[str, Any]) -> dict[str, int]:
 
 def prepare_foreign(foreign: Foreign, wanted: Adoption) -> Prepared:
     """Name the parts, find the step and the epoch, and capture all as a run would."""
-    ways = _named(foreign, wanted)
+    paths = _named(foreign, wanted)
     left_out = list(foreign.left_out)
-    states = {n: _storable(find(foreign.whole, way), n, left_out) for n, way in ways.items()}
+    states = {n: _storable(find(foreign.whole, path), n, left_out) for n, path in paths.items()}
     states = {name: value for name, value in states.items() if value is not _NOTHING}
     step, step_from = _find_step(foreign, states, wanted)
     epoch, notes = _find_epoch(foreign, wanted)
@@ -172,7 +172,7 @@ def _named(foreign: Foreign, wanted: Adoption) -> dict[str, str]:
         try:
             find(foreign.whole, old)
         except KeyError:
-            old = _way_of(foreign, new, old)
+            old = _path_of(foreign, new, old)
         refuse_second(new, old, given)
         given[new] = old
         plain = {} if old == ROOT else {n: w for n, w in plain.items() if w != old}
@@ -199,12 +199,12 @@ def refuse_lost(source: str, given: Collection[str], plain: Mapping[str, str]) -
         )
 
 
-def _way_of(foreign: Foreign, new: str, old: str) -> str:
+def _path_of(foreign: Foreign, new: str, old: str) -> str:
     """A part by the name that was guessed for it, or by a path that begins with that."""
     first, dot, rest = old.partition(".")
     if first in foreign.parts:
-        way = foreign.parts[first]
-        found = f"{way}{dot}{rest}" if way != ROOT else rest or ROOT
+        path = foreign.parts[first]
+        found = f"{path}{dot}{rest}" if path != ROOT else rest or ROOT
         try:
             find(foreign.whole, found)
         except KeyError:
@@ -217,8 +217,8 @@ def _way_of(foreign: Foreign, new: str, old: str) -> str:
     )
 
 
-def _is_within(way: str, above: str) -> bool:
-    return bool(above) and (above == ROOT or way.startswith(f"{above}."))
+def _is_within(path: str, above: str) -> bool:
+    return bool(above) and (above == ROOT or path.startswith(f"{above}."))
 
 
 def _storable(value: Any, path: str, left_out: list[str]) -> Any:
