@@ -291,8 +291,8 @@ def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | 
 
     A run of holdfast is started again by the cause of its end: after a kill or a preemption at
     once, and it counts for nothing; after a crash with pauses of 1, 2, 4 … 60 s, N times; out of
-    memory once. Never: after a stop that somebody asked for, a wrong setting, a training gone bad
-    (NaN), or three lives in a row without a new step. A command that opens no run would begin from
+    memory once. Never: after a requested stop, a wrong setting, a training gone bad (NaN), or three
+    lives in a row without a new step. A command that opens no run would begin from
     nothing, and is restarted only if --max-restarts is given. In a step of SLURM with several tasks
     nothing is restarted unless it is given, since one rank alone cannot come back.
 
@@ -301,7 +301,7 @@ def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | 
     killed has all the time that it needs. If this process is killed itself, COMMAND gets SIGTERM;
     so does, if COMMAND is killed, what it leaves running.
 
-    Signals are passed on once. A warning (SIGUSR1, SIGUSR2) waits until somebody catches it: during
+    Signals are passed on once. A warning (SIGUSR1, SIGUSR2) waits until it is caught: during
     `import torch` it would kill. Under torchrun it goes to the ranks. In a step of SLURM, COMMAND
     gets RANK, WORLD_SIZE, MASTER_ADDR and so on, unless they are set.
 

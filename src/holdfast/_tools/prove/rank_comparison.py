@@ -181,8 +181,9 @@ class RankComparison:
 
     def _record_numbers(self, update: UpdateRecord, expected: UpdateRecord, place: int) -> None:
         """The script's numbers that differ at the first update of an attempt."""
+        numbers = update.numbers
         for item, leaf in expected.numbers.items():
-            found = update.numbers.get(item)
+            found = numbers.get(item)
             self._deviations.pop(item, None)
             if found is not None and found[0] != leaf[0] and item not in self._volatile:
                 self._deviations[item] = Deviation(item, place, self._after, leaf, found)
