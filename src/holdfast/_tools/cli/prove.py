@@ -16,7 +16,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from holdfast import _text
@@ -182,19 +181,11 @@ def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
         _show_interruptions(screen, proof)
         screen.write()
     screen.write(_text.name(report.headline(proof)), style=_STYLES[proof.verdict])
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    replay = None
-    for label, text in report.details(proof):
-        if label == "to replay":
-            replay = text
-        else:
-            grid.add_row(f"  {label}", Text(_text.name(text)))
-    screen.table(grid)
-    if replay is not None:
+    rows = [(label, _text.name(text)) for label, text in report.details(proof)]
+    screen.labelled(row for row in rows if row[0] != "to replay")
+    if proof.replay is not None:
         # A line that the terminal wraps can be pasted; one that we wrap cannot.
-        screen.print(Text(f"To replay: {_text.name(replay)}"), soft_wrap=True)
+        screen.print(Text(f"To replay: {_text.name(proof.replay)}"), soft_wrap=True)
 
 
 def _show_interruptions(screen: Screen, proof: Proof) -> None:

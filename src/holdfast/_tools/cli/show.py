@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -71,6 +71,15 @@ class Screen(Console):
     def table(self, table: Table) -> None:
         self._put(table)
 
+    def labelled(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Rows of a dim label and a text."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, text in rows:
+            grid.add_row(f"  {label}", Text(text))
+        self.table(grid)
+
     def write(self, text: str | Text = "", style: str = "") -> None:
         """A line, broken between words where the terminal ends."""
         if text:
@@ -109,13 +118,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("why", _why(run, folder)),
         ("next", _next(run, folder)),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in rows:
-        if value:
-            grid.add_row(f"  {label}", value)
-    screen.table(grid)
+    screen.labelled((label, value) for label, value in rows if value)
 
 
 def _progress(run: RunSummary) -> str:
