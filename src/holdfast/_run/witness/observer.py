@@ -85,11 +85,11 @@ class Observer:
     def __init__(self, errand: Errand) -> None:
         self.errand = errand
         #: The open holdfast.Run and its step.
-        self.mark: tuple[str, int] | None = None
+        self.boundary_id: tuple[str, int] | None = None
         #: The run sends its batches, so the loader need not.
-        self.run_tells_batches = False
-        #: The watch of another framework than torch sends the updates.
-        self.is_elsewhere_told = False
+        self.run_sends_batches = False
+        #: Updates come from another framework than torch.
+        self.other_framework_trains = False
         self._inputs: dict[str, Leaf] = {}  # of models, since the last update
         self._calls = 0
         self.rank = variables.rank()
@@ -169,7 +169,7 @@ class RunObserver:
         self._observer = observer
         self._name = _name_of(folder, observer.errand)
         self._batches: list[str] = []
-        observer.mark = (self._name, step)
+        observer.boundary_id = (self._name, step)
         observer.send("run", name=self._name, folder=str(folder.absolute()), step=step)
 
     def boundary(
@@ -182,7 +182,7 @@ class RunObserver:
         position: Mapping[str, Any] | None,
     ) -> bool:
         """Send a boundary; True if the prover wants a checkpoint there."""
-        self._observer.mark = (self._name, step)
+        self._observer.boundary_id = (self._name, step)
         items = state_items(state)
         for name, value in metrics.items():
             items[f"metric/{name}"] = leaf_of(value)
@@ -198,15 +198,15 @@ class RunObserver:
         return bool(answer.get("save"))
 
     def batch(self, number: int, batch: Any) -> None:
-        self._observer.run_tells_batches = True
+        self._observer.run_sends_batches = True
         self._batches.append(f"{number}:{digest_of(batch)}")
 
     def phase(self, name: str) -> None:
         self._observer.ask("phase", name=name)
 
     def close(self) -> None:
-        self._observer.mark = None
-        self._observer.run_tells_batches = False
+        self._observer.boundary_id = None
+        self._observer.run_sends_batches = False
 
 
 def open_run_observer(folder: Path, step: int) -> RunObserver | None:

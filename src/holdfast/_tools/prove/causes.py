@@ -49,18 +49,18 @@ class UpdateRecord:
     items: Items
     batches: tuple[dict[str, Any], ...]
     counters: Mapping[str, float]
-    mark: tuple[str, int] | None  # the run of holdfast, and its step
+    boundary_id: tuple[str, int] | None  # the run of holdfast, and its step
     is_unbuilt: bool = False  # its moments were made by the update itself
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> UpdateRecord:
-        mark = event.get("mark")
+        boundary_id = event.get("boundary_id")
         return cls(
             optimizer=event["optimizer"],
             items=event["items"],
             batches=tuple(event["batches"]),
             counters=event["counters"],
-            mark=None if mark is None else (mark[0], mark[1]),
+            boundary_id=None if boundary_id is None else (boundary_id[0], boundary_id[1]),
             is_unbuilt=event.get("unbuilt", False),
         )
 
@@ -89,7 +89,7 @@ class RankHistory:
     names: dict[str, str] = field(default_factory=dict)  # of the trained parameters
     seeds: dict[str, str] = field(default_factory=dict)
     by_weights: dict[Any, list[int]] = field(default_factory=dict)
-    by_mark: dict[Any, list[int]] = field(default_factory=dict)
+    by_boundary_id: dict[Any, list[int]] = field(default_factory=dict)
     weights: set[str] = field(default_factory=set)  # each tensor's, of every step
     by_batch: dict[str, list[int]] = field(default_factory=dict)
 
@@ -108,8 +108,8 @@ class RankHistory:
         number = len(self.updates)
         self.updates.append(update)
         self.by_weights.setdefault(weights_key(update), []).append(number)
-        if update.mark is not None:
-            self.by_mark.setdefault(update.mark, []).append(number)
+        if update.boundary_id is not None:
+            self.by_boundary_id.setdefault(update.boundary_id, []).append(number)
         self.weights |= {v[0] for k, v in update.items.items() if k.startswith("weight/")}
         for batch in update.batches:
             self.by_batch.setdefault(batch["bytes"], []).append(number)
@@ -199,7 +199,7 @@ class DeviationCase:
 
     @property
     def has_run(self) -> bool:
-        return self.expected.mark is not None
+        return self.expected.boundary_id is not None
 
 
 def judge(case: DeviationCase) -> JudgedDeviation:

@@ -144,8 +144,8 @@ class RankComparison:
         """Where in the undisturbed run this attempt begins."""
         reference = self._reference
         places = reference.by_weights.get(weights_key(update), [])
-        if update.mark is not None and update.mark in reference.by_mark:
-            marked = reference.by_mark[update.mark]
+        if update.boundary_id is not None and update.boundary_id in reference.by_boundary_id:
+            marked = reference.by_boundary_id[update.boundary_id]
             return next((place for place in marked if place in places), marked[0])
         if not places:
             return min(self._expected_start, max(0, len(reference.updates) - 1))

@@ -54,7 +54,7 @@ class ScriptRecorder:
         self._observer.ask(
             "sight",
             number=self.updates,
-            mark=self._observer.mark,
+            boundary_id=self._observer.boundary_id,
             batches=batches,
             seeds=SEEDS if self.updates == 0 else {},
             **state,

@@ -199,7 +199,7 @@ def _trained(optimizer: Any) -> list[Any]:
 
 
 def _moments_of(optimizer: Any, number: int) -> dict[str, Any]:
-    """Its variables beside the count and the rate, each with the weight it belongs to."""
+    """Its variables other than the count and the rate, each with the weight it belongs to."""
     found: dict[str, Any] = {}
     if not optimizer.built:
         return found

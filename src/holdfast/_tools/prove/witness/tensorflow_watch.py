@@ -148,7 +148,7 @@ class _KerasRecorder(ScriptRecorder):
         self._record_given(given)
         batches = self.take_batches()
         for number in updated:
-            self._observer.is_elsewhere_told = True
+            self._observer.other_framework_trains = True
             self.ask_update(batches, self.reader.update_state(before, number, gradients))
             self.count_update()
         for moment in ("gradient", "update"):  # nothing between the two can be observed
@@ -161,7 +161,7 @@ class _KerasRecorder(ScriptRecorder):
 
     def _record_given(self, given: Any) -> None:
         """The arguments of the script's function are its batch, where no dataset gave one."""
-        if self._observer.run_tells_batches:
+        if self._observer.run_sends_batches:
             return
         tensors = [v for v in tf.nest.flatten(given, expand_composites=True) if _is_data(v)]
         if tensors and digest_of(tensors) not in [batch["bytes"] for batch in self.batches]:
@@ -244,7 +244,7 @@ def _watch_iterators(observer: Observer, recorder: _KerasRecorder) -> None:
 
     def take(take: Any, self: Any, *arguments: Any, **named: Any) -> Any:
         batch = take(self, *arguments, **named)
-        if observer.is_open and not observer.run_tells_batches:
+        if observer.is_open and not observer.run_sends_batches:
             if tf.executing_eagerly():
                 at = self.__dict__.get("_holdfast_at", 0)
                 self._holdfast_at = at + 1
@@ -258,7 +258,7 @@ def _watch_iterators(observer: Observer, recorder: _KerasRecorder) -> None:
         place = next(_passes)
 
         def record(*tensors: Any) -> None:
-            if observer.is_open and not observer.run_tells_batches:
+            if observer.is_open and not observer.run_sends_batches:
                 recorder.record_batch(-place, since["pass"], None, tensors)
                 since["pass"] += 1
 

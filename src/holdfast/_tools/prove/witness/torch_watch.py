@@ -84,7 +84,7 @@ class _TorchRecorder(ScriptRecorder):
 
     def end(self) -> None:
         # Where another framework trains, its watch sends the end.
-        if self._observer.is_open and (self.updates or not self._observer.is_elsewhere_told):
+        if self._observer.is_open and (self.updates or not self._observer.other_framework_trains):
             self._observer.send("end", updates=self.updates, **self._reader.read_last())
 
     def save(self, save: Callable[..., Any], /, obj: Any, f: Any, *more: Any, **named: Any) -> Any:
@@ -119,7 +119,7 @@ def _watch_loaders(observer: Observer, recorder: _TorchRecorder) -> None:
 
     def next_batch(take: Any, self: Any) -> Any:
         batch = take(self)
-        if observer.is_open and not observer.run_tells_batches:
+        if observer.is_open and not observer.run_sends_batches:
             indices = self.__dict__.get("_holdfast_indices") or deque([None])
             at = self.__dict__.get("_holdfast_at", 0)
             self._holdfast_at = at + 1
