@@ -161,6 +161,13 @@ class JudgedDeviation:
     is_ambiguous: bool = False  # another interruption may decide between two causes
     others: tuple[str, ...] = ()  # where the cause is not sure: all else that differs
 
+    @classmethod
+    def of_texts(
+        cls, item: str, expected: str, found: str, cause: str, after: int | None
+    ) -> JudgedDeviation:
+        """Of something that is no fingerprint, such as a file or the end of the script."""
+        return cls(item, None, after, [expected, None, 1], [found, None, 1], cause)
+
 
 @dataclass(frozen=True)
 class Deviation:

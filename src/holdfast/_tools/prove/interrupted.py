@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from holdfast._tools.prove.causes import JudgedDeviation, UpdateRecord
@@ -216,9 +217,8 @@ class InterruptedRun:
         self._fail(cause, expected, f"{found}: {error}", f"checkpoint {name}")
 
     def _fail(self, cause: str, expected: str, found: str, item: str = "the restart") -> None:
-        step, after = self._reached() or None, self.blamed
-        leaves = ([expected, None, 1], [found, None, 1])
-        self.finding = JudgedDeviation(item, step, after, *leaves, cause)
+        finding = JudgedDeviation.of_texts(item, expected, found, cause, self.blamed)
+        self.finding = replace(finding, step=self._reached() or None)
 
     # -- events -----------------------------------------------------------------------
 

@@ -201,10 +201,8 @@ class ReferenceRun(UndisturbedRun):
         """The first difference of the newest checkpoints."""
         folder = self._counterpart(script)
         if folder is None:
-            missing = ["the script opened no run", None, 1]
-            return JudgedDeviation(
-                "the run", None, after, [str(self.folder), None, 1], missing, "unknown"
-            )
+            missing = "the script opened no run"
+            return JudgedDeviation.of_texts("the run", str(self.folder), missing, "unknown", after)
         unlike = unlike_generators(self.folder, folder)
         difference = compare_runs(self.folder, folder, unlike)
         if difference is None:
@@ -212,9 +210,7 @@ class ReferenceRun(UndisturbedRun):
                 names = ", ".join(sorted(unlike))
                 self.notes.append(f"Not compared, since they may never be seeded: {names}.")
             return None
-        found = f"{difference.found} ({difference.apart})"
-        leaves = ([difference.expected, None, 1], [found, None, 1])
-        return JudgedDeviation(difference.item, None, after, *leaves, "reference-differs")
+        return _judged(difference, difference.item, "reference-differs", after)
 
     def _counterpart(self, script: ScriptRun) -> Path | None:
         """The script's run of the same name, or its only one."""
@@ -270,15 +266,13 @@ def compare_results(
         if name not in asked and compare_files(name, expected, _place(again, name)) is not None:
             note(f"{name} is another one each time and was not compared.")
             continue
-        return JudgedDeviation(
-            f"{name}: {difference.item}",
-            None,
-            after,
-            [difference.expected, None, 1],
-            [f"{difference.found} ({difference.apart})", None, 1],
-            "result-differs",
-        )
+        return _judged(difference, f"{name}: {difference.item}", "result-differs", after)
     return None
+
+
+def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> JudgedDeviation:
+    text = f"{found.found} ({found.apart})"
+    return JudgedDeviation.of_texts(item, found.expected, text, cause, after)
 
 
 def _place(script: ScriptRun, name: str) -> Path:
