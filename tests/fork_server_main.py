@@ -65,8 +65,8 @@ _OF_ALL = (
     *("holdfast._run.saving.rank_orders", "holdfast._run.saving.launch", "holdfast._run.run"),
     *(
         "holdfast._run.saving.snapshots",
-        "holdfast._tools.prove.witness.arrive",
-        "holdfast._run.witness.run_eye",
+        "holdfast._tools.prove.witness.bootstrap",
+        "holdfast._run.witness.observer",
     ),
 )
 

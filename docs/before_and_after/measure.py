@@ -28,7 +28,7 @@ from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from holdfast._tools.prove.proof import DIFFERS, EQUAL, UNREPEATABLE, Proof, Watcher, Wishes
+from holdfast._tools.prove.proof import DIFFERS, EQUAL, UNREPEATABLE, Proof, ProofRequest, Watcher
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "before-and-after.md"
@@ -189,7 +189,7 @@ def prove_side(pair: Pair, side: str, name: str) -> Proof:
     from holdfast._tools.prove.prove import prove
 
     with copied(pair, side) as folder:
-        wishes = Wishes(
+        wishes = ProofRequest(
             command=pair.command(f"{side}.py"),
             kills=KILLS,
             signals=(name,),

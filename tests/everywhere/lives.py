@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast._tools.prove.attempt import Process, Starter
+from holdfast._tools.prove.script_run import Process, Starter
 from tests.fork_server import Forked, ForkServer
 from tests.support import environment
 

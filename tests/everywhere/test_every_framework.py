@@ -16,11 +16,10 @@ import pytest
 
 from holdfast._store.folder.layout import RunLayout, rank_file
 from holdfast._store.read.merge_ranks import read_checkpoint
-from holdfast._tools.prove.plan import Planned
-from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.proof import Planned, ProofRequest, Watcher
 from holdfast._tools.prove.prove import prove
 from holdfast._tools.prove.report import plain_text
-from holdfast._tools.prove.runs import compare_runs
+from holdfast._tools.prove.results import compare_runs
 from tests.everywhere.lives import FRAMEWORK_OF, make_project, of_layers
 from tests.everywhere.trainings import task
 from tests.support import checkpoint_steps, journal_events
@@ -62,7 +61,7 @@ def test_a_training_bears_every_case(training, frameworks, tmp_path, subtests):
         Planned(number, case.signal, case.moment, case.at_epoch / task.EPOCHS, delay=0.5)
         for number, case in enumerate(CASES, start=1)
     )
-    wishes = Wishes(
+    wishes = ProofRequest(
         ("python", "train.py"), kills=len(plan), plan=plan, folder=project, keep=tmp_path / "kept"
     )
     proof = prove(wishes, Watcher(), frameworks.starter(FRAMEWORK_OF[training]))
@@ -136,7 +135,7 @@ def test_what_is_left_out_of_the_state_is_found(training, frameworks, tmp_path):
         text = text.replace(there, here)
     (project / "train.py").write_text(text)
     plan = (Planned(1, "TERM", "boundary", 0.4, delay=0.5),)
-    wishes = Wishes(("python", "train.py"), kills=1, plan=plan, folder=project)
+    wishes = ProofRequest(("python", "train.py"), kills=1, plan=plan, folder=project)
     proof = prove(wishes, Watcher(), frameworks.starter(FRAMEWORK_OF[training]))
     assert proof.difference is not None, plain_text(proof)
     assert proof.difference.item.startswith(item), plain_text(proof)

@@ -78,7 +78,7 @@ def push(folder: Path, mirror: Path) -> None:
 
 
 def fetch(folder: Path, mirror: Path) -> None:
-    by_hand.fetch(folder, str(mirror), None, pytest.fail, lambda *_: None)
+    by_hand.fetch(folder, str(mirror), None, pytest.fail)
 
 
 class Bucket:

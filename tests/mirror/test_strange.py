@@ -275,9 +275,7 @@ def test_what_is_here_already_is_not_said_to_have_come(folder, mirror):
     min(set(mirror.glob("pieces/*")) - before).write_bytes(b"")
     damaged: list[str] = []
     with pytest.raises(FolderError, match="step 10 is here already"):
-        by_hand.fetch(
-            folder, str(mirror), None, lambda name, _: damaged.append(name), lambda *_: None
-        )
+        by_hand.fetch(folder, str(mirror), None, lambda name, _: damaged.append(name))
     assert damaged == [NAME.format(20)]
 
 

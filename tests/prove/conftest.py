@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._tools.prove.proof import Proof, Watcher, Wishes
+from holdfast._tools.prove.proof import Proof, ProofRequest, Watcher
 from holdfast._tools.prove.prove import prove as prove_wishes
 from tests.everywhere.lives import Frameworks
 
@@ -32,6 +32,6 @@ def prove(frameworks: Frameworks, tmp_path: Path) -> Prove:
             (folder / "train.py").write_text(script)
         command = ("python", "train.py", *arguments)
         start = frameworks.starter(framework)
-        return prove_wishes(Wishes(command, folder=folder, **wishes), Watcher(), start)
+        return prove_wishes(ProofRequest(command, folder=folder, **wishes), Watcher(), start)
 
     return begin

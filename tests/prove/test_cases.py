@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.proof import ProofRequest, Watcher
 from holdfast._tools.prove.prove import prove as prove_wishes
 from holdfast._tools.prove.report import plain_text
 from tests.often import few
@@ -50,7 +50,7 @@ def test_what_is_well_hidden_is_found_and_named(name, prove):
 def test_what_stands_in_a_module_of_the_project_is_seen(frameworks, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(CASES / "folder", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    wishes = Wishes(("python", "train.py"), kills=8, seed=7, folder=folder)
+    wishes = ProofRequest(("python", "train.py"), kills=8, seed=7, folder=folder)
     proof = prove_wishes(wishes, Watcher(), frameworks.starter("torch"))
     assert proof.verdict == "differs", plain_text(proof)
     assert proof.difference is not None

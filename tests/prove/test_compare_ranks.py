@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from holdfast._tools.prove.runs import compare_runs, unlike_generators
+from holdfast._tools.prove.results import compare_runs, unlike_generators
 from tests.rank_folders import capture_of, make_run
 
 

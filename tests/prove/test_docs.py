@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holdfast._tools.prove.verdicts import CAUSES
+from holdfast._tools.prove.causes import CAUSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "prove.md"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.proof import Proof, Watcher, Wishes
+from holdfast._tools.prove.proof import Proof, ProofRequest, Watcher
 from holdfast._tools.prove.prove import prove
 from holdfast._tools.prove.report import plain_text
 from tests.examples.test_examples import EXAMPLES, SIZES
@@ -23,7 +23,7 @@ def run(folder: Path, text: str, *arguments: str, kills: int = 4) -> Proof:
     (folder / "train.py").write_text(text)
     command = (sys.executable, "train.py", *arguments)
     signals = ("KILL", "TERM", "INT")
-    return prove(Wishes(command, kills=kills, signals=signals, folder=folder), Watcher())
+    return prove(ProofRequest(command, kills=kills, signals=signals, folder=folder), Watcher())
 
 
 def test_half_precision_is_equal(tmp_path):

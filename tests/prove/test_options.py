@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast._errors import HoldfastError
 from holdfast._tools.cli import main
 from holdfast._tools.prove.options import (
-    make_wishes,
+    make_request,
     parse_budget,
     parse_ranks,
     parse_signals,
@@ -113,7 +113,7 @@ def test_without_a_command_it_says_how_it_is_used(text, where, monkeypatch, caps
 
 
 def test_without_anything_the_wishes_are_the_usual_ones(where):
-    wishes = make_wishes(["python3", "train.py"])
+    wishes = make_request(["python3", "train.py"])
     assert wishes.command == ("python3", "train.py")
     assert (wishes.kills, wishes.signals, wishes.seed) == (20, SIGNALS, 7)
     assert (wishes.only, wishes.budget_seconds, wishes.ranks) == (None, None, None)
@@ -122,7 +122,7 @@ def test_without_anything_the_wishes_are_the_usual_ones(where):
 
 def test_all_options_become_wishes(where):
     (where / "script").touch()
-    wishes = make_wishes(
+    wishes = make_request(
         ["./script", "{dir}"],
         kills="5",
         signals="SIGINT,kill,int",
@@ -167,16 +167,16 @@ def test_the_number_of_ranks_goes_where_it_belongs(before, after):
 
 
 def test_a_command_that_resumes_may_know_its_ranks_by_itself(where):
-    wishes = make_wishes(["python3", "{ranks}"], resume_cmd="python3 a.py --resume", ranks=2)
+    wishes = make_request(["python3", "{ranks}"], resume_cmd="python3 a.py --resume", ranks=2)
     assert wishes.resume_command == ("python3", "a.py", "--resume")
     assert wishes.command == ("python3", "2")
 
 
 def test_a_folder_that_is_none_is_refused(where):
     with pytest.raises(HoldfastError, match=r"train\.py: is no folder\.\nName the one"):
-        make_wishes(["python3"], folder="train.py")
+        make_request(["python3"], folder="train.py")
     with pytest.raises(HoldfastError, match=r"There is no command to prove\.\nFor example"):
-        make_wishes([])
+        make_request([])
 
 
 @given(st.text())

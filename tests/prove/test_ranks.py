@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.proof import ProofRequest, Watcher
 from holdfast._tools.prove.prove import prove
 from holdfast._tools.prove.report import plain_text
-from holdfast._tools.prove.runs import compare_runs, unlike_generators
+from holdfast._tools.prove.results import compare_runs, unlike_generators
 from tests.support import arena_files, keepers, wait_until
 
 pytest.importorskip("torch", reason="pip install torch")
@@ -41,7 +41,7 @@ def test_a_run_of_two_ranks_is_equal_whomever_a_signal_meets(prove):
 @pytest.mark.timeout(300)
 def test_ranks_of_torchrun_go_on_after_a_kill_of_one_and_of_torchrun(tmp_path):
     shutil.copy(RUN, tmp_path / "train.py")
-    wishes = Wishes((*LAUNCH, "train.py"), kills=2, signals=("KILL",), folder=tmp_path)
+    wishes = ProofRequest((*LAUNCH, "train.py"), kills=2, signals=("KILL",), folder=tmp_path)
     proof = prove(wishes, Watcher())
     assert proof.verdict == "equal", plain_text(proof)
     assert targets(proof) == {("KILL", "rank"), ("KILL", "the")}, plain_text(proof)
@@ -62,7 +62,7 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
     shutil.copy(RUN, project / "train.py")
     keep = tmp_path / "kept"
     words = (*command, "--epochs", "10")
-    wishes = Wishes(words, kills=50, signals=IN_EARNEST, seed=1, keep=keep, folder=project)
+    wishes = ProofRequest(words, kills=50, signals=IN_EARNEST, seed=1, keep=keep, folder=project)
     proof = prove(wishes, Watcher())
     assert proof.verdict == "equal", plain_text(proof)
     assert len(proof.interruptions) == 50, plain_text(proof)
@@ -82,7 +82,7 @@ def test_fifty_interruptions_of_four_ranks_change_no_bit(command, tmp_path):
 @pytest.mark.timeout(300)
 def test_two_ranks_that_resume_rightly_are_equal(tmp_path):
     shutil.copy(SCRIPT, tmp_path / "train.py")
-    wishes = Wishes((*LAUNCH, "train.py"), kills=2, signals=("KILL", "TERM"), folder=tmp_path)
+    wishes = ProofRequest((*LAUNCH, "train.py"), kills=2, signals=("KILL", "TERM"), folder=tmp_path)
     proof = prove(wishes, Watcher())
     assert proof.verdict == "equal", plain_text(proof)
     assert proof.ranks == 2
@@ -98,7 +98,9 @@ def test_what_one_rank_forgets_is_found(tmp_path):
     )
     assert broken != text
     (tmp_path / "train.py").write_text(broken)
-    wishes = Wishes((*LAUNCH, "train.py"), kills=1, signals=("KILL",), seed=3, folder=tmp_path)
+    wishes = ProofRequest(
+        (*LAUNCH, "train.py"), kills=1, signals=("KILL",), seed=3, folder=tmp_path
+    )
     proof = prove(wishes, Watcher())
     assert proof.verdict == "differs", plain_text(proof)
     assert proof.difference is not None

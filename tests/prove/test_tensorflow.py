@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.plan import Planned
-from holdfast._tools.prove.proof import Proof
+from holdfast._tools.prove.proof import Planned, Proof
 from holdfast._tools.prove.report import plain_text
 
 SCRIPTS = Path(__file__).parent / "in_tensorflow"

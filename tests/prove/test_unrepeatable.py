@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.proof import Watcher, Wishes
+from holdfast._tools.prove.proof import ProofRequest, Watcher
 from holdfast._tools.prove.prove import prove
 from holdfast._tools.prove.report import plain_text
 
@@ -43,7 +43,9 @@ def test_an_unrepeatable_script_is_told_so_and_compared_within_its_spread(name, 
     # A process of its own for each life: forks of one would draw the same "random" numbers.
     shutil.copy(SCRIPTS / f"{name}.py", tmp_path / "train.py")
     command = (sys.executable, "train.py")
-    proof = prove(Wishes(command, kills=2, signals=("TERM", "KILL"), folder=tmp_path), Watcher())
+    proof = prove(
+        ProofRequest(command, kills=2, signals=("TERM", "KILL"), folder=tmp_path), Watcher()
+    )
     assert proof.verdict == "not repeatable", plain_text(proof)
     assert proof.exit_status == 3
     assert proof.unrepeatable is not None
@@ -72,7 +74,7 @@ def test_the_order_of_a_set_is_no_unseeded_generator_in_torch(tmp_path):
 
 def check_order_of_a_set(folder, kills):
     command = (sys.executable, "train.py")
-    proof = prove(Wishes(command, kills=kills, signals=("KILL",), folder=folder), Watcher())
+    proof = prove(ProofRequest(command, kills=kills, signals=("KILL",), folder=folder), Watcher())
     assert proof.unrepeatable is not None, plain_text(proof)
     assert proof.unrepeatable.cause == "data-order-not-fixed", plain_text(proof)
     assert any("PYTHONHASHSEED" in note for note in proof.notes), plain_text(proof)

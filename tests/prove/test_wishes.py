@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._tools.prove.plan import Planned
+from holdfast._tools.prove.proof import Planned
 from holdfast._tools.prove.report import plain_text
 
 HERE = Path(__file__).parent

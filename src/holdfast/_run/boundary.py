@@ -17,7 +17,7 @@ from holdfast._run.saving.keeper_client import Handle
 from holdfast._run.saving.rank_orders import RankAgreement
 from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.handlers import uninterruptible
-from holdfast._run.witness.run_eye import RunEye
+from holdfast._run.witness.observer import RunObserver
 from holdfast._store.folder.requests import StopRequest
 from holdfast._store.memory.control import (
     BOUNDARY_NS,
@@ -216,7 +216,7 @@ class Boundary:
             job.requeue(stopped)
         session.guard.call_users_handler(request.number)
 
-    def _show(self, eye: RunEye) -> None:
+    def _show(self, eye: RunObserver) -> None:
         """Let a proof see this boundary, and interrupt it here."""
         session = self._session
         wants_checkpoint = eye.boundary(

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast._errors import HoldfastError, Stopped
 from holdfast._run.saving.keeper_client import KeeperClient
 from holdfast._run.signals.guard import Guard
-from holdfast._run.witness.run_eye import RunEye
+from holdfast._run.witness.observer import RunObserver
 from holdfast._store.memory.control import HEARD, IN_LOOP, REST, RESTS, begin_rest, end_rest
 
 
@@ -26,7 +26,7 @@ class Phases:
         guard: Guard,
         keeper: KeeperClient,
         leave: Callable[[int], Stopped],
-        eye: RunEye | None = None,
+        eye: RunObserver | None = None,
     ) -> None:
         self._words = words
         self._guard = guard

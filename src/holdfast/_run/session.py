@@ -47,7 +47,7 @@ from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.guard import Guard
 from holdfast._run.signals.handlers import uninterruptible
 from holdfast._run.stop_state import StopState
-from holdfast._run.witness.run_eye import RunEye, open_run_eye
+from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
@@ -81,7 +81,7 @@ class Session:
         self.stops = StopState()
         self.ranks: RankAgreement | None = None  # where there are several
         self.job: JobClient | None = None  # where a scheduler has started this one process
-        self.eye: RunEye | None = None  # while `holdfast prove` watches
+        self.eye: RunObserver | None = None  # while `holdfast prove` watches
         self.is_open = False
         self._ignore_optimizers: Callable[[], None] | None = None
 
@@ -179,7 +179,7 @@ class Session:
             self.guard.wait_for_others()
         if attempt.launcher is not None:
             self.guard.set_children_apart()
-        self.eye = open_run_eye(spec.folder, self.boundary.step)
+        self.eye = open_run_observer(spec.folder, self.boundary.step)
         self.phases = Phases(words, self.guard, self.keeper, self._leave_phase, self.eye)
         self.phases.recall(self.found.phases)
         self._ignore_optimizers = watch_optimizers(self.loops.note_optimizer)

@@ -1,10 +1,11 @@
-"""What a person does with a mirror: look at it, copy to it now, have something back from it."""
+"""`holdfast mirror`: list a mirror, copy to it now, fetch from it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from holdfast._store.mirror.uploader import Service, Uploader, alone
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class MirroredCheckpoint:
     """A checkpoint in a mirror."""
 
     step: int
@@ -48,16 +49,16 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class MirrorList:
-    """What a mirror holds."""
+    """The checkpoints in a mirror, oldest first."""
 
     address: str
     run_id: str | None
-    checkpoints: list[Copy]
+    checkpoints: list[MirroredCheckpoint]
     damaged: list[str]
 
 
 def address_of(folder: Path, given: str | None) -> str:
-    """The mirror that is meant: the one that is given, or the one that the run has used."""
+    """The given mirror, or the one that the run has used."""
     if given is not None:
         found = Settings(mirror=given).mirror_address
         assert found is not None
@@ -73,14 +74,13 @@ def address_of(folder: Path, given: str | None) -> str:
 
 
 def list_mirror(folder: Path, address: str) -> MirrorList:
-    """The checkpoints there, oldest first."""
-    with _Plainly(address):
+    with _store_errors(address):
         index = MirrorIndex(open_store(address))
         run_id = index.identity()
         layout = RunLayout(folder.absolute())
         here = {path.name for _, _, path in layout.checkpoint_folders()}
         found = [
-            Copy(
+            MirroredCheckpoint(
                 step=each.step,
                 attempt=each.attempt,
                 name=each.path.name,
@@ -94,13 +94,13 @@ def list_mirror(folder: Path, address: str) -> MirrorList:
 
 
 def push(
-    folder: Path, address: str, wait: Callable[[], None], tell_damage: Callable[[str], None]
+    folder: Path, address: str, tell_waiting: Callable[[], None], tell_damage: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Copy the newest checkpoint now, whoever else is at it; returns what the mirror then has."""
+    """Copy the newest checkpoint now, after any copy under way; returns the record."""
 
-    def hear(kind: str, **told: Any) -> None:
+    def receive(kind: str, **fields: Any) -> None:
         if kind == "damaged":
-            tell_damage(told["text"])
+            tell_damage(fields["text"])
 
     layout, run_id = find_run(folder)
     numbers = layout.attempt_numbers()
@@ -117,11 +117,13 @@ def push(
         best=(best[0], best[1]) if isinstance(best, list) else None,
         piece_bytes=piece_bytes(),
     )
-    uploader = Uploader(service, hear, is_known=known.get("address") in (None, address))
-    with _Plainly(address):
+    uploader = Uploader(service, receive, is_known=known.get("address") in (None, address))
+    has_waited = False
+    with _store_errors(address):
         while not uploader.copy_newest():
-            if uploader.is_kept_waiting:
-                wait()
+            if uploader.is_kept_waiting and not has_waited:
+                has_waited = True
+                tell_waiting()
     if not uploader.record["checkpoints"]:
         raise NoGoodCheckpoint(
             f"{folder}: no checkpoint here is whole, and none was copied.\n"
@@ -135,11 +137,10 @@ def fetch(
     address: str,
     step: int | None,
     tell_damage: Callable[[str, str], None],
-    progress: Callable[[int, int], None],
 ) -> Fetched:
-    """Have the newest whole checkpoint, or that of a step, in the run folder."""
+    """Fetch the newest whole checkpoint, or that of a step, into the run folder."""
     layout = RunLayout(folder.absolute())
-    with _Plainly(address):
+    with _store_errors(address):
         index = MirrorIndex(open_store(address))
         run_id = index.identity()
         if run_id is None:
@@ -154,7 +155,7 @@ def fetch(
         _admit(layout, folder, run_id, attempts)
         _refuse_strange(index, layout, folder, wanted[0])
         with alone(layout, lambda: None):
-            found = fetch_newest(index, layout, tell_damage, progress, step)
+            found = fetch_newest(index, layout, tell_damage, lambda *_: None, step)
     if found is None:
         raise NoGoodCheckpoint(f"{address}: none of the checkpoints that were asked for is whole.")
     journal.append(layout.journal, "restored", address=address, **asdict(found))
@@ -164,7 +165,7 @@ def fetch(
 
 
 def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
-    """Make a new folder one of this run; refuse one that is another's, or in use."""
+    """Give a new folder the identity of this run; refuse another run, or a live one."""
     own = read_json(layout.identity).get("run_id")
     if own is None:
         layout.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
     numbers = layout.attempt_numbers()
     if numbers and is_live(layout, numbers[-1]):
         holder = lease_holder(layout, numbers[-1])
-        assert holder is not None  # else it would not count as live
+        assert holder is not None  # a live run has one
         raise RunIsLive(
             f"{folder}: the run trains now, and would not see it.\nStop it first (holdfast stop "
             f"{folder}).",
@@ -189,7 +190,7 @@ def _admit(layout: RunLayout, folder: Path, run_id: str, attempts: int) -> None:
 
 
 def _refuse_strange(index: MirrorIndex, layout: RunLayout, folder: Path, wanted: Kept) -> None:
-    """A folder that has gone another way than the mirror would not go on from what is there."""
+    """Refuse a folder whose lineage has left that of the mirror: it would not resume from there."""
     attempt, step = wanted.attempt, wanted.step
     numbers = layout.attempt_numbers()
     newest = max([0, *numbers, *(number for _, number, _ in layout.checkpoint_folders())])
@@ -197,7 +198,7 @@ def _refuse_strange(index: MirrorIndex, layout: RunLayout, folder: Path, wanted:
     holder = Holder.of(layout, str(read_json(layout.identity)["run_id"]), newest)
     claims = index.claims().get(attempt, set())
     is_ours = not claims or any(holder.knows(attempt, each) for each in claims)
-    # A folder in which no training has begun yet has gone nowhere.
+    # A folder in which no training has begun yet has no lineage.
     if line and attempt <= newest and not (is_ours and is_on_line(line, attempt, step)):
         raise FolderError(
             f"{folder}: has gone its own way since (attempt {newest} here, step {step} of attempt "
@@ -209,15 +210,12 @@ def _refuse_strange(index: MirrorIndex, layout: RunLayout, folder: Path, wanted:
         write_json(layout.identity, identity)
 
 
-class _Plainly:
-    """What a store's library raises, in a sentence."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, HoldfastError):
-            raise MirrorError(f"{describe_trouble(self._address, error)}.") from error
+@contextlib.contextmanager
+def _store_errors(address: str) -> Iterator[None]:
+    """Errors of a store's library, in a sentence."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise MirrorError(f"{describe_trouble(address, error)}.") from error

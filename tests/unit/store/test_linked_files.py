@@ -19,7 +19,7 @@ from holdfast._store.read.damage import find_damage
 from holdfast._store.read.merge_ranks import FileSource, read_checkpoint
 from holdfast._store.read.verify import read_manifest
 from holdfast._tools.cli.checkpoints import list_with_reasons, verify_all
-from holdfast._tools.convert.export.export import Wanted, export
+from holdfast._tools.convert.export.export import ExportRequest, export
 from tests.linked_files import link_unchanged, make_checkpoint
 
 FROZEN = np.arange(3_000_001, dtype=np.float32)
@@ -167,7 +167,7 @@ def test_ls_verify_and_export_see_through_it(linked, folder, tmp_path):
     sizes = [each.size_bytes for each in list_with_reasons(folder).checkpoints]
     assert sizes[0] == sizes[1]
     out = tmp_path / "out.safetensors"
-    assert export(folder, Wanted(out)).step == 9
+    assert export(folder, ExportRequest(out)).step == 9
     data = out.read_bytes()
     assert FROZEN.tobytes() in data
     assert np.full(1001, 9, dtype=np.float64).tobytes() in data

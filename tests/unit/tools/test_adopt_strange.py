@@ -76,7 +76,7 @@ def test_an_epoch_that_is_none_is_not_believed(tmp_path, epoch):
     (tmp_path / "hf").mkdir()
     source = _folder(tmp_path / "hf", f'{{"global_step": 5, "epoch": {epoch}}}')
     adopted = adopt_files(tmp_path / "runs" / "a", Adoption(source))
-    assert (adopted.prepared.step, adopted.prepared.epoch) == (5, 0)
+    assert (adopted.step, adopted.epoch) == (5, 0)
 
 
 @pytest.mark.parametrize("data", [b"\x13noise" * 100, b"hello"])

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from holdfast._tools.prove.distance import distance, relative_distance
-from holdfast._tools.prove.trees import first_difference
+from holdfast._tools.prove.difference import distance, first_difference, relative_distance
 
 torch = pytest.importorskip("torch", reason="pip install 'holdfast[torch]'")
 

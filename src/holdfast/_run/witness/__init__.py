@@ -1,1 +1,1 @@
-"""The other side of a proof: sees what a script trains, from inside its process, and tells."""
+"""`holdfast prove`, inside the training process: sends what the script trains to the prover."""

@@ -1,7 +1,6 @@
-"""The command line: a thin face, where each command calls one function.
+"""The command line: each command parses its options, calls one function and prints the answer.
 
-`gather` and `checkpoints` find out, `commands` asks them, `show` prints. Only this
-room imports click and rich, and only when a command runs.
+Only this package imports click and rich, and only when a command runs.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import sys
 
 
 def main() -> None:
-    """Run one command, and leave with its status: never with a traceback for a wrong folder."""
+    """Run one command, and exit with its status: never with a traceback for a wrong folder."""
     try:
         status = _run()
         if sys.stdout is not None:  # started with it closed, `>&-`
             sys.stdout.flush()
     except BrokenPipeError:
-        # `holdfast status | head -1`: nobody reads on, which is no fault of anyone. Without
-        # this the interpreter would complain when it flushes at its end.
+        # `holdfast status | head -1` closes the pipe, which is no error. Without this the
+        # interpreter would complain when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
     except KeyboardInterrupt:
@@ -30,14 +29,14 @@ def main() -> None:
 def _run() -> int:
     command, options = _led_command(sys.argv[1:])
     if command:
-        # Every task of a job passes here, and waits for it: click and rich take longer than
-        # the rest of the start together.
+        # Every task of a job starts through here: click and rich would take longer than the
+        # rest of the start together.
         from holdfast._supervise.leader import lead
 
         most = options.get("--max-restarts")
         return lead(command, None if most is None else int(most), options.get("--hang-timeout"))
     for stream in (sys.stdout, sys.stderr):
-        # A folder's name may hold bytes that are no text, and a pipe may want ASCII.
+        # A folder's name may hold bytes that are no text, and a pipe may be ASCII only.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # some have none
     import click
@@ -45,7 +44,7 @@ def _run() -> int:
     from holdfast import _text as words
     from holdfast._errors import FolderError, HoldfastError, SettingsError
     from holdfast._tools.cli.commands import cli
-    from holdfast._tools.cli.group import NobodyReads
+    from holdfast._tools.cli.group import PipeClosed
 
     try:
         result = cli.main(standalone_mode=False, prog_name="holdfast")
@@ -58,7 +57,7 @@ def _run() -> int:
         for line in str(error).splitlines():
             click.echo(words.name(line), err=True)
         return 2 if isinstance(error, FolderError | SettingsError) else 1
-    except NobodyReads as error:
+    except PipeClosed as error:
         raise BrokenPipeError from error
     except OSError as error:
         where = words.name(str(error.filename or "holdfast"))
@@ -68,7 +67,7 @@ def _run() -> int:
 
 
 def _led_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """What follows `run`, where that is a command and nothing that click has to explain."""
+    """The command after `run` and its options; nothing where click has to explain an error."""
     if words[:1] != ["run"]:
         return [], {}
     rest, found = words[1:], dict[str, str]()

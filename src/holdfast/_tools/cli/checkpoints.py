@@ -32,7 +32,7 @@ class CheckpointSummary:
     reason: str | None  # why it was made
     kept_because: str | None  # None: the run did not say how many it keeps
     metrics: dict[str, float | None]
-    is_damaged: bool  # the manifest cannot be read; `verify` looks at the rest
+    is_damaged: bool  # the manifest cannot be read; `verify` reads the rest
     ranks: int | None  # that made it
 
 
@@ -46,19 +46,19 @@ class CheckpointList:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What `verify` found out about one checkpoint."""
+class Verified:
+    """One checkpoint after `verify`."""
 
     folder: str
     step: int
     attempt: int
     size_bytes: int | None
     damage: list[str]
-    is_gone: bool  # removed by the run while we read it
+    is_gone: bool  # removed by the run meanwhile
 
 
 def list_with_reasons(folder: Path) -> CheckpointList:
-    """Everything that `holdfast ls` tells about a run."""
+    """The answer of `holdfast ls`."""
     layout, _ = find_run(folder)
     history = read_history(layout)
     kept = _reasons(layout, history)
@@ -107,11 +107,11 @@ def _summary(path: Path, step: int, attempt: int, because: str | None) -> Checkp
     )
 
 
-def verify_all(folder: Path) -> Iterator[Verdict]:
+def verify_all(folder: Path) -> Iterator[Verified]:
     """Read every byte of every checkpoint, oldest first, and change nothing."""
     layout, _ = find_run(folder)
     for step, attempt, path in layout.checkpoint_folders():
         size_bytes = _summary(path, step, attempt, None).size_bytes
         damage = find_damage(path)
         gone = bool(damage) and not path.exists()
-        yield Verdict(str(path), step, attempt, size_bytes, [] if gone else damage, gone)
+        yield Verified(str(path), step, attempt, size_bytes, [] if gone else damage, gone)

@@ -1,4 +1,4 @@
-"""The command `holdfast` itself: its help, and what its commands share."""
+"""The command `holdfast` itself: its help, and the arguments and options that commands share."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _GROUPS = {
 }
 
 
-class NobodyReads(Exception):
-    """The other end of the pipe has gone."""
+class PipeClosed(Exception):
+    """The reader of standard output has gone."""
 
 
 class _Group(click.Group):
@@ -62,8 +62,8 @@ class _Group(click.Group):
         try:
             return super().invoke(context)
         except BrokenPipeError as error:
-            # click would leave with status 1, which for `verify` means damage.
-            raise NobodyReads from error
+            # click would exit with status 1, which for `verify` means damage.
+            raise PipeClosed from error
 
     def list_commands(self, context: click.Context) -> list[str]:
         known = [name for names in _GROUPS.values() for name in names]
@@ -98,13 +98,12 @@ def cli() -> None:
 
 
 def print_json(value: Any) -> None:
-    """A value for scripts."""
     click.echo(json.dumps(value, indent=1))
 
 
 def complete_runs(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The run folders that a half-typed word may mean; where there is none, any folder."""
-    # What has been typed stays as it was typed: `./runs/` must not become `runs/`.
+    """The run folders that a half-typed word may mean; without one, any folder."""
+    # The typed part stays as it is: `./runs/` must not become `runs/`.
     typed = incomplete[: incomplete.rfind("/") + 1]
     found = []
     for path in _runs_below(Path(typed or os.curdir)):
@@ -117,11 +116,19 @@ def complete_runs(_: click.Context, __: click.Parameter, incomplete: str) -> lis
 def _runs_below(base: Path) -> Iterator[str]:
     from holdfast._report.status.gather import runs_below
 
-    # A person waits with a finger on the key, and the folder may be a whole home.
+    # A person waits for it, and the folder may be a whole home.
     deadline = time.monotonic() + _COMPLETION_SECONDS
     for path in runs_below(base, deadline_seconds=deadline):
         yield str(path.relative_to(base))
 
 
 RUN = click.argument("run", metavar="RUN", type=FOLDER, shell_complete=complete_runs)
+RUNS_PATH = click.argument(
+    "path", metavar="[PATH]", type=FOLDER, default=".", shell_complete=complete_runs
+)
+# With allow_interspersed_args off: options after the first word are the script's own.
+COMMAND = click.argument(
+    "command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED
+)
+COMMAND_SETTINGS = {"allow_interspersed_args": False}
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")

@@ -1,4 +1,8 @@
-"""`holdfast prove`: what it takes, and how several proofs follow each other."""
+"""`holdfast prove`: its options, its progress and its output.
+
+The progress goes to standard error: one changing line on a terminal, plain lines in a log.
+Standard output has the outcome only, so that it can be kept in a file.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from holdfast import _text
-from holdfast._tools.cli.group import AS_JSON, FOLDER, complete_runs, print_json
+from holdfast._tools.cli.group import (
+    AS_JSON,
+    COMMAND,
+    COMMAND_SETTINGS,
+    FOLDER,
+    complete_runs,
+    print_json,
+)
 from holdfast._tools.cli.show import Screen
 from holdfast._tools.prove import report
 from holdfast._tools.prove.proof import (
@@ -28,19 +37,18 @@ from holdfast._tools.prove.proof import (
     UNTRIED,
     Interruption,
     Proof,
+    ProofRequest,
     Watcher,
-    Wishes,
 )
 
-_LEAST_SECONDS = 1.0  # of a budget that others have used up: enough to be told so
+_LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 
 
 @click.command(
     short_help="Show that your script can be interrupted anywhere.",
-    # What stands behind the first word of the command is the script's own.
-    context_settings={"allow_interspersed_args": False},
+    context_settings=COMMAND_SETTINGS,
 )
-@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@COMMAND
 @click.option("--kills", metavar="N", default="20", help="How many interruptions (20).")
 @click.option(
     "--signals",
@@ -93,7 +101,7 @@ def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options:
       holdfast prove --ranks 1,2,4 -- torchrun --nproc-per-node={ranks} train.py
       holdfast prove --resume-cmd "python train.py --resume" -- python train.py
     """
-    wanted = list_wishes(command, ranks, options)
+    wanted = list_requests(command, ranks, options)
     from holdfast._tools.demo.story import ended_by_signals
     from holdfast._tools.prove.prove import prove as make_proof
 
@@ -115,52 +123,45 @@ def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options:
     return proofs[-1].exit_status
 
 
-def list_wishes(
+def list_requests(
     command: tuple[str, ...], ranks: str | None, options: dict[str, Any]
-) -> list[Wishes]:
-    """One for each number of ranks, all of them checked before the first is tried."""
-    from holdfast._tools.prove.options import make_wishes, parse_ranks
+) -> list[ProofRequest]:
+    """One for each number of ranks, all checked before the first is tried."""
+    from holdfast._tools.prove.options import make_request, parse_ranks
 
     if ranks is None:
-        return [make_wishes(command, **options)]
+        return [make_request(command, **options)]
     numbers = parse_ranks(ranks)
-    found = [make_wishes(command, **options, ranks=number) for number in numbers]
+    found = [make_request(command, **options, ranks=number) for number in numbers]
     if len(found) == 1:
         return found
     # Each has its own folder, or the second would find that of the first.
     return [
-        wishes if wishes.keep is None else _keep_below(wishes, f"ranks-{wishes.ranks}")
-        for wishes in found
+        dataclasses.replace(request, keep=request.keep and request.keep / f"ranks-{request.ranks}")
+        for request in found
     ]
 
 
-def _keep_below(wishes: Wishes, name: str) -> Wishes:
-    assert wishes.keep is not None
-    return dataclasses.replace(wishes, keep=Path(wishes.keep, name))
-
-
 def prove_all(
-    wanted: Sequence[Wishes],
-    make_proof: Callable[[Wishes, Watcher], Proof],
+    wanted: Sequence[ProofRequest],
+    make_proof: Callable[[ProofRequest, Watcher], Proof],
     follow: Callable[[], AbstractContextManager[Watcher]],
 ) -> Iterator[Proof]:
     """One proof after the other, until one is not equal; they share one budget."""
     began = time.monotonic()
-    for index, wishes in enumerate(wanted):
-        if wishes.budget_seconds is not None:
-            left = wishes.budget_seconds - (time.monotonic() - began)
+    for index, request in enumerate(wanted):
+        if request.budget_seconds is not None:
+            left = request.budget_seconds - (time.monotonic() - began)
             share = max(_LEAST_SECONDS, left / (len(wanted) - index))
-            wishes = dataclasses.replace(wishes, budget_seconds=share)
+            request = dataclasses.replace(request, budget_seconds=share)
         with follow() as watcher:
-            proof = make_proof(wishes, watcher)
+            proof = make_proof(request, watcher)
         yield proof
         if proof.verdict != EQUAL:
             return
 
 
-# -- How a proof is watched and told ---------------------------------------------------------------
-# While it goes on, it is told on standard error: one line that changes on a terminal, plain
-# lines in a log. Standard output has the outcome only, so that it can be kept in a file.
+# -- output -----------------------------------------------------------------------
 
 
 _STYLES = {EQUAL: "bold green", DIFFERS: "bold red", UNREPEATABLE: "bold yellow"}
@@ -168,31 +169,23 @@ _DRAW_SECONDS = 0.1
 
 
 def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
-    """All interruptions, then the verdict, since that is what should stand last."""
+    """All interruptions, then the verdict."""
     if proof.verdict == UNTRIED:
         for line in report.plain_text(proof).splitlines():
             click.echo(_text.name(line), err=True)
         return
     screen = Screen()
     if with_ranks:
-        screen.write(f"{proof.ranks} {'rank' if proof.ranks == 1 else 'ranks'}:", style="bold")
+        screen.write(f"{_text.count(proof.ranks, 'rank')}:", style="bold")
     if proof.interruptions:
         _show_interruptions(screen, proof)
         screen.write()
     screen.write(_text.name(report.headline(proof)), style=_STYLES[proof.verdict])
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    replay = None
-    for label, text in report.details(proof):
-        if label == "to replay":
-            replay = text
-        else:
-            grid.add_row(f"  {label}", Text(_text.name(text)))
-    screen.table(grid)
-    if replay is not None:
-        # A line that the terminal breaks can be pasted; one that we break cannot.
-        screen.print(Text(f"To replay: {_text.name(replay)}"), soft_wrap=True)
+    rows = [(label, _text.name(text)) for label, text in report.details(proof)]
+    screen.labelled(row for row in rows if row[0] != "to replay")
+    if proof.replay is not None:
+        # A line that the terminal wraps can be pasted; one that we wrap cannot.
+        screen.print(Text(f"To replay: {_text.name(proof.replay)}"), soft_wrap=True)
 
 
 def _show_interruptions(screen: Screen, proof: Proof) -> None:
@@ -208,7 +201,7 @@ def _show_interruptions(screen: Screen, proof: Proof) -> None:
 
 @contextmanager
 def follow() -> Iterator[Watcher]:
-    """Someone who tells how it goes on, as fits where it is told."""
+    """Shows the progress of a proof, as fits standard error."""
     console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainWatcher()
@@ -261,7 +254,7 @@ class LiveWatcher(Watcher):
 
     def step(self, step: int, total: int | None) -> None:
         self._step = f"step {step}" if total is None else f"step {step} of {total}"
-        # Drawing each of hundreds of steps a second would slow down what it watches.
+        # Drawing hundreds of steps a second would slow down the script.
         if time.monotonic() - self._drawn > _DRAW_SECONDS:
             self._draw()
 

@@ -1,12 +1,12 @@
-"""What the commands print: plain lines into a pipe, a little colour on a terminal."""
+"""The output of the commands: plain lines into a pipe, a little colour on a terminal."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -19,7 +19,11 @@ from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
 from holdfast._report.status.job import describe_job, describe_mirror
 from holdfast._report.status.ranks import describe_death, describe_ranks, describe_straggler
-from holdfast._tools.cli.checkpoints import CheckpointList, CheckpointSummary, Verdict
+from holdfast._tools.cli.checkpoints import CheckpointList, CheckpointSummary, Verified
+
+if TYPE_CHECKING:
+    from holdfast._tools.clean import Litter, LitterFound
+    from holdfast._tools.mirror import MirrorList
 
 _STYLES = {
     "training": "green",
@@ -37,17 +41,17 @@ _STYLES = {
 _SLOTS = {2: "two", 3: "three"}
 _LONG_STEP_SECONDS = 30.0
 _MOST_ROWS = 200
-_NO_WIDTH = 1000  # of a pipe: a line is never broken, and whoever reads it breaks it
+_NO_WIDTH = 1000  # of a pipe: a line is never broken
 
 
 class Screen(Console):
-    """Standard output, or lines collected for it; a name in brackets stays one."""
+    """Standard output, or lines collected for it; brackets are no markup."""
 
     def __init__(self, into: IO[str] | None = None) -> None:
         columns = shutil.get_terminal_size((_NO_WIDTH, 24)).columns
         super().__init__(
             file=into,
-            # What is collected is for standard output in the end, and looks as there.
+            # Collected lines go to standard output in the end.
             force_terminal=None if into is None else sys.stdout.isatty(),
             width=columns,
             markup=False,
@@ -56,7 +60,7 @@ class Screen(Console):
         )
 
     def on_broken_pipe(self) -> None:
-        # rich would leave with status 1, which for `verify` means damage.
+        # rich would exit with status 1, which for `verify` means damage.
         raise BrokenPipeError
 
     def columns(self) -> Table:
@@ -65,8 +69,16 @@ class Screen(Console):
         return Table(box=box, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
 
     def table(self, table: Table) -> None:
-        """A table without blank lines."""
         self._put(table)
+
+    def labelled(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Rows of a dim label and a text."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, text in rows:
+            grid.add_row(f"  {label}", Text(text))
+        self.table(grid)
 
     def write(self, text: str | Text = "", style: str = "") -> None:
         """A line, broken between words where the terminal ends."""
@@ -84,7 +96,6 @@ class Screen(Console):
 
 
 def show_run(screen: Screen, run: RunSummary) -> None:
-    """One run, in a few lines."""
     folder = Path(run.folder)
     headline = Text.assemble(
         (_text.name(folder), "bold"), ": ", (run.state, _STYLES.get(run.state, ""))
@@ -107,13 +118,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("why", _why(run, folder)),
         ("next", _next(run, folder)),
     ]
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in rows:
-        if value:
-            grid.add_row(f"  {label}", value)
-    screen.table(grid)
+    screen.labelled((label, value) for label, value in rows if value)
 
 
 def _progress(run: RunSummary) -> str:
@@ -193,19 +198,18 @@ def _last_exit(run: RunSummary) -> str:
     text += f": {what}"
     if ended.status is not None:
         text += f" (status {ended.status})"
-    # Of a run that has ended, `safe` says it, and knows what its keeper has saved since.
+    # Of a run that has ended, `safe` has it, with what its keeper has saved since.
     if run.is_live and ended.durable_step is not None:
         text += f"; step {ended.durable_step} was durable"
     return text
 
 
 def _why(run: RunSummary, folder: Path) -> str:
-    """Of a run that did not end well: the verdict, and where there is more."""
     more = _text.command("why", folder)
     if run.state not in ("died", "failed", "could not start"):
         return ""
     if run.keeper_pid is not None:
-        return more  # not all of it is known yet
+        return more  # the keeper still gathers evidence
     from holdfast._diagnose.deaths.judge import judge
     from holdfast._diagnose.evidence.gather import gather_run
 
@@ -238,7 +242,6 @@ def _next(run: RunSummary, folder: Path) -> str:
 
 
 def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
-    """Many runs, one line each."""
     if len(runs) > _MOST_ROWS:
         _show_very_many(screen, runs)
         return
@@ -278,7 +281,6 @@ def _show_very_many(screen: Screen, runs: Sequence[RunSummary]) -> None:
 
 
 def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> None:
-    """The checkpoints of a run, newest last."""
     if not found.checkpoints:
         screen.write(f"{_text.name(folder)}: no checkpoints yet.")
     else:
@@ -295,9 +297,8 @@ def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> Non
             table.add_row(*row[: len(table.columns)])
         screen.table(table)
         total = sum(each.size_bytes or 0 for each in found.checkpoints)
-        count = len(found.checkpoints)
-        noun = "checkpoint" if count == 1 else "checkpoints"
-        screen.write(f"{count} {noun}, {_text.size(total)}", style="dim")
+        count = _text.count(len(found.checkpoints), "checkpoint")
+        screen.write(f"{count}, {_text.size(total)}", style="dim")
     if found.set_aside:
         screen.write(
             f"{len(found.set_aside)} damaged or unfinished, never loaded: "
@@ -307,7 +308,7 @@ def show_checkpoints(screen: Screen, folder: Path, found: CheckpointList) -> Non
 
 
 def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | Text]:
-    # The metric that decides comes first.
+    # The metric of keep_best comes first.
     names = sorted(each.metrics, key=lambda name: (name != watched, name))
     metrics = ", ".join(f"{name} {_text.number(each.metrics[name])}" for name in names)
     return [
@@ -321,8 +322,7 @@ def _checkpoint_row(each: CheckpointSummary, watched: str | None) -> list[str | 
     ]
 
 
-def show_verdict(screen: Screen, verdict: Verdict) -> None:
-    """One line for each checkpoint, as soon as it is known."""
+def show_verdict(screen: Screen, verdict: Verified) -> None:
     label = f"step {verdict.step} (attempt {verdict.attempt}): "
     if verdict.is_gone:
         screen.write(Text(f"{label}removed by the run meanwhile", style="dim"))
@@ -333,3 +333,72 @@ def show_verdict(screen: Screen, verdict: Verdict) -> None:
     else:
         size = "" if verdict.size_bytes is None else f", {_text.size(verdict.size_bytes)}"
         screen.write(Text.assemble(label, ("whole", "green"), size))
+
+
+def show_mirror(screen: Screen, held: MirrorList) -> None:
+    """The checkpoints of a mirror, newest last."""
+    if not held.checkpoints:
+        screen.write(f"{_text.name(held.address)}: no checkpoints yet.")
+    else:
+        table = screen.columns()
+        for label in ("step", "age", "size", "attempt"):
+            table.add_column(label, justify="right", no_wrap=True)
+        table.add_column("here too")
+        for each in held.checkpoints:
+            size = "damaged index" if each.size_bytes is None else _text.size(each.size_bytes)
+            table.add_row(
+                f"{each.step} (end of epoch)" if each.name.endswith("-turn") else str(each.step),
+                _text.duration(each.age_seconds),
+                size,
+                str(each.attempt),
+                "yes" if each.is_here else "no",
+            )
+        screen.table(table)
+        count = _text.count(len(held.checkpoints), "checkpoint")
+        screen.write(f"{count} in {_text.name(held.address)}", style="dim")
+    if held.damaged:
+        screen.write(f"{len(held.damaged)} with a damaged manifest, never fetched", style="yellow")
+
+
+def show_litter(screen: Screen, found: LitterFound, yes: bool, command: str) -> None:
+    """What goes, what stays and why, and the totals."""
+    going = [item for item in found.items if item.goes]
+    staying = [item for item in found.items if not item.goes]
+    if going:
+        screen.write("Removed:" if yes else "Could go:", style="bold")
+        _list(screen, going, yes)
+    if staying:
+        screen.write("Left alone:", style="bold")
+        _list(screen, staying, yes)
+    if found.busy:
+        many = len(found.busy) > 1
+        what = f"{len(found.busy)} of them are" if many else f"{_text.name(found.busy[0])} is"
+        screen.write(f"{found.runs} {'runs' if found.runs > 1 else 'run'}; {what} live: untouched.")
+    if yes and going:
+        gone = [item for item in going if item.is_removed]
+        screen.write(f"{_total(gone)} removed.")
+        if len(gone) < len(going):
+            kept = [item for item in going if not item.is_removed]
+            screen.write(f"{_total(kept)} could not be removed: see above.", style="bold red")
+    elif going:
+        screen.write(f"{_total(going)}. Nothing was removed yet. To do it: {command} --yes")
+    else:
+        screen.write("There is nothing else to clean." if staying else "There is nothing to clean.")
+
+
+def _list(screen: Screen, items: Sequence[Litter], yes: bool) -> None:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for item in items:
+        name = Text(_text.name(item.path))
+        if yes and item.goes and not item.is_removed:
+            name.append(" COULD NOT BE REMOVED", style="bold red")
+        grid.add_row(f"  {_text.size(item.size_bytes)}", name)
+        grid.add_row("", Text(item.why, style="dim"))
+    screen.table(grid)
+
+
+def _total(items: Sequence[Litter]) -> str:
+    size_bytes = sum(item.size_bytes for item in items)
+    return f"{_text.count(len(items), 'thing')}, {_text.size(size_bytes)}"

@@ -1,4 +1,4 @@
-"""`holdfast stacks`: what it takes, and what it prints."""
+"""`holdfast stacks`: its options and its output."""
 
 from __future__ import annotations
 
@@ -157,12 +157,12 @@ def _headline(found: Record) -> str:
 def _count(look: Record) -> str:
     processes = look.get("processes") or []
     threads = sum(len(each.get("threads") or []) for each in processes)
-    own = f"{threads} thread{'' if threads == 1 else 's'}"
+    own = _text.count(threads, "thread")
     return own if len(processes) < 2 else f"{len(processes)} processes, {own}"
 
 
 def _children(looks: Sequence[Record]) -> Iterator[str]:
-    """Where workers and other children stand that are Python, those alike in one line."""
+    """The Python children of the ranks, those with the same stack in one line."""
     from holdfast._diagnose.hangs.stacks import main_thread, read_thread
 
     groups: dict[str, list[str]] = {}
@@ -183,7 +183,6 @@ def _children(looks: Sequence[Record]) -> Iterator[str]:
 
 
 def _troubles(looks: Sequence[Record]) -> list[str]:
-    """Why stacks are missing, each reason once."""
     reasons = (look.get("stacks_error") for look in looks)
     said = dict.fromkeys(str(reason).rstrip(".") for reason in reasons if reason)
     return [f"Not all stacks could be read: {reason}." for reason in said]

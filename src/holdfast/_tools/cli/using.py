@@ -1,7 +1,8 @@
-"""The commands that use what a run has left, and the one that sets up the shell."""
+"""The commands that use or remove the checkpoints of a run, and the one that sets up the shell."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from holdfast import _text
 from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, complete_runs, print_json
 
 _NAMED = 8
-# As in `_tools/convert/export/export.py`, which only that command imports.
+# As in `_tools/convert/export/writers.py`, which only this command imports.
 _FORMATS = ("safetensors", "torch", "dcp", "huggingface", "tensorflow")
 _SHELLS = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/config.fish"}
 
@@ -70,23 +71,21 @@ def export(
       holdfast export runs/b ckpts --to tensorflow
       holdfast export runs/a out --to huggingface --config gpt2/config.json
     """
-    from holdfast._tools.convert.export.export import Wanted
     from holdfast._tools.convert.export.export import export as write_export
+    from holdfast._tools.convert.export.stored_tree import ExportRequest
 
-    wanted = Wanted(out, step, tuple(dict.fromkeys(only)), strip, force, to, config)
-    done = write_export(run, wanted)
+    request = ExportRequest(out, step, tuple(dict.fromkeys(only)), strip, force, to, config)
+    done = write_export(run, request)
     for line in done.passed_over:
         click.echo(f"{_text.name(line)} The one before it is taken.", err=True)
-    noun = "tensor" if done.tensors == 1 else "tensors"
     click.echo(
         f"{_text.name(out)}: step {done.step} (attempt {done.attempt}) of {_text.name(run)}, "
-        f"{done.tensors} {noun}, {_text.size(done.size_bytes)}; every checksum was verified."
+        f"{_text.count(done.tensors, 'tensor')}, {_text.size(done.size_bytes)}; every checksum was "
+        "verified."
     )
     if done.left_out:
-        named = ", ".join(done.left_out[:_NAMED])
-        more = f", and {len(done.left_out) - _NAMED} more" if len(done.left_out) > _NAMED else ""
         whose = "tf.train.Checkpoint" if to == "tensorflow" else "such a folder"
-        click.echo(f"Left out, for {whose} has no place for it: {named}{more}.")
+        click.echo(f"Left out, for {whose} has no place for it: {_some(done.left_out)}.")
     if done.ranks > 1:
         click.echo(f"Put together from {done.ranks} ranks; what each has of its own is rank 0's.")
     if done.newer_in_memory is not None:
@@ -125,8 +124,8 @@ def clean(
       holdfast clean runs
       holdfast clean runs --yes
     """
-    from holdfast._tools.clean.folders import remove
-    from holdfast._tools.cli.clean import find_litter, show_litter
+    from holdfast._tools.clean import find_litter, remove
+    from holdfast._tools.cli.show import Screen, show_litter
 
     found = find_litter(folders, all_memory=all_memory, drop_memory=drop_memory)
     if yes:
@@ -137,7 +136,7 @@ def clean(
     else:
         again = " ".join(["clean", *(["--all-memory"] if all_memory else [])])
         again += " --drop-memory" if drop_memory else ""
-        show_litter(found, yes, _text.command(again, *folders))
+        show_litter(Screen(), found, yes, _text.command(again, *folders))
     return int(yes and any(item.goes and not item.is_removed for item in found.items))
 
 
@@ -163,3 +162,184 @@ def completion(context: click.Context, shell: str) -> None:
     assert made is not None
     root = context.find_root()
     click.echo(made(root.command, {}, "holdfast", "_HOLDFAST_COMPLETE").source())
+
+
+_COUNT = click.IntRange(0, 2**53)  # the most that the records can hold
+
+
+def _read_names(
+    _: click.Context, __: click.Parameter, given: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for each in given:
+        new, sign, old = each.partition("=")
+        if not (new and sign and old):
+            raise click.BadParameter(f"{each!r} is not NEW=OLD: model=net, say.")
+        pairs.append((new, old))
+    return tuple(pairs)
+
+
+@click.command(short_help="Start a run from checkpoints that other libraries wrote.")
+@click.argument("folder", metavar="FOLDER", type=FOLDER)
+@click.option(
+    "--from",
+    "source",
+    metavar="CHECKPOINT",
+    type=FOLDER,
+    required=True,
+    help="A file, a folder, or a folder of several (its newest).",
+)
+@click.option("--step", type=_COUNT, metavar="N", help="The steps made; else it is found out.")
+@click.option("--epoch", type=_COUNT, metavar="N", help="The epochs that are over.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="NEW=OLD",
+    callback=_read_names,
+    help="Run calls it NEW, the checkpoint OLD; may be repeated. OLD `.` is the whole checkpoint.",
+)
+@click.option(
+    "--fresh", multiple=True, metavar="NAME", help="This state begins as the script makes it."
+)
+def adopt(
+    folder: Path,
+    source: Path,
+    step: int | None,
+    epoch: int | None,
+    names: tuple[tuple[str, str], ...],
+    fresh: tuple[str, ...],
+) -> None:
+    """Start a run from a checkpoint that another library wrote.
+
+    That is: a file of torch.save or safetensors, a .ckpt of Lightning, a folder of Hugging Face, of
+    torch.distributed.checkpoint, of Orbax, or of tf.train.CheckpointManager. No code that is in it
+    is ever run.
+
+    FOLDER becomes a run whose first checkpoint has every tensor of CHECKPOINT, to the bit. Then
+    give holdfast.Run this folder, and the objects under the names that are printed: the first start
+    lays the one over the other, and refuses what does not fit. The files that were adopted are not
+    changed, nor needed any more. The data begins at the top of an epoch.
+
+    CHECKPOINT may also be an arena in /dev/shm, of a run whose folder was removed while it trained:
+    FOLDER becomes that run, and goes on exactly there.
+
+    \b
+    Example:
+      holdfast adopt runs/a --from last.ckpt
+      holdfast adopt runs/a --from out/checkpoint-500 --fresh scheduler
+      holdfast adopt runs/a --from net.pt --step 0 --name model=net
+      >>> with holdfast.Run("runs/a", model=model, optimizer=optimizer) as run:
+    """
+    if sys.platform == "linux":
+        from holdfast._store.memory.backing import is_arena
+
+        if is_arena(source):
+            is_plain = not names and not fresh and step is None and epoch is None
+            _adopt_memory(folder, source, is_plain=is_plain)
+            return
+    from holdfast._tools.convert.adopt.adoption import adopt_files
+    from holdfast._tools.convert.adopt.foreign import Adoption
+
+    found = adopt_files(folder, Adoption(source, step, epoch, names, fresh))
+    click.echo(
+        f"{_text.name(folder)}: step {found.step} (by {found.step_from}), adopted from "
+        f"{_text.name(found.source)}{f' ({found.kind})' if found.kind else ''}; "
+        f"{_text.size(found.size_bytes)}, durable."
+    )
+    states = ", ".join(f"{name} ({count})" for name, count in found.states.items() if count)
+    what = "Tensors" if found.kind else "Variables"
+    click.echo(f"{what} of {states}. Give Run the objects under these names.")
+    values = [name for name, count in found.states.items() if not count]
+    if values:
+        click.echo(f"Values without tensors: {_some(values)}.")
+    for note in found.notes:
+        click.echo(note)
+    if found.left_out and found.kind:
+        click.echo(f"Left out: {_some(found.left_out)}.")
+    elif found.left_out:
+        click.echo(
+            f"Left out, for it is no variable with numbers: {_some(found.left_out)}. "
+            "An iterator of tf.data begins anew, at the top of an epoch."
+        )
+
+
+def _adopt_memory(folder: Path, source: Path, *, is_plain: bool) -> None:
+    from holdfast._tools.convert.adopt.from_memory import adopt_memory
+
+    if not is_plain:
+        raise click.UsageError("A state in memory is taken as it is, without further options.")
+    step = adopt_memory(folder, source)
+    click.echo(f"{_text.name(folder)}: step {step}, in the memory of this machine.")
+    click.echo("Start the training with this folder: it goes on there and makes it durable.")
+
+
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+@click.command(short_help="See what the mirror of a run holds; copy to it, or fetch from it.")
+@RUN
+@click.option("--push", is_flag=True, help="Copy the newest checkpoint there now.")
+@click.option("--fetch", is_flag=True, help="Have the newest whole one in RUN, which may be new.")
+@click.option("--step", type=int, metavar="N", help="With --fetch: that of step N.")
+@click.option("--at", metavar="ADDRESS", help="The mirror, where RUN does not know it.")
+@AS_JSON
+def mirror(
+    run: Path, push: bool, fetch: bool, step: int | None, at: str | None, as_json: bool
+) -> None:
+    """Look at the mirror of a run: what Settings(mirror=…) has copied to a store or a folder.
+
+    Without an option it lists the checkpoints there. A run copies by itself, and an empty folder
+    gets the newest by itself when it is started; --push and --fetch are for what a person wants
+    now. All that is fetched is checked, byte by byte, before it counts.
+
+    \b
+    Example:
+      holdfast mirror runs/a
+      holdfast mirror runs/a --push --at s3://bucket/a
+      holdfast mirror runs/new --fetch --at s3://bucket/a
+    """
+    from holdfast._tools import mirror as by_hand
+
+    if push and fetch:
+        raise click.UsageError("--push and --fetch are two things: give one of them.")
+    if step is not None and not fetch:
+        raise click.UsageError("--step is for --fetch.")
+    address = by_hand.address_of(run, at)
+    if push:
+        waiting = f"{_text.name(run)}: its own copying is under way; waiting for it."
+        found = by_hand.push(
+            run,
+            address,
+            lambda: click.echo(waiting, err=True),
+            lambda text: click.echo(_text.name(text), err=True),
+        )
+        if as_json:
+            print_json(found)
+            return
+        newest = found["checkpoints"][-1]["step"]
+        click.echo(f"{_text.name(run)}: step {newest} is in {_text.name(address)}.")
+    elif fetch:
+        done = by_hand.fetch(
+            run,
+            address,
+            step,
+            lambda _, text: click.echo(f"{_text.name(text)} It is not used.", err=True),
+        )
+        if as_json:
+            print_json(asdict(done))
+            return
+        click.echo(
+            f"{_text.name(run)}: step {done.step} (attempt {done.attempt}) is here, "
+            f"{_text.size(done.size_bytes)}, every byte checked. A start goes on from there."
+        )
+    else:
+        held = by_hand.list_mirror(run, address)
+        if as_json:
+            print_json(asdict(held))
+            return
+        from holdfast._tools.cli.show import Screen, show_mirror
+
+        show_mirror(Screen(), held)

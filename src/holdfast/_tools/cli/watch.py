@@ -1,9 +1,9 @@
-"""`holdfast status --watch`: the same as status, again and again, until Ctrl-C.
+"""`holdfast status --watch`: polls the runs until Ctrl-C.
 
-It may run for days beside a training that needs every core, so it takes 2% of one at
-most: only what has changed is read again, and if that is still too much, it looks
-less often, though at least every five seconds. It never hides the cursor or switches
-screens, so that no end of it, not even kill -9, leaves a terminal that must be reset.
+It may run for days beside a training that needs every core, so it takes at most 2% of one: it
+reads only what has changed, and polls less often if that is still too much, though at least every
+five seconds. It never hides the cursor or switches screens, so that no end of it, not even
+kill -9, leaves a terminal that must be reset.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,14 +30,14 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._tools.cli.show import Screen, show_run, show_runs
 
 _MOST_OF_A_CORE = 0.02
-_LONGEST_SECONDS = 5.0  # between two looks, however much they cost
-_SEARCH_SECONDS = 3.0  # how often new runs are looked for
-_REREAD_SECONDS = 30.0  # how often a run is read although no file of it has changed
+_LONGEST_SECONDS = 5.0  # between two polls, at any cost
+_SEARCH_SECONDS = 3.0  # between two searches for new runs
+_REREAD_SECONDS = 30.0  # between two reads of a run whose files have not changed
 
 
 def watch(path: Path, seconds: float, *, as_json: bool) -> None:
-    """Look every so many seconds, and show what is there; returns at Ctrl-C."""
-    looks = Looks(path)
+    """Poll every so many seconds, and show the runs; returns at Ctrl-C."""
+    poller = RunsPoller(path)
     is_drawn = not as_json and Screen().is_terminal and not Screen().is_dumb_terminal
     drawing = _Drawing()
     shown: list[RunSummary] | None = None
@@ -45,14 +45,14 @@ def watch(path: Path, seconds: float, *, as_json: bool) -> None:
     try:
         while True:
             spent = time.process_time()
-            runs = looks.look()
+            runs = poller.poll()
             if is_drawn:
                 drawing.draw(_lines(path, runs))
-            elif (now := [_without_ages(run) for run in runs]) != shown:
+            elif (now := [_with_ages(run, lambda _: None) for run in runs]) != shown:
                 shown = now
                 _print(path, runs, as_json)
             spent = time.process_time() - spent
-            # The first look reads everything, and says nothing of the next ones.
+            # The first poll reads everything, and says nothing about the cost of the next ones.
             pause = 0.0 if is_first else min(spent / _MOST_OF_A_CORE, _LONGEST_SECONDS)
             is_first = False
             time.sleep(max(seconds, pause))
@@ -67,8 +67,8 @@ class _Seen:
     at: float
 
 
-class Looks:
-    """The runs below a folder, looked at over and over."""
+class RunsPoller:
+    """The runs below a folder, read again where something has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class Looks:
         self._seen: dict[Path, _Seen] = {}
         self._asking: dict[Path, threading.Thread] = {}
 
-    def look(self) -> list[RunSummary]:
+    def poll(self) -> list[RunSummary]:
         """All runs as they are now; one of another machine as it was some seconds ago."""
         now = time.monotonic()
         if now - self._searched > _SEARCH_SECONDS:
@@ -113,7 +113,7 @@ class Looks:
         if not _is_elsewhere(folder):
             self._summarize(folder)
         elif folder not in self._asking:
-            # Whether it lives is seen from its heartbeat, which takes seconds.
+            # Only its heartbeat shows whether it lives, which takes seconds.
             thread = threading.Thread(target=self._ask, args=(folder,), daemon=True)
             self._asking[folder] = thread
             thread.start()
@@ -124,7 +124,7 @@ class Looks:
 
     def _summarize(self, folder: Path) -> None:
         try:
-            # First the files' times: a change while they are read is then seen the next time.
+            # The files' times first: a change while they are read is then found the next time.
             known = self._seen.get(folder)
             attempt = known.summary.attempt if known is not None else None
             signature = _signature(folder, attempt)
@@ -165,36 +165,24 @@ def _is_elsewhere(folder: Path) -> bool:
     return holder is not None and not holder.is_here()
 
 
-def _aged(run: RunSummary, seconds: float) -> RunSummary:
-    """A summary some time later: what it says about ages has moved on."""
-
-    def later(age: float | None) -> float | None:
-        return None if age is None else age + seconds
-
+def _with_ages(run: RunSummary, change: Callable[[float | None], float | None]) -> RunSummary:
+    """The summary with every age changed."""
     ended = run.last_exit
     return replace(
         run,
-        memory_age_seconds=later(run.memory_age_seconds),
-        disk_age_seconds=later(run.disk_age_seconds),
-        boundary_age_seconds=later(run.boundary_age_seconds),
-        last_exit=ended and replace(ended, age_seconds=later(ended.age_seconds)),
+        memory_age_seconds=change(run.memory_age_seconds),
+        disk_age_seconds=change(run.disk_age_seconds),
+        boundary_age_seconds=change(run.boundary_age_seconds),
+        last_exit=ended and replace(ended, age_seconds=change(ended.age_seconds)),
         ranks=[
-            replace(each, boundary_age_seconds=later(each.boundary_age_seconds))
+            replace(each, boundary_age_seconds=change(each.boundary_age_seconds))
             for each in run.ranks
         ],
     )
 
 
-def _without_ages(run: RunSummary) -> RunSummary:
-    ended = run.last_exit
-    return replace(
-        run,
-        memory_age_seconds=None,
-        disk_age_seconds=None,
-        boundary_age_seconds=None,
-        last_exit=ended and replace(ended, age_seconds=None),
-        ranks=[replace(each, boundary_age_seconds=None) for each in run.ranks],
-    )
+def _aged(run: RunSummary, seconds: float) -> RunSummary:
+    return _with_ages(run, lambda age: None if age is None else age + seconds)
 
 
 # -- showing ----------------------------------------------------------------------
@@ -220,7 +208,7 @@ def _lines(path: Path, runs: Sequence[RunSummary]) -> list[str]:
 
 
 class _Drawing:
-    """Lines on a terminal that are drawn over again in their place."""
+    """Lines on a terminal that are redrawn in place."""
 
     def __init__(self) -> None:
         self._drawn: list[str] = []
@@ -231,7 +219,7 @@ class _Drawing:
         shown = list(lines)
         if len(shown) > room:
             shown = [*shown[: room - 1], f"… and {len(shown) - room + 1} more lines"]
-        # In a window that was made narrower, what was drawn has been broken into more lines.
+        # In a window that was made narrower, the drawn lines have been wrapped into more.
         up = sum(max(1, -(-_width(line) // columns)) for line in self._drawn)
         back = f"\x1b[{min(up, room)}A\r" if up else ""
         # In one write, and each line is cleared behind its text: nothing flickers.
@@ -240,7 +228,7 @@ class _Drawing:
         self._drawn = shown
 
     def end(self) -> None:
-        """Leave the last picture, and wipe off the ^C that the terminal has put below it."""
+        """Leave the last lines, and clear the ^C that the terminal has put below them."""
         if self._drawn:
             click.echo("\r\x1b[K", nl=False, color=True)
 

@@ -1,8 +1,8 @@
-"""A copy of the user's folder for each course, and the command as it is given there.
+"""A copy of the user's folder for each training, and the command as it is given there.
 
-A course writes where the script always writes, so it must not write into the user's own
-files. What is copied is the course's alone. What is linked is large and taken for data;
-checkpoints are therefore copied whatever their size, since a script overwrites them.
+A script writes into its folder, and must not change the user's own files. So files are copied.
+Large ones are taken for data and linked; checkpoints are copied at any size, since a script
+overwrites them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,7 +29,7 @@ from holdfast._store.read.find import remove_leftovers
 _SKIPPED = frozenset(
     (".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 )
-_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what tells them from other folders
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # what distinguishes them from other folders
 _TEXTS = frozenset((".py", ".sh", ".json", ".yaml", ".toml", ".txt", ".cfg"))
 _CHECKPOINTS = frozenset((".pt", ".pth", ".ckpt", ".safetensors"))
 
@@ -38,12 +38,11 @@ SMALL_BYTES = 1 << 20
 MOST_FILES = 5_000
 MOST_BYTES = 2 << 30
 MOST_SMALL_FILES = 20_000
+_KEEPER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """Something to be placed in the copy."""
-
+class _CopyEntry:
     path: Path
     about: os.stat_result  # of the link itself where it is one
 
@@ -65,15 +64,14 @@ class _Entry:
 
 
 def copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> list[Path]:
-    """Copy a folder without what a script does not need; returns the originals that were linked.
+    """Copy a folder without caches and environments; returns the files that were linked.
 
-    `without` names further folders to leave out. The place of the copies themselves is
-    left out in any case, wherever it is.
+    `without` names further folders to leave out; the place of the copies always is.
     """
     source, target = source.resolve(), target.resolve()
     left_out = {target, *(path.resolve() for path in without)}
     if target.parent != source and target.parent.is_relative_to(source):
-        left_out.add(target.parent)  # where the copies for other courses are
+        left_out.add(target.parent)  # where the copies for other trainings are
     entries = list(_walk(source, left_out))
     files = [e for e in entries if not e.is_link and not e.is_folder and not e.is_large_data]
     size_bytes = sum(entry.about.st_size for entry in files)
@@ -86,21 +84,22 @@ def copy_folder(source: Path, target: Path, without: Collection[Path] = ()) -> l
         if entry.is_folder:
             place.mkdir(exist_ok=True)
         elif entry.is_link:
-            linked += _link_anew(entry.path, place, source, target)
+            linked += _copy_link(entry.path, place, source, target)
         elif entry.is_large_data or (is_much and _is_beyond(entry, count, copied_bytes)):
             place.symlink_to(entry.path)
             linked.append(entry.path)
         elif _copy(entry.path, place):
             count += 1
             copied_bytes += entry.about.st_size
-    for entry in reversed(entries):  # the innermost first: a copy inside changes a folder's time
+    for entry in reversed(
+        entries
+    ):  # the innermost first: a copy inside changes the time of its folder
         if entry.is_folder:
             _dress(entry.path, target / entry.path.relative_to(source))
     return linked
 
 
-def _is_beyond(entry: _Entry, count: int, copied_bytes: int) -> bool:
-    """Whether enough was copied for this one to be linked."""
+def _is_beyond(entry: _CopyEntry, count: int, copied_bytes: int) -> bool:
     if entry.path.suffix in _CHECKPOINTS:
         return False
     if entry.is_small:
@@ -108,7 +107,7 @@ def _is_beyond(entry: _Entry, count: int, copied_bytes: int) -> bool:
     return count >= MOST_FILES or copied_bytes + entry.about.st_size > MOST_BYTES
 
 
-def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[_Entry]:
+def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[_CopyEntry]:
     try:
         names = sorted(entry.name for entry in os.scandir(folder))
     except OSError:  # not ours to read
@@ -121,10 +120,10 @@ def _walk(folder: Path, left_out: Collection[Path]) -> Iterator[_Entry]:
             continue
         if stat.S_ISDIR(about.st_mode):
             if path not in left_out and not _is_skipped(path) and not _is_run(path):
-                yield _Entry(path, about)
+                yield _CopyEntry(path, about)
                 yield from _walk(path, left_out)
         elif stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode):
-            yield _Entry(path, about)
+            yield _CopyEntry(path, about)
 
 
 def _is_skipped(folder: Path) -> bool:
@@ -138,18 +137,18 @@ def _is_run(folder: Path) -> bool:
     return bool(read_json(RunLayout(folder).identity).get("run_id"))
 
 
-def _link_anew(link: Path, place: Path, source: Path, target: Path) -> list[Path]:
-    """Link again; returns the original that can be reached through it."""
+def _copy_link(link: Path, place: Path, source: Path, target: Path) -> list[Path]:
+    """Link again; returns the original if it is outside of the copy."""
     try:
         original = link.resolve()
     except (OSError, RuntimeError):  # a ring of links
         return []
     if original.is_relative_to(source):
-        # To the copy's own: a script that writes through it must not reach the user's file.
+        # To the file in the copy: a script that writes through it must not change the user's.
         place.symlink_to(target / original.relative_to(source))
         return []
     if not original.exists():
-        return []  # writing through it would make a file outside
+        return []  # writing through it would create a file outside
     place.symlink_to(original)
     return [original]
 
@@ -169,7 +168,7 @@ def _copy(path: Path, place: Path) -> bool:
 
 
 def _clone(reader: IO[bytes], writer: IO[bytes]) -> bool:
-    """Let the system copy: some file systems then share the blocks until one side changes."""
+    """Let the kernel copy: some file systems then share the blocks until one side changes."""
     if not hasattr(os, "copy_file_range"):
         return False
     done, size = 0, os.fstat(reader.fileno()).st_size
@@ -190,7 +189,7 @@ def _clone(reader: IO[bytes], writer: IO[bytes]) -> bool:
 def _dress(folder: Path, place: Path) -> None:
     with contextlib.suppress(OSError):
         shutil.copystat(folder, place)
-        # Also of a folder that nobody may write to: the copy must go away again.
+        # The copy of a read-only folder must stay removable.
         place.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)
 
 
@@ -253,15 +252,12 @@ def _is_in_skipped(inside: Path, folder: Path) -> bool:
     return any(part.is_dir() and _is_skipped(part) for part in parts)
 
 
-# -- Where a proof works: a temporary folder, of which nothing is left, or one that stays ----------
-
-
-_KEEPER_SECONDS = 10.0
+# -- the folder of a proof --------------------------------------------------------
 
 
 @contextlib.contextmanager
 def open_workplace(keep: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """A folder to work in, with a short path, and where it is if it stays."""
+    """A folder to work in, with a short path; and its true path if it is kept."""
     if keep is None:
         folder = Path(tempfile.mkdtemp(prefix="holdfast-prove-")).resolve()
         try:
@@ -279,12 +275,12 @@ def open_workplace(keep: Path | None) -> Iterator[tuple[Path, Path | None]]:
         try:
             yield link, folder
         finally:
-            for place in (link, folder):  # after this one of the two is no path any more
+            for place in (link, folder):  # the link is gone after this
                 _wait_for_keepers(place)
 
 
 def _forget_runs(folder: Path) -> None:
-    """Let the keepers end, and remove what nobody will ever resume from."""
+    """Wait for the keepers, and remove the memory that the runs have left."""
     _wait_for_keepers(folder)
     for path in folder.rglob(RunLayout(Path()).identity.name):
         with contextlib.suppress(HoldfastError, OSError):
@@ -292,20 +288,16 @@ def _forget_runs(folder: Path) -> None:
 
 
 def _wait_for_keepers(folder: Path) -> None:
-    """Wait for the keepers of runs below this folder: they have little to do, and then leave."""
     deadline = time.monotonic() + _KEEPER_SECONDS
-    while any(map(_is_keeper_in(folder), psutil.process_iter())):
+    while any(_is_keeper(process, folder) for process in psutil.process_iter()):
         if time.monotonic() > deadline:
             return
         time.sleep(0.02)
 
 
-def _is_keeper_in(folder: Path) -> Callable[[psutil.Process], bool]:
-    def look(process: psutil.Process) -> bool:
-        try:
-            text = " ".join(process.cmdline())
-        except psutil.Error:
-            return False
-        return "holdfast._keeper" in text and f"{folder}/" in text
-
-    return look
+def _is_keeper(process: psutil.Process, folder: Path) -> bool:
+    try:
+        text = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return "holdfast._keeper" in text and f"{folder}/" in text

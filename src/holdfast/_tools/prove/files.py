@@ -10,36 +10,33 @@ import contextlib
 import io
 import json
 import math
-import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from holdfast._store.format.image import STORED_AS
-from holdfast._tools.prove.distance import Array
-from holdfast._tools.prove.trees import (
+from holdfast._tools.prove.difference import (
     WHOLE,
+    Array,
     FileDifference,
-    Stored,
+    StoredTensor,
     first_difference,
     stored_array,
+    stored_bytes,
 )
 
-__all__ = ["FileDifference", "compare_files"]
-
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # as files began that are no zip
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files begin that are no zip
 _NAMES = {stored: name for name, stored in STORED_AS.items()}
 _ITEM_BITS = {"F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 _ITEM_BITS |= {"BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "BF16": 16}
 _ITEM_BITS |= {f"{kind}{bits}": bits for kind in "UIFC" for bits in (8, 16, 32, 64, 128)}
 _CHUNK_BYTES = 1 << 20
 _LINE_CHARACTERS = 60
-# Made by torch and by zip for each file anew.
+# Different in each file.
 _NOT_COMPARED = (".data/serialization_id",)
 
 
@@ -79,7 +76,7 @@ def compare_files(name: str, expected: Path, found: Path) -> FileDifference | No
 
 
 def _is_there(path: Path) -> bool:
-    return path.is_file() or path.is_dir()  # a pipe would be waited for
+    return path.is_file() or path.is_dir()  # opening a pipe would block
 
 
 def _compare_folders(name: str, expected: Path, found: Path) -> FileDifference | None:
@@ -128,7 +125,7 @@ def _line_at(path: Path, offset: int) -> tuple[int, str] | None:
             if b"\n" in piece:
                 start = done + piece.rindex(b"\n") + 1
             done += len(piece)
-        # Of a line that is very long, what is around the byte.
+        # Of a very long line, the text around the byte.
         begin = max(start, offset - _LINE_CHARACTERS)
         file.seek(begin)
         rest = file.read(offset - begin + _LINE_CHARACTERS)
@@ -149,7 +146,7 @@ def _line_at(path: Path, offset: int) -> tuple[int, str] | None:
 
 
 def _readers(path: Path) -> Iterator[Callable[[Path], Any]]:
-    """What could read this file, the best first."""
+    """The readers for this file, the best first."""
     suffix = path.suffix.lower()
     is_zip = _begins(path, b"PK\x03\x04")  # zipfile.is_zipfile raises where one is damaged
     if suffix == ".json":
@@ -191,7 +188,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
         return {n.removesuffix(".npy"): _array_of(archive.read(n)) for n in archive.namelist()}
 
 
-def _array_of(data: bytes) -> Stored:
+def _array_of(data: bytes) -> StoredTensor:
     try:
         array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except ValueError:
@@ -204,19 +201,13 @@ def _array_of(data: bytes) -> Stored:
 def _read_torch(path: Path) -> Any:
     from holdfast.torch import pt_file
 
-    return pt_file.read_pt(path, _stored)
-
-
-def _stored(dtype: str, shape: tuple[int, ...], data: memoryview) -> Stored:
-    return Stored(dtype, shape, np.frombuffer(data, np.uint8) if data.nbytes else _nothing())
-
-
-def _nothing() -> Array:
-    return np.empty(0, np.uint8)
+    return pt_file.read_pt(
+        path, lambda dtype, shape, data: StoredTensor(dtype, shape, stored_bytes(data))
+    )
 
 
 def _read_members(path: Path) -> dict[str, Any]:
-    """What torch would only load by running code: the members of the zip, as bytes."""
+    """The members of the zip as bytes, for a file that torch would load only by running code."""
     found = {}
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -235,7 +226,9 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         if size < 8 or length > size - 8:
             raise ValueError("it ends within its header")
         header = json.loads(file.read(length))
-    data: Array = np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else _nothing()
+    data: Array = np.empty(0, np.uint8)
+    if size > 8 + length:
+        data = np.memmap(path, np.uint8, "r", 8 + length)
     metadata = header.pop("__metadata__", None) or {}
     tree: dict[str, Any] = {}
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -245,12 +238,12 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             raise ValueError(f"it ends within {name}")
         if math.prod(shape) * _ITEM_BITS.get(kind, 0) != (last - first) * 8 and kind in _ITEM_BITS:
             raise ValueError(f"{name} has another size than its shape")
-        tree[name] = Stored(_NAMES.get(kind, kind), shape, data[first:last])
+        tree[name] = StoredTensor(_NAMES.get(kind, kind), shape, data[first:last])
     return tree | {"__metadata__": _comparable(metadata)}
 
 
 def _comparable(metadata: dict[str, str]) -> dict[str, Any]:
-    """The text beside the tensors; that of `holdfast export` without what differs by nature."""
+    """The metadata; that of `holdfast export` without the attempt, which may differ."""
     known: dict[str, Any] = dict(metadata)
     for name, text in metadata.items():
         if name.startswith("holdfast"):
@@ -258,76 +251,3 @@ def _comparable(metadata: dict[str, str]) -> dict[str, Any]:
     if isinstance(known.get("holdfast"), dict):
         known["holdfast"].pop("attempt", None)
     return known
-
-
-# -- The files that a script saves, renames and loads: which of them it resumes from ---------------
-
-
-_DIGITS = re.compile(r"[0-9]+")
-
-
-@dataclass
-class Saved:
-    """A file that was saved whole."""
-
-    place: int  # updates of the undisturbed run that were made
-    in_handler: bool
-
-
-class Filing:
-    """Over all lives of one course."""
-
-    def __init__(self, work: Path) -> None:
-        self._work = work.resolve()
-        self._course = self._work.parent
-        self.torn: set[str] = set()  # files that were being saved when a life ended
-        self._pending: dict[str, Saved] = {}
-        self.saved: dict[str, Saved] = {}  # by path below the folder, as it is called now
-        self.loaded: set[str] = set()
-        self.failed: dict[str, str] = {}  # loads of this life that failed, with the error
-        self.torn_failed: set[str] = set()  # those of them that were torn
-        self.newest: Saved | None = None
-        self.save_places: list[int] = []
-
-    def begin_life(self) -> None:
-        self.torn |= set(self._pending)
-        self._pending.clear()
-        self.failed = {}
-        self.torn_failed = set()
-
-    def has_any_like(self, names: Iterable[str]) -> bool:
-        """Whether one of these is there, whole or torn; numbers in the names may be others."""
-        wanted = {_DIGITS.sub("0", name) for name in names}
-        return any(_DIGITS.sub("0", name) in wanted for name in self.torn.union(self.saved))
-
-    def outside(self) -> list[str]:
-        """Files that were saved outside of the course's folder, and are there."""
-        away = [name for name in self.saved if Path(name).is_absolute()]
-        return [n for n in away if not Path(n).is_relative_to(self._course) and Path(n).exists()]
-
-    def note(self, event: Mapping[str, Any], place: int) -> None:
-        kind = event["event"]
-        if kind == "save":
-            self.save_places.append(place)
-            self._pending[self._name(event["path"])] = Saved(place, event["in_handler"])
-        elif kind == "saved":
-            name = self._name(event["path"])
-            saved = self._pending.pop(name, None)
-            if saved is not None:
-                self.saved[name] = self.newest = saved
-                self.torn.discard(name)
-        elif kind == "rename":
-            source, target = self._name(event["source"]), self._name(event["target"])
-            if source in self.saved:
-                self.saved[target] = self.saved.pop(source)
-        elif kind == "loaded":
-            self.loaded.add(self._name(event["path"]))
-        elif kind == "load-failed" and not event["error"].startswith("FileNotFoundError"):
-            self.loaded.add(self._name(event["path"]))
-            name = self._name(event["path"])
-            self.failed[name] = event["error"]
-            self.torn_failed |= {name} & self.torn
-
-    def _name(self, path: str) -> str:
-        whole = Path(path)
-        return str(whole.relative_to(self._work)) if whole.is_relative_to(self._work) else path

@@ -1,7 +1,7 @@
-"""The pytest fixture `holdfast_prove`: an interruption that costs something fails the test.
+"""The pytest fixture `holdfast_prove`: a test fails if an interruption changes the training.
 
-pytest loads this wherever holdfast is installed, also for suites that never ask for the
-fixture. So it imports nothing but pytest; the prover comes with the first call.
+pytest loads this module wherever holdfast is installed. So it imports nothing but pytest; the
+first call imports the prover.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def holdfast_prove() -> Callable[..., Proof]:
 def prove_command(*command: str | Sequence[str], **options: Any) -> Proof:
     """The proof if all is equal, else ProofError with the report."""
     from holdfast._errors import ProofError
-    from holdfast._tools.prove.options import make_wishes
+    from holdfast._tools.prove.options import make_request
     from holdfast._tools.prove.proof import EQUAL, Watcher
     from holdfast._tools.prove.prove import prove
     from holdfast._tools.prove.report import plain_text
 
-    __tracebackhide__ = True  # what a person wants to see is the report
-    proof = prove(make_wishes(words_of(*command), **options), Watcher())
+    __tracebackhide__ = True  # the report says all
+    proof = prove(make_request(words_of(*command), **options), Watcher())
     if proof.verdict != EQUAL:
         raise ProofError(plain_text(proof), proof=proof)
     return proof
@@ -52,7 +52,7 @@ def words_of(*command: str | Sequence[str]) -> tuple[str, ...]:
         words = split_command(str(command[0]), "The command")
     else:
         words = tuple(map(str, command))
-    # The python of a shell may be another one, without what the tests were given.
+    # The shell's python may be another environment than that of the tests.
     if words and words[0] in ("python", "python3"):
         return (sys.executable, *words[1:])
     return words

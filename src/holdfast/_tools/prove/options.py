@@ -1,8 +1,6 @@
-"""What a person writes, as wishes: for the command line and for the fixture alike.
+"""The options of a proof, as text: for the command line and for the fixture.
 
-All of it is looked at before the first process starts: a proof may take an hour, and a
-slip of the pen should not take one to be found. An error says what is wrong, then what
-to write.
+All of them are checked before the first process starts, since a proof may take an hour.
 """
 
 from __future__ import annotations
@@ -17,11 +15,12 @@ from pathlib import Path
 from holdfast._errors import FolderError, SettingsError
 from holdfast._settings import parse_seconds
 from holdfast._store.folder.attempts import find_run
-from holdfast._tools.prove.proof import SIGNALS, Wishes, parse_signals
+from holdfast._tools.prove.proof import SIGNALS, ProofRequest
 
 _RANKS = "{ranks}"
 _TORCHRUN = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")
 _EXAMPLE = "holdfast prove -- python train.py"
+_SIGNALS = (*SIGNALS, "USR1", "HUP")
 
 
 def parse_count(text: str | int, option: str, least: int = 1) -> int:
@@ -56,20 +55,24 @@ def parse_budget(text: str | float) -> float:
     return seconds
 
 
-def parse_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The signals to interrupt with."""
+def parse_signals(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of signals, with or without SIG: "INT,SIGTERM"."""
     text = names if isinstance(names, str) else ",".join(names)
-    try:
-        return parse_signals(text)
-    except ValueError as error:
+    words = [word.strip().upper().removeprefix("SIG") for word in text.split(",") if word.strip()]
+    unknown = [word for word in words if word not in _SIGNALS]
+    if unknown or not words:
+        problem = (
+            f"{unknown[0]} is no signal to interrupt with" if unknown else "no signal is named"
+        )
         raise SettingsError(
-            f"--signals {_name(text)}: {error}.\nValid: some of {','.join(SIGNALS)},USR1,HUP, "
+            f"--signals {_name(text)}: {problem}.\nValid: some of {','.join(_SIGNALS)}, "
             "with commas between."
-        ) from error
+        )
+    return tuple(dict.fromkeys(words))
 
 
 def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
-    """Numbers of ranks, the smallest first, since a fault among few is the easier one to find.
+    """Numbers of ranks, the smallest first: a fault among few is easier to find.
 
     >>> parse_ranks("4,1,2")
     (1, 2, 4)
@@ -82,7 +85,7 @@ def parse_ranks(text: str | Sequence[int]) -> tuple[int, ...]:
 
 
 def split_command(text: str, option: str) -> tuple[str, ...]:
-    """The words of a command, as a shell would take them apart."""
+    """The words of a command, split as by a shell."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -132,7 +135,7 @@ def set_ranks(
     return tuple(changed)
 
 
-def make_wishes(
+def make_request(
     command: Sequence[str],
     *,
     kills: str | int = 20,
@@ -146,8 +149,7 @@ def make_wishes(
     keep: str | Path | None = None,
     folder: str | Path | None = None,
     ranks: int | None = None,
-) -> Wishes:
-    """Wishes that can be tried; SettingsError or FolderError says which one cannot."""
+) -> ProofRequest:
     if sys.platform == "win32":
         raise SettingsError(
             "holdfast prove needs the signals of Linux and macOS.\nRun it there, or in WSL."
@@ -161,14 +163,14 @@ def make_wishes(
     if resume_cmd is not None:
         if isinstance(resume_cmd, str):
             resume_cmd = split_command(resume_cmd, "--resume-cmd")
-        # It may well know its number of ranks by itself, from the checkpoint.
+        # It may know its number of ranks from the checkpoint.
         resume = set_ranks(tuple(resume_cmd), ranks, is_needed=False)
         _check_program(resume, where)
     wanted = parse_count(kills, "--kills")
-    return Wishes(
+    return ProofRequest(
         command=words,
         kills=wanted,
-        signals=parse_names(signals),
+        signals=parse_signals(signals),
         seed=parse_count(seed, "--seed", least=0),
         only=None if only is None else _check_only(only, wanted),
         budget_seconds=None if budget is None else parse_budget(budget),
@@ -205,7 +207,7 @@ def _check_only(text: str | int, kills: int) -> int:
 
 
 def _relative(text: str, folder: Path) -> str:
-    """A file to compare, as seen from the folder of which each run has a copy."""
+    """A file to compare, relative to the folder of which each run has a copy."""
     if "{dir}" in text:
         return text
     path = Path(text)

@@ -1,23 +1,41 @@
-"""What is asked of a proof, and what comes out of it: plain values, for tables and for JSON."""
+"""The request for a proof, the plan of its interruptions, and its outcome: plain values."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from holdfast._tools.prove.plan import Planned
 
 SIGNALS = ("INT", "TERM", "USR2", "QUIT", "KILL", "STOP")
 
 EQUAL, DIFFERS, UNREPEATABLE, UNTRIED = "equal", "differs", "not repeatable", "not tried"
 EXIT_STATUSES = {EQUAL: 0, DIFFERS: 1, UNTRIED: 2, UNREPEATABLE: 3}
 
+#: The target of an interruption of several ranks: one of them, their launcher, or every process.
+ONE, AGENT, ALL = "one rank", "the agent", "all"
+
+# The likeliest faults come first, however few interruptions are asked for.
+_FIRST = [
+    ("KILL", "save"),
+    ("TERM", "update"),
+    ("INT", "update"),
+    ("KILL", "commit"),
+    ("KILL", "step"),
+    ("INT", "phase"),
+    ("USR2", "update"),
+]
+# In turn, and each signal begins with another one: so a few interruptions use all of them.
+_TARGETS = {"KILL": (ONE, AGENT, ALL), "TERM": (AGENT, ONE, ALL), "INT": (ALL, ONE, AGENT)}
+_OTHER_TARGETS = (AGENT, ONE, ALL)
+
 
 @dataclass(frozen=True)
-class Wishes:
+class ProofRequest:
     """What to prove, and how."""
 
     command: tuple[str, ...]
@@ -32,11 +50,11 @@ class Wishes:
     keep: Path | None = None
     folder: Path = field(default_factory=Path.cwd)
     ranks: int | None = None
-    plan: tuple[Planned, ...] = ()  # these and no others, in place of what the seed would draw
+    plan: tuple[Planned, ...] = ()  # in place of a plan drawn from the seed
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The options that decide what is run and compared."""
+        """The options that a replay needs too."""
         words: list[str] = []
         if self.resume_command is not None:
             words += ["--resume-cmd", shlex.join(self.resume_command)]
@@ -49,16 +67,16 @@ class Wishes:
 
 @dataclass
 class Interruption:
-    """One interruption: what was meant, and what became of it."""
+    """One interruption, as planned and as it went."""
 
     number: int  # from 1, the one that --only takes
     signal: str  # KILL, TERM, …
     moment: str  # start, step, update, save, load, boundary, commit, phase
-    step: int | None = None  # how many steps of the undisturbed run were made when it struck
-    status: int | None = None  # of the process, negative for a signal; None: it lived on
-    resumed_at: int | None = None  # the step from which the next life went on
+    step: int | None = None  # steps of the undisturbed run behind it
+    status: int | None = None  # of the process, negative for a signal; None: it survived
+    resumed_at: int | None = None  # the step from which the next attempt went on
     struck: bool = False  # False: the script ended before its moment came
-    target: str | None = None  # of several ranks, whom it met: "rank 1", "the agent", "all"
+    target: str | None = None  # among several ranks: "rank 1", "the agent", "all"
 
 
 @dataclass(frozen=True)
@@ -80,7 +98,7 @@ class Difference:
 
 @dataclass
 class Proof:
-    """The outcome."""
+    """The outcome of a proof."""
 
     command: tuple[str, ...]
     seed: int
@@ -103,7 +121,6 @@ class Proof:
 
     @property
     def exit_status(self) -> int:
-        """0 only when equal."""
         return EXIT_STATUSES[self.verdict]
 
     @property
@@ -117,30 +134,65 @@ class Proof:
         return f"{shlex.join(words)} -- {shlex.join(self.command)}"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `--json`."""
         tree = dataclasses.asdict(self)
         return tree | {"exit_status": self.exit_status, "replay": self.replay}
 
 
 class Watcher:
-    """Hears how a proof goes on; this one keeps quiet."""
+    """Receives the progress of a proof; this one ignores it."""
 
     def stage(self, text: str, done: int, total: int) -> None:
-        """A new part of the work: `done` of `total` interruptions are behind it."""
+        """A new part of the work, after `done` of `total` interruptions."""
 
     def interruption(self, interruption: Interruption) -> None:
-        """One has struck."""
+        """One was made."""
 
     def step(self, step: int, total: int | None) -> None:
         """The script has made so many steps."""
 
 
-def parse_signals(text: str) -> tuple[str, ...]:
-    """`INT,TERM` or `SIGINT,SIGTERM` as names; ValueError says which one is none."""
-    names = [word.strip().upper().removeprefix("SIG") for word in text.split(",") if word.strip()]
-    for name in names:
-        if name not in (*SIGNALS, "USR1", "HUP"):
-            raise ValueError(f"{name} is no signal to interrupt with")
-    if not names:
-        raise ValueError("no signal is named")
-    return tuple(dict.fromkeys(names))
+@dataclass(frozen=True)
+class Planned:
+    """One interruption: in the first attempt that comes so far, at the next such moment."""
+
+    number: int  # from 1
+    signal: str
+    moment: str
+    share: float  # of the training that is behind it
+    delay: float  # between 0 and 1, of the moment's duration
+    target: str = ONE
+    rank_share: float = 0.0  # which of the ranks, if one is meant
+
+
+def draw(seed: int, kills: int, signals: Sequence[str], moments: Sequence[str]) -> list[Planned]:
+    """The interruptions in their order, drawn from the seed so that each can be repeated."""
+    rng = random.Random(seed)
+    pairs = list(itertools.product(signals, moments))
+    rng.shuffle(pairs)
+    pairs.sort(key=lambda pair: _FIRST.index(pair) if pair in _FIRST else len(_FIRST))
+    chosen: list[tuple[str, str]] = []
+    while len(chosen) < kills:
+        chosen += pairs[: kills - len(chosen)]
+        rng.shuffle(pairs)
+    rng.shuffle(chosen)
+    # One in each part of the training, so that a few are not all at its beginning.
+    shares = [0.02 + 0.95 * (part + rng.random()) / kills for part in range(kills)]
+    delays = [rng.random() for _ in range(kills)]
+    return [
+        Planned(number, name, moment, share, delay, *target)
+        for number, ((name, moment), share, delay, target) in enumerate(
+            zip(chosen, shares, delays, _targets(seed, chosen), strict=True), start=1
+        )
+    ]
+
+
+def _targets(seed: int, chosen: Sequence[tuple[str, str]]) -> list[tuple[str, float]]:
+    """The target of each among several ranks, from a generator of its own."""
+    rng = random.Random(f"targets {seed}")
+    met: dict[str, int] = {}
+    found = []
+    for name, _ in chosen:
+        turns = _TARGETS.get(name, _OTHER_TARGETS)
+        found.append((turns[met.setdefault(name, 0) % len(turns)], rng.random()))
+        met[name] += 1
+    return found

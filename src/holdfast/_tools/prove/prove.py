@@ -7,73 +7,80 @@ import time
 from pathlib import Path
 
 from holdfast._environment import variables
-from holdfast._tools.prove.against import KnownRun, compare_results, end_distance, say_apart, tally
-from holdfast._tools.prove.attempt import Listener, Starter, start_process
+from holdfast._tools.prove.causes import (
+    CAUSES,
+    JudgedDeviation,
+    Leaf,
+    RankHistory,
+    judge_repeat,
+    volatile_items,
+)
 from holdfast._tools.prove.copying import open_workplace
-from holdfast._tools.prove.course import Course, Undisturbed
-from holdfast._tools.prove.history import History, Leaf
-from holdfast._tools.prove.interrupted import Interrupted
-from holdfast._tools.prove.plan import Planned, draw
+from holdfast._tools.prove.interrupted import InterruptedRun
 from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
     UNREPEATABLE,
     UNTRIED,
     Difference,
+    Planned,
     Proof,
+    ProofRequest,
     Watcher,
-    Wishes,
+    draw,
 )
-from holdfast._tools.prove.repeat import judge_repeat, volatile_items
-from holdfast._tools.prove.trail import Finding
-from holdfast._tools.prove.verdicts import words_for
+from holdfast._tools.prove.results import (
+    ReferenceRun,
+    compare_results,
+    describe_distance,
+    end_distance,
+    list_compared,
+)
+from holdfast._tools.prove.script_run import (
+    EventListener,
+    ScriptRun,
+    Starter,
+    UndisturbedRun,
+    start_process,
+)
 
-_MOST_COURSES = 3
+_MOST_RUNS = 3
 _ORDER_OF_A_SET = "data-order-not-fixed"
 _FIRST_HASH_SEED = 1
-_LIVES_OF_A_COURSE = 1000
-_SPREAD = 2.0  # so many times the distance of two undisturbed runs is still their spread
+_STARTS_OF_A_RUN = 1000
+_SPREAD = 2.0  # times the distance of two undisturbed runs is within their spread
 
 
-def prove(wishes: Wishes, watcher: Watcher, start: Starter = start_process) -> Proof:
+def prove(request: ProofRequest, watcher: Watcher, start: Starter = start_process) -> Proof:
     """Interrupt the script at random, and compare it with itself undisturbed."""
-    proof = Proof(wishes.command, wishes.seed, wishes.kills, wishes.signals, more=wishes.more)
+    proof = Proof(request.command, request.seed, request.kills, request.signals, more=request.more)
     began = time.monotonic()
-    with open_workplace(wishes.keep) as (workplace, kept):
+    with open_workplace(request.keep) as (workplace, kept):
         proof.kept = None if kept is None else str(kept)
-        listener = Listener(workplace / "socket")
+        listener = EventListener(workplace / "socket")
         try:
-            _Prover(wishes, watcher, proof, workplace, listener, start, began).prove()
+            _Prover(request, watcher, proof, workplace, listener, start, began).prove()
         finally:
             listener.close()
     proof.seconds = time.monotonic() - began
     return proof
 
 
+@dataclasses.dataclass
 class _Prover:
-    def __init__(
-        self,
-        wishes: Wishes,
-        watcher: Watcher,
-        proof: Proof,
-        workplace: Path,
-        listener: Listener,
-        start: Starter,
-        began: float,
-    ) -> None:
-        self._wishes = wishes
-        self._watcher = watcher
-        self._proof = proof
-        self._workplace = workplace
-        self._listener = listener
-        self._start = start
-        self._began = began
-        self._courses = 0
+    _request: ProofRequest
+    _watcher: Watcher
+    _proof: Proof
+    _workplace: Path
+    _listener: EventListener
+    _start: Starter
+    _began: float
+    _runs: int = 0
 
     def prove(self) -> None:
         proof = self._proof
-        if self._wishes.reference is not None:
-            known = KnownRun(self._wishes.reference, self._course("reference"))
+        if self._request.reference is not None:
+            known = ReferenceRun(self._request.reference, self._script("reference"))
             proof.steps = known.steps
             self._interrupt(known, known, frozenset())
             return
@@ -86,62 +93,59 @@ class _Prover:
         proof.steps, proof.ranks = reference.steps, len(reference.histories)
         volatile: frozenset[str] = frozenset()
         for rank, history in sorted(reference.histories.items()):
-            other = again.histories.get(rank, History())
-            judged = judge_repeat(history, other)
-            if judged is not None and proof.unrepeatable is None:
-                found = judged.item
-                step = None if found.place is None else found.place + 1
-                finding = Finding(found.item, step, None, found.expected, found.found, judged.cause)
+            other = again.histories.get(rank, RankHistory())
+            finding = judge_repeat(history, other)
+            if finding is not None and proof.unrepeatable is None:
                 proof.unrepeatable = self._difference(finding, history, rank)
             volatile |= volatile_items(history, other)
         if proof.unrepeatable is not None and self._is_order_of_a_set(reference):
-            why, remedy = words_for(_ORDER_OF_A_SET)
+            why, remedy = CAUSES[_ORDER_OF_A_SET]
             proof.unrepeatable = dataclasses.replace(
                 proof.unrepeatable, cause=_ORDER_OF_A_SET, why=why, remedy=remedy
             )
-            self._note(
+            self._add_note(
                 "With one PYTHONHASHSEED two undisturbed runs are equal: the order of a set, or "
                 "hash(), decides."
             )
         self._interrupt(reference, again, volatile)
 
-    def _is_order_of_a_set(self, reference: Undisturbed) -> bool:
+    def _is_order_of_a_set(self, reference: UndisturbedRun) -> bool:
         """Whether the undisturbed run can be repeated with its own order of sets."""
         if self._is_late() or variables.has_hash_seed():
             return False
-        self._watcher.stage("undisturbed, with the same order of sets", 0, self._wishes.kills)
-        course = self._course("same-order", _FIRST_HASH_SEED)
-        other = Undisturbed(course)
+        self._watcher.stage("undisturbed, with the same order of sets", 0, self._request.kills)
+        script = self._script("same-order", _FIRST_HASH_SEED)
+        other = UndisturbedRun(script)
         status = other.run(lambda step: self._watcher.step(step, None))
-        self._proof.lives += course.lives
+        self._proof.lives += script.starts
         return status == 0 and all(
-            judge_repeat(history, other.histories.get(rank, History())) is None
+            judge_repeat(history, other.histories.get(rank, RankHistory())) is None
             for rank, history in reference.histories.items()
         )
 
-    def _course(self, name: str, hash_seed: int | None = None) -> Course:
+    def _script(self, name: str, hash_seed: int | None = None) -> ScriptRun:
         if hash_seed is None:
-            hash_seed = _FIRST_HASH_SEED + _LIVES_OF_A_COURSE * self._courses
-            self._courses += 1
+            hash_seed = _FIRST_HASH_SEED + _STARTS_OF_A_RUN * self._runs
+            self._runs += 1
         place = (self._workplace, self._listener, self._start)
-        return Course(name, self._wishes, *place, hash_seed)
+        return ScriptRun(name, self._request, *place, hash_seed)
 
-    def _run_undisturbed(self, name: str, text: str) -> Undisturbed | None:
-        self._watcher.stage(text, 0, self._wishes.kills)
-        course = self._course(name)
-        undisturbed = Undisturbed(course)
+    def _run_undisturbed(self, name: str, text: str) -> UndisturbedRun | None:
+        self._watcher.stage(text, 0, self._request.kills)
+        script = self._script(name)
+        undisturbed = UndisturbedRun(script)
         try:
             status = undisturbed.run(lambda step: self._watcher.step(step, None))
         finally:
-            self._proof.lives += course.lives
-        if course.linked:
-            note = f"{len(course.linked)} large or linked files are shared, not copied: "
-            self._note(note + "the script must not write to them.")
+            self._proof.lives += script.starts
+        if script.linked:
+            note = f"{len(script.linked)} large or linked files are shared, not copied: "
+            self._add_note(note + "the script must not write to them.")
         if status != 0:
             ended = f"exit status {status}" if status > 0 else f"signal {-status}"
-            self._cannot(f"The script, undisturbed, ends with {ended}.", course)
+            self._cannot(f"The script, undisturbed, ends with {ended}.", script)
             return None
-        outside = course.filing.outside()
+        outside = script.file_log.outside()
         if outside:
             self._cannot(
                 f"The script saves {outside[0]}, outside of its folder, where every run would meet "
@@ -151,42 +155,42 @@ class _Prover:
             return None
         if not undisturbed.steps:
             why = "no update by torch or Keras and no boundary of a holdfast.Run was seen."
-            foreign = course.filing.loaded - course.filing.saved.keys()
+            foreign = script.file_log.loaded - script.file_log.saved.keys()
             if foreign:
                 name = min(foreign)
                 why = f"it loaded {name}. If that is of a finished training, prove it without."
-            self._cannot(f"The script ended without a training step: {why}", course)
+            self._cannot(f"The script ended without a training step: {why}", script)
             return None
         return undisturbed
 
     def _interrupt(
-        self, reference: Undisturbed, again: Undisturbed, volatile: frozenset[str]
+        self, reference: UndisturbedRun, again: UndisturbedRun, volatile: frozenset[str]
     ) -> None:
-        """Interrupt a training from beginning to end, and another one if it was over too soon."""
-        wishes, proof = self._wishes, self._proof
-        plan = list(wishes.plan)
+        """Interrupt one training, and another one if it was over too soon."""
+        request, proof = self._request, self._proof
+        plan = list(request.plan)
         if not plan:
-            plan = draw(wishes.seed, wishes.kills, wishes.signals, reference.moments())
-        if wishes.only is not None:
-            plan = [planned for planned in plan if planned.number == wishes.only]
+            plan = draw(request.seed, request.kills, request.signals, reference.moments())
+        if request.only is not None:
+            plan = [planned for planned in plan if planned.number == request.only]
         wanted, left, repeated = len(plan), plan, 0
-        for turn in range(_MOST_COURSES):
+        for number in range(_MOST_RUNS):
             self._watcher.stage("interrupted", wanted - len(left), wanted)
-            course = self._course(f"interrupted-{turn + 1}")
-            interrupted = self._run_interrupted(course, reference, left, volatile)
+            script = self._script(f"interrupted-{number + 1}")
+            interrupted = self._run_interrupted(script, reference, left, volatile)
             repeated += interrupted.repeated
             if interrupted.interruptions:
-                self._decide(reference, again, course, interrupted)
+                self._decide(reference, again, script, interrupted)
             is_over = proof.verdict in (DIFFERS, UNREPEATABLE) or self._is_late()
             if is_over or len(interrupted.leftover) in (0, len(left)):
                 break
             left = interrupted.leftover
         if repeated and proof.verdict == EQUAL:
-            self._note(f"{repeated} steps were made again: those since what was saved last.")
+            self._add_note(f"{repeated} steps were made again: those since what was saved last.")
         made = len(proof.interruptions)
         if made < wanted and proof.verdict != DIFFERS:
             why = "time was up" if self._is_late() else "the script ended"
-            self._note(f"{made} of {wanted} interruptions were made: {why} before the others.")
+            self._add_note(f"{made} of {wanted} interruptions were made: {why} before the others.")
         if not made:
             proof.verdict = UNTRIED
             proof.trouble = (
@@ -196,15 +200,19 @@ class _Prover:
             )
 
     def _is_late(self) -> bool:
-        budget = self._wishes.budget_seconds
+        budget = self._request.budget_seconds
         return budget is not None and time.monotonic() > self._began + budget
 
     def _run_interrupted(
-        self, course: Course, reference: Undisturbed, plan: list[Planned], volatile: frozenset[str]
-    ) -> Interrupted:
-        proof, budget = self._proof, self._wishes.budget_seconds
-        interrupted = Interrupted(
-            course,
+        self,
+        script: ScriptRun,
+        reference: UndisturbedRun,
+        plan: list[Planned],
+        volatile: frozenset[str],
+    ) -> InterruptedRun:
+        proof, budget = self._proof, self._request.budget_seconds
+        interrupted = InterruptedRun(
+            script,
             reference,
             plan,
             volatile,
@@ -216,106 +224,119 @@ class _Prover:
             interrupted.run()
         finally:
             proof.interruptions += interrupted.interruptions
-            proof.lives += course.lives
+            proof.lives += script.starts
         return interrupted
 
     def _decide(
         self,
-        reference: Undisturbed,
-        again: Undisturbed,
-        course: Course,
-        interrupted: Interrupted,
+        reference: UndisturbedRun,
+        again: UndisturbedRun,
+        script: ScriptRun,
+        interrupted: InterruptedRun,
     ) -> None:
         proof, finding = self._proof, interrupted.finding
         if finding is None and proof.unrepeatable is not None:
-            self._decide_by_spread(reference, again, course)
+            self._decide_by_spread(reference, again, script)
             return
         rank, distance = interrupted.finding_rank or 0, None
-        if finding is None and isinstance(reference, KnownRun):
-            finding = reference.compare(course, interrupted.blamed)
+        if finding is None and isinstance(reference, ReferenceRun):
+            finding = reference.compare(script, interrupted.blamed)
             proof.notes += reference.notes
         elif finding is None:
-            trio = (reference.course, again.course, course)
-            finding = compare_results(trio, self._wishes.compare, interrupted.blamed, self._note)
+            trio = (reference.script, again.script, script)
+            finding = compare_results(
+                trio, self._request.compare, interrupted.blamed, self._add_note
+            )
             finding = finding and (interrupted.suspect() or finding)
         else:
-            finding = self._ask_again(finding, reference)
-            distance = end_distance(reference.course, course)
+            finding = self._resolve_ambiguity(finding, reference)
+            distance = end_distance(reference.script, script)
         if finding is None:
             for note in interrupted.notes():
-                self._note(note)
+                self._add_note(note)
             proof.verdict = EQUAL
-            proof.compared = tally(reference, course)
+            proof.compared = list_compared(reference, script)
             return
         proof.verdict = DIFFERS
-        at_the_end = None if distance is None else say_apart(distance)
+        at_the_end = None if distance is None else describe_distance(distance)
         proof.difference = self._difference(
-            finding, reference.histories.get(rank, History()), rank, at_the_end
+            finding, reference.histories.get(rank, RankHistory()), rank, at_the_end
         )
 
-    def _ask_again(self, finding: Finding, reference: Undisturbed) -> Finding:
-        """One batch into a pass, one step too early and the pass's beginning are the same."""
+    def _resolve_ambiguity(
+        self, finding: JudgedDeviation, reference: UndisturbedRun
+    ) -> JudgedDeviation:
+        """Decide between two causes by other interruptions.
+
+        One batch into a pass, one step too early and the pass's beginning are the same.
+        """
         if not finding.is_ambiguous:
             return finding
         for number, share in enumerate((0.35, 0.55, 0.75, 0.9)):
             self._watcher.stage("interrupted once more, to tell the cause", 0, 1)
             plan = [Planned(1, "KILL", "gradient", share, 0.0)]
-            course = self._course(f"opinion-{number}")
-            quiet = Interrupted(
-                course, reference, plan, frozenset(), Watcher(), deadline=None, compares=True
+            script = self._script(f"opinion-{number}")
+            quiet = InterruptedRun(
+                script, reference, plan, frozenset(), Watcher(), deadline=None, compares=True
             )
             quiet.run()
-            self._proof.lives += course.lives
+            self._proof.lives += script.starts
             other = quiet.finding
             if other is not None and not other.is_ambiguous:
                 return dataclasses.replace(finding, cause=other.cause, is_ambiguous=False)
         return finding
 
-    def _decide_by_spread(self, reference: Undisturbed, again: Undisturbed, course: Course) -> None:
+    def _decide_by_spread(
+        self, reference: UndisturbedRun, again: UndisturbedRun, script: ScriptRun
+    ) -> None:
         proof = self._proof
         proof.verdict = UNREPEATABLE
-        spread = end_distance(reference.course, again.course)
-        both = [end_distance(one.course, course) for one in (reference, again)]
+        spread = end_distance(reference.script, again.script)
+        both = [end_distance(one.script, script) for one in (reference, again)]
         distances = [distance for distance in both if distance is not None]
         if spread is None or not distances:
-            self._note("The weights of the ends could not be compared.")
+            self._add_note("The weights of the ends could not be compared.")
             return
         nearest = min(distances)
         proof.within_spread = nearest <= _SPREAD * spread
-        self._note(
+        self._add_note(
             f"In the end two undisturbed runs are {spread:.2g} apart (relative to the norm of the "
             f"weights), the interrupted one is {nearest:.2g} from the nearer of them."
         )
 
     def _difference(
-        self, finding: Finding, history: History, rank: int, at_the_end: str | None = None
+        self,
+        finding: JudgedDeviation,
+        history: RankHistory,
+        rank: int,
+        at_the_end: str | None = None,
     ) -> Difference:
-        why, remedy = words_for(finding.cause)
+        why, remedy = CAUSES[finding.cause]
         return Difference(
             item=history.display(finding.item),
             step=finding.step,
             after=finding.after,
-            expected=_in_words(finding.expected),
-            found=_in_words(finding.found),
+            expected=_leaf_text(finding.expected),
+            found=_leaf_text(finding.found),
             cause=finding.cause,
             why=why,
             remedy=remedy,
             others=tuple(history.display(item) for item in finding.others),
-            rank=rank if len(history.sights) and self._proof.ranks > 1 else None,
+            rank=rank if len(history.updates) and self._proof.ranks > 1 else None,
             at_the_end=at_the_end,
         )
 
-    def _cannot(self, why: str, course: Course | None) -> None:
-        words = course.last_words() if course is not None else ""
+    def _cannot(self, why: str, script: ScriptRun | None) -> None:
+        words = script.last_lines() if script is not None else ""
         self._proof.verdict = UNTRIED
         self._proof.trouble = f"{why}\n{words}" if words else why
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         if text not in self._proof.notes:
             self._proof.notes.append(text)
 
 
-def _in_words(leaf: Leaf | None) -> str:
+def _leaf_text(leaf: Leaf | None) -> str:
     if leaf is None:
         return "missing"
     text, number, count = leaf

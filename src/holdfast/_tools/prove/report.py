@@ -1,19 +1,19 @@
-"""A proof in plain words: for the terminal, for a failed test, and for a page of CI.
+"""A proof in plain words: for the terminal, a failed test, a page of CI and the run's page.
 
-One place says each thing, so that all three say the same.
-`python -m holdfast._tools.prove.report FILE` turns what `--json` has printed into Markdown.
+`python -m holdfast._tools.prove.report FILE` turns the output of `--json` into Markdown.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from holdfast import _text
+from holdfast._errors import SettingsError
 from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
@@ -23,6 +23,9 @@ from holdfast._tools.prove.proof import (
     Interruption,
     Proof,
 )
+
+if TYPE_CHECKING:
+    from holdfast._report import view
 
 HEADINGS = ("no.", "signal", "moment", "at step", "ended with", "went on from")
 _MOMENTS = {
@@ -41,7 +44,6 @@ _TARGET_AT = 2  # behind the signal, where there are several ranks
 
 
 def headline(proof: Proof) -> str:
-    """The verdict in a sentence."""
     if proof.verdict == EQUAL:
         struck = _count(proof)
         if not struck:
@@ -62,7 +64,7 @@ def headline(proof: Proof) -> str:
 
 
 def details(proof: Proof) -> Rows:
-    """What stands below the verdict: a label and a text each."""
+    """The lines below the verdict, each a label and a text."""
     rows: Rows = []
     if proof.verdict == UNTRIED:
         rows += [("", line) for line in (proof.trouble or "").strip().splitlines()[1:]]
@@ -85,7 +87,6 @@ def details(proof: Proof) -> Rows:
 
 
 def headings(proof: Proof) -> tuple[str, ...]:
-    """The columns of its interruptions."""
     return _with_target(proof, HEADINGS, "to")
 
 
@@ -96,7 +97,6 @@ def _with_target(proof: Proof, row: tuple[str, ...], target: str) -> tuple[str, 
 
 
 def interruption_rows(proof: Proof) -> list[tuple[str, ...]]:
-    """All interruptions, as texts for the columns of `headings`."""
     return [_with_target(proof, _row_of(each), each.target or "") for each in proof.interruptions]
 
 
@@ -112,12 +112,10 @@ def _row_of(each: Interruption) -> tuple[str, ...]:
 
 
 def moment(interruption: Interruption) -> str:
-    """When it struck, in words."""
     return _MOMENTS.get(interruption.moment, interruption.moment)
 
 
 def ended_with(interruption: Interruption) -> str:
-    """What the process left with."""
     if not interruption.struck:
         return "over before it came"
     status = interruption.status
@@ -125,14 +123,11 @@ def ended_with(interruption: Interruption) -> str:
         return "lived on"
     if status >= 0:
         return f"status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+    return _text.signal_name(status) or f"signal {-status}"
 
 
 def plain_text(proof: Proof) -> str:
-    """The whole report: the verdict first, which is what a failed test shows."""
+    """The whole report, the verdict first."""
     lines = [headline(proof)]
     rows = details(proof)
     width = max((len(label) for label, _ in rows), default=0)
@@ -144,7 +139,7 @@ def plain_text(proof: Proof) -> str:
 
 
 def markdown(proof: Proof) -> str:
-    """The same for a page, the interruptions folded in."""
+    """The same for a page of CI, with the interruptions folded."""
     lines = [f"**{_escape(headline(proof))}**", ""]
     for label, text in details(proof):
         shown = f"`{text}`" if label == "to replay" else _escape(text)
@@ -159,7 +154,7 @@ def markdown(proof: Proof) -> str:
 
 
 def from_json(tree: dict[str, Any]) -> Proof:
-    """A proof as it was before it became JSON; what a later version has added is left out."""
+    """A proof from its JSON; fields of a later version are left out."""
     values = _known(Proof, tree)
     for name in ("command", "signals", "more"):
         values[name] = tuple(values.get(name, ()))
@@ -222,7 +217,7 @@ def _made(proof: Proof) -> str:
     meant = len(proof.interruptions)
     count = f"{struck} of {meant}" if struck < meant else str(struck)
     parts = [
-        f"{proof.steps} {'step' if proof.steps == 1 else 'steps'}",
+        _text.count(proof.steps, "step"),
         f"{count} {'interruption' if count == '1' else 'interruptions'}",
         f"{proof.lives} {'life' if proof.lives == 1 else 'lives'}",
     ]
@@ -258,8 +253,48 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    # An item's name may be __init__ or List[int], which a page would take as its own.
+    # An item's name may be __init__ or List[int], which is Markdown too.
     return "".join(f"\\{each}" if each in "\\`*_[]<>|" else each for each in text)
+
+
+def read_proofs(path: Path) -> list[view.Proof]:
+    """The proofs in a file that `--json` has written, for the run's page."""
+    hint = "Make one: holdfast prove --json -- python train.py > proof.json"
+    try:
+        data, written = path.read_bytes(), path.stat().st_mtime
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: cannot be read ({error.strerror or error}).\n{hint}"
+        ) from error
+    try:
+        tree = json.loads(data)
+        trees = tree if isinstance(tree, list) else tree.get("proofs", [tree])
+        return [_for_page(from_json(each), written) for each in trees]
+    except (ValueError, TypeError, AttributeError, KeyError, AssertionError) as error:
+        raise SettingsError(f"{path}: is no proof of `holdfast prove`.\n{hint}") from error
+
+
+def _for_page(proof: Proof, written: float) -> view.Proof:
+    from holdfast._report import view
+
+    made = [f"{label}: {text}" for label, text in details(proof) if label == "made"]
+    interruptions = []
+    for each in proof.interruptions:
+        target = f" to {each.target}" if each.target else ""
+        went_on = "" if each.resumed_at is None else f", went on from step {each.resumed_at}"
+        interruptions.append(
+            view.Interruption(
+                step=each.step,
+                kind=f"{each.signal}{target}, {moment(each)}",
+                result=ended_with(each) + went_on,
+            )
+        )
+    return view.Proof(
+        t=written,
+        verdict=str(proof.verdict),
+        sentence=" ".join([headline(proof), *made]),
+        interruptions=interruptions,
+    )
 
 
 def main(arguments: Sequence[str]) -> None:

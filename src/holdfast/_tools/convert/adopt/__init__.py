@@ -1,5 +1,4 @@
-"""`holdfast adopt`: checkpoints that others wrote become the first checkpoint of a run.
+"""`holdfast adopt`: checkpoints of other libraries become the first checkpoint of a run.
 
-`formats` tells them apart and reads them, `named` finds what each part is called in the run,
-`adoption` makes the run. How the script's first start takes it is in `_state/adopted.py`.
+`_state/adopted.py` has how the script's first start takes it.
 """

@@ -1,7 +1,7 @@
 """Checkpoints of tf.train.CheckpointManager, as the first checkpoint of a run.
 
-The objects that they belong to exist only in the script. So what is stored is the tensors
-and the graph of the objects; the first start of the script lays it over the objects of Run.
+Their objects exist only in the script. So the tensors and the graph of the objects are stored; the
+first start of the script maps them to the objects of Run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,22 @@ from holdfast._errors import HoldfastError, SettingsError
 from holdfast._state.capture import Captured
 from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.format.image import TensorSpec
-from holdfast._tools.convert.adopt.foreign import Adoption, Prepared, position_of
+from holdfast._tools.convert.adopt.foreign import (
+    COUNTERS,
+    ROOT,
+    Adoption,
+    Prepared,
+    agree_on_step,
+    position_of,
+    refuse_lost,
+    refuse_second,
+)
 
-ROOT = "."  # the checkpoint itself, where it is that of one object
-_COUNTERS = ("step", "global_step", "steps", "iteration", "iterations")
 _BOOKKEEPING = ("save_counter",)
 _ITERATIONS = "_iterations"  # where the optimizers of Keras 3 count their steps
 
 
 def prepare_tensorflow(wanted: Adoption) -> Prepared:
-    """Read a checkpoint that TensorFlow wrote."""
     checkpoints = load_tensorflow()
     bundle = checkpoints.read_bundle(checkpoints.find_prefix(wanted.source))
     graph, states = _named(bundle, wanted)
@@ -44,8 +50,8 @@ def prepare_tensorflow(wanted: Adoption) -> Prepared:
 
 
 def load_tensorflow() -> ModuleType:
-    """Its files, read and written."""
-    # It tells of its start, and here nothing is computed that could differ.
+    """The module that reads and writes TensorFlow's files."""
+    # Without its messages at the start; nothing is computed here that could differ.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
@@ -68,18 +74,10 @@ def _named(bundle: Any, wanted: Adoption) -> tuple[Any, dict[str, int]]:
                 f"--name {new}={old}: {bundle.prefix} has no {old}.\n"
                 f"It has: {', '.join(plain) or 'nothing'}."
             )
-        if new in given:
-            raise SettingsError(
-                f"--name {new}={old}: {new} was given to another part of the checkpoint already.\n"
-                "Each part has a name of its own."
-            )
+        refuse_second(new, old, given)
         given[new] = number
         plain = {} if old == ROOT else {n: c for n, c in plain.items() if n != old}
-    if taken := [name for name in given if name in plain]:
-        raise SettingsError(
-            f"--name {taken[0]}=…: {bundle.prefix} has a {taken[0]} itself, which would be lost.\n"
-            f"Give that one another name too: --name NEW={taken[0]}."
-        )
+    refuse_lost(bundle.prefix, given, {name: name for name in plain})
     states = {**plain, **given}
     holding = {
         name: number
@@ -102,38 +100,29 @@ def _named(bundle: Any, wanted: Adoption) -> tuple[Any, dict[str, int]]:
 
 
 def _find_step(bundle: Any, graph: Any, wanted: Adoption) -> tuple[int, str]:
-    """How many steps the checkpoint is away from the beginning."""
     if wanted.step is not None:
         return wanted.step, "--step"
     counted: dict[str, int] = {}
     for way, number in graph.below(0):
         tensor = graph.nodes[number].tensor
         name = way.rpartition("/")[2]
-        if tensor is not None and (name == _ITERATIONS or way in _COUNTERS):
+        if tensor is not None and (name == _ITERATIONS or way in COUNTERS):
             value = bundle.values[tensor]
             if value.shape.rank == 0 and value.dtype.is_integer:
                 counted[way] = int(value)
-    optimizers = {way: value for way, value in counted.items() if way.endswith(_ITERATIONS)}
-    for found in (optimizers, counted):
-        if len(set(found.values())) == 1:
-            way, value = next(iter(found.items()))
-            return value, way
     if not counted:
         raise SettingsError(
             f"{bundle.prefix}: has no optimizer and no variable `step` that would say at which "
             "step it was saved.\nSay it: --step N, the optimizer steps that were made."
         )
-    told = ", ".join(f"{way} {value}" for way, value in counted.items())
-    raise SettingsError(
-        f"{bundle.prefix}: what counts steps in it does not agree ({told}).\n"
-        "Say at which step the run is to go on: --step N."
-    )
+    optimizers = {way: value for way, value in counted.items() if way.endswith(_ITERATIONS)}
+    return agree_on_step(bundle.prefix, optimizers, counted)
 
 
 def _captured(
     bundle: Any, graph: Any, states: dict[str, int], epoch: int
 ) -> tuple[Captured, dict[str, int]]:
-    """As a run would capture it: each tensor once, under the first way to it."""
+    """As a run would capture it: each tensor once, under the first path to it."""
     adapter = adapter_of("tensorflow")
     specs: list[TensorSpec] = []
     values: list[Any] = []

@@ -1,10 +1,8 @@
-"""A checkpoint in a format that others read: safetensors, which needs no framework, or others.
+"""A checkpoint of a run in a format that other programs read.
 
-Every checksum is verified before the first byte is written, and a file or folder has its
-name only when it is whole and durable. Of the state that the user gave nothing is
-left out that the format has a place for; the random generators and the rest of what holdfast
-adds is. Of a run of several ranks it is what they have in common, with sharded tensors made
-whole, and beside it what rank 0 has of its own.
+Every checksum is verified before the first byte is written. Nothing of the user's state is left
+out that the format has a place for; the random generators and holdfast's own values are. Of
+several ranks it has what they share, with sharded tensors made whole, and rank 0's own values.
 """
 
 from __future__ import annotations
@@ -14,33 +12,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast._errors import FolderError, HoldfastError, SettingsError
-from holdfast._store.folder.atomic import writing_whole
-from holdfast._store.folder.attempts import find_run
-from holdfast._store.folder.layout import RunLayout
-from holdfast._tools.convert.export.chosen import Selected as Selected
-from holdfast._tools.convert.export.chosen import Wanted as Wanted
-from holdfast._tools.convert.export.chosen import (
-    Written,
-    choose_newest,
-    choose_step,
-    newer_in_memory,
+from holdfast import _text
+from holdfast._errors import (
+    DamagedCheckpoint,
+    FolderError,
+    HoldfastError,
+    NoGoodCheckpoint,
+    SettingsError,
 )
-from holdfast._tools.convert.export.for_torch import check_dcp, load_for_pt, write_dcp, write_pt
-from holdfast._tools.convert.export.huggingface_folder import check_huggingface, write_huggingface
-from holdfast._tools.convert.export.put_together import put_together
-from holdfast._tools.convert.export.safetensors_file import write_safetensors
-from holdfast._tools.convert.export.tensorflow_folder import check_tensorflow, write_tensorflow
+from holdfast._report.status.gather import states_in_memory
+from holdfast._store.folder.attempts import find_run, known_origins
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.lineage import is_on_line, trace_line
+from holdfast._store.read.damage import find_damage
+from holdfast._store.read.find import attempts_in_memory
+from holdfast._store.read.merge_ranks import read_checkpoint
+from holdfast._store.read.verify import Loaded
+from holdfast._tools.convert.export.stored_tree import ExportRequest, Selected, put_together
+from holdfast._tools.convert.export.writers import SUFFIXES, WRITERS, is_taken
 
-_SUFFIXES = {".safetensors": "safetensors", ".pt": "torch"}
-FOLDERS = ("dcp", "huggingface", "tensorflow")
-FORMATS = (*sorted(_SUFFIXES.values()), *FOLDERS)
+_FOLDERS = ("dcp", "huggingface", "tensorflow")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported."""
-
     step: int
     attempt: int
     tensors: int
@@ -51,24 +46,25 @@ class Exported:
     left_out: list[str]  # what the format has no place for
 
 
-def export(folder: Path, wanted: Wanted) -> Exported:
+def export(folder: Path, request: ExportRequest) -> Exported:
     """Write one checkpoint of a run."""
     layout, run_id = find_run(folder)
-    wanted = replace(wanted, to=wanted.to or _SUFFIXES.get(wanted.out.suffix))
-    _check_wanted(wanted, layout)
-    if wanted.step is None:
+    request = replace(request, to=request.to or SUFFIXES.get(request.out.suffix))
+    _check_request(request, layout)
+    if request.step is None:
         chosen = choose_newest(folder, layout, run_id)
     else:
-        chosen = choose_step(folder, layout, run_id, wanted.step)
-    names = _select(folder, chosen.loaded.head["tree"]["state"], wanted)
+        chosen = choose_step(folder, layout, run_id, request.step)
+    names = _select(folder, chosen.loaded.head["tree"]["state"], request)
     selected = Selected(put_together(chosen.loaded, names), names)
+    assert request.to is not None
     try:
-        done = _write(wanted, selected)
+        done = WRITERS[request.to][1](request, selected)
     except FileExistsError as error:
-        raise _is_taken(wanted.out) from error
+        raise is_taken(request.out) from error
     except OSError as error:
         raise HoldfastError(
-            f"{wanted.out}: could not be written ({error.strerror or error}).\n"
+            f"{request.out}: could not be written ({error.strerror or error}).\n"
             "Nothing was left there. Choose a place that has room and that you may write to."
         ) from error
     return Exported(
@@ -77,44 +73,30 @@ def export(folder: Path, wanted: Wanted) -> Exported:
         tensors=done.tensors,
         size_bytes=done.size_bytes,
         passed_over=chosen.passed_over,
-        newer_in_memory=newer_in_memory(layout, run_id, chosen) if wanted.step is None else None,
+        newer_in_memory=newer_in_memory(layout, run_id, chosen) if request.step is None else None,
         ranks=chosen.loaded.world,
         left_out=done.left_out,
     )
 
 
-def _write(wanted: Wanted, selected: Selected) -> Written:
-    out, strip, force = wanted.out, wanted.strip, wanted.force
-    if wanted.to == "tensorflow":
-        return write_tensorflow(out, selected.loaded, selected.names, strip=strip, force=force)
-    if wanted.to == "huggingface":
-        return write_huggingface(wanted, selected)
-    if wanted.to == "dcp":
-        return write_dcp(out, selected, strip=strip, force=force)
-    write = write_pt if wanted.to == "torch" else write_safetensors
-    with writing_whole(out, replace=force) as file:
-        count = write(file, selected, strip=strip)
-    return Written(count, out.stat().st_size)
-
-
-def _check_wanted(wanted: Wanted, layout: RunLayout) -> None:
-    """Refuse what cannot be before gigabytes are read."""
-    out = wanted.out
-    if wanted.to is None:
+def _check_request(request: ExportRequest, layout: RunLayout) -> None:
+    """Refuse a request before gigabytes are read."""
+    out = request.out
+    if request.to is None:
         raise SettingsError(
             f"{out}: the ending says which format is wanted, and it is none of "
-            f"{' and '.join(_SUFFIXES)}.\nName it {out.stem or 'out'}.safetensors, which needs "
+            f"{' and '.join(SUFFIXES)}.\nName it {out.stem or 'out'}.safetensors, which needs "
             f"no framework to be read, or {out.stem or 'out'}.pt for torch.load. Or give a folder, "
-            f"and --to {' or '.join((', '.join(FOLDERS[:-1]), FOLDERS[-1]))}."
+            f"and --to {' or '.join((', '.join(_FOLDERS[:-1]), _FOLDERS[-1]))}."
         )
-    if wanted.strip and len(wanted.only) != 1:
+    if request.strip and len(request.only) != 1:
         raise SettingsError(
             "--strip drops the name of one state from the names of its tensors.\n"
             "Say of which: --only model --strip"
         )
-    if wanted.config is not None and wanted.to != "huggingface":
+    if request.config is not None and request.to != "huggingface":
         raise SettingsError(
-            f"--config {wanted.config}: only a Hugging Face folder has a config.\n"
+            f"--config {request.config}: only a Hugging Face folder has a config.\n"
             "Add --to huggingface, or leave it out."
         )
     if not out.parent.is_dir():
@@ -127,38 +109,137 @@ def _check_wanted(wanted: Wanted, layout: RunLayout) -> None:
             f"{out}: this is inside the run's own checkpoints, which nobody else may change.\n"
             "Choose a place outside of the run."
         )
-    _check_place(wanted)
+    WRITERS[request.to][0](request)
 
 
-def _check_place(wanted: Wanted) -> None:
-    out, force = wanted.out, wanted.force
-    if wanted.to == "tensorflow":
-        check_tensorflow(out, force=force)
-    elif wanted.to == "huggingface":
-        check_huggingface(wanted)
-    elif wanted.to == "dcp":
-        check_dcp(out, force=force)
-    elif out.is_dir():
-        suffix = out.suffix or next(s for s, name in _SUFFIXES.items() if name == wanted.to)
-        raise FolderError(f"{out}: this is a folder.\nName a file in it: {out / 'out'}{suffix}")
-    elif out.exists() and not force:
-        raise _is_taken(out)
-    elif wanted.to == "torch":
-        load_for_pt()
-
-
-def _is_taken(out: Path) -> FolderError:
-    return FolderError(
-        f"{out}: there is such a file already, and it was left as it is.\n"
-        "To replace it: --force. Or choose another name."
-    )
-
-
-def _select(folder: Path, state: dict[str, Any], wanted: Wanted) -> list[str]:
-    unknown = [name for name in wanted.only if name not in state]
+def _select(folder: Path, state: dict[str, Any], request: ExportRequest) -> list[str]:
+    unknown = [name for name in request.only if name not in state]
     if unknown:
         raise SettingsError(
             f"{folder}: there is no {unknown[0]} in the state of this run.\n"
             f"There is: {', '.join(state) or 'nothing'}."
         )
-    return list(wanted.only or state)
+    return list(request.only or state)
+
+
+_TRIES = 10  # a live run may remove the checkpoint that is being read
+_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A checkpoint with every checksum verified."""
+
+    step: int
+    attempt: int
+    loaded: Loaded
+    passed_over: list[str]  # why each newer one was not taken
+
+
+class _Removed(Exception):
+    """The run has removed the checkpoint while it was read."""
+
+
+def own_lineage(layout: RunLayout, run_id: str) -> dict[int, int | None]:
+    """The run's own lineage of attempts."""
+    newest = max(layout.attempt_numbers(), default=0)
+    return trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
+
+
+def choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
+    """The newest whole checkpoint on the run's own lineage, as a resume would choose it.
+
+    Nothing is moved: a damaged one stays where it is.
+    """
+    for _ in range(_TRIES):
+        line = own_lineage(layout, run_id)
+        folders = layout.checkpoint_folders()
+        on_line = [each for each in reversed(folders) if is_on_line(line, each[1], each[0])]
+        try:
+            passed_over: list[str] = []
+            for step, attempt, path in on_line:
+                try:
+                    loaded = _read(step, attempt, path)
+                except DamagedCheckpoint as error:
+                    passed_over.append(str(error))
+                else:
+                    return Chosen(step, attempt, loaded, passed_over)
+        except _Removed:
+            continue
+        break
+    else:
+        raise HoldfastError(_too_fast(folder))
+    if not folders:
+        raise NoGoodCheckpoint(
+            f"{folder}: there is no checkpoint yet.\n"
+            f"A run that trains now makes one: {_text.command('save', folder)} --wait"
+        )
+    what = "whole" if on_line else "on this run's own line of attempts"
+    look = _text.command("verify" if on_line else "ls", folder)
+    raise NoGoodCheckpoint(
+        f"{folder}: none of its {len(folders)} checkpoints is {what}.\nTo look closer: {look}"
+    )
+
+
+def choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) -> Chosen:
+    """The checkpoint of one step: on the run's own lineage if there is one, else the newest."""
+    line = own_lineage(layout, run_id)
+    folders = layout.checkpoint_folders()
+    matching = [each for each in folders if each[0] == wanted_step]
+    if not matching:
+        raise SettingsError(
+            f"{folder}: there is no checkpoint of step {wanted_step}.\n"
+            f"{_known_steps(sorted({step for step, _, _ in folders}))} "
+            f"To look: {_text.command('ls', folder)}"
+        )
+    on_line = [each for each in matching if is_on_line(line, each[1], each[0])]
+    step, attempt, path = (on_line or matching)[-1]
+    try:
+        return Chosen(step, attempt, _read(step, attempt, path), [])
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(
+            f"{error}\nTo see which are whole: {_text.command('verify', folder)}"
+        ) from error
+    except _Removed as error:
+        raise HoldfastError(_too_fast(folder)) from error
+
+
+def newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
+    """The newest step in memory, if it came after the chosen one."""
+    line = own_lineage(layout, run_id)
+    found = states_in_memory(run_id, line, are_checked=False)
+    is_newer = bool(found) and (found[-1].attempt, found[-1].step) > (chosen.attempt, chosen.step)
+    return found[-1].step if is_newer else None
+
+
+def _read(step: int, attempt: int, path: Path) -> Loaded:
+    try:
+        loaded = read_checkpoint(path)
+    except DamagedCheckpoint as error:
+        if not path.exists():
+            raise _Removed from error
+        raise
+    if loaded.world > 1 and (damage := find_damage(path)):
+        # Of the other ranks, only what rank 0 shares has been read so far.
+        if not path.exists():
+            raise _Removed
+        raise DamagedCheckpoint(f"{path}: {damage[0]}.")
+    head = loaded.head
+    found = (head["step"], head.get("attempt", attempt))
+    if found != (step, attempt):  # a folder's name has no checksum
+        raise DamagedCheckpoint(f"{path}: it holds step {found[0]} of attempt {found[1]}.")
+    return loaded
+
+
+def _too_fast(folder: Path) -> str:
+    return (
+        f"{folder}: the run removed its checkpoints faster than they could be read.\n"
+        f"Take another, or stop the run first: {_text.command('ls', folder)}"
+    )
+
+
+def _known_steps(steps: list[int]) -> str:
+    if not steps:
+        return "There is none yet."
+    shown = ", ".join(map(str, steps[-_NAMED:]))
+    return f"There are: {'…, ' if len(steps) > _NAMED else ''}{shown}."

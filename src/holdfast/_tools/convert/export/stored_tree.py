@@ -1,106 +1,128 @@
-"""A stored tree, walked: every tensor under its plain name, or all of it as plain containers.
+"""The states of an export: every tensor under its plain name, or all as plain containers.
 
-The tags are those of `_state/capture.py`. A tensor that the state has under two names is
-stored once; here it has both names.
+A tensor that the state has under two names is stored once; here it has both names. Sharded
+tensors are put together for readers outside of the run.
 """
 
 from __future__ import annotations
 
 import base64
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from holdfast._adapters.registry import adapter_of
-from holdfast._errors import HoldfastError, StateMismatch
+from holdfast._errors import HoldfastError, StateMismatch, install_command
+from holdfast._state.shards import Assembler, kind_of
 from holdfast._store.format.image import TensorSpec
+from holdfast._store.format.tree import Pairs, TreeVisitor, tensor_leaves
+from holdfast._store.read.verify import Loaded
 
-_ITEMS = ("$tuple", "$set", "$frozenset")
-_WRAPPERS = ("$state", "$generator", "$node")
 _MOST_BITS = 2032  # what torch.load(…, weights_only=True) can read
 
 
-@dataclass
-class NamedTensors:
-    """Names every tensor of some states; `names` refers to the specs by their numbers."""
+@dataclass(frozen=True)
+class ExportRequest:
+    out: Path
+    step: int | None = None
+    only: tuple[str, ...] = ()
+    strip: bool = False
+    force: bool = False
+    to: str | None = None  # the format; else the ending of `out` says it
+    config: Path | None = None  # of the model, for a Hugging Face folder
 
-    specs: Sequence[TensorSpec]
-    prefix: str = ""  # dropped from every name
-    names: dict[str, int] = field(default_factory=dict)
 
-    def walk(self, encoded: Any, path: str) -> Any:
-        """The tree with names in the place of numbers."""
-        if isinstance(encoded, list):
-            return [self.walk(item, f"{path}.{i}") for i, item in enumerate(encoded)]
-        if not isinstance(encoded, dict):
-            return encoded
-        tag = next(iter(encoded), "")
-        inner: Any = encoded.get(tag)
-        if tag == "$t":
-            return {tag: self._name(inner, path)}
-        if tag in ("$dict", "$odict"):
-            pairs = [[key, self.walk(item, f"{path}.{_key(key)}")] for key, item in inner]
-            return {**encoded, tag: pairs}
-        if tag in _WRAPPERS or tag in _ITEMS:
-            return {tag: self.walk(inner, path)}
-        if tag.startswith("$"):
-            return encoded
-        return {key: self.walk(item, f"{path}.{key}") for key, item in encoded.items()}
+@dataclass(frozen=True)
+class Selected:
+    """The states to be written, with every checksum verified and every tensor whole."""
 
-    def _name(self, index: int, path: str) -> str:
-        stored = self.specs[index].name
-        # Two paths can read alike (`a.b` as a key, and `b` in `a`); the stored name tells them
-        # apart. Another path to this tensor gets a name of its own.
+    loaded: Loaded
+    names: list[str]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.loaded.head["tree"]["state"]
+        return {name: found[name] for name in self.names}
+
+
+@dataclass(frozen=True)
+class Written:
+    tensors: int
+    size_bytes: int
+    left_out: list[str] = field(default_factory=list)  # what the format has no place for
+
+
+class NamedTensors(TreeVisitor):
+    """Puts names in the place of the tensors' numbers; `names` has the number of each."""
+
+    def __init__(self, specs: Sequence[TensorSpec], prefix: str = "") -> None:
+        self._specs = specs
+        self._prefix = prefix  # dropped from every name
+        self.names: dict[str, int] = {}
+
+    def tensor(self, number: int, path: str) -> dict[str, str]:
+        stored = self._specs[number].name
+        # Two paths can read alike (`a.b` as a key, and `b` in `a`); the stored names differ.
+        # Another path to this tensor gets a name of its own.
         is_own = stored == path or stored.startswith(f"{path}~")
-        wanted = (stored if is_own else path).removeprefix(self.prefix)
+        wanted = (stored if is_own else path).removeprefix(self._prefix)
         name, count = wanted, 1
-        while name == "__metadata__" or self.names.get(name, index) != index:
+        while name == "__metadata__" or self.names.get(name, number) != number:
             count += 1
             name = f"{wanted}~{count}"
-        self.names[name] = index
-        return name
-
-
-def _key(encoded: Any) -> str:
-    if isinstance(encoded, dict) and "$tuple" in encoded:
-        return str(tuple(encoded["$tuple"]))
-    return str(encoded)
+        self.names[name] = number
+        return {"$t": name}
 
 
 def to_plain(encoded: Any, tensor: Callable[[int], Any]) -> Any:
-    """The tree as dicts, lists, tuples, sets and values; `tensor` gives those of a number."""
-    if isinstance(encoded, list):
-        return [to_plain(item, tensor) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    tag = next(iter(encoded), "")
-    if not tag.startswith("$"):
-        return {key: to_plain(item, tensor) for key, item in encoded.items()}
-    inner = encoded[tag]
-    if tag == "$t":
-        return tensor(inner)
-    if tag in _WRAPPERS:
-        return to_plain(inner, tensor)
-    if tag in ("$dict", "$odict"):
-        pairs = [(_to_key(key, tensor), to_plain(item, tensor)) for key, item in inner]
-        if tag == "$dict":
-            return dict(pairs)
-        ordered = OrderedDict(pairs)
+    """The tree as dicts, lists, tuples, sets and values that torch loads without running code."""
+    return _TorchValues(tensor).visit(encoded, "")
+
+
+class _TorchValues(TreeVisitor):
+    def __init__(self, read: Callable[[int], Any]) -> None:
+        self._read = read
+
+    def tensor(self, number: int, _: str) -> Any:
+        return self._read(number)
+
+    def mapping(self, encoded: dict[str, Any], pairs: Pairs) -> Any:
+        decoded = [(_hashable(self.visit(key, "")), item) for key, item in pairs]
+        if "$dict" in encoded:
+            return dict(decoded)
+        ordered = OrderedDict(decoded)
         if "$metadata" in encoded:  # the versions of a module's state
-            ordered._metadata = to_plain(encoded["$metadata"], tensor)  # type: ignore[attr-defined]
+            metadata = self.visit(encoded["$metadata"], "")
+            ordered._metadata = metadata  # type: ignore[attr-defined]
         return ordered
-    if tag in _ITEMS:
+
+    def container(self, tag: str, inner: Any) -> Any:
         if tag == "$tuple":
-            return tuple(to_plain(item, tensor) for item in inner)
-        # A frozenset is none of the types that torch loads without running code.
-        return {_to_key(item, tensor) for item in inner}
-    return _plain_value(tag, inner)
+            return tuple(inner)
+        if tag in ("$set", "$frozenset"):  # torch loads no frozenset
+            return {_hashable(item) for item in inner}
+        return inner
+
+    def scalar(self, tag: str, inner: Any) -> Any:
+        if tag == "$float":
+            return float(inner)
+        if tag == "$int":
+            return _whole_number(int(inner, 16))
+        if tag in ("$bytes", "$bytearray"):
+            return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
+        if tag == "$complex":
+            return complex(float(inner[0]), float(inner[1]))
+        if tag.startswith("$torch."):
+            return adapter_of("torch").decode_other(tag, inner)
+        raise StateMismatch(
+            f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.\n"
+            "Use the version of holdfast that wrote it."
+        )
 
 
-def _to_key(encoded: Any, tensor: Callable[[int], Any]) -> Any:
-    """The same of a key, or of an item of a set."""
-    found = to_plain(encoded, tensor)
+def _hashable(found: Any) -> Any:
     try:
         hash(found)
     except TypeError as error:
@@ -111,23 +133,6 @@ def _to_key(encoded: Any, tensor: Callable[[int], Any]) -> Any:
     return found
 
 
-def _plain_value(tag: str, inner: Any) -> Any:
-    if tag == "$float":
-        return float(inner)
-    if tag == "$int":
-        return _whole_number(int(inner, 16))
-    if tag in ("$bytes", "$bytearray"):
-        return {"$bytes": bytes, "$bytearray": bytearray}[tag](base64.b64decode(inner))
-    if tag == "$complex":
-        return complex(float(inner[0]), float(inner[1]))
-    if tag.startswith("$torch."):
-        return adapter_of("torch").decode_other(tag, inner)
-    raise StateMismatch(
-        f"the checkpoint holds a value of kind {tag}, which this holdfast lacks.\n"
-        "Use the version of holdfast that wrote it."
-    )
-
-
 def _whole_number(value: int) -> int:
     if value.bit_length() > _MOST_BITS:
         raise HoldfastError(
@@ -135,3 +140,67 @@ def _whole_number(value: int) -> int:
             f"{_MOST_BITS}.\nExport to a .safetensors file, which has it as JSON."
         )
     return value
+
+
+# -- sharded tensors --------------------------------------------------------------
+
+
+def put_together(loaded: Loaded, names: Collection[str]) -> Loaded:
+    """The same state, with whole tensors where the ranks have stored parts of them."""
+    states = loaded.head["tree"]["state"]
+    sharded = [
+        (path, kind_of(leaf["$shard"]))
+        for name in names
+        for path, leaf in tensor_leaves(states[name], name)
+        if "$shard" in leaf
+    ]
+    if not sharded:
+        return loaded
+    of_torch = [path for path, kind in sharded if kind == "torch"]
+    try:
+        if of_torch:
+            adapter_of("torch")
+    except ImportError as error:
+        reason = error.__cause__ or error  # of the framework itself, in one line
+        raise HoldfastError(
+            f"{of_torch[0]} is sharded, and putting it together needs PyTorch, which cannot be "
+            f"imported here ({reason}).\n"
+            f"{install_command('torch')}, or export the states that are not: --only NAME."
+        ) from error
+    joiner = _Joiner(loaded)
+    whole = {name: joiner.visit(states[name], name) for name in names}
+    tree = {**loaded.head["tree"], "state": {**states, **whole}}
+    return replace(
+        loaded,
+        plan=replace(loaded.plan, specs=(*loaded.plan.specs, *joiner.specs)),
+        head={**loaded.head, "tree": tree},
+        tensors=(*loaded.tensors, *joiner.views),
+    )
+
+
+class _Joiner(TreeVisitor):
+    """Makes whole tensors, with numbers after those of the stored ones."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._assembler = Assembler(loaded)
+        self._first = len(loaded.plan.specs)
+        self._known: dict[int, int] = {}  # the number of a whole tensor, by that of rank 0's part
+        self.specs: list[TensorSpec] = []
+        self.views: list[memoryview] = []
+
+    def shard(self, shard: dict[str, Any], path: str) -> dict[str, int]:
+        part = shard["t"]
+        if part in self._known:  # tied weights stay one tensor
+            return {"$t": self._known[part]}
+        number = self._first + len(self.specs)
+        if kind_of(shard) == "torch":
+            adapter = adapter_of("torch")
+            value = self._assembler.value({"$shard": shard}, None, path)
+            spec, view = adapter.spec(path, value), adapter.bytes_of(value)
+        else:
+            spec, view = self._assembler.whole_bytes(shard, path)
+        self.specs.append(spec)
+        self.views.append(view)
+        if part is not None:
+            self._known[part] = number
+        return {"$t": number}

@@ -16,10 +16,10 @@ def _begin() -> None:
     if not os.environ.get("HOLDFAST_ERRAND"):
         return
     try:
-        from holdfast._tools.prove.witness.arrive import arrive
-    except ImportError:  # another environment: the proof says that it has seen nothing
+        from holdfast._tools.prove.witness.bootstrap import bootstrap
+    except ImportError:  # another environment: the proof then reports that it observed nothing
         return
-    arrive()
+    bootstrap()
 
 
 _begin()

@@ -1,4 +1,4 @@
-"""What a script holds in its variables: found by walking its frames, named by their path.
+"""The variables of a script: found by walking its frames, named by their path.
 
 Only frames, instances and containers of the script's own are walked, not those of libraries.
 """
@@ -10,12 +10,21 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from holdfast._run.witness.fingerprint import Leaf, whole_leaf
+from holdfast._run.witness.observer import Observer
+from holdfast._state.capture import capture_generators
+from holdfast._tools.prove.witness.bootstrap import FRESH
+
+Items = dict[str, Leaf]
 Numbers = dict[str, int | float]
+MOST_VALUES = 4 << 20  # elements: a larger tensor is taken for data
+_MOST_DUMPED = 1 << 28
+_UNTOUCHED: Leaf = ("untouched", None, 1)
 _DEPTH = 5
 _MOST_ITEMS = 2000
 _LIBRARIES = tuple(
@@ -67,8 +76,8 @@ def _own_modules() -> list[tuple[str, ModuleType]]:
     return _modules
 
 
-def roots(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
-    """Every variable of the script: the globals of its modules, then what functions hold."""
+def _variables(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
+    """Every variable of the script: the globals of its modules, then the locals of functions."""
     for prefix, module in _own_modules():
         for name, value in list(vars(module).items()):
             if not name.startswith("__"):
@@ -90,21 +99,42 @@ def name_arguments(
     return found | named
 
 
-class Finder:
-    """Walks variables; `is_leaf` says what to stop at and give."""
+def is_numpy_leaf(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return False
+    if isinstance(value, numpy.ndarray):
+        return bool(value.dtype.kind in "fiu" and value.size <= MOST_VALUES)
+    return isinstance(value, numpy.random.Generator)
 
-    def __init__(self, is_leaf: Any, is_closed: Any) -> None:
+
+class StateReader:
+    """Reads a script's variables; the reader of each framework says which values are leaves.
+
+    `is_closed` values are not walked: data, and objects that are read in another way.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        is_leaf: Callable[[Any], bool],
+        is_closed: Callable[[Any], bool],
+    ) -> None:
+        self._observer = observer
         self._is_leaf = is_leaf
         self._is_closed = is_closed
-
-    def find(self, frames: list[FrameType]) -> tuple[dict[str, Any], Numbers]:
-        """What was found by path, and the numbers among the variables."""
+        self._frames: list[FrameType] = []  # a frame keeps its variables after its function's end
         self._found: dict[str, Any] = {}
         self._seen: set[int] = set()
+        self._named: dict[str, str] = {}
+
+    def find(self, frames: list[FrameType]) -> Numbers:
+        """Find all leaves, by path; returns the numbers among the variables."""
+        self._frames, self._found, self._seen = frames, {}, set()
         numbers: Numbers = {}
-        for path, value in roots(frames):
+        for path, value in _variables(frames):
             self._walk(path, value, 0, numbers)
-        return self._found, numbers
+        return numbers
 
     def _walk(self, path: str, value: Any, depth: int, numbers: Numbers) -> None:
         if depth > _DEPTH or id(value) in self._seen or len(self._found) > _MOST_ITEMS:
@@ -120,9 +150,8 @@ class Finder:
             return
         if isinstance(value, dict | list | deque):
             numbers.setdefault(f"len({path})", len(value))
-        if isinstance(
-            value, dict
-        ):  # no other mapping: one may load or compute what it is asked for
+        # Of mappings only dict: another one may load or compute its values.
+        if isinstance(value, dict):
             self._seen.add(id(value))
             for key, item in list(dict.items(value))[:_MOST_ITEMS]:
                 self._walk(f"{path}[{key!r}]"[:200], item, depth + 1, numbers)
@@ -134,3 +163,34 @@ class Finder:
             self._seen.add(id(value))
             for key, item in list(vars(value).items()):
                 self._walk(f"{path}.{key}", item, depth + 1, numbers)
+
+    def global_generators(self) -> Items:
+        items: Items = {}
+        for name, state in capture_generators().items():
+            leaf = whole_leaf(state)
+            items[f"generator/{name}"] = _UNTOUCHED if leaf[0] == FRESH.get(name) else leaf
+        return items
+
+    def changed_names(self, names: dict[str, str]) -> dict[str, str]:
+        """The names that were not sent yet."""
+        changed = {key: name for key, name in names.items() if self._named.get(key) != name}
+        self._named |= names
+        return changed
+
+    def dump(self, count: int, arrays: Callable[[], Sequence[Any]]) -> None:
+        """Write the weights themselves, so that the prover can say how far apart two ends are."""
+        import numpy as np
+
+        if count <= _MOST_DUMPED:
+            flat = [array.astype(np.float64, copy=False).ravel() for array in arrays()]
+            folder = Path(self._observer.errand.end)
+            np.concatenate(flat).tofile(folder / f"{self._observer.rank}.float64")
+
+
+def generator_state(value: Any) -> Leaf | None:
+    """The state of a generator of Python or NumPy; None for another value."""
+    if isinstance(value, random.Random):
+        return whole_leaf(value.getstate())
+    if hasattr(value, "bit_generator"):
+        return whole_leaf(value.bit_generator.state)
+    return None

@@ -1,4 +1,4 @@
-"""Fingerprints of values: equal for equal bits, and with a number that says how far apart."""
+"""Fingerprints of values: equal for equal bits, with a number for how far two are apart."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast._adapters.adapter import Adapter
 from holdfast._adapters.registry import adapters
 from holdfast._store.format.checksum import digest
 
-#: The hash of a leaf, or its text if it is short; its norm, or its value; how many numbers it has.
+#: A hash, or the text of a short value; a norm, or the value itself; the count of numbers.
 Leaf = tuple[str, float | None, int]
 
 
 def leaf_of(value: Any) -> Leaf:
-    """The fingerprint of a tensor, an array, a number or a text; of anything else, of its type.
+    """The fingerprint of a tensor, an array, a number or a text; of another object, its type.
 
-    The repr of an object may hold its address, and that of a set any order.
+    The repr of an object may hold its address, and that of a set has no fixed order.
     """
     if isinstance(value, bool) or value is None:
         return repr(value), None, 1
@@ -37,13 +37,13 @@ def leaf_of(value: Any) -> Leaf:
 
 
 def _array_leaf(adapter: Adapter, value: Any) -> Leaf:
-    # Of a sharded tensor what is here: to look at the whole, all ranks would have to meet.
+    # The local part of a sharded tensor: reading all of it would need a collective.
     value = adapter.part_here(value)
     try:
         shape = tuple(getattr(value, "shape", ()))
         described = f"{getattr(value, 'dtype', 'bytes')}{shape}"
         data = bytes(adapter.bytes_of(value))
-    except (TypeError, ValueError, RuntimeError, AttributeError):  # without values, as lazy ones
+    except (TypeError, ValueError, RuntimeError, AttributeError):  # lazy, without values
         return type(value).__qualname__, None, 0
     return _hex(described.encode() + data), _norm(value), math.prod(shape)
 

@@ -1,19 +1,25 @@
-"""`holdfast report` and `holdfast metrics`: what they take, and what they print."""
+"""`holdfast report`, `holdfast metrics` and `holdfast ui`: their options and their output."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast import _text
-from holdfast._errors import FolderError, NotARun, SettingsError
-from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, complete_runs
+from holdfast._environment import variables
+from holdfast._errors import FolderError, HoldfastError, NotARun, SettingsError, install_command
+from holdfast._tools.cli.group import AS_JSON, FOLDER, RUN, RUNS_PATH, complete_runs
 
 if TYPE_CHECKING:
-    from holdfast._report.view import Proof, View
+    from holdfast._report.server.serve import Address
+    from holdfast._report.view import View
 
 _HINT = "A run folder is what holdfast.Run was given. To see those below a folder: holdfast status"
 _LONGEST_NAME = 180  # characters, which may be of several bytes each
@@ -48,8 +54,13 @@ def report(
       holdfast report runs/a -o a.html --open
     """
     folder = _find(run)
-    found = _look(folder, [proof for path in proofs for proof in _read_proofs(path)])
     from holdfast._report import html
+    from holdfast._report.model import RunModel
+    from holdfast._tools.prove.report import read_proofs
+
+    model = RunModel(folder, proofs=[proof for path in proofs for proof in read_proofs(path)])
+    model.update()
+    found = model.view()
 
     if as_json:
         text = json.dumps(html.finite(found), indent=1) + "\n"
@@ -66,7 +77,7 @@ def report(
 
 
 @click.command(short_help="Write the state of runs as metrics, for Prometheus.")
-@click.argument("path", metavar="[PATH]", type=FOLDER, default=".", shell_complete=complete_runs)
+@RUNS_PATH
 @click.option("-o", "--output", metavar="FILE.prom", type=FOLDER, help="Write it to this file.")
 def metrics(path: Path, output: Path | None) -> None:
     """Print the state of a run, or of all runs below a folder, as OpenMetrics text.
@@ -92,8 +103,7 @@ def metrics(path: Path, output: Path | None) -> None:
             f"{output}: is a folder.\nName a file in it: {output / 'holdfast.prom'}"
         )
     _write(output, text)
-    runs_told = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    click.echo(f"{_text.name(output)}: the state of {runs_told}.")
+    click.echo(f"{_text.name(output)}: the state of {_text.count(len(runs), 'run')}.")
 
 
 def _find(path: Path) -> Path:
@@ -114,20 +124,6 @@ def _find(path: Path) -> Path:
             f"Name one of them: {command}   (or see them all: {_text.command('ui', path)})"
         )
     return found[0]
-
-
-def _read_proofs(path: Path) -> list[Proof]:
-    from holdfast._tools.prove.for_page import read_proofs
-
-    return read_proofs(path)
-
-
-def _look(folder: Path, proofs: list[Proof]) -> View:
-    from holdfast._report.model import RunModel
-
-    model = RunModel(folder, proofs=proofs)
-    model.update()
-    return model.view()
 
 
 def _place(output: Path | None, name: str, kind: str) -> Path:
@@ -158,7 +154,7 @@ def _write(path: Path, text: str) -> int:
 
 def _tell(folder: Path, found: View, path: Path, size: int) -> None:
     goodput, count = found["goodput"], len(found["attempts"])
-    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    attempts = _text.count(count, "attempt")
     wall = _text.duration(goodput["wall_seconds"])
     share = 100 * goodput["share"]
     headline = found["run"]["headline"]
@@ -178,3 +174,86 @@ def _open(path: Path) -> None:
 
     if not webbrowser.open(path.absolute().as_uri()):
         click.echo("No browser could be opened here: open that file in one.", err=True)
+
+
+_REDIRECT_SECONDS = 60.0
+
+
+@click.command(short_help="Open a page over all runs below a folder.")
+@click.argument(
+    "folder", metavar="[FOLDER]", type=FOLDER, default=".", shell_complete=complete_runs
+)
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Where to listen; 0, as without it, is any free port.",
+)
+@click.option("--host", metavar="NAME", default="127.0.0.1", help="127.0.0.1, localhost or ::1.")
+@click.option("--read-only", is_flag=True, help="Look only: no stop, save or stacks.")
+@click.option("--no-open", is_flag=True, help="Do not open a browser.")
+def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> int:
+    """Open a page over all runs below a folder, and of each run its report, live.
+
+    It shows what every run does, what of it is safe and what is wrong, and has buttons to stop a
+    run, to save it now and to see its stacks. Only this machine can reach it, and only with the
+    key in the address that is printed. It ends with Ctrl-C; no run needs it.
+
+    From another machine, with the same port on both ends:
+
+    \b
+      ssh -L 8000:127.0.0.1:8000 HOST holdfast ui runs --port 8000
+
+    \b
+    Example:
+      holdfast ui runs
+      holdfast ui runs --read-only --port 8000
+    """
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise HoldfastError(
+                f"holdfast ui needs {name}, which is not installed here.\n"
+                f"Install it: {install_command('ui')}"
+            )
+    from holdfast._report.server.serve import serve
+
+    redirects: list[Path] = []
+
+    def ready(address: Address) -> None:
+        click.echo(f"{_text.name(folder)}: {address.url}")
+        click.echo("Ctrl-C ends the page; the runs go on.")
+        sys.stdout.flush()
+        if not no_open and variables.has_screen():
+            _open_browser(address, redirects)
+
+    try:
+        return serve(folder, host=host, port=port, is_read_only=read_only, ready=ready)
+    finally:
+        _remove(redirects)
+
+
+def _open_browser(address: Address, redirects: list[Path]) -> None:
+    """In a thread: some browsers return only when they are closed."""
+    import webbrowser
+
+    from holdfast._report.server.serve import write_redirect
+
+    place = variables.state_folder()
+    if not place:
+        return  # the address is printed in any case
+    try:
+        path = write_redirect(Path(place), address)
+    except OSError:
+        return
+    redirects.append(path)
+    threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
+    later = threading.Timer(_REDIRECT_SECONDS, _remove, args=(redirects,))
+    later.daemon = True
+    later.start()
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,1 +1,0 @@
-"""What `holdfast clean` finds and removes."""

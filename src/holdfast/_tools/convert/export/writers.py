@@ -1,0 +1,427 @@
+"""The formats of an export: what each refuses, and how it is written.
+
+A file or folder has its name only when all of it is written and durable. Frameworks are imported
+only by the format that needs them; a .safetensors file needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from holdfast._adapters.registry import adapter_of
+from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
+from holdfast._state.tf_object_graph import OBJECTS
+from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.folder.atomic import (
+    publish_folder,
+    remove_folder,
+    sync_folder,
+    writing_whole,
+)
+from holdfast._store.format.image import TensorSpec
+from holdfast._store.read.verify import Loaded
+from holdfast._tools.convert.adopt.tensorflow_bundle import load_tensorflow
+from holdfast._tools.convert.export.stored_tree import (
+    ExportRequest,
+    NamedTensors,
+    Selected,
+    Written,
+    to_plain,
+)
+
+SUFFIXES = {".safetensors": "safetensors", ".pt": "torch"}
+_CHUNK_BYTES = 16 << 20
+_WITHOUT_TORCH = "export to a .safetensors file, which needs none."
+_TENSORFLOW_FILES = ("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001")
+_MODEL = "model"
+_WEIGHTS = "model.safetensors"
+_TRAINER_STATE = "trainer_state.json"
+_CONFIG = "config.json"
+_BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
+# The files of a model or its tokenizer, as in a folder of Hugging Face.
+_OF_A_MODEL = (
+    _CONFIG,
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+_HUGGINGFACE_FILES = (_WEIGHTS, _TRAINER_STATE, *_BESIDE.values(), *_OF_A_MODEL)
+
+
+# -- files and folders ------------------------------------------------------------
+
+
+def is_taken(out: Path) -> FolderError:
+    return FolderError(
+        f"{out}: there is such a file already, and it was left as it is.\n"
+        "To replace it: --force. Or choose another name."
+    )
+
+
+def _check_file(request: ExportRequest) -> None:
+    out = request.out
+    if out.is_dir():
+        suffix = out.suffix or next(s for s, name in SUFFIXES.items() if name == request.to)
+        raise FolderError(f"{out}: this is a folder.\nName a file in it: {out / 'out'}{suffix}")
+    if out.exists() and not request.force:
+        raise is_taken(out)
+
+
+def _check_folder(request: ExportRequest, what: str, is_ours: Callable[[str], bool]) -> None:
+    out = request.out
+    if not (out.exists() or out.is_symlink()):
+        return
+    if not request.force:
+        raise FolderError(
+            f"{out}: is there already, and was left as it is.\n"
+            "To replace what an export has left there: --force. Or choose another name."
+        )
+    if not out.is_dir() or not all(is_ours(each.name) for each in out.iterdir()):
+        raise FolderError(
+            f"{out}: holds what no export to {what} has left there, and was left as it is.\n"
+            "Choose another name."
+        )
+
+
+@contextlib.contextmanager
+def _writing_folder(request: ExportRequest) -> Iterator[Path]:
+    """A folder to write into; FileExistsError if its name is taken by then."""
+    out = request.out
+    prepared = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
+    try:
+        prepared.mkdir()
+        yield prepared
+        for each in prepared.iterdir():
+            with each.open("rb+") as file:
+                os.fsync(file.fileno())
+        sync_folder(prepared)
+        if request.force and out.exists():
+            remove_folder(out)
+        if not publish_folder(prepared, out):
+            raise FileExistsError(str(out))
+    finally:
+        remove_folder(prepared)
+
+
+def _size_of(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.iterdir())
+
+
+# -- safetensors ------------------------------------------------------------------
+
+
+def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
+    """Tensors under plain names, and all else as JSON."""
+    loaded, state = selected.loaded, selected.state
+    # A state that is a tensor itself has no prefix to drop, and keeps its name.
+    prefix = f"{next(iter(state))}." if request.strip else ""
+    named = NamedTensors(loaded.plan.specs, prefix)
+    tree = {name: named.visit(encoded, name) for name, encoded in state.items()}
+    specs = [(name, loaded.plan.specs[number]) for name, number in named.names.items()]
+    about = {
+        key: loaded.head[key]
+        for key in ("step", "attempt", "at_turn", "metrics")
+        if key in loaded.head
+    }
+    metadata = {
+        # Readers of other projects ask for it.
+        "format": "pt" if any(spec.kind == "torch" for _, spec in specs) else "np",
+        "holdfast": json.dumps(about),
+        "holdfast.state": json.dumps(tree),
+        # Of the tensors that are stored as plain bytes.
+        "holdfast.dtypes": json.dumps({name: spec.dtype for name, spec in specs if _is_raw(spec)}),
+    }
+    with writing_whole(request.out, replace=request.force) as file:
+        _write_tensors(file, loaded, named.names, metadata)
+    return Written(len(named.names), request.out.stat().st_size)
+
+
+def _write_tensors(
+    file: IO[bytes], loaded: Loaded, names: Mapping[str, int], metadata: dict[str, str]
+) -> None:
+    specs = loaded.plan.specs
+    # Large items first, so that each tensor is aligned although there are no gaps.
+    order = sorted(names, key=lambda name: (-_item_bytes(specs[names[name]]), name))
+    table: dict[str, Any] = {"__metadata__": metadata}
+    total = done = 0
+    for name in order:
+        spec = specs[names[name]]
+        table[name] = {
+            "dtype": spec.stored_as,
+            "shape": spec.stored_shape,
+            "data_offsets": [total, total + spec.size_bytes],
+        }
+        total += spec.size_bytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    padded = -(-len(text) // 8) * 8
+    file.write(padded.to_bytes(8, "little") + text.ljust(padded))
+    for name in order:
+        data = loaded.data(names[name])
+        for start in range(0, data.nbytes, _CHUNK_BYTES):
+            chunk = data[start : start + _CHUNK_BYTES]
+            file.write(chunk)
+            done += chunk.nbytes
+            if done * 2 >= total:
+                pass_point("export-half-written")
+
+
+def _is_raw(spec: TensorSpec) -> bool:
+    """Whether safetensors lacks the type, so that only the bytes are written."""
+    return spec.stored_as == "U8" and spec.dtype.removeprefix("scalar ") not in ("uint8", "|u1")
+
+
+def _item_bytes(spec: TensorSpec) -> int:
+    return 1 if spec.stored_as == "U8" else spec.item_bytes
+
+
+# -- torch ------------------------------------------------------------------------
+
+
+def _load_torch(what: str, instead: str) -> ModuleType:
+    try:
+        from holdfast.torch import checkpoints
+    except ImportError as error:
+        reason = error.__cause__ or error  # the adapter has words of its own
+        raise HoldfastError(
+            f"{what} needs PyTorch, which cannot be imported here ({reason}).\n"
+            f"{install_command('torch')}, or {instead}"
+        ) from error
+    return checkpoints
+
+
+def _check_pt(request: ExportRequest) -> None:
+    _check_file(request)
+    _load_torch("a .pt file", _WITHOUT_TORCH)
+
+
+def _write_pt(request: ExportRequest, selected: Selected) -> Written:
+    """A dict with the state of each object."""
+    from holdfast.torch import pt_file
+
+    with writing_whole(request.out, replace=request.force) as file:
+        plain = _as_values(selected)
+        pt_file.write_pt(file, next(iter(plain.values())) if request.strip else plain)
+    return Written(_count(selected), request.out.stat().st_size)
+
+
+def _as_values(selected: Selected) -> dict[str, Any]:
+    """The states as containers, numbers and tensors of torch, on the CPU."""
+    from holdfast.torch import pt_file
+
+    loaded = selected.loaded
+    read = pt_file.tensor_reader(loaded.plan.specs, loaded.data)
+    return {name: to_plain(encoded, read) for name, encoded in selected.state.items()}
+
+
+def _count(selected: Selected) -> int:
+    named = NamedTensors(selected.loaded.plan.specs)
+    for name, encoded in selected.state.items():
+        named.visit(encoded, name)
+    return len(named.names)
+
+
+def _check_dcp(request: ExportRequest) -> None:
+    _load_torch("--to dcp", _WITHOUT_TORCH)
+    _check_folder(request, "DCP", lambda name: name == ".metadata" or name.endswith(".distcp"))
+
+
+def _write_dcp(request: ExportRequest, selected: Selected) -> Written:
+    """A folder for torch.distributed.checkpoint.load, on any number of ranks."""
+    from holdfast.torch import checkpoints
+
+    plain = _as_values(selected)
+    if request.strip:
+        (plain,) = plain.values()
+        if not isinstance(plain, dict):
+            raise SettingsError(
+                f"--strip: {selected.names[0]} has no parts with names.\n"
+                "Leave out --strip: what DCP writes has a name."
+            )
+    with _writing_folder(request) as folder:
+        try:
+            checkpoints.write_dcp(folder, plain)
+        except checkpoints.Unwritable as error:
+            raise HoldfastError(
+                f"{', '.join(selected.names)}: torch.distributed.checkpoint cannot write it "
+                f"({error}).\nExport to a .pt file, or fewer states: --only NAME."
+            ) from error
+        size_bytes = _size_of(folder)
+    return Written(_count(selected), size_bytes)
+
+
+# -- TensorFlow -------------------------------------------------------------------
+
+
+def _check_tensorflow(request: ExportRequest) -> None:
+    _check_folder(request, "TensorFlow", lambda name: name in _TENSORFLOW_FILES)
+    load_tensorflow()
+
+
+def _write_tensorflow(request: ExportRequest, selected: Selected) -> Written:
+    """The files of tf.train.Checkpoint, in a folder."""
+    checkpoints = load_tensorflow()
+    loaded, names = selected.loaded, selected.names
+    encoded = loaded.head["tree"]["extra"].get(OBJECTS)
+    if encoded is None:
+        raise HoldfastError(
+            "this checkpoint has no graph of TensorFlow's objects: it has no variables of "
+            "TensorFlow, or they could not be described when it was stored.\n"
+            "Export to a .safetensors file, which takes any state."
+        )
+    graph = checkpoints.Graph.from_bytes(bytes(loaded.data(encoded["$t"])))
+    held = [name for name in names if _holds_tensors(graph, name)]
+    by_name = {spec.name: number for number, spec in enumerate(loaded.plan.specs)}
+
+    def read(name: str) -> Any:
+        spec = loaded.plan.specs[by_name[name]]
+        return adapter_of(spec.kind).own(spec, loaded.data(by_name[name]))
+
+    with _writing_folder(request) as folder:
+        written = checkpoints.write_bundle(folder, graph, held, read, strip=request.strip)
+        if not written:
+            instead = "Leave out --strip: it is a variable itself, and needs its name."
+            if not held:
+                instead = "Export to a .safetensors file, which takes any state."
+            raise HoldfastError(f"{', '.join(names)}: no variable to be written.\n{instead}")
+        size_bytes = _size_of(folder)
+    # Left out: states that are no objects of TensorFlow, and tensors that it does not track.
+    left_out = [name for name in names if name not in held]
+    for name in held:
+        named = NamedTensors(loaded.plan.specs)
+        named.visit(loaded.head["tree"]["state"][name], name)
+        numbers = dict.fromkeys(named.names.values())
+        left_out += [s for n in numbers if (s := loaded.plan.specs[n].name) not in written]
+    return Written(len(written), size_bytes, left_out)
+
+
+def _holds_tensors(graph: Any, name: str) -> bool:
+    start = graph.nodes[0].children.get(name)
+    return start is not None and any(graph.nodes[n].tensor for _, n in graph.below(start))
+
+
+# -- Hugging Face -----------------------------------------------------------------
+
+
+def _check_huggingface(request: ExportRequest) -> None:
+    _check_folder(request, "Hugging Face", lambda name: name in _HUGGINGFACE_FILES)
+    _configs(request.config)
+
+
+def _configs(given: Path | None) -> dict[str, Path]:
+    """The files that go beside the model, by their names there."""
+    if given is None:
+        return {}
+    found = {name: given / name for name in _OF_A_MODEL if (given / name).is_file()}
+    if given.is_file():
+        found = {_CONFIG: given}
+    if _CONFIG not in found:
+        raise FolderError(
+            f"{given}: there is no config.json.\n"
+            "Give the file, or a folder with it: what model.config.save_pretrained wrote."
+        )
+    return found
+
+
+def _write_huggingface(request: ExportRequest, selected: Selected) -> Written:
+    """The model for from_pretrained; an optimizer, scheduler and scaler as the Trainer has them."""
+    name = _model_of(selected, request)
+    named = NamedTensors(selected.loaded.plan.specs, prefix=f"{name}.")
+    named.visit(selected.state[name], name)
+    _refuse_unknown(selected, named.names, name)
+    beside = [n for n in selected.names if n in _BESIDE and n != name]
+    if beside:
+        instead = f"write the model only: --only {name}."
+        _load_torch("an optimizer in a Hugging Face folder", instead)
+    with _writing_folder(request) as folder:
+        with (folder / _WEIGHTS).open("wb") as file:
+            _write_tensors(file, selected.loaded, named.names, {"format": "pt"})
+        if beside:
+            from holdfast.torch import pt_file
+
+            for each, value in _as_values(Selected(selected.loaded, beside)).items():
+                with (folder / _BESIDE[each]).open("wb") as file:
+                    pt_file.write_pt(file, value)
+        about = {**_former_state(request.config), **_trainer_state(selected.loaded.head)}
+        (folder / _TRAINER_STATE).write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
+        for each, source in _configs(request.config).items():
+            shutil.copyfile(source, folder / each)
+        size_bytes = _size_of(folder)
+    left_out = [n for n in selected.names if n != name and n not in beside]
+    return Written(len(named.names), size_bytes, left_out)
+
+
+def _model_of(selected: Selected, request: ExportRequest) -> str:
+    """The state that is the model: the only one asked for, or the one of that name."""
+    candidates = [name for name in selected.names if name not in _BESIDE]
+    if request.strip or len(candidates) == 1:
+        return candidates[0] if candidates else selected.names[0]
+    if _MODEL in candidates:
+        return _MODEL
+    raise SettingsError(
+        f"a Hugging Face folder holds one model, and no state of this run is called {_MODEL}.\n"
+        f"Say which it is: --only NAME, one of {', '.join(candidates) or 'none'}."
+    )
+
+
+def _refuse_unknown(selected: Selected, names: dict[str, int], model: str) -> None:
+    if not names:
+        raise HoldfastError(
+            f"{model}: has no tensor, so it is no model.\nSay which state is: --only NAME."
+        )
+    for name, number in names.items():
+        spec = selected.loaded.plan.specs[number]
+        if _is_raw(spec):
+            raise HoldfastError(
+                f"{model}: {name} is of type {spec.dtype}, which no model of Hugging Face may be.\n"
+                "Export to a .safetensors file, which has its bytes, or to a .pt file."
+            )
+
+
+def _former_state(given: Path | None) -> dict[str, Any]:
+    """The Trainer's own record in the folder that it began with: its batch size, and more."""
+    if given is None or not (given / _TRAINER_STATE).is_file():
+        return {}
+    try:
+        found = json.loads((given / _TRAINER_STATE).read_text())
+    except ValueError as error:
+        raise HoldfastError(
+            f"{given / _TRAINER_STATE}: cannot be read ({error}).\nGive --config {given / _CONFIG}."
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _trainer_state(head: dict[str, Any]) -> dict[str, Any]:
+    position = head["tree"].get("extra", {}).get("position")
+    epoch = position.get("epoch", 0) if isinstance(position, dict) else 0
+    return {"epoch": float(epoch), "global_step": head["step"]}
+
+
+_Check = Callable[[ExportRequest], None]
+_Write = Callable[[ExportRequest, Selected], Written]
+
+#: By the name of the format: what refuses it before gigabytes are read, and what writes it.
+WRITERS: dict[str, tuple[_Check, _Write]] = {
+    "safetensors": (_check_file, _write_safetensors),
+    "torch": (_check_pt, _write_pt),
+    "dcp": (_check_dcp, _write_dcp),
+    "huggingface": (_check_huggingface, _write_huggingface),
+    "tensorflow": (_check_tensorflow, _write_tensorflow),
+}

@@ -1,0 +1,310 @@
+"""How two trainings ended: their newest checkpoints, their weights and their files, compared.
+
+What must differ is left out: attempts, times, ids, and when the run's phases came. Nothing in a
+run folder is changed; damaged checkpoints stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast._errors import CheckpointError, FolderError
+from holdfast._store.folder.attempts import find_run, known_origins
+from holdfast._store.folder.lineage import is_on_line, trace_line
+from holdfast._store.format.tree import Pairs, TreeVisitor
+from holdfast._store.read.find import attempts_in_memory
+from holdfast._store.read.merge_ranks import read_checkpoint, read_world
+from holdfast._store.read.verify import Loaded
+from holdfast._tools.prove.causes import JudgedDeviation
+from holdfast._tools.prove.difference import (
+    FileDifference,
+    StoredTensor,
+    first_difference,
+    stored_bytes,
+)
+from holdfast._tools.prove.files import compare_files
+from holdfast._tools.prove.script_run import ScriptRun, UndisturbedRun
+
+_CHECKPOINT = "the newest checkpoint"
+# With a blank: the names of the user's states are keywords, and have none.
+_GENERATORS = "global generators"
+# The rest of a position depends on these and on the generators.
+_POSITION = ("epoch", "lap", "batches", "is_over", "state", "states")
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The state that a run would resume from."""
+
+    step: int
+    ranks: list[dict[str, Any]]  # of each: state, metrics, position, generators, as plain trees
+    name: str
+
+
+def compare_runs(
+    expected: Path, found: Path, unseeded: Collection[str] = ()
+) -> FileDifference | None:
+    """The first difference between the newest good checkpoints of two runs, or None.
+
+    `unseeded` generators ("python", "numpy", …) are not compared: one that a script never seeds
+    differs each time, and may be unused.
+    """
+    try:
+        one = _newest(expected)
+    except (CheckpointError, FolderError) as error:
+        return FileDifference(str(expected), _CHECKPOINT, _said(error), "", "cannot be read")
+    try:
+        other = _newest(found)
+    except (CheckpointError, FolderError) as error:
+        return FileDifference(
+            str(found), _CHECKPOINT, f"step {one.step}", _said(error), "cannot be read"
+        )
+    if one.step != other.step:
+        apart = f"by {abs(one.step - other.step)}"
+        steps = str(one.step), str(other.step)
+        return FileDifference(other.name, "the number of steps", *steps, apart)
+    if len(one.ranks) != len(other.ranks):
+        counts = str(len(one.ranks)), str(len(other.ranks))
+        return FileDifference(other.name, "the number of ranks", *counts, "by their number")
+    for rank, (there, here) in enumerate(zip(one.ranks, other.ranks, strict=True)):
+        parts = _without(there, unseeded), _without(here, unseeded)
+        difference = first_difference(other.name, *parts)
+        if difference is not None and len(one.ranks) > 1:
+            return replace(difference, item=f"rank {rank}: {difference.item}")
+        if difference is not None:
+            return difference
+    return None
+
+
+def unlike_generators(expected: Path, found: Path) -> frozenset[str]:
+    """The global generators whose states differ: in two undisturbed runs, the unseeded ones."""
+    try:
+        both = [_newest(path).ranks for path in (expected, found)]
+    except (CheckpointError, FolderError):
+        return frozenset()
+    return frozenset(
+        name
+        for one, other in zip(*both, strict=False)
+        for name in {**one[_GENERATORS], **other[_GENERATORS]}
+        if first_difference("", one[_GENERATORS].get(name), other[_GENERATORS].get(name))
+    )
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the state that a run would resume from."""
+    return _newest(folder).step
+
+
+def _without(parts: dict[str, Any], unseeded: Collection[str]) -> dict[str, Any]:
+    compared = {n: state for n, state in parts[_GENERATORS].items() if n not in unseeded}
+    return parts | {_GENERATORS: compared}
+
+
+def _said(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _newest(folder: Path) -> _Newest:
+    """The newest whole checkpoint on the run's own lineage, as a resume would choose it."""
+    layout, run_id = find_run(folder)
+    newest = max(layout.attempt_numbers(), default=0)
+    line = trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
+    trouble: CheckpointError | None = None
+    for step, attempt, path in reversed(layout.checkpoint_folders()):
+        if not is_on_line(line, attempt, step):
+            continue
+        try:
+            ranks = [read_checkpoint(path, rank) for rank in range(read_world(path))]
+        except CheckpointError as error:
+            trouble = trouble or error
+            continue
+        name = f"{folder}: {path.name}"
+        return _Newest(ranks[0].head["step"], [_parts(each) for each in ranks], name)
+    raise trouble or CheckpointError(f"{folder}: there is no checkpoint.")
+
+
+def _parts(loaded: Loaded) -> dict[str, Any]:
+    """What is compared, in this order."""
+    head, tree = loaded.head, loaded.head["tree"]
+    plain = _ComparableTree(loaded)
+    extra = plain.visit(tree.get("extra", {}), "")
+    position = extra.get("position") or {}
+    if position.get("is_over") or not position.get("batches"):
+        position = {**position, "state": None}  # of the pass before, and unused
+    return {
+        **{name: plain.visit(encoded, name) for name, encoded in tree["state"].items()},
+        "logged metrics": {
+            **head.get("metrics", {}),
+            **{f"best ({watched})": value for watched, value in head.get("best", {}).items()},
+        },
+        "position in the data": {n: position[n] for n in _POSITION if n in position},
+        _GENERATORS: extra.get("generators") or {},
+    }
+
+
+class _ComparableTree(TreeVisitor):
+    """Decodes a stored tree into plain containers, with its tensors as bytes."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+
+    def tensor(self, number: int, _: str) -> StoredTensor:
+        spec = self._loaded.plan.specs[number]
+        data = stored_bytes(self._loaded.data(number) if spec.size_bytes else memoryview(b""))
+        dtype = spec.dtype.removeprefix("scalar ")
+        if spec.kind == "numpy" and dtype[:1] in "<|":
+            dtype = np.dtype(dtype).name
+        return StoredTensor("uint8" if spec.kind == "bytes" else dtype, spec.shape, data)
+
+    def shard(self, shard: dict[str, Any], path: str) -> dict[str, Any]:
+        """This rank's part, and which one it is."""
+        return shard | {"t": None if shard["t"] is None else self.tensor(shard["t"], path)}
+
+    def mapping(self, _: dict[str, Any], pairs: Pairs) -> dict[Any, Any]:
+        keys = [self.visit(key, "") for key, _ in pairs]
+        hashable = [tuple(key) if isinstance(key, list) else key for key in keys]
+        return {key: item for key, (_, item) in zip(hashable, pairs, strict=True)}
+
+    def container(self, _: str, inner: Any) -> Any:
+        return inner
+
+    def scalar(self, tag: str, inner: Any) -> str:
+        return f"{tag[1:]} {inner}"
+
+
+# -- the ends of two trainings ----------------------------------------------------
+
+
+class ReferenceRun(UndisturbedRun):
+    """A run folder in place of an undisturbed training: only its end is known."""
+
+    def __init__(self, folder: Path, script: ScriptRun) -> None:
+        super().__init__(script)
+        self.folder = folder
+        self._steps = newest_step(folder)
+        self.start_seconds = 2.0
+        self.notes: list[str] = []
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def moments(self) -> list[str]:
+        return ["start", "step", "boundary", "commit"]
+
+    def compare(self, script: ScriptRun, after: int | None) -> JudgedDeviation | None:
+        """The first difference of the newest checkpoints."""
+        folder = self._counterpart(script)
+        if folder is None:
+            missing = "the script opened no run"
+            return JudgedDeviation.of_texts("the run", str(self.folder), missing, "unknown", after)
+        unlike = unlike_generators(self.folder, folder)
+        difference = compare_runs(self.folder, folder, unlike)
+        if difference is None:
+            if unlike:
+                names = ", ".join(sorted(unlike))
+                self.notes.append(f"Not compared, since they may never be seeded: {names}.")
+            return None
+        return _judged(difference, difference.item, "reference-differs", after)
+
+    def _counterpart(self, script: ScriptRun) -> Path | None:
+        """The script's run of the same name, or its only one."""
+        folders = [Path(folder) for folder in script.runs.values()]
+        named = [folder for folder in folders if folder.name == self.folder.name]
+        return next(iter([*named, *reversed(folders)]), None)
+
+
+def end_distance(one: ScriptRun, other: ScriptRun) -> float | None:
+    """The norm of the difference of all weights, relative to their norm."""
+    paths = one.end / "0.float64", other.end / "0.float64"
+    if not all(path.exists() for path in paths):
+        return None
+    first, second = (np.fromfile(path, np.float64) for path in paths)
+    if first.shape != second.shape:
+        return None
+    apart, whole = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
+    return apart / whole if whole else apart
+
+
+def describe_distance(distance: float) -> str:
+    if distance == 0.0:
+        return "the weights are the same in the end"
+    return f"the weights are {distance:.2%} apart in the end"
+
+
+def compare_results(
+    scripts: tuple[ScriptRun, ScriptRun, ScriptRun],
+    asked: tuple[str, ...],
+    after: int | None,
+    note: Callable[[str], None],
+) -> JudgedDeviation | None:
+    """The first file that differs, of those asked for and those that the script saves as results.
+
+    A file that it resumes from is no result: the interruptions decide when it was saved last.
+    """
+    reference, again, script = scripts
+    last = max((saved.place for saved in reference.file_log.saved.values()), default=0)
+    results = sorted(
+        name
+        for name, saved in reference.file_log.saved.items()
+        if name not in script.file_log.loaded
+        and not Path(name).is_absolute()
+        and (name in script.file_log.saved or saved.place >= last)
+    )
+    for name in dict.fromkeys([*asked, *results]):
+        expected, found = _place(reference, name), _place(script, name)
+        if name not in asked and not expected.exists():
+            continue  # the undisturbed run has removed it by itself
+        difference = compare_files(name, expected, found)
+        if difference is None:
+            continue
+        if name not in asked and compare_files(name, expected, _place(again, name)) is not None:
+            note(f"{name} is another one each time and was not compared.")
+            continue
+        return _judged(difference, f"{name}: {difference.item}", "result-differs", after)
+    return None
+
+
+def _judged(found: FileDifference, item: str, cause: str, after: int | None) -> JudgedDeviation:
+    text = f"{found.found} ({found.apart})"
+    return JudgedDeviation.of_texts(item, found.expected, text, cause, after)
+
+
+def _place(script: ScriptRun, name: str) -> Path:
+    name = name.replace("{dir}", str(script.folder / "dir"))
+    return script.work / name
+
+
+def list_compared(reference: UndisturbedRun, script: ScriptRun) -> list[str]:
+    history = reference.histories.get(0)
+    if history is None:
+        return ["the newest checkpoints of both runs"]
+    found = []
+    if history.updates:
+        kinds: dict[str, int] = {}
+        for item in history.end or history.updates[-1].items:
+            kind = item.partition("/")[0]
+            kinds[kind] = kinds.get(kind, 0) + 1
+        words = {
+            "weight": "tensors of weights",
+            "moment": "of optimizer state",
+            "scheduler": "values of schedulers",
+            "scaler": "of gradient scalers",
+            "generator": "generators",
+            "buffer": "buffers",
+        }
+        found += [f"{kinds[kind]} {text}" for kind, text in words.items() if kind in kinds]
+        batches = sum(len(update.batches) for update in history.updates)
+        if batches and not history.boundaries:  # those of a run are part of its boundaries
+            found.append(f"{batches} batches")
+    if history.boundaries:
+        found.append(f"{len(history.boundaries)} boundaries with all state, metrics and batches")
+    files = sum(name not in script.file_log.loaded for name in reference.script.file_log.saved)
+    if files:
+        found.append(f"{files} files")
+    return found
