@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from holdfast import _errors
-from holdfast._report.json_lines import Record, real, text, whole
+from holdfast._report.json_lines import Record
 from holdfast._report.view import Outcome
+from holdfast._text import real, text, whole
 
 _MOST_POINTS = 4096
 _MOST_STRETCHES = 1000

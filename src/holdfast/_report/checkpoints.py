@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from holdfast._report import events as happened
-from holdfast._report.json_lines import Record, parse_lines, real, text, whole
+from holdfast._report.json_lines import Record, parse_lines
 from holdfast._report.view import Checkpoint, Event
+from holdfast._text import real, text, whole
 
 MOST = 2000
 _NEWEST = 200  # that are never left out

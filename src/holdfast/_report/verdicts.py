@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast._report.attempts import Life
-from holdfast._report.json_lines import real, text, whole
 from holdfast._report.view import Death, Hang
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_file
+from holdfast._text import real, text, whole
 
 if TYPE_CHECKING:
     from holdfast._diagnose.verdict import Verdict
@@ -90,7 +90,7 @@ class Verdicts:
             attempt=attempt,
             rank=found.rank,
             cause=text(record.get("cause"), 60) or found.cause.value,
-            sentence=text(record.get("sentence")) or found.sentence,
+            sentence=text(record.get("sentence"), 2000) or found.sentence,
             evidence=[*found.evidence, *found.others][:_MOST_LINES],
             advice=list(found.advice)[:_MOST_LINES],
             stacks=_end_of(self._layout.hang_text(attempt)),
