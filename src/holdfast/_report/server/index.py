@@ -220,7 +220,9 @@ class RunIndex:
 
     def _look_closely(self, watched: Watched) -> float:
         follower, began, began_cpu = watched.follower, time.monotonic(), time.thread_time()
-        is_at_rest = watched.kind in ("recent", "old") and not follower.is_unsure
+        is_at_rest = watched.kind in ("recent", "old") and not (
+            follower.is_behind or follower.is_watched
+        )
         is_fresh = began - watched.looked_at < _ANYWAY_SECONDS
         if is_at_rest and is_fresh and not follower.has_changed():
             self._note_cost(watched.kind, began, began_cpu)
