@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason=INSTALL)
 
 from holdfast._report import json_lines
 from holdfast._report.server import follow, index
-from holdfast._report.server.follow import FollowedHistory, Follower
+from holdfast._report.server.follow import FollowedHistory, RunFollower
 from holdfast._report.server.index import RunIndex
 from holdfast._report.server.rows import RunTable
 from holdfast._report.status.gather import read_history
@@ -106,7 +106,7 @@ def test_a_long_journal_is_read_in_slices_and_a_giant_line_is_passed_over(tmp_pa
 def test_whether_a_far_run_lives_is_known_after_some_looks_and_none_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "SILENT_SECONDS", 0.3)
     layout = make_live(tmp_path / "a")
-    follower = Follower(layout.folder, tmp_path)
+    follower = RunFollower(layout.folder, tmp_path)
     began = time.monotonic()
     assert not follower.look().is_live
     assert follower.is_watched
@@ -122,7 +122,7 @@ def test_a_look_that_hangs_holds_only_its_own_run_up(tmp_path, monkeypatch):
     names = [f"run-{number}" for number in range(12)]
     for name in names:
         make_run(tmp_path / name)
-    gate, look = threading.Event(), Follower.look
+    gate, look = threading.Event(), RunFollower.look
     # More than there are threads: each of them is held once.
     held = set(names[:6])
 
@@ -131,7 +131,7 @@ def test_a_look_that_hangs_holds_only_its_own_run_up(tmp_path, monkeypatch):
             gate.wait()
         return look(self)
 
-    monkeypatch.setattr(Follower, "look", maybe_hang)
+    monkeypatch.setattr(RunFollower, "look", maybe_hang)
     runs = RunIndex(tmp_path)
     runs.start()
     try:

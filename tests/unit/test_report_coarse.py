@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._report.series import Curve, Levels, Snapshots, Times
+from holdfast._report.series import Curve, Levels, SnapshotMarks, Times
 from holdfast._store.folder.series import bucket_of
 
 numbers = st.floats(-1e6, 1e6)
@@ -37,7 +38,7 @@ def test_a_curve_of_very_many_rows_is_short():
         curve.add(1, step, [step, step, step, 1])
     steps = [point.step for point in curve.points]
     assert 50 <= len(steps) <= 100
-    gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
     assert max(gaps) <= 2 * 100_000 / 50
 
 
@@ -85,7 +86,7 @@ def test_memory_keeps_its_peak(found):
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), max_size=2000))
 def test_marks_of_snapshots_count_all_of_them(found):
     found.sort(key=lambda row: row[0])
-    snapshots = Snapshots()
+    snapshots = SnapshotMarks()
     for t, (attempt, count) in enumerate(found):
         snapshots.add(attempt, float(t), count, t)
     events = snapshots.events()

@@ -12,9 +12,9 @@ from holdfast import _text
 from holdfast._report import attempts as outcomes
 from holdfast._report import checkpoints as saved
 from holdfast._report import goodput, verdicts, view
-from holdfast._report.attempts import Life, Point
+from holdfast._report.attempts import AttemptHistory, Point
 from holdfast._report.checkpoints import Frequent
-from holdfast._report.events import Marks
+from holdfast._report.events import EventMarks
 from holdfast._report.series import Curve, Rows, Times
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
@@ -43,16 +43,16 @@ class Records:
     layout: RunLayout
     rows: Rows
     verdicts: verdicts.Verdicts
-    lives: dict[int, Life] = field(default_factory=dict)
-    marks: Marks = field(default_factory=Marks)
+    histories: dict[int, AttemptHistory] = field(default_factory=dict)
+    marks: EventMarks = field(default_factory=EventMarks)
     frequent: Frequent = field(default_factory=Frequent)
     current: int | None = None  # the attempt whose events are being read
     stragglers: dict[tuple[int | None, int | None], str] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=dict)
 
-    def in_order(self) -> list[Life]:
-        return [self.lives[number] for number in sorted(self.lives)]
+    def in_order(self) -> list[AttemptHistory]:
+        return [self.histories[number] for number in sorted(self.histories)]
 
 
 def headline_of(run: RunSummary, how: str = "") -> str:
@@ -114,22 +114,22 @@ def assemble(
     known: Records, run: RunSummary, now: float, proofs: list[view.Proof], reading: float
 ) -> view.View:
     """The whole view; `reading` is the share of the files that has been read."""
-    lives = known.in_order()
+    histories = known.in_order()
     live = run.attempt if run.is_live else None
     checkpoints, requests = known.frequent.checkpoints, known.frequent.requests
-    _add_saved_points(lives, checkpoints.events())
-    ends = _ends(known, lives, run)
-    cuts = _cuts(known, lives, run)
-    segments, held = goodput.tile(lives, cuts, now, live)
+    _add_saved_points(histories, checkpoints.events())
+    ends = _ends(known, histories, run)
+    cuts = _cuts(known, histories, run)
+    segments, held = goodput.tile(histories, cuts, now, live)
     folded = [checkpoints.marks(), requests.marks(known.current), known.rows.snapshots.events()]
-    folded.append([_silence(end.life) for end in ends if _fell_silent(end)])
-    hangs = _hangs(known, lives, run, now)
+    folded.append([_silence(end.history) for end in ends if _fell_silent(end)])
+    hangs = _hangs(known, histories, run, now)
     span = (segments[0]["start"], segments[-1]["end"]) if segments else (now, now)
     found = view.View(
         schema=view.SCHEMA,
         made_at=now,
         version=version.__version__,
-        run=_run(known, lives, run, now, ends[-1].how if ends else ""),
+        run=_run(known, histories, run, now, ends[-1].how if ends else ""),
         time=view.Span(start=span[0], end=span[1]),
         attempts=[_attempt(known, end, live, now) for end in ends],
         segments=goodput.simplify(segments),
@@ -137,7 +137,7 @@ def assemble(
         goodput=goodput.account(segments, held),
         metrics=[_metric(name, each, cuts) for name, each in known.rows.curves.items()],
         step_time=_step_time(known.rows.times),
-        ranks=_ranks(known, lives, run),
+        ranks=_ranks(known, histories, run),
         stragglers=list(dict.fromkeys(known.stragglers.values())),
         memory=_memory(known.rows),
         checkpoints=saved.checkpoints(checkpoints.events(), _kept(known.layout)),
@@ -150,152 +150,156 @@ def assemble(
     return found
 
 
-def _add_saved_points(lives: Sequence[Life], events: Sequence[saved.Counted]) -> None:
+def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[saved.Counted]) -> None:
     """Where there is no series, the checkpoints show how far it was."""
-    bare = {life.number: life for life in lives if not life.points}
+    bare = {history.number: history for history in histories if not history.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
     for event, _ in events if bare else ():
         number, t, step = whole(event.get("attempt")), real(event.get("time")), event.get("step")
         if number in found and t is not None and isinstance(step, int):
             found[number].append(Point(t, step))
-    for number, life in bare.items():
-        life.saved = found[number]
-        if life.saved:
-            newest = max(point.step for point in life.saved)
-            life.last_step = max(newest, life.last_step or 0)
+    for number, history in bare.items():
+        history.saved = found[number]
+        if history.saved:
+            newest = max(point.step for point in history.saved)
+            history.last_step = max(newest, history.last_step or 0)
 
 
-class End(NamedTuple):
-    """How an attempt ended."""
-
-    life: Life
+class AttemptEnd(NamedTuple):
+    history: AttemptHistory
     outcome: view.Outcome
     how: str
     verdict: Verdict | None = None
 
 
-def _ends(known: Records, lives: Sequence[Life], run: RunSummary) -> list[End]:
+def _ends(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[AttemptEnd]:
     """Each attempt; those that did not end well have a verdict once they were judged."""
-    judged = {life.number for life in to_be_judged(lives, run)}
+    judged = {history.number for history in to_be_judged(histories, run)}
     live = run.attempt if run.is_live else None
     found = []
-    for life in lives:
-        outcome = outcomes.by_record(life, is_live=life.number == live)
-        how = outcomes.sentence(life, outcome, run.state)
-        verdict = known.verdicts.known(life.number) if life.number in judged else None
+    for history in histories:
+        outcome = outcomes.by_record(history, is_live=history.number == live)
+        how = outcomes.sentence(history, outcome, run.state)
+        verdict = known.verdicts.known(history.number) if history.number in judged else None
         if verdict is not None:
             outcome = outcomes.by_verdict(verdict.cause.value, outcome)
             # The records name the rule, and what it found.
             how = how if verdict.cause.value in ("unknown", "bad-training") else verdict.sentence
-        found.append(End(life, outcome, how, verdict))
+        found.append(AttemptEnd(history, outcome, how, verdict))
     return found
 
 
-def to_be_judged(lives: Sequence[Life], run: RunSummary) -> list[Life]:
+def to_be_judged(histories: Sequence[AttemptHistory], run: RunSummary) -> list[AttemptHistory]:
     """The newest of those that did not end well."""
     found = []
-    for life in lives:
-        is_newest = life.number == run.attempt
-        outcome = outcomes.by_record(life, is_live=run.is_live and is_newest)
+    for history in histories:
+        is_newest = history.number == run.attempt
+        outcome = outcomes.by_record(history, is_live=run.is_live and is_newest)
         # A verdict would wait for the keeper, which still writes its records.
-        is_open = is_newest and not life.has_exit and run.keeper_pid is not None
+        is_open = is_newest and not history.has_exit and run.keeper_pid is not None
         if outcome not in outcomes.QUIET and not is_open:
-            found.append(life)
+            found.append(history)
     return found[-verdicts.MOST :]
 
 
-def _fell_silent(end: End) -> bool:
-    return end.outcome == "lost" and not end.life.has_exit and end.life.last_seen is not None
+def _fell_silent(end: AttemptEnd) -> bool:
+    return end.outcome == "lost" and not end.history.has_exit and end.history.last_seen is not None
 
 
-def _silence(life: Life) -> view.Event:
+def _silence(history: AttemptHistory) -> view.Event:
     return view.Event(
-        t=life.last_seen or 0.0,
+        t=history.last_seen or 0.0,
         kind="death",
-        attempt=life.number,
-        step=life.last_step,
+        attempt=history.number,
+        step=history.last_step,
         level="bad",
         title="Nothing more was heard of it",
         text="neither trainer nor keeper has noted an end",
     )
 
 
-def _deaths(known: Records, ends: Sequence[End], hung: set[int]) -> list[view.Death]:
+def _deaths(known: Records, ends: Sequence[AttemptEnd], hung: set[int]) -> list[view.Death]:
     """Post-mortems, except of attempts that were ended for a hang: `hangs` has those."""
     return [
-        known.verdicts.death(end.life, end.verdict, is_newest=end is ends[-1])
+        known.verdicts.death(end.history, end.verdict, is_newest=end is ends[-1])
         for end in ends
-        if end.verdict is not None and not (end.outcome == "hung" and end.life.number in hung)
+        if end.verdict is not None and not (end.outcome == "hung" and end.history.number in hung)
     ]
 
 
-def _attempt(known: Records, end: End, live: int | None, now: float) -> view.Attempt:
-    life = end.life
+def _attempt(known: Records, end: AttemptEnd, live: int | None, now: float) -> view.AttemptView:
+    history = end.history
     origin: view.Origin | None = None
-    if life.first_step is not None and life.source not in ("", "new"):
-        before = known.origins.get(life.number)
+    if history.first_step is not None and history.source not in ("", "new"):
+        before = known.origins.get(history.number)
         number = None if before is None else whole(before[0])
-        number = life.number - 1 if number is None else number
-        origin = view.Origin(attempt=number, step=life.first_step, source=life.source)
-    return view.Attempt(
-        number=life.number,
-        start=life.began or life.started or life.last_seen or now,
-        end=None if life.number == live else life.ended or life.last_seen,
-        first_step=life.first_step,
-        last_step=life.last_step,
+        number = history.number - 1 if number is None else number
+        origin = view.Origin(attempt=number, step=history.first_step, source=history.source)
+    return view.AttemptView(
+        number=history.number,
+        start=history.began or history.started or history.last_seen or now,
+        end=None if history.number == live else history.ended or history.last_seen,
+        first_step=history.first_step,
+        last_step=history.last_step,
         origin=origin,
         outcome=end.outcome,
         how=end.how,
-        status=life.status,
-        host=life.host,
-        pid=life.pid,
-        job=life.job,
+        status=history.status,
+        host=history.host,
+        pid=history.pid,
+        job=history.job,
     )
 
 
-def _cuts(known: Records, lives: Sequence[Life], run: RunSummary) -> dict[int, int | None]:
+def _cuts(
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary
+) -> dict[int, int | None]:
     """For each attempt the step after which its work was repeated, or has to be."""
     found: dict[int, int | None] = dict(known.lineage)
     live = run.attempt if run.is_live else None
-    for life in lives:
-        if life.number not in found:
-            if life.number > max(known.lineage, default=0):
-                found[life.number] = None  # it has only begun
+    for history in histories:
+        if history.number not in found:
+            if history.number > max(known.lineage, default=0):
+                found[history.number] = None  # it has only begun
             continue
-        kept = [found[life.number], life.bad_step]
-        if life.number != live and found[life.number] is None:
-            safe = [run.memory_step, run.disk_step, life.durable_step]
+        kept = [found[history.number], history.bad_step]
+        if history.number != live and found[history.number] is None:
+            safe = [run.memory_step, run.disk_step, history.durable_step]
             newest = max((each for each in safe if each is not None), default=0)
             # Values logged after the last step, as by an evaluation, are safe with that step.
-            kept.append(newest if newest < (life.last_step or 0) else None)
-        found[life.number] = min((each for each in kept if each is not None), default=None)
+            kept.append(newest if newest < (history.last_step or 0) else None)
+        found[history.number] = min((each for each in kept if each is not None), default=None)
     return found
 
 
-def _hangs(known: Records, lives: Sequence[Life], run: RunSummary, now: float) -> list[view.Hang]:
+def _hangs(
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float
+) -> list[view.Hang]:
     hangs = []
-    for life in [life for life in lives if life.stuck][-verdicts.MOST :]:
-        found = known.verdicts.hang(life.number)
+    for history in [history for history in histories if history.stuck][-verdicts.MOST :]:
+        found = known.verdicts.hang(history.number)
         if found is None:
             continue
-        is_live = run.is_live and life.number == run.attempt
-        until = now if is_live else life.ended or life.last_seen
-        if life.stuck[-1].end == float("inf") and until is not None:
+        is_live = run.is_live and history.number == run.attempt
+        until = now if is_live else history.ended or history.last_seen
+        if history.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
             found = {**found, "seconds": max(found["seconds"] or 0.0, until - found["t"])}
         hangs.append(found)
     return hangs
 
 
-def _run(known: Records, lives: Sequence[Life], run: RunSummary, now: float, how: str) -> view.Run:
+def _run(
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float, how: str
+) -> view.RunView:
     rate = known.rows.rate(now) if run.is_live else None
     left = None if run.total is None or run.step is None else max(0, run.total - run.step)
-    job: view.Job | None = None
+    job: view.JobView | None = None
     if run.job is not None:
         text = describe_job(run.job, is_live=run.is_live)
-        job = view.Job(id=run.job.id, seconds_left=run.job.seconds_left, text=text)
-    newest = lives[-1] if lives else None
-    return view.Run(
+        job = view.JobView(id=run.job.id, seconds_left=run.job.seconds_left, text=text)
+    newest = histories[-1] if histories else None
+    return view.RunView(
         name=Path(run.folder).absolute().name or run.folder,
         folder=run.folder,
         id=run.run_id,
@@ -385,17 +389,17 @@ def _step_time(times: Times) -> view.StepTime:
     )
 
 
-def _memory(rows: Rows) -> view.Memory:
+def _memory(rows: Rows) -> view.MemoryView:
     t, used, limit, gpu = rows.levels.columns()
-    found = view.Memory(t=t, used=used, limit=limit, limit_name=rows.limit_name)
+    found = view.MemoryView(t=t, used=used, limit=limit, limit_name=rows.limit_name)
     if rows.has_gpu:
         found["gpu"] = gpu
     return found
 
 
-def _ranks(known: Records, lives: Sequence[Life], run: RunSummary) -> list[view.Rank]:
+def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
     """Each with how long it waits for the others; of very many, those that wait least."""
-    newest = lives[-1] if lives else None
+    newest = histories[-1] if histories else None
     waits = newest.waits if newest is not None else {}
     late = {rank for _, rank in known.stragglers}
     late |= {run.straggler.rank} if run.straggler is not None else set()

@@ -38,7 +38,7 @@ def describe(event: Record, t: float, attempt: int | None) -> Event | None:
     )
 
 
-class Marks:
+class EventMarks:
     """All events so far, at most some thousand."""
 
     def __init__(self) -> None:

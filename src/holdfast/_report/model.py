@@ -14,10 +14,10 @@ from pathlib import Path
 
 from holdfast._report import events
 from holdfast._report.assemble import Records, assemble, to_be_judged
-from holdfast._report.attempts import Life
+from holdfast._report.attempts import AttemptHistory
 from holdfast._report.json_lines import Lines, Record, parse
 from holdfast._report.series import Rows
-from holdfast._report.status.gather import History, RunSummary, summarize
+from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._report.verdicts import Verdicts
 from holdfast._report.view import Proof, View
 from holdfast._store.folder.attempts import (
@@ -49,14 +49,14 @@ class RunModel:
     ) -> None:
         """NotARun if there is none. `look` says whether an attempt lives, and may take long."""
         self._folder = folder
-        self._layout, self._id = find_run(folder)
+        self._layout, _ = find_run(folder)
         self._look = look_once if look is None else look
         self._proofs = list(proofs)
         self._begin()
 
     def _begin(self) -> None:
         self._journal = Lines(self._layout.journal)
-        self._history = History()
+        self._history = JournalHistory()
         self._known = Records(self._layout, Rows(self._layout), Verdicts(self._folder))
         self._settled: set[int] = set()
         self._attempts_share = self._judged_share = 1.0
@@ -120,16 +120,16 @@ class RunModel:
         number = known.current if number is None else number
         self._history.take(event)
         if number is not None and number > 0:
-            self._life(number).take(kind, t, event)
+            self._history_of(number).take(kind, t, event)
         if kind == "straggler":
             known.stragglers[number, whole(event.get("rank"))] = events.straggler(event)
         if (mark := events.describe(event, t, number)) is not None:
             known.marks.add(mark)
 
-    def _life(self, number: int) -> Life:
-        found = self._known.lives.get(number)
+    def _history_of(self, number: int) -> AttemptHistory:
+        found = self._known.histories.get(number)
         if found is None:
-            found = self._known.lives[number] = Life(number)
+            found = self._known.histories[number] = AttemptHistory(number)
         return found
 
     def _read_attempts(self, deadline: float | None) -> bool:
@@ -160,58 +160,58 @@ class RunModel:
 
     def _read_attempt(self, number: int) -> bool | None:
         """Whether there was something new; None if its series was replaced."""
-        life = self._life(number)
-        is_known = life.began is not None
+        history = self._history_of(number)
+        is_known = history.began is not None
         if not is_known:
-            life.take_lease(read_json(self._layout.lease(number)))
-        has_rows = self._known.rows.read(life)
+            history.take_lease(read_json(self._layout.lease(number)))
+        has_rows = self._known.rows.read(history)
         if has_rows is None:
             return None
-        return self._read_end(life) or has_rows or not is_known
+        return self._read_end(history) or has_rows or not is_known
 
-    def _read_end(self, life: Life) -> bool:
+    def _read_end(self, history: AttemptHistory) -> bool:
         """How it ended, where the journal does not say; and until when it lived."""
-        if life.died_at is None and life.status is None:
-            life.died_at = real(read_json(self._layout.death(life.number)).get("time"))
-        if life.has_exit and life.ended is not None:
+        if history.died_at is None and history.status is None:
+            history.died_at = real(read_json(self._layout.death(history.number)).get("time"))
+        if history.has_exit and history.ended is not None:
             return False
-        path = self._layout.exit(life.number)
+        path = self._layout.exit(history.number)
         record = read_json(path)
         if not record:
-            beat = read_json(self._layout.heartbeat(life.number))
+            beat = read_json(self._layout.heartbeat(history.number))
             if (moment := real(beat.get("time"))) is not None:
                 # The first beats come before the trainer has sent where it begins.
-                life.see(moment, whole(beat.get("step")) or None)
+                history.see(moment, whole(beat.get("step")) or None)
             return False
         moment = real(record.get("time"))
         if moment is None:
             with contextlib.suppress(OSError):
                 moment = path.stat().st_mtime
-        life.end(record, moment)
+        history.end(record, moment)
         return True
 
     def _judge(self, summary: RunSummary, deadline: float | None) -> bool:
         """Find out why attempts ended; each takes some milliseconds, once."""
         is_new, self._judged_share = False, 1.0
         verdicts = self._known.verdicts
-        lives = to_be_judged(self._known.in_order(), summary)
-        for at, life in enumerate(lives):
+        histories = to_be_judged(self._known.in_order(), summary)
+        for at, history in enumerate(histories):
             if is_new and deadline is not None and time.monotonic() > deadline:
-                self._judged_share = (1 + at) / (1 + len(lives))
+                self._judged_share = (1 + at) / (1 + len(histories))
                 break
-            before = verdicts.known(life.number)
-            is_newest = life.number == summary.attempt
-            is_new = verdicts.judge(life, is_newest=is_newest) is not before or is_new
+            before = verdicts.known(history.number)
+            is_newest = history.number == summary.attempt
+            is_new = verdicts.judge(history, is_newest=is_newest) is not before or is_new
         return is_new
 
     def _find_lineage(self, summary: RunSummary) -> None:
         """The attempts that lead to the newest state, each with the last step that counts."""
         known = self._known
-        newest = max(known.lives, default=0)
+        newest = max(known.histories, default=0)
         stamp = None
         with contextlib.suppress(OSError):
             stamp = self._layout.checkpoints.stat().st_mtime_ns
-        state = (newest, summary.is_live, stamp, tuple(known.lives))
+        state = (newest, summary.is_live, stamp, tuple(known.histories))
         if state != self._lineage_of:
             found = known_origins(self._layout, {newest} if summary.is_live else ())
             # A first attempt that has saved nothing yet is all there is.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from holdfast._report.attempts import Life
+from holdfast._report.attempts import AttemptHistory
 from holdfast._report.json_lines import Lines, parse
 from holdfast._report.view import Event
 from holdfast._store.folder import series
@@ -217,7 +217,7 @@ def _merge_marks(first: SnapshotMark, second: SnapshotMark) -> SnapshotMark | No
     return SnapshotMark(first.attempt, first.t, second.until, number, step)
 
 
-class Snapshots:
+class SnapshotMarks:
     """They come every other second, so a mark stands for many."""
 
     def __init__(self) -> None:
@@ -254,22 +254,22 @@ class Rows:
         self.levels = Levels()
         self.limit_name = ""
         self.has_gpu = False
-        self.snapshots = Snapshots()
+        self.snapshots = SnapshotMarks()
         self._recent: deque[tuple[float, int]] = deque()
         self._newest = 0
 
-    def read(self, life: Life) -> bool | None:
+    def read(self, history: AttemptHistory) -> bool | None:
         """Whether there was something new; None if the file was replaced: all starts over."""
-        lines = self._lines.get(life.number)
+        lines = self._lines.get(history.number)
         if lines is None:
-            lines = self._lines[life.number] = Lines(self._layout.series(life.number))
+            lines = self._lines[history.number] = Lines(self._layout.series(history.number))
         is_new = False
         for piece in lines.read():
             if lines.has_started_over:
                 return None
             for row in parse(piece):
                 if series.is_row(row):
-                    self._take(life, row)
+                    self._take(history, row)
                     is_new = True
         return is_new
 
@@ -285,24 +285,24 @@ class Rows:
             return None
         return (last[1] - first[1]) / (last[0] - first[0])
 
-    def _take(self, life: Life, row: dict[str, Any]) -> None:
+    def _take(self, history: AttemptHistory, row: dict[str, Any]) -> None:
         t, step = real(row["t"]), whole(row["s"])
         if t is None or step is None or step < 0:
             return
-        life.take_row(t, step, row)
-        if life.number != self._newest:
-            self._newest = life.number
+        history.take_row(t, step, row)
+        if history.number != self._newest:
+            self._newest = history.number
             self._recent.clear()
         self._recent.append((t, step))
         histogram = row.get("h")
         if isinstance(histogram, list) and histogram:
-            self.times.add(life.number, t, histogram)
+            self.times.add(history.number, t, histogram)
         if "m" in row:
-            self._take_metrics(life.number, step, record(row["m"]))
+            self._take_metrics(history.number, step, record(row["m"]))
         if isinstance(memory := row.get("mem"), dict):
             self._take_memory(t, memory)
         if count := whole(row.get("snaps")):
-            self.snapshots.add(life.number, t, count, whole(row.get("mem_step")))
+            self.snapshots.add(history.number, t, count, whole(row.get("mem_step")))
 
     def _take_metrics(self, attempt: int, step: int, found: dict[str, Any]) -> None:
         for name, values in found.items():

@@ -113,7 +113,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 @dataclass
-class Found:
+class FoundRuns:
     """The result of one pass."""
 
     runs: list[Path] = field(default_factory=list)
@@ -142,7 +142,7 @@ class _Listing:
     links: int = 0
 
 
-class Finder:
+class RunFinder:
     """Finds runs below one folder, which has no links in its own path."""
 
     def __init__(self, root: Path, rest: Callable[[], None] = lambda: None) -> None:
@@ -151,9 +151,9 @@ class Finder:
         self._listings: dict[Path, _Listing] = {}
         self._runs: set[Path] = set()
 
-    def find(self, on_new: Callable[[Path], None] = lambda _: None) -> Found:
+    def find(self, on_new: Callable[[Path], None] = lambda _: None) -> FoundRuns:
         """All runs there are now; `on_new` gets each that was not known before."""
-        found = Found()
+        found = FoundRuns()
         if self._is_run(self._root, on_new):
             found.runs.append(self._root)
         else:
@@ -162,7 +162,9 @@ class Finder:
         self._runs = set(found.runs)
         return found
 
-    def _walk(self, folder: Path, depth: int, found: Found, on_new: Callable[[Path], None]) -> None:
+    def _walk(
+        self, folder: Path, depth: int, found: FoundRuns, on_new: Callable[[Path], None]
+    ) -> None:
         self._rest()
         found.folders += 1
         if found.folders > _MOST_FOLDERS or len(found.runs) >= _MOST_RUNS:

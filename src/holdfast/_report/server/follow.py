@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast._report.json_lines import Lines
 from holdfast._report.server.find import PlainCheck
-from holdfast._report.status.gather import History, RunSummary, summarize
+from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._store.folder.attempts import SILENT_SECONDS, is_live_here, read_json
 from holdfast._store.folder.layout import RunLayout
 
@@ -19,21 +19,21 @@ class FollowedHistory:
     """The history in a journal, read on one piece at a time."""
 
     def __init__(self, journal: Path) -> None:
-        self.history = History()
+        self.history = JournalHistory()
         self.is_behind = False  # there is more to read
         self._lines = Lines(journal)
 
-    def read(self) -> History:
+    def read(self) -> JournalHistory:
         piece = next(self._lines.read(), None)
         if self._lines.has_started_over:
-            self.history = History()
+            self.history = JournalHistory()
         if piece is not None:
             self.history.take_lines(piece)
         self.is_behind = piece is not None and self._lines.share < 1
         return self.history
 
 
-class Follower:
+class RunFollower:
     """Follows one run folder; used by one thread at a time."""
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -53,11 +53,9 @@ class Follower:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more of the journal to read."""
         return self._history.is_behind
 
     def check(self) -> None:
-        """Raise Odd if something in the folder must not be opened."""
         self._plain.check()
 
     def has_changed(self) -> bool:

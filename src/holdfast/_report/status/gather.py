@@ -98,7 +98,7 @@ def on_this_line(arena: Arena, line: dict[int, int | None]) -> list[SlotRecord]:
 
 
 def world_of(arena: Arena, record: SlotRecord) -> int:
-    """How many ranks a snapshot is of."""
+    """The number of ranks of a snapshot."""
     size = 1
     with contextlib.suppress(ValueError):  # its scalars cannot be read
         place = arena.plan(record.slot).scalars
@@ -119,8 +119,6 @@ _STOPPED = (*_errors.ASKED, _errors.NOT_DURABLE)
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How an attempt ended."""
-
     attempt: int
     status: int | None  # None: it was killed
     how: str
@@ -166,7 +164,7 @@ class RunSummary:
 
 
 @dataclass(slots=True)
-class History:
+class JournalHistory:
     """What the journal says about the newest attempt that began."""
 
     attempt: int | None = None
@@ -212,8 +210,8 @@ class History:
             self.deaths.append(read_death(event))
 
 
-def read_history(layout: RunLayout) -> History:
-    found = History()
+def read_history(layout: RunLayout) -> JournalHistory:
+    found = JournalHistory()
     for piece in journal.read_pieces(layout.journal):
         found.take_lines(piece)
     return found
@@ -305,7 +303,7 @@ def summarize(
     folder: Path,
     *,
     look: Callable[[RunLayout, int], bool] = is_live,
-    history: History | None = None,
+    history: JournalHistory | None = None,
     with_arenas: Collection[str] | None = None,
 ) -> RunSummary:
     """Everything that `holdfast status` shows of a run.
@@ -373,7 +371,7 @@ def _state(
     live: bool,
     step: int | None,
     ended: Exit | None,
-    history: History,
+    history: JournalHistory,
     beat: dict[str, Any],
 ) -> str:
     if not attempt:
@@ -421,7 +419,7 @@ def _newest_step(
     attempt: int,
     beat: dict[str, Any],
     ended: Exit | None,
-    history: History,
+    history: JournalHistory,
     safe_step: int | None,
 ) -> int | None:
     if not attempt:

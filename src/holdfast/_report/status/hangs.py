@@ -88,11 +88,7 @@ def describe_disturbed(found: Disturbed | None) -> str:
         return f"{by} may make it slower"
     if now < _SLOWER * usual:
         return ""
-    return f"by {by}: a step takes {_short(now)}, without it {_short(usual)}"
-
-
-def _short(seconds: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"by {by}: a step takes {_text.duration(now)}, without it {_text.duration(usual)}"
 
 
 def _since(moment: float | None) -> str:

@@ -18,25 +18,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast._environment.variables import progress_wish, terminal_is_dumb
-from holdfast._run.progress.words import Pace, Standing, plain_line
+from holdfast._run.progress.words import Standing, StepPace, plain_line
 from holdfast._text import is_terminal, say
+
+if TYPE_CHECKING:
+    from holdfast._run.progress.terminal import TerminalLine
+
+    Display: TypeAlias = "PlainLines | TerminalLine"
 
 # Soon at first, since a person wants to see that it runs; then seldom, to keep a log short.
 PLAIN_GAPS_SECONDS = (10.0, 30.0, 60.0)
 _JOIN_SECONDS = 1.0
-
-
-class Display(Protocol):
-    """Where the progress is shown."""
-
-    tick_seconds: float
-    fork_lock: Any
-
-    def show(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None: ...
-    def close(self) -> None: ...
 
 
 class PlainLines:
@@ -103,7 +98,7 @@ class Progress:
             thread.join(_JOIN_SECONDS)
 
     def _show(self, display: Display, over: threading.Event) -> None:
-        pace = Pace()
+        pace = StepPace()
         while not over.is_set():
             with contextlib.suppress(Exception):  # a line of text must not cost a run
                 standing = self._look()

@@ -39,11 +39,11 @@ class Standing:
     disk_step: int | None = None  # the newest durable step
 
 
-class _Part(NamedTuple):
+class _LinePart(NamedTuple):
     text: str
     rank: float  # the lowest is left out first when there is no room
     plain: str | None = None  # in a plain line, if it differs; "" leaves it out
-    shorter: _Part | None = None  # takes its place before it is left out
+    shorter: _LinePart | None = None  # takes its place before it is left out
 
 
 def terminal_line(
@@ -63,7 +63,7 @@ def terminal_line(
     if fraction is not None and room >= _BAR_CELLS.start and is_whole:
         bar = draw_bar(fraction, min(room, _BAR_CELLS.stop - 1), ascii_only=ascii_only)
         before = (standing.epoch is not None) + bool(standing.phase)
-        parts.insert(before, _Part(bar, 0))
+        parts.insert(before, _LinePart(bar, 0))
     line = _join(parts)
     if ascii_only:
         line = line.encode("ascii", "replace").decode("ascii")
@@ -79,31 +79,31 @@ def plain_line(standing: Standing, rate: float | None, idle_seconds: float | Non
     return f"{', '.join(filter(None, words))}; {say_safe(standing)}"
 
 
-def _parts(standing: Standing, rate: float | None, idle_seconds: float | None) -> list[_Part]:
-    found: list[_Part] = []
+def _parts(standing: Standing, rate: float | None, idle_seconds: float | None) -> list[_LinePart]:
+    found: list[_LinePart] = []
     if standing.epoch is not None:
         now, epochs = standing.epoch + 1, standing.epochs
         now = now if epochs is None else min(now, epochs)  # there is none after the last
-        found.append(_Part(_of("epoch", now, epochs), 70))
+        found.append(_LinePart(_of("epoch", now, epochs), 70))
     if standing.phase:
-        found.append(_Part(_clean(standing.phase), 80))
+        found.append(_LinePart(_clean(standing.phase), 80))
     step = _of("step", standing.step, standing.steps)
-    found.append(_Part(step, 90, shorter=_Part(f"step {standing.step}", 95)))
+    found.append(_LinePart(step, 90, shorter=_LinePart(f"step {standing.step}", 95)))
     if standing.batch is not None and standing.steps is None:  # else the steps say it
-        found.append(_Part(_of("batch", standing.batch, standing.batches), 20, ""))
+        found.append(_LinePart(_of("batch", standing.batch, standing.batches), 20, ""))
     if idle_seconds is not None:
         text, plain = stopwatch(idle_seconds), minutes(idle_seconds)
-        found.append(_Part(f"no step for {text}", 60, f"no step for {plain}"))
+        found.append(_LinePart(f"no step for {text}", 60, f"no step for {plain}"))
     elif rate:
         number = short_number(rate if rate >= 1 else 1 / rate)
         text, plain = ("/s", " steps/s") if rate >= 1 else (" s/step", " s per step")
-        found.append(_Part(number + text, 50, number + plain))
+        found.append(_LinePart(number + text, 50, number + plain))
         if standing.steps is not None:
             left = max(standing.steps - standing.step, 0) / rate
-            found.append(_Part(f"{stopwatch(left)} left", 60, f"{minutes(left)} left"))
+            found.append(_LinePart(f"{stopwatch(left)} left", 60, f"{minutes(left)} left"))
     for place, (name, value) in enumerate(list(standing.metrics.items())[:_METRICS]):
         rank = 55 if place == 0 else _MINOR_RANK - place
-        found.append(_Part(f"{_clean(str(name))} {short_number(value)}", rank))
+        found.append(_LinePart(f"{_clean(str(name))} {short_number(value)}", rank))
     return found
 
 
@@ -121,19 +121,19 @@ def say_safe(standing: Standing) -> str:
     return f"safe: step {memory} in memory" + ("" if disk is None else f", {disk} on disk")
 
 
-def _safe(standing: Standing) -> _Part:
+def _safe(standing: Standing) -> _LinePart:
     """It stays longest; its long form gives way to all but the less important metrics."""
     memory, disk = standing.memory_step, standing.disk_step
     known = [step for step in (memory, disk) if step is not None]
     if not known:
-        return _Part(say_safe(standing), 100)
-    shorter = _Part(f"safe: {max(known)}", 101)
+        return _LinePart(say_safe(standing), 100)
+    shorter = _LinePart(f"safe: {max(known)}", 101)
     if memory is not None and disk is not None and memory > disk:
-        shorter = _Part(f"safe: {memory} (disk {disk})", 100, shorter=shorter)
-    return _Part(say_safe(standing), _MINOR_RANK, shorter=shorter)
+        shorter = _LinePart(f"safe: {memory} (disk {disk})", 100, shorter=shorter)
+    return _LinePart(say_safe(standing), _MINOR_RANK, shorter=shorter)
 
 
-def _fit(parts: list[_Part], width: int) -> list[_Part]:
+def _fit(parts: list[_LinePart], width: int) -> list[_LinePart]:
     while cells(_join(parts)) > width:
         weakest = min(range(len(parts)), key=lambda place: parts[place].rank)
         shorter = parts[weakest].shorter
@@ -143,7 +143,7 @@ def _fit(parts: list[_Part], width: int) -> list[_Part]:
     return parts
 
 
-def _join(parts: list[_Part]) -> str:
+def _join(parts: list[_LinePart]) -> str:
     return _GAP.join(part.text for part in parts)
 
 
@@ -188,7 +188,7 @@ _SHORTEST_MEASURE_SECONDS = 0.5
 _IDLE_SECONDS = 10.0
 
 
-class Pace:
+class StepPace:
     """How fast steps come now, from samples; not every step need be observed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
