@@ -60,12 +60,12 @@ def test_a_record_without_them_is_judged_by_those_of_the_whole_life():
 
 def test_each_failed_descendant_has_the_counters_of_its_end():
     watch = CommandWatch(os.getpid(), os.getpid(), lambda pid: False)
-    watch.look(is_due=True)
+    watch.poll(is_due=True)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    watch.look(is_due=True)
+    watch.poll(is_due=True)
     child.kill()
     child.wait()
-    watch.look(is_due=True)
+    watch.poll(is_due=True)
     seen = watch.end(1)
     (ended,) = [each for each in seen["processes"] if each["pid"] == child.pid]
     assert ended["status"] == -signal.SIGKILL

@@ -109,26 +109,26 @@ class SupervisedAttempt:
             self._end_the_rest()
         self._finish_output(_OUTPUT_SECONDS if self.was_asked else _LONGEST_SECONDS)
         self._streams.close()
-        self._record.note_end(self._status, self._maxrss_bytes, seen)
+        self._record.write_end(self._status, self._maxrss_bytes, seen)
         return self._status
 
     def _turn(self, seconds: float | None) -> None:
         """Wait for the first event or deadline, and handle what there is."""
-        looks = [seconds, self._warnings.next_look_seconds()]
+        deadlines = [seconds, self._warnings.next_poll_seconds()]
         if self._status is None:
-            looks.append(self._watch.next_look_seconds())
-            looks.append(self._hangs.next_look_seconds())
+            deadlines.append(self._watch.next_poll_seconds())
+            deadlines.append(self._hangs.next_poll_seconds())
         if self._keyboard is not None and self._status is None:
-            looks.append(self._keyboard.next_look_seconds())
-        self._wait(min((each for each in looks if each is not None), default=_LONGEST_SECONDS))
+            deadlines.append(self._keyboard.next_poll_seconds())
+        self._wait(min((each for each in deadlines if each is not None), default=_LONGEST_SECONDS))
         for info in self._signals.received():
             self._take(info)
         self._reap()
         if self._status is None:
-            self._watch.look()
-            self._hangs.look()
+            self._watch.poll()
+            self._hangs.poll()
             if self._keyboard is not None:
-                self._keyboard.look()
+                self._keyboard.poll()
         if time.monotonic() >= self._next_warning:
             self._warnings.deliver()
             self._next_warning = time.monotonic() + _LOOK_SECONDS / 2
@@ -160,9 +160,9 @@ class SupervisedAttempt:
                 outlets[descriptor].flush()
             elif keys is not None and descriptor == keys.descriptor:
                 for name in keys.read():
-                    self._record.note_signal(name, None, None, "the terminal")
+                    self._record.add_signal(name, None, None, "the terminal")
             elif descriptor == self._watch.fileno():
-                self._watch.note_ends()
+                self._watch.observe_ends()
             if keys is not None and descriptor == keys.master and event & select.POLLOUT:
                 keys.flush()
 
@@ -182,9 +182,9 @@ class SupervisedAttempt:
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         number, now = info.si_signo, time.monotonic()
         self.was_asked = True
-        self._note(info)
+        self._record_signal(info)
         if self._child_has_it_from_the_terminal(info):
-            self._note_interrupt(number)
+            self._observe_interrupt(number)
             return
         last = self._passed.get(number)
         # The receiver counts Ctrl-C: pressed twice, it is another request.
@@ -201,18 +201,18 @@ class SupervisedAttempt:
         elif self._status is None:
             self._send(number)
         else:
-            self._note_interrupt(number)
+            self._observe_interrupt(number)
             self._signal_the_rest(number)
 
-    def _note(self, info: signal.struct_siginfo) -> None:
+    def _record_signal(self, info: signal.struct_siginfo) -> None:
         name = signal.Signals(info.si_signo).name
         if info.si_code in _FROM_A_PROCESS:
             by = children.name_of(info.si_pid)
-            self._record.note_signal(name, info.si_pid, info.si_uid, by)
+            self._record.add_signal(name, info.si_pid, info.si_uid, by)
         else:
-            self._record.note_signal(name, None, None, "the terminal")
+            self._record.add_signal(name, None, None, "the terminal")
 
-    def _note_interrupt(self, number: int) -> None:
+    def _observe_interrupt(self, number: int) -> None:
         if self._status is not None:
             self._is_given_up |= number == signal.SIGINT
 
@@ -267,7 +267,7 @@ class SupervisedAttempt:
                         self._stop(with_group=True)
                     continue
                 code = os.waitstatus_to_exitcode(status)
-                self._watch.note_reaped(pid, code)
+                self._watch.observe_reaped(pid, code)
                 if pid == self._child:
                     self._status = code
                     self._maxrss_bytes = used.ru_maxrss * 1024

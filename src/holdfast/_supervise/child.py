@@ -65,13 +65,13 @@ def _place(descriptor: int) -> tuple[int, ...]:
 class Streams:
     """The three streams of the command, and the ends that we keep."""
 
-    def __init__(self, outlets: Mapping[int, Outlet], note: Callable[[bytes], None]) -> None:
+    def __init__(self, outlets: Mapping[int, Outlet], on_output: Callable[[bytes], None]) -> None:
         self.inlets: list[Inlet] = []
         self.given: dict[int, int] = {}
         self.master: int | None = None  # of the command's own terminal, with keyboard
         self._screens: list[tuple[int, int]] = []
         self._ours: set[int] = set()  # ends that only the command should have
-        self._note = note
+        self._on_output = on_output
         has_terminal = any(os.isatty(number) for number in (0, 1, 2))
         if os.isatty(0) and os.isatty(1) and _place(0) == _place(1):
             self.master, self.given[0] = open_pair(0)
@@ -116,13 +116,13 @@ class Streams:
         if not outlet.is_terminal:
             ours, given = os.pipe()
         elif self.master is not None and _place(number) == _place(0):
-            self.inlets.append(Inlet(self.master, outlet, self._note))
+            self.inlets.append(Inlet(self.master, outlet, self._on_output))
             return self.given[0]
         else:
             ours, given = open_pair(number, is_screen_only=True)
             self._screens.append((number, ours))
         self._ours.add(given)
-        self.inlets.append(Inlet(ours, outlet, self._note))
+        self.inlets.append(Inlet(ours, outlet, self._on_output))
         return given
 
     def _open_closed(self) -> int:

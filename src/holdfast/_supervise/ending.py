@@ -108,7 +108,7 @@ class HangEnding:
             for pid in (child,) if children.is_there(child) else rest():
                 _send(pid, signal.SIGTERM)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         now = time.monotonic()
         if not self._kill.is_over():
             return

@@ -54,11 +54,11 @@ class CommandHangs:
         self._timeout = timeout
         self._say = say
         self._rest = rest
-        self._quiet: SilenceWatch | None = None
+        self._silence: SilenceWatch | None = None
         if timeout is not None and children.is_known():
             from holdfast._supervise.silence import SilenceWatch  # would make every start slower
 
-            self._quiet = SilenceWatch(
+            self._silence = SilenceWatch(
                 *(child, me, record, timeout),
                 say=say,
                 is_held_up=is_held_up,
@@ -87,12 +87,12 @@ class CommandHangs:
 
     def is_ours(self, pid: int) -> bool:
         """Whether a process is not part of the command, but inspects it for us."""
-        return self._quiet is not None and self._quiet.is_of(pid)
+        return self._silence is not None and self._silence.is_of(pid)
 
-    def next_look_seconds(self) -> float:
+    def next_poll_seconds(self) -> float:
         return max(0.0, self._next - time.monotonic())
 
-    def look(self) -> None:
+    def poll(self) -> None:
         now = time.monotonic()
         if now < self._next:
             return
@@ -100,16 +100,16 @@ class CommandHangs:
         with contextlib.suppress(Exception):  # whatever fails here, the supervision goes on
             self._read_keeper(now)
             if self._ending is not None:
-                self._ending.look()
+                self._ending.poll()
                 pause = _ENDING_SECONDS
                 self._say_lost()
             elif self._keeper_ends_it:
                 self._check_that_it_ends()
-            elif self._quiet is not None:
-                self._quiet.look()
-                pause = min(pause, self._quiet.pause_seconds())
-                if self._quiet.hang is not None:
-                    self._end(self._quiet.hang)
+            elif self._silence is not None:
+                self._silence.poll()
+                pause = min(pause, self._silence.pause_seconds())
+                if self._silence.hang is not None:
+                    self._end(self._silence.hang)
         self._next = now + pause
 
     def end_the_rest(self, turn: Callable[[float], None]) -> None:
@@ -123,7 +123,7 @@ class CommandHangs:
         assert self._ending is not None
         while not self._ending.is_over:
             turn(_ENDING_SECONDS)
-            self._ending.look()
+            self._ending.poll()
         self._say_lost()
 
     def gives_up(self, keepers: list[int]) -> bool:
@@ -147,8 +147,8 @@ class CommandHangs:
         return True
 
     def close(self) -> None:
-        if self._quiet is not None:
-            self._quiet.close()
+        if self._silence is not None:
+            self._silence.close()
 
     @property
     def _keeper_ends_it(self) -> bool:
@@ -220,7 +220,7 @@ class CommandHangs:
         assert self._timeout is not None
         sentence = hang["sentence"] or "It stands still, and where cannot be seen."
         hang["sentence"] = sentence
-        self._record.note_hang(hang)
+        self._record.write_hang(hang)
         self._record.said.append(sentence)
         seconds = self._timeout.from_term_to_kill()
         self._say(
@@ -242,7 +242,7 @@ class CommandHangs:
             return
         self._lost_since = time.monotonic()
         many = f"pid {', '.join(map(str, lost))}"
-        self._record.note(unkillable=lost)
+        self._record.write(unkillable=lost)
         self._say(
             f"{many} survives SIGKILL: it waits in the kernel, mostly for a disk or a file system "
             "that does not answer, or is frozen.\n"

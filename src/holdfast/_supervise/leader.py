@@ -158,9 +158,9 @@ class Supervision:
             environment["HOLDFAST_LED"] = str(record.folder.absolute())
         if self._timeout is not None:
             environment["HOLDFAST_HANG_TIMEOUT"] = self._timeout.for_child()
-        streams = Streams(self._by_number, record.note_output)
+        streams = Streams(self._by_number, record.add_output)
         child = start(self._command, environment, streams, self._signals.mask_before)
-        record.note(child_pid=child)
+        record.write(child_pid=child)
         return SupervisedAttempt(
             *(child, self._signals, streams, self._outlets, record, self._timeout),
             in_job=self._in_job,
@@ -178,7 +178,7 @@ class Supervision:
         elif record.is_cut_off:  # a verdict and another attempt would need its file system
             why = "it cannot be ended"
         if why:
-            record.note_decision({"restart": False, "why": why, "pause": 0.0})
+            record.write_decision({"restart": False, "why": why, "pause": 0.0})
             return False
         from holdfast._supervise import restart
 
@@ -187,7 +187,7 @@ class Supervision:
         known = {"was_asked": attempt.was_asked, "has_run": self._has_run}
         end = restart.find_end(record, status, verdict, has_hung=attempt.has_hung, **known)
         decision = self._decide_by().after(end)
-        record.note_decision(restart.as_record(decision))
+        record.write_decision(restart.as_record(decision))
         # Each of several tasks has a leader, and all of them write to one log.
         rank = f"rank {self._environment.get('SLURM_PROCID')}: " if self._tasks() > 1 else ""
         restart.explain(

@@ -83,8 +83,8 @@ class OutputLog:
 class SupervisionRecord:
     """The record of one attempt; where nothing can be written, it is in memory only."""
 
-    def __init__(self, supervision: Path | None, life: int, command: Sequence[str]) -> None:
-        self.folder = life_folder(supervision, life) if supervision is not None else None
+    def __init__(self, supervision: Path | None, attempt: int, command: Sequence[str]) -> None:
+        self.folder = life_folder(supervision, attempt) if supervision is not None else None
         self.log: OutputLog | None = None
         if self.folder is not None:
             try:
@@ -106,22 +106,22 @@ class SupervisionRecord:
             "leader_pid": os.getpid(),
             "command": list(command),
             "cwd": _here(),
-            "life": life,
+            "life": attempt,
             "output": "output.log",
         }
 
-    def note_output(self, data: bytes) -> None:
+    def add_output(self, data: bytes) -> None:
         self.printed_at = time.monotonic()
         self.last_printed = (self.last_printed + data[-_LINE_BYTES:])[-_LINE_BYTES:]
         if self.log is not None:
             self.log.add(data)
 
-    def note_signal(self, name: str, pid: int | None, uid: int | None, by: str) -> None:
+    def add_signal(self, name: str, pid: int | None, uid: int | None, by: str) -> None:
         if len(self.signals) < _MOST_SIGNALS:
             record = {"time": time.time(), "name": name, "pid": pid, "uid": uid, "by": by}
             self.signals.append(record)
 
-    def note(self, **values: Any) -> None:
+    def write(self, **values: Any) -> None:
         """Write the record with what is known by now."""
         self._record |= {**values, "signals": self.signals}
         if self.folder is None:
@@ -132,26 +132,26 @@ class SupervisionRecord:
             with contextlib.suppress(OSError):
                 _write_over(led_record(self.folder), self._record)
 
-    def note_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
+    def write_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
         if self.log is not None:
             self.log.close()
         runs = self.runs()
         run = {key: runs[0].get(key) for key in ("folder", "attempt")} if runs else None
         processes = _most_telling(seen.pop("processes", []))
         ended = {"ended": time.time(), "status": status, "maxrss": maxrss_bytes}
-        self.note(**ended, processes=processes, run=run, decision=None, **seen)
+        self.write(**ended, processes=processes, run=run, decision=None, **seen)
         self._copy_to_run()
 
-    def note_hang(self, hang: dict[str, Any]) -> None:
+    def write_hang(self, hang: dict[str, Any]) -> None:
         # What every process did is in a file of its own, since that may be much.
         self.hang = {key: value for key, value in hang.items() if key != "looks"}
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 write_led(led_hang(self.folder), hang)
-        self.note(hang=self.hang)
+        self.write(hang=self.hang)
 
-    def note_decision(self, decision: dict[str, Any]) -> None:
-        self.note(decision=decision)
+    def write_decision(self, decision: dict[str, Any]) -> None:
+        self.write(decision=decision)
         self._copy_to_run()
 
     def runs(self) -> list[dict[str, Any]]:

@@ -97,11 +97,11 @@ def open_again(descriptor: int, flags: int) -> int | None:
 class Inlet:
     """One end of a pipe or terminal into which the command writes."""
 
-    def __init__(self, descriptor: int, outlet: Outlet, note: Callable[[bytes], None]) -> None:
+    def __init__(self, descriptor: int, outlet: Outlet, on_output: Callable[[bytes], None]) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self._outlet = outlet
-        self._note = note
+        self._on_output = on_output
         self.is_terminal = os.isatty(descriptor)
         self.is_over = False
         self._pieces_left: int | None = None  # no limit while the command lives
@@ -124,7 +124,7 @@ class Inlet:
         if not data:
             self.close()
             return False
-        self._note(data)
+        self._on_output(data)
         self._outlet.add(data)
         if self._outlet.is_closed and not self.is_terminal:
             self.close()

@@ -71,7 +71,7 @@ class Restarts:
         self._idle = 0
 
     def after(self, end: CommandEnd) -> RestartDecision:
-        self._note_progress(end)
+        self._count_progress(end)
         if why := self._why_never(end):
             return RestartDecision(False, why, is_news=end.has_hung)
         if why := self._why_no_longer(end):
@@ -87,7 +87,7 @@ class Restarts:
         pause *= 0.75 + 0.5 * os.urandom(1)[0] / 255
         return RestartDecision(True, f"restart {self._counted} of {self._most}", pause)
 
-    def _note_progress(self, end: CommandEnd) -> None:
+    def _count_progress(self, end: CommandEnd) -> None:
         if not end.has_run:
             return
         reached = -1 if end.step is None else end.step

@@ -89,7 +89,7 @@ class Warnings:
                     os.kill(pid, number)
                 self._given.setdefault(number, time.monotonic())
 
-    def next_look_seconds(self) -> float | None:
+    def next_poll_seconds(self) -> float | None:
         """None: there is nothing to deliver."""
         if not self._came:
             return None

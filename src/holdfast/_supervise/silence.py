@@ -81,7 +81,7 @@ class SilenceWatch:
         """Whether a process is one of our inspections."""
         return pid in self._inspectors
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Find out whether it hangs; `hang` is set if so."""
         now = time.monotonic()
         was_away = now - self._last > _AWAY_SECONDS + self.pause_seconds()

@@ -116,7 +116,7 @@ class Keyboard:
         if not keys:
             self._is_gone = True
             return []
-        asked = self._look_for_signals(keys)
+        asked = self._find_signals(keys)
         self._typed += keys
         self.flush()
         return asked
@@ -136,19 +136,19 @@ class Keyboard:
         if own is not None:
             os.close(own)
 
-    def next_look_seconds(self) -> float | None:
+    def next_poll_seconds(self) -> float | None:
         if self._stop_at is not None:
             return max(0.0, self._stop_at - time.monotonic())
         # The shell's `fg` sends nothing to a job that was not stopped.
         return None if self.is_open or self._is_gone else 0.3
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self._stop_at = None
             self._stop_the_command()
         self.open()
 
-    def _look_for_signals(self, keys: bytes) -> list[str]:
+    def _find_signals(self, keys: bytes) -> list[str]:
         try:
             modes = termios.tcgetattr(self.master)
         except (termios.error, OSError):

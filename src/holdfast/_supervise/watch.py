@@ -44,10 +44,10 @@ class CommandWatch:
         """Ready when one of them has ended; -1 if there is no such descriptor."""
         return -1 if self._descendants is None else self._descendants.fileno()
 
-    def next_look_seconds(self) -> float | None:
+    def next_poll_seconds(self) -> float | None:
         return None if self._is_broken else max(0.0, self._next - time.monotonic())
 
-    def look(self, *, is_due: bool = False) -> None:
+    def poll(self, *, is_due: bool = False) -> None:
         now = time.monotonic()
         if self._is_broken or (now < self._next and not is_due):
             return
@@ -55,12 +55,12 @@ class CommandWatch:
         with contextlib.suppress(Exception):  # see the top
             if not self._is_on:
                 self._begin()
-            self._look()
+            self._sample()
             pause = self._sampler.pause_seconds(now < self._hurry_until)
             self._next = time.monotonic() + pause
             self._is_broken = False
 
-    def note_ends(self) -> None:
+    def observe_ends(self) -> None:
         """A process has ended: the order of ends is known only if they are read at once."""
         with contextlib.suppress(Exception):  # see the top
             if self._descendants is not None:
@@ -82,7 +82,7 @@ class CommandWatch:
         for each in failed:
             each["counters"] = {**known, "death": read_counters(self._cgroup)}
 
-    def note_reaped(self, pid: int, status: int) -> None:
+    def observe_reaped(self, pid: int, status: int) -> None:
         """The status of our own child; some systems report no status of other processes."""
         self._reaped[pid] = status
 
@@ -120,7 +120,7 @@ class CommandWatch:
         self._cgroup = self._sampler.cgroup
         self._is_on = True
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         from holdfast._environment.processes.cgroup import Counted, MemoryCgroup, read_counters
 
         assert self._descendants is not None
@@ -135,7 +135,7 @@ class CommandWatch:
         self._counted.add(counters, time.monotonic())
         self._history.add(self._sampler.take())
         self._descendants.look()
-        self.note_ends()
+        self.observe_ends()
 
     def _ends(self) -> list[dict[str, Any]]:
         assert self._descendants is not None
