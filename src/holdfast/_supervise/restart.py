@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after
+from holdfast._errors import REQUEUE
 from holdfast._store.folder.attempts import read_json, read_origins
 from holdfast._store.folder.layout import RunLayout
 from holdfast._supervise.record import SupervisionRecord
 
 MOST_BY_DEFAULT = 3
-_REQUEUED = 75
 _LONGEST_PAUSE_SECONDS = 60.0
-_LIVES_WITHOUT_PROGRESS = 3
+_ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Restarts:
             return "it is done"
         if end.was_asked:
             return "it was asked to end"
-        if end.status == _REQUEUED and self._in_job:
+        if end.status == REQUEUE and self._in_job:
             return "the scheduler brings it back"
         if self._is_one_of_many:
             return "one rank of several cannot come back alone"
@@ -117,7 +117,7 @@ class Restarts:
 
     def _why_no_longer(self, end: CommandEnd) -> str:
         """Empty: no limit is reached."""
-        if self._idle >= _LIVES_WITHOUT_PROGRESS:
+        if self._idle >= _ATTEMPTS_WITHOUT_PROGRESS:
             return f"{self._idle} lives in a row have made no new step"
         if end.kind is Restart.ONCE and self._used_once:
             return "it has been restarted once for want of memory, and ran out of it again"
