@@ -1,10 +1,13 @@
-"""Lines for the person at the terminal."""
+"""Text for people: lines to the terminal, sizes, times and counts; and values out of records.
+
+A record (JSON of a run folder, a heartbeat, a journal) may hold anything: `whole`, `real`, `text`,
+`record` and `records` return a value of the wanted kind, or none.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import shlex
 import signal
 import sys
@@ -16,32 +19,32 @@ from typing import Any
 
 from holdfast._errors import HoldfastError, Stopped, place_of
 
-_rank = 0  # of several, the first speaks for all
+_rank = 0
 
 
 def speak_as(rank: int) -> None:
-    """Say which of several processes this is."""
+    """Set the rank of this process: of several ranks, rank 0 speaks for all."""
     global _rank
     _rank = rank
 
 
 def say(message: str, *, each: bool = False) -> None:
-    """One line on standard error; whoever has closed it does not hear us, and training goes on.
+    """One line on standard error; training goes on if that is closed.
 
-    Of several ranks only the first speaks, but for what concerns `each` of them.
+    Only rank 0 writes it, unless it concerns `each` rank.
     """
     if _rank and not each:
         return
     if each and _rank:
         message = f"rank {_rank}: {message}"
-    # A notebook's stream sends messages and fails in ways of its own.
+    # The stream of a notebook sends messages, and raises errors of its own.
     with contextlib.suppress(Exception):
         sys.stderr.write(f"holdfast: {printable(message)}\n")
         sys.stderr.flush()
 
 
 def printable(text: str) -> str:
-    r"""A text as a terminal may have it: a folder's name can hold any bytes.
+    r"""A text that is safe for a terminal: the name of a folder can hold any bytes.
 
     >>> printable("runs/a\x1b[2J\nnext line")
     'runs/a\\x1b[2J\nnext line'
@@ -55,23 +58,30 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):
+        return False  # there is none, or it is closed
+
+
 def speak_plainly() -> None:
-    """Let an error of ours that nobody catches be its sentences and the place, not a traceback."""
-    # A debugger's own is left alone, and so is IPython's, which asks the error how it looks.
-    # torch puts one of its own in place with a process group, to name the rank.
+    """Show an uncaught error of ours as its sentences and its place, not as a traceback."""
+    # Leave the hook of a debugger alone, and that of IPython, which asks the error for its text.
+    # torch sets one with a process group, to name the rank: that one is replaced.
     former = sys.excepthook
     of_ranks = getattr(former, "__module__", "").startswith("torch.distributed")
     if former is sys.__excepthook__ or of_ranks:
-        sys.excepthook = functools.partial(_tell, former)
+        sys.excepthook = functools.partial(_show_error, former)
 
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def _tell(
+def _show_error(
     former: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    if isinstance(error, Stopped):  # at a prompt: in a script it is an exit and never comes here
+    if isinstance(error, Stopped):  # at a prompt; in a script it is an exit
         say(error.message)
     elif isinstance(error, HoldfastError):
         say(str(error), each=True)
@@ -82,15 +92,13 @@ def _tell(
         former(kind, error, trace)
 
 
-# -- Sizes and times as people read them, and values of records that may be anything ---------------
-
+# Sizes, times, counts and names.
 
 _SIZES = ("kB", "MB", "GB", "TB", "PB")
-_MOST = 1 << 62  # beyond it a number is no size, time or step
 
 
 def size(size_bytes: float) -> str:
-    """A size in three digits or so.
+    """A size in about three digits.
 
     >>> size(999), size(1234), size(2_340_000_000)
     ('999 B', '1.2 kB', '2.3 GB')
@@ -136,8 +144,37 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def stopwatch(seconds: float) -> str:
+    """
+    >>> stopwatch(156), stopwatch(3756), stopwatch(273_600)
+    ('2:36', '1:02:36', '3 d 4 h')
+    """
+    hour, minute, second = _hours(seconds)
+    if hour >= 48:
+        return f"{hour // 24} d {hour % 24} h"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def minutes(seconds: float) -> str:
+    """
+    >>> minutes(156), minutes(3756), minutes(12)
+    ('2 min 36 s', '1 h 2 min', '12 s')
+    """
+    hour, minute, second = _hours(seconds)
+    if hour >= 48:
+        return f"{hour // 24} d {hour % 24} h"
+    if hour:
+        return f"{hour} h {minute} min"
+    return f"{minute} min {second} s" if minute else f"{second} s"
+
+
+def _hours(seconds: float) -> tuple[int, int, int]:
+    whole_seconds = round(min(max(seconds, 0.0), 1e10))  # a rate near 0 gives an eternity
+    return whole_seconds // 3600, whole_seconds // 60 % 60, whole_seconds % 60
+
+
 def clock(moment: float) -> str:
-    """A moment as this machine's clock shows it; empty if it is none."""
+    """A moment by the clock of this machine; empty if it is none."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     except (OverflowError, ValueError, OSError):
@@ -153,8 +190,37 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def steps(number: int) -> str:
+    return count(number, "step")
+
+
+def number(value: float | None) -> str:
+    """A metric in a few digits; None is a value that was not finite.
+
+    >>> number(0.123456), number(None)
+    ('0.1235', 'nan')
+    """
+    return "nan" if value is None else f"{value:.4g}"
+
+
+def short_number(value: float | None) -> str:
+    """Three significant digits, always about as wide.
+
+    >>> short_number(0.2312), short_number(1234.5), short_number(3e-5), short_number(None)
+    ('0.231', '1234', '3.00e-05', 'nan')
+    """
+    if value is None or value != value:
+        return "nan"
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if 1e-3 <= size < 100:
+        return f"{value:#.3g}".rstrip(".")
+    return f"{value:.0f}" if 100 <= size < 1e6 else f"{value:.2e}"
+
+
 def signal_name(status: int | None) -> str | None:
-    """The signal of which a process with such a status died; None if of none.
+    """The signal that killed a process with this status; None if none did.
 
     >>> signal_name(-9), signal_name(1), signal_name(-64), signal_name(None)
     ('SIGKILL', None, 'signal 64', None)
@@ -168,64 +234,17 @@ def signal_name(status: int | None) -> str | None:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """The first line that says something, not too long."""
-    line = next((each.strip() for each in text.splitlines() if each.strip()), "")
-    return line if len(line) <= most else line[: most - 1] + "…"
+    """The first line that is not empty, shortened."""
+    return cut(next((each.strip() for each in text.splitlines() if each.strip()), ""), most)
 
 
-def whole(value: object) -> int | None:
-    """A whole number, if it is one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not math.isfinite(value) or value != int(value) or abs(value) > _MOST:
-        return None
-    return int(value)
+def cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def real(value: object) -> float | None:
-    """A number, if it is one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= _MOST else None  # nan is not
-
-
-def text(value: object) -> str:
-    """A text, or none."""
-    return value if isinstance(value, str) else ""
-
-
-def record(value: object) -> dict[str, Any]:
-    """An object of JSON, or an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def records(value: object) -> list[dict[str, Any]]:
-    """Those of a list that are objects."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-# -- Sizes, times and names as people read them ----------------------------------------------------
-
-
-__all__ = ["command", "duration", "name", "number", "size", "steps"]
-
-
-def number(value: float | None) -> str:
-    """A metric in a few digits; None is what was no finite number.
-
-    >>> number(0.123456), number(None)
-    ('0.1235', 'nan')
-    """
-    return "nan" if value is None else f"{value:.4g}"
-
-
-def steps(count: int) -> str:
-    """A number of steps.
-
-    >>> steps(1), steps(2)
-    ('1 step', '2 steps')
-    """
-    return f"{count} step" if count == 1 else f"{count} steps"
+def sentence(text: str) -> str:
+    """A text with the full stop that it may lack."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def name(path: Path | str) -> str:
@@ -234,7 +253,7 @@ def name(path: Path | str) -> str:
     >>> name("runs/a\nb")
     'runs/a\\nb'
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
+    return "".join(c if c.isprintable() else _escaped(c) for c in str(path))
 
 
 def command(verb: str, *folders: Path) -> str:
@@ -246,3 +265,49 @@ def command(verb: str, *folders: Path) -> str:
     texts = [str(each) for each in folders]
     shown = [shlex.quote(text) if text.isprintable() else name(text) for text in texts]
     return " ".join(["holdfast", verb, *shown])
+
+
+# Values out of records.
+
+_MOST = 1 << 53  # a page can count to it, and no size, time or step has reached it
+
+
+def whole(value: object) -> int | None:
+    """A whole number of a size that can be computed with.
+
+    >>> whole(7), whole("7"), whole(10**400), whole(True)
+    (7, None, None, None)
+    """
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -_MOST < value < _MOST else None
+
+
+def real(value: object) -> float | None:
+    """A finite number.
+
+    >>> real(7), real(float("nan")), real([7])
+    (7.0, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if -_MOST < value < _MOST else None  # NaN is between no two numbers
+
+
+def text(value: object, most: int | None = None) -> str:
+    """A text, shortened to `most` characters; empty if it is none."""
+    if not isinstance(value, str):
+        return ""
+    return value if most is None else cut(value, most)
+
+
+def record(value: object) -> dict[str, Any]:
+    """A JSON object, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def records(value: object) -> list[dict[str, Any]]:
+    """The JSON objects in a list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

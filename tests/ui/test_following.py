@@ -16,8 +16,9 @@ from tests.ui.server import INSTALL
 
 pytest.importorskip("starlette", reason=INSTALL)
 
+from holdfast._report import json_lines
 from holdfast._report.server import follow, index
-from holdfast._report.server.follow import FollowedHistory, Follower
+from holdfast._report.server.follow import FollowedHistory, RunFollower
 from holdfast._report.server.index import RunIndex
 from holdfast._report.server.rows import RunTable
 from holdfast._report.status.gather import read_history
@@ -70,32 +71,33 @@ def test_a_row_that_says_nothing_new_costs_no_revision():
 
 def test_a_journal_is_read_on_and_anew_when_it_is_another(tmp_path):
     layout = make_run(tmp_path / "a")
-    followed = FollowedHistory()
-    assert followed.read(layout.journal) == read_history(layout)
+    followed = FollowedHistory(layout.journal)
+    assert followed.read() == read_history(layout)
     with layout.journal.open("a") as file:
         file.write('{"event": "loop", "tot')
-    assert followed.read(layout.journal).total == 100
+    assert followed.read().total == 100
     with layout.journal.open("a") as file:
         file.write('al": 5}\nnonsense "event": "loop"\n["event": "loop"]\n')
-    assert followed.read(layout.journal) == read_history(layout)
+    assert followed.read() == read_history(layout)
     assert followed.history.total == 5
     layout.journal.write_text('{"event": "loop", "total": 6}\n')
-    assert followed.read(layout.journal).total == 6
+    assert followed.read().total == 6
     assert followed.history.attempt is None
 
 
 def test_a_long_journal_is_read_in_slices_and_a_giant_line_is_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "_SLICE_BYTES", 4096)
+    monkeypatch.setattr(json_lines, "_PIECE_BYTES", 2048)
+    monkeypatch.setattr(json_lines, "_LONGEST_LINE_BYTES", 2048)
     layout = make_run(tmp_path / "a")
     for number in range(300):
         journal.append(layout.journal, "checkpoint", step=number, said='"event": "loop"')
     with layout.journal.open("a") as file:
         file.write('{"event": "loop", "total": 1, "x": "' + "y" * 20_000 + '"}\n')
     journal.append(layout.journal, "finished", step=300, total=300)
-    followed, reads = FollowedHistory(), 1
-    followed.read(layout.journal)
+    followed, reads = FollowedHistory(layout.journal), 1
+    followed.read()
     while followed.is_behind:
-        followed.read(layout.journal)
+        followed.read()
         reads += 1
     assert reads > 10
     assert followed.history.finished_step == followed.history.total == 300
@@ -104,7 +106,7 @@ def test_a_long_journal_is_read_in_slices_and_a_giant_line_is_passed_over(tmp_pa
 def test_whether_a_far_run_lives_is_known_after_some_looks_and_none_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "SILENT_SECONDS", 0.3)
     layout = make_live(tmp_path / "a")
-    follower = Follower(layout.folder, tmp_path)
+    follower = RunFollower(layout.folder, tmp_path)
     began = time.monotonic()
     assert not follower.look().is_live
     assert follower.is_watched
@@ -120,7 +122,7 @@ def test_a_look_that_hangs_holds_only_its_own_run_up(tmp_path, monkeypatch):
     names = [f"run-{number}" for number in range(12)]
     for name in names:
         make_run(tmp_path / name)
-    gate, look = threading.Event(), Follower.look
+    gate, look = threading.Event(), RunFollower.look
     # More than there are threads: each of them is held once.
     held = set(names[:6])
 
@@ -129,7 +131,7 @@ def test_a_look_that_hangs_holds_only_its_own_run_up(tmp_path, monkeypatch):
             gate.wait()
         return look(self)
 
-    monkeypatch.setattr(Follower, "look", maybe_hang)
+    monkeypatch.setattr(RunFollower, "look", maybe_hang)
     runs = RunIndex(tmp_path)
     runs.start()
     try:

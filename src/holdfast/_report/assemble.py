@@ -1,10 +1,10 @@
-"""From what is known of a run to the view of it."""
+"""From the records of a run to its view: headline, attempts, curves, ranks, deaths and hangs."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,13 +12,10 @@ from holdfast import _text
 from holdfast._report import attempts as outcomes
 from holdfast._report import checkpoints as saved
 from holdfast._report import goodput, verdicts, view
-from holdfast._report import goodput as timeline
-from holdfast._report.attempts import Life, Point
+from holdfast._report.attempts import AttemptHistory, Point
 from holdfast._report.checkpoints import Frequent
-from holdfast._report.columns import Curve, Times
-from holdfast._report.events import Marks
-from holdfast._report.json_lines import real, whole
-from holdfast._report.series import Rows
+from holdfast._report.events import EventMarks
+from holdfast._report.series import Curve, Rows, Times
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
 from holdfast._report.status.job import describe_job
@@ -27,19 +24,39 @@ from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import Origin
 from holdfast._store.format import version
+from holdfast._text import real, whole
 
 if TYPE_CHECKING:
     from holdfast._diagnose.verdict import Verdict
 
-
-# -- A run in one sentence, and what a person should know of it now --------------------------------
-
-
+_MOST_RANKS = 256
 _SOON_SECONDS = 600.0  # until the job ends
+_LEFT_TOGETHER = ("finished", "closed", "stopped")
+
+Lineage = Mapping[int, int | None]  # the last step that counts of each attempt; None: all count
+
+
+@dataclass
+class Records:
+    """What has been read of a run so far."""
+
+    layout: RunLayout
+    rows: Rows
+    verdicts: verdicts.Verdicts
+    histories: dict[int, AttemptHistory] = field(default_factory=dict)
+    marks: EventMarks = field(default_factory=EventMarks)
+    frequent: Frequent = field(default_factory=Frequent)
+    current: int | None = None  # the attempt whose events are being read
+    stragglers: dict[tuple[int | None, int | None], str] = field(default_factory=dict)
+    origins: Mapping[int, Origin] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=dict)
+
+    def in_order(self) -> list[AttemptHistory]:
+        return [self.histories[number] for number in sorted(self.histories)]
 
 
 def headline_of(run: RunSummary, how: str = "") -> str:
-    """How it does, in a sentence; `how` is what is known of its end."""
+    """How it does, in a sentence; `how` says how it ended."""
     step = "" if run.step is None else f"step {run.step:,}"
     if step and run.total:
         done = min(run.step or 0, run.total) * 100 // run.total  # 100 only at the end
@@ -49,12 +66,8 @@ def headline_of(run: RunSummary, how: str = "") -> str:
     state = run.state[:1].upper() + run.state[1:]
     if run.is_live:
         return f"{state}: {step}." if step else f"{state}."
-    found = f"{state} at {step}" if step else state
-    return (
-        f"{found}. {_sentence(how)}"
-        if how and run.state not in ("finished", "new")
-        else f"{found}."
-    )
+    found = f"{state} at {step}." if step else f"{state}."
+    return f"{found} {_sentence(how)}" if how and run.state not in ("finished", "new") else found
 
 
 def warnings_of(run: RunSummary) -> list[str]:
@@ -65,17 +78,12 @@ def warnings_of(run: RunSummary) -> list[str]:
         *(f"{describe_death(each)}." for each in run.deaths[:3]),
         describe_paused(run.paused, has_ranks=bool(run.ranks)),
         _unsafe(run),
-        _told("slowed ", describe_disturbed(run.disturbed)),
-        _told("", describe_straggler(run.straggler)),
+        f"slowed {slower}" if (slower := describe_disturbed(run.disturbed)) else "",
+        describe_straggler(run.straggler),
         _time_left(run),
-        _requeue(run),
+        run.job.requeue if run.job is not None and not run.is_live else "",
     ]
     return [_sentence(each) for each in found if each]
-
-
-def job_text(run: RunSummary) -> str:
-    """What is known of its job, in a line."""
-    return describe_job(run.job, is_live=run.is_live)
 
 
 def _unsafe(run: RunSummary) -> str:
@@ -98,235 +106,200 @@ def _time_left(run: RunSummary) -> str:
     return f"job {job.id} ends in {_text.duration(job.seconds_left)}"
 
 
-def _requeue(run: RunSummary) -> str:
-    return run.job.requeue or "" if run.job is not None and not run.is_live else ""
-
-
-def _told(before: str, found: str) -> str:
-    return f"{before}{found}" if found else ""
-
-
 def _sentence(found: str) -> str:
-    shown = found[:1].upper() + found[1:]
-    return shown if shown.endswith((".", "!", "?", "…")) else f"{shown}."
+    return _text.sentence(found[:1].upper() + found[1:])
 
 
-_MOST_RANKS = 256
-_LEFT_TOGETHER = ("finished", "closed", "stopped")
-
-Line = Mapping[int, int | None]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a model has read so far."""
-
-    layout: RunLayout
-    summary: RunSummary
-    now: float
-    lives: Sequence[Life]
-    line: Line
-    origins: Mapping[int, Origin]
-    rows: Rows
-    marks: Marks
-    frequent: Frequent
-    current: int | None
-    stragglers: list[str]
-    late_ranks: set[int | None]  # that were named in them
-    verdicts: verdicts.Verdicts
-    proofs: list[view.Proof]
-    reading: float
-
-
-def assemble(known: Known) -> view.View:
-    """All of it."""
-    run = known.summary
+def assemble(
+    known: Records, run: RunSummary, now: float, proofs: list[view.Proof], reading: float
+) -> view.View:
+    """The whole view; `reading` is the share of the files that has been read."""
+    histories = known.in_order()
     live = run.attempt if run.is_live else None
     checkpoints, requests = known.frequent.checkpoints, known.frequent.requests
-    _help_out(known.lives, checkpoints.events())
-    ends = _ends(known, live)
-    cuts = _cuts(known, live)
-    segments, held = timeline.tile(known.lives, cuts, known.now, live)
+    _add_saved_points(histories, checkpoints.events())
+    ends = _ends(known, histories, run)
+    cuts = _cuts(known, histories, run)
+    segments, held = goodput.tile(histories, cuts, now, live)
     folded = [checkpoints.marks(), requests.marks(known.current), known.rows.snapshots.events()]
-    folded.append([_silence(end.life) for end in ends if _fell_silent(end)])
-    last = ends[-1].how if ends else ""
-    hangs = _hangs(known)
+    folded.append([_silence(end.history) for end in ends if _fell_silent(end)])
+    hangs = _hangs(known, histories, run, now)
+    span = (segments[0]["start"], segments[-1]["end"]) if segments else (now, now)
     found = view.View(
         schema=view.SCHEMA,
-        made_at=known.now,
+        made_at=now,
         version=version.__version__,
-        run=_run(known, last),
-        time=_span(segments, known.now),
-        attempts=[_attempt(known, end, live) for end in ends],
-        segments=timeline.simplify(segments),
+        run=_run(known, histories, run, now, ends[-1].how if ends else ""),
+        time=view.Span(start=span[0], end=span[1]),
+        attempts=[_attempt(known, end, live, now) for end in ends],
+        segments=goodput.simplify(segments),
         events=known.marks.all(folded),
         goodput=goodput.account(segments, held),
         metrics=[_metric(name, each, cuts) for name, each in known.rows.curves.items()],
         step_time=_step_time(known.rows.times),
-        ranks=_ranks(known),
-        stragglers=known.stragglers,
+        ranks=_ranks(known, histories, run),
+        stragglers=list(dict.fromkeys(known.stragglers.values())),
         memory=_memory(known.rows),
         checkpoints=saved.checkpoints(checkpoints.events(), _kept(known.layout)),
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
-        proofs=known.proofs,
+        proofs=proofs,
     )
-    if known.reading < 1:
-        found["reading"] = known.reading
+    if reading < 1:
+        found["reading"] = reading
     return found
 
 
-def _help_out(lives: Sequence[Life], events: Sequence[saved.Counted]) -> None:
-    """Where there is no series, the checkpoints tell how far it was."""
-    bare = {life.number: life for life in lives if not life.points}
+def _add_saved_points(histories: Sequence[AttemptHistory], events: Sequence[saved.Counted]) -> None:
+    """Where there is no series, the checkpoints show how far it was."""
+    bare = {history.number: history for history in histories if not history.points}
     found: dict[int, list[Point]] = {number: [] for number in bare}
     for event, _ in events if bare else ():
         number, t, step = whole(event.get("attempt")), real(event.get("time")), event.get("step")
         if number in found and t is not None and isinstance(step, int):
             found[number].append(Point(t, step))
-    for number, life in bare.items():
-        life.saved = found[number]
-        if life.saved:
-            newest = max(point.step for point in life.saved)
-            life.last_step = max(newest, life.last_step or 0)
+    for number, history in bare.items():
+        history.saved = found[number]
+        if history.saved:
+            newest = max(point.step for point in history.saved)
+            history.last_step = max(newest, history.last_step or 0)
 
 
-# -- attempts ------------------------------------------------------------------------------
-
-
-class End(NamedTuple):
-    """How an attempt ended."""
-
-    life: Life
+class AttemptEnd(NamedTuple):
+    history: AttemptHistory
     outcome: view.Outcome
     how: str
     verdict: Verdict | None = None
 
 
-def _ends(known: Known, live: int | None) -> list[End]:
-    """Each attempt; for those that did not end well there is a verdict, once they were judged."""
-    judged = {life.number for life in to_be_judged(known.lives, known.summary)}
+def _ends(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[AttemptEnd]:
+    """Each attempt; those that did not end well have a verdict once they were judged."""
+    judged = {history.number for history in to_be_judged(histories, run)}
+    live = run.attempt if run.is_live else None
     found = []
-    for life in known.lives:
-        outcome = outcomes.by_record(life, is_live=life.number == live)
-        how = outcomes.sentence(life, outcome, known.summary.state)
-        verdict = known.verdicts.known(life.number) if life.number in judged else None
+    for history in histories:
+        outcome = outcomes.by_record(history, is_live=history.number == live)
+        how = outcomes.sentence(history, outcome, run.state)
+        verdict = known.verdicts.known(history.number) if history.number in judged else None
         if verdict is not None:
             outcome = outcomes.by_verdict(verdict.cause.value, outcome)
-            # Of a rule the records know which one, and what it saw.
+            # The records name the rule, and what it found.
             how = how if verdict.cause.value in ("unknown", "bad-training") else verdict.sentence
-        found.append(End(life, outcome, how, verdict))
+        found.append(AttemptEnd(history, outcome, how, verdict))
     return found
 
 
-def to_be_judged(lives: Sequence[Life], run: RunSummary) -> list[Life]:
-    """Those of which somebody may ask why they ended; the newest of them."""
+def to_be_judged(histories: Sequence[AttemptHistory], run: RunSummary) -> list[AttemptHistory]:
+    """The newest of those that did not end well."""
     found = []
-    for life in lives:
-        is_newest = life.number == run.attempt
-        outcome = outcomes.by_record(life, is_live=run.is_live and is_newest)
-        # While its keeper is still writing what it knows, a verdict would wait for it.
-        is_open = is_newest and not life.has_exit and run.keeper_pid is not None
+    for history in histories:
+        is_newest = history.number == run.attempt
+        outcome = outcomes.by_record(history, is_live=run.is_live and is_newest)
+        # A verdict would wait for the keeper, which still writes its records.
+        is_open = is_newest and not history.has_exit and run.keeper_pid is not None
         if outcome not in outcomes.QUIET and not is_open:
-            found.append(life)
+            found.append(history)
     return found[-verdicts.MOST :]
 
 
-def _fell_silent(end: End) -> bool:
-    return end.outcome == "lost" and not end.life.has_exit and end.life.last_seen is not None
+def _fell_silent(end: AttemptEnd) -> bool:
+    return end.outcome == "lost" and not end.history.has_exit and end.history.last_seen is not None
 
 
-def _silence(life: Life) -> view.Event:
+def _silence(history: AttemptHistory) -> view.Event:
     return view.Event(
-        t=life.last_seen or 0.0,
+        t=history.last_seen or 0.0,
         kind="death",
-        attempt=life.number,
-        step=life.last_step,
+        attempt=history.number,
+        step=history.last_step,
         level="bad",
         title="Nothing more was heard of it",
         text="neither trainer nor keeper has noted an end",
     )
 
 
-def _deaths(known: Known, ends: Sequence[End], hung: set[int]) -> list[view.Death]:
-    """Post-mortems, but for those who were ended since they hung: that is told once."""
+def _deaths(known: Records, ends: Sequence[AttemptEnd], hung: set[int]) -> list[view.Death]:
+    """Post-mortems, except of attempts that were ended for a hang: `hangs` has those."""
     return [
-        known.verdicts.death(end.life, end.verdict, is_newest=end is ends[-1])
+        known.verdicts.death(end.history, end.verdict, is_newest=end is ends[-1])
         for end in ends
-        if end.verdict is not None and not (end.outcome == "hung" and end.life.number in hung)
+        if end.verdict is not None and not (end.outcome == "hung" and end.history.number in hung)
     ]
 
 
-def _attempt(known: Known, end: End, live: int | None) -> view.Attempt:
-    life = end.life
+def _attempt(known: Records, end: AttemptEnd, live: int | None, now: float) -> view.AttemptView:
+    history = end.history
     origin: view.Origin | None = None
-    if life.first_step is not None and life.source not in ("", "new"):
-        before = known.origins.get(life.number)
+    if history.first_step is not None and history.source not in ("", "new"):
+        before = known.origins.get(history.number)
         number = None if before is None else whole(before[0])
-        number = life.number - 1 if number is None else number
-        origin = view.Origin(attempt=number, step=life.first_step, source=life.source)
-    return view.Attempt(
-        number=life.number,
-        start=life.began or life.started or life.last_seen or known.now,
-        end=None if life.number == live else life.ended or life.last_seen,
-        first_step=life.first_step,
-        last_step=life.last_step,
+        number = history.number - 1 if number is None else number
+        origin = view.Origin(attempt=number, step=history.first_step, source=history.source)
+    return view.AttemptView(
+        number=history.number,
+        start=history.began or history.started or history.last_seen or now,
+        end=None if history.number == live else history.ended or history.last_seen,
+        first_step=history.first_step,
+        last_step=history.last_step,
         origin=origin,
         outcome=end.outcome,
         how=end.how,
-        status=life.status,
-        host=life.host,
-        pid=life.pid,
-        job=life.job,
+        status=history.status,
+        host=history.host,
+        pid=history.pid,
+        job=history.job,
     )
 
 
-def _cuts(known: Known, live: int | None) -> dict[int, int | None]:
-    """For each attempt the step after which its work was, or has to be, made again."""
-    found: dict[int, int | None] = dict(known.line)
-    for life in known.lives:
-        if life.number not in found:
-            if life.number > max(known.line, default=0):
-                found[life.number] = None  # it has only begun
+def _cuts(
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary
+) -> dict[int, int | None]:
+    """For each attempt the step after which its work was repeated, or has to be."""
+    found: dict[int, int | None] = dict(known.lineage)
+    live = run.attempt if run.is_live else None
+    for history in histories:
+        if history.number not in found:
+            if history.number > max(known.lineage, default=0):
+                found[history.number] = None  # it has only begun
             continue
-        kept = [found[life.number], life.bad_step]
-        if life.number != live and found[life.number] is None:
-            safe = [known.summary.memory_step, known.summary.disk_step, life.durable_step]
+        kept = [found[history.number], history.bad_step]
+        if history.number != live and found[history.number] is None:
+            safe = [run.memory_step, run.disk_step, history.durable_step]
             newest = max((each for each in safe if each is not None), default=0)
-            # What was logged after the last step, as by an evaluation, is not lost with it safe.
-            kept.append(newest if newest < (life.last_step or 0) else None)
-        found[life.number] = min((each for each in kept if each is not None), default=None)
+            # Values logged after the last step, as by an evaluation, are safe with that step.
+            kept.append(newest if newest < (history.last_step or 0) else None)
+        found[history.number] = min((each for each in kept if each is not None), default=None)
     return found
 
 
-def _hangs(known: Known) -> list[view.Hang]:
-    stuck = [life for life in known.lives if life.stuck][-verdicts.MOST :]
-    return [each for life in stuck if (each := _hang(known, life)) is not None]
+def _hangs(
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float
+) -> list[view.Hang]:
+    hangs = []
+    for history in [history for history in histories if history.stuck][-verdicts.MOST :]:
+        found = known.verdicts.hang(history.number)
+        if found is None:
+            continue
+        is_live = run.is_live and history.number == run.attempt
+        until = now if is_live else history.ended or history.last_seen
+        if history.stuck[-1].end == float("inf") and until is not None:
+            # The record is of the moment when it was found, and the hang has gone on since.
+            found = {**found, "seconds": max(found["seconds"] or 0.0, until - found["t"])}
+        hangs.append(found)
+    return hangs
 
 
-def _hang(known: Known, life: Life) -> view.Hang | None:
-    found = known.verdicts.hang(life.number)
-    if found is None or life.stuck[-1].end != float("inf"):
-        return found
-    # Its record is of the moment in which it was found, and it has stood on since.
-    is_live = known.summary.is_live and life.number == known.summary.attempt
-    until = known.now if is_live else life.ended or life.last_seen
-    stood = None if until is None else max(found["seconds"] or 0.0, until - found["t"])
-    return {**found, "seconds": found["seconds"] if stood is None else stood}
-
-
-# -- the run -----------------------------------------------------------------------------------
-
-
-def _run(known: Known, how: str) -> view.Run:
-    run = known.summary
-    rate = known.rows.rate(known.now) if run.is_live else None
+def _run(
+    known: Records, histories: Sequence[AttemptHistory], run: RunSummary, now: float, how: str
+) -> view.RunView:
+    rate = known.rows.rate(now) if run.is_live else None
     left = None if run.total is None or run.step is None else max(0, run.total - run.step)
-    job: view.Job | None = None
+    job: view.JobView | None = None
     if run.job is not None:
-        job = view.Job(id=run.job.id, seconds_left=run.job.seconds_left, text=job_text(run))
-    newest = known.lives[-1] if known.lives else None
-    return view.Run(
+        text = describe_job(run.job, is_live=run.is_live)
+        job = view.JobView(id=run.job.id, seconds_left=run.job.seconds_left, text=text)
+    newest = histories[-1] if histories else None
+    return view.RunView(
         name=Path(run.folder).absolute().name or run.folder,
         folder=run.folder,
         id=run.run_id,
@@ -353,53 +326,41 @@ def _run(known: Known, how: str) -> view.Run:
     )
 
 
-def _span(segments: Sequence[view.Segment], now: float) -> view.Span:
-    if not segments:
-        return view.Span(start=now, end=now)
-    return view.Span(start=segments[0]["start"], end=segments[-1]["end"])
-
-
 def _kept(layout: RunLayout) -> set[str]:
     with contextlib.suppress(OSError):
         return {path.name for _, _, path in layout.checkpoint_folders()}
     return set()
 
 
-# -- curves ------------------------------------------------------------------------------------
-
-
-def _metric(name: str, curve: Curve, cuts: Line) -> view.Metric:
-    """What is on the run's own line, and beside it what was made again."""
+def _metric(name: str, curve: Curve, cuts: Lineage) -> view.Metric:
+    """The values that count, and beside them those of repeated steps."""
     lost = view.LostMetric(step=[], value=[])
-    columns = (curve.attempt, curve.step, curve.value, curve.low, curve.high)
-    rows = list(zip(*columns, strict=True))
-    off = [not _counts(cuts, row[0], row[1]) for row in rows]
-    if any(off):
-        before: int | None = None
-        for row, is_off in zip(rows, off, strict=True):
-            if is_off:
-                if before is not None and before != row[0]:
-                    lost["step"].append(None)
-                    lost["value"].append(None)
-                before = row[0]
-                lost["step"].append(row[1])
-                lost["value"].append(row[2])
-        rows = [row for row, is_off in zip(rows, off, strict=True) if not is_off]
-    attempt, step, value, low, high = map(list, zip(*rows, strict=True)) if rows else [[]] * 5
+    kept = []
+    before: int | None = None
+    for point in curve.points:
+        if _counts(cuts, point.attempt, point.step):
+            kept.append(point)
+            continue
+        if before is not None and before != point.attempt:
+            lost["step"].append(None)
+            lost["value"].append(None)
+        before = point.attempt
+        lost["step"].append(point.step)
+        lost["value"].append(point.value)
     return view.Metric(
         name=name,
-        attempt=attempt,
-        step=step,
-        value=value,
-        low=low,
-        high=high,
-        bad=sorted({each for _, each in curve.bad}),  # lost ones too: a rule has seen to that
+        attempt=[point.attempt for point in kept],
+        step=[point.step for point in kept],
+        value=[point.value for point in kept],
+        low=[point.low for point in kept],
+        high=[point.high for point in kept],
+        bad=sorted({each for _, each in curve.bad}),  # also of repeated steps
         lost=lost,
     )
 
 
-def _counts(cuts: Line, attempt: int, step: int) -> bool:
-    """Whether a value that was logged after `step` steps leads to today."""
+def _counts(cuts: Lineage, attempt: int, step: int) -> bool:
+    """Whether a value that was logged after `step` steps leads to the newest state."""
     if attempt not in cuts:
         return False
     last = cuts[attempt]
@@ -428,29 +389,26 @@ def _step_time(times: Times) -> view.StepTime:
     )
 
 
-def _memory(rows: Rows) -> view.Memory:
+def _memory(rows: Rows) -> view.MemoryView:
     t, used, limit, gpu = rows.levels.columns()
-    found = view.Memory(t=t, used=used, limit=limit, limit_name=rows.limit_name)
+    found = view.MemoryView(t=t, used=used, limit=limit, limit_name=rows.limit_name)
     if rows.has_gpu:
         found["gpu"] = gpu
     return found
 
 
-# -- ranks ---------------------------------------------------------------------------------------
-
-
-def _ranks(known: Known) -> list[view.Rank]:
+def _ranks(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) -> list[view.Rank]:
     """Each with how long it waits for the others; of very many, those that wait least."""
-    newest = known.lives[-1] if known.lives else None
+    newest = histories[-1] if histories else None
     waits = newest.waits if newest is not None else {}
-    straggler = known.summary.straggler
-    late = known.late_ranks | ({straggler.rank} if straggler is not None else set())
+    late = {rank for _, rank in known.stragglers}
+    late |= {run.straggler.rank} if run.straggler is not None else set()
     histogram = known.rows.times.of.get(newest.number) if newest is not None else None
     usual = series.quantile(histogram, 0.5) if histogram else None
     # They left together, some time after the last heartbeat.
-    together = known.summary.step if known.summary.state in _LEFT_TOGETHER else None
+    together = run.step if run.state in _LEFT_TOGETHER else None
     found = []
-    for each in known.summary.ranks:
+    for each in run.ranks:
         wait = waits.get(each.rank)
         rank = view.Rank(
             rank=each.rank,

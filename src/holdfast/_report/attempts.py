@@ -1,29 +1,31 @@
-"""One attempt, as the journal, its series and its own files tell of it.
+"""One attempt, by the journal, its series and its own files; and how it ended.
 
-Any of these may be missing: an older version wrote no series, a machine that was lost no exit,
-and somebody may have removed a folder. What is known is kept, and nothing is made up.
+Any of these may be missing: an older version wrote no series, a lost machine no exit, and a folder
+may have been removed. Missing values stay unknown.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from holdfast import _errors
-from holdfast._report.json_lines import Record, real, text, whole
+from holdfast import _errors, _text
+from holdfast._report.json_lines import Record
 from holdfast._report.view import Outcome
+from holdfast._text import real, record, text, whole
 
 _MOST_POINTS = 4096
 _MOST_STRETCHES = 1000
 _MOST_NAMES = 20  # of phases, in one row
-_KEPT_EVENTS = 400  # for a verdict, which looks at the last of them
+_KEPT_EVENTS = 400  # for a verdict, which needs the last ones
 _LONG_SAVE_SECONDS, _LONG_SAVE_SHARE = 2.0, 0.2  # of a row, to be drawn by itself
 
 
 class Point(NamedTuple):
-    """How far it was at a moment, and how long it had been held up by then, in seconds."""
+    """The step at a moment, and for how many seconds it had been held up by then."""
 
     t: float
     step: int
@@ -39,8 +41,8 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class Life:
-    """One attempt."""
+class AttemptHistory:
+    """What the journal, the series and the files of one attempt say of it."""
 
     number: int
     began: float | None = None  # took the folder
@@ -54,11 +56,11 @@ class Life:
     job_started: float | None = None
     ranks: int = 1
     left_loop: float | None = None  # finished, or stops
-    died_at: float | None = None  # as its keeper saw it
+    died_at: float | None = None  # by its keeper
     is_finished: bool = False
     is_requeued: bool = False
     lost_ranks: list[str] = field(default_factory=list)  # how each of them died
-    bad_step: int | None = None  # from which on a rule has called it bad
+    bad_step: int | None = None  # from which on it is bad, by a rule
     ended: float | None = None
     has_exit: bool = False
     status: int | None = None
@@ -68,19 +70,16 @@ class Life:
     last_seen: float | None = None
     points: list[Point] = field(default_factory=list)  # by its series
     noted: list[Point] = field(default_factory=list)  # by the journal, which was read before
-    saved: list[Point] = field(default_factory=list)  # by its checkpoints, where nothing else tells
+    saved: list[Point] = field(default_factory=list)  # by its checkpoints, if there is nothing else
     phases: list[Stretch] = field(default_factory=list)
     saves: list[Stretch] = field(default_factory=list)
     undrawn_phase_seconds: float = 0.0
     stuck: list[Stretch] = field(default_factory=list)  # the end of one that is not over: inf
     paused: list[Stretch] = field(default_factory=list)
-    waits: dict[int, float] = field(default_factory=dict)  # by rank, in one step, of late
+    waits: dict[int, float] = field(default_factory=dict)  # by rank, in one recent step
     events: deque[Record] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
 
-    # -- the journal ---------------------------------------------------------------------
-
     def take(self, kind: str, t: float, event: Record) -> None:
-        """An event of its own."""
         self.events.append(event)
         self.see(t, whole(event.get("step")) if kind in _AT_STEP else None)
         if kind == "start":
@@ -128,34 +127,29 @@ class Life:
         elif kind == "resumed":
             _close(self.paused, t)
 
-    # -- its files -----------------------------------------------------------------------
-
     def take_lease(self, lease: Record) -> None:
-        process = lease.get("process")
-        if isinstance(process, dict):
-            self.pid = whole(process.get("pid")) or self.pid
-            self.host = text(process.get("host"), 200) or self.host
-        job = lease.get("job")
-        if isinstance(job, dict):
-            self.job = self.job or _name(job.get("number"))
+        process = record(lease.get("process"))
+        self.pid = whole(process.get("pid")) or self.pid
+        self.host = text(process.get("host"), 200) or self.host
+        self.job = self.job or _name(record(lease.get("job")).get("number"))
         since = real(lease.get("since"))
         if since is not None:
             self.began = since
             self.see(since, None)
 
-    def end(self, record: Record, t: float | None) -> None:
-        """By the record of its exit, or by the journal's word for it."""
+    def end(self, found: Record, t: float | None) -> None:
+        """By the record of its exit, or by an event of the journal."""
         self.has_exit = True
-        self.status = whole(record.get("status"))
-        self.how = text(record.get("how"), 1000)
-        self.durable_step = whole(record.get("durable_step"))
+        self.status = whole(found.get("status"))
+        self.how = text(found.get("how"), 1000)
+        self.durable_step = whole(found.get("durable_step"))
         if t is not None:
             self.ended = t
-            step = whole(record.get("step"))
+            step = whole(found.get("step"))
             self.see(t, None if self.how.startswith("could not start") else step)
 
     def see(self, t: float, step: int | None) -> None:
-        """It was there at this moment."""
+        """It lived at this moment."""
         self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
         if step is None:
             return
@@ -165,10 +159,7 @@ class Life:
             self.noted.append(Point(t, step))
             _thin(self.noted)
 
-    # -- its series ----------------------------------------------------------------------
-
     def take_row(self, t: float, step: int, row: Mapping[str, Any]) -> None:
-        """How far it got, and what held it up."""
         began = t if self.started is None else min(t, self.started)
         last = self.points[-1] if self.points else Point(began, self.first_step or 0)
         t = max(t, last.t)  # a clock may have been set back
@@ -184,15 +175,15 @@ class Life:
         _thin(self.points)
         self.last_seen = t if self.last_seen is None else max(t, self.last_seen)
         self.last_step = step if self.last_step is None else max(step, self.last_step)
-        found = row.get("waits")
-        if isinstance(found, dict):
-            told = ((str(rank), real(seconds)) for rank, seconds in found.items())
-            self.waits = {int(r): s for r, s in told if r.isdecimal() and s is not None}
+        if isinstance(found := row.get("waits"), dict):
+            waits = ((str(rank), real(seconds)) for rank, seconds in found.items())
+            self.waits = {int(r): s for r, s in waits if r.isdecimal() and s is not None}
 
     def _take_phases(self, start: float, end: float, rest: float, row: Mapping[str, Any]) -> None:
-        """Where in a row a phase was is not known; at its end if it goes on, else at its top."""
-        now, told = text(row.get("phase"), 100), row.get("phases")
-        seconds = {text(name, 100): real(each) or 0.0 for name, each in _items(told)} or {now: rest}
+        """A row does not say where a phase was: at its end if it goes on, else at its start."""
+        now = text(row.get("phase"), 100)
+        found = list(record(row.get("phases")).items())[:_MOST_NAMES]
+        seconds = {text(name, 100): real(each) or 0.0 for name, each in found} or {now: rest}
         left = min(rest, end - start)
         for name in sorted(seconds, key=lambda name: name == now):
             took = min(left, max(0.0, seconds[name]))
@@ -208,22 +199,19 @@ class Life:
 
     def _thin_phases(self) -> None:
         if len(self.phases) > _MOST_STRETCHES:
-            # The short ones are counted and not drawn: nobody would see them.
+            # The short ones are counted but not drawn: they would be invisible.
             bar = sorted(each.end - each.start for each in self.phases)[len(self.phases) // 2]
             kept = [each for each in self.phases if each.end - each.start > bar]
             short = [each for each in self.phases if each.end - each.start <= bar]
             self.phases = kept
             self.undrawn_phase_seconds += sum(each.end - each.start for each in short)
 
-    # -- what follows --------------------------------------------------------------------
-
     @property
     def has_stepped(self) -> bool:
-        """Whether it made a step."""
         return (self.last_step or 0) > (self.first_step or 0)
 
     def course(self) -> list[Point]:
-        """How far it was when; the journal helps where there is no series, and at both ends."""
+        """The steps over time; the journal fills in where there is no series, and at both ends."""
         if not self.points:
             return list(_rising(sorted([*self.noted, *self.saved])))
         first, last = self.points[0], self.points[-1]
@@ -237,20 +225,14 @@ class Life:
 
 
 def at_step(course: list[Point], step: int) -> Point:
-    """When this step was complete, between what is known."""
-    low, high = 0, len(course)
-    while low < high:  # the first point beyond it
-        middle = (low + high) // 2
-        if course[middle].step > step:
-            high = middle
-        else:
-            low = middle + 1
-    if low == 0:
+    """When this step was complete, interpolated."""
+    beyond = bisect_right(course, step, key=lambda point: point.step)
+    if beyond == 0:
         return course[0]
-    before = course[low - 1]
-    if low == len(course) or before.step == step:
+    before = course[beyond - 1]
+    if beyond == len(course) or before.step == step:
         return before
-    after = course[low]
+    after = course[beyond]
     share = (step - before.step) / (after.step - before.step)
     t, _, save, agree, rest = (
         one + share * (other - one) for one, other in zip(before, after, strict=True)
@@ -267,13 +249,7 @@ def _rising(points: Iterable[Point]) -> Iterator[Point]:
 
 
 def _within(value: object, most: float) -> float:
-    if value is None:
-        return 0.0
     return min(most, max(0.0, real(value) or 0.0))
-
-
-def _items(value: object) -> list[tuple[str, object]]:
-    return list(value.items())[:_MOST_NAMES] if isinstance(value, dict) else []
 
 
 def _thin(points: list[Point]) -> None:
@@ -296,7 +272,7 @@ def _close(found: list[Stretch], t: float) -> None:
 
 
 def _extend(found: list[Stretch], more: Stretch) -> None:
-    """Two that touch are one."""
+    """Add a stretch; two that touch become one."""
     if found and more.start <= found[-1].end + 1e-3 and more.what == found[-1].what:
         more = Stretch(found[-1].start, max(found[-1].end, more.end), found[-1].what)
         found.pop()
@@ -305,9 +281,6 @@ def _extend(found: list[Stretch], more: Stretch) -> None:
 
 def _name(value: object) -> str | None:
     return str(value) if isinstance(value, str | int) and value != "" else None
-
-
-# -- How an attempt ended, as one word and as a sentence -------------------------------------------
 
 
 QUIET: tuple[Outcome, ...] = ("running", "finished", "closed", "stopped", "interrupted")
@@ -343,20 +316,20 @@ _NOW = {
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 
 
-def by_record(life: Life, *, is_live: bool) -> Outcome:
-    """By what its own records say, without a verdict."""
+def by_record(history: AttemptHistory, *, is_live: bool) -> Outcome:
+    """By its own records, without a verdict."""
     if is_live:
         return "running"
-    if life.is_finished and life.status in (0, None):
+    if history.is_finished and history.status in (0, None):
         return "finished"
-    if life.lost_ranks and life.status in (None, _errors.REQUEUE):
-        return _of_death(life.lost_ranks[0])
-    if life.status is not None:
-        found = _BY_STATUS.get(life.status, "failed")
-        # What ends a job is the scheduler, and it comes back.
-        is_job = life.status == _errors.TERMINATED and life.job is not None
+    if history.lost_ranks and history.status in (None, _errors.REQUEUE):
+        return _of_death(history.lost_ranks[0])
+    if history.status is not None:
+        found = _BY_STATUS.get(history.status, "failed")
+        # A job is ended by the scheduler, and comes back.
+        is_job = history.status == _errors.TERMINATED and history.job is not None
         return "interrupted" if is_job else found
-    return _of_death(life.how)
+    return _of_death(history.how)
 
 
 def _of_death(how: str) -> Outcome:
@@ -366,7 +339,7 @@ def _of_death(how: str) -> Outcome:
 
 
 def by_verdict(cause: str, otherwise: Outcome) -> Outcome:
-    """What `holdfast why` found, where the records alone say little."""
+    """By the verdict of `holdfast why`, where the records alone say little."""
     if cause.startswith("hang-"):
         return "hung"
     if cause == "unknown":
@@ -374,10 +347,9 @@ def by_verdict(cause: str, otherwise: Outcome) -> Outcome:
     return _BY_CAUSE.get(cause, "failed" if otherwise in ("lost", "closed") else otherwise)
 
 
-def sentence(life: Life, outcome: Outcome, state: str = "training") -> str:
-    """How it ended, where there is no verdict."""
-    how = life.how.partition("\n")[0]
-    why = "" if how in ("", "closed", "died", "left") else f": {how}"
+def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training") -> str:
+    how = history.how.partition("\n")[0]
+    why = "." if how in ("", "closed", "died", "left") else _text.sentence(f": {how}")
     if outcome == "running":
         return _NOW.get(state, "It trains.")
     if outcome == "finished":
@@ -385,17 +357,13 @@ def sentence(life: Life, outcome: Outcome, state: str = "training") -> str:
     if outcome == "closed":
         return "It left by itself, before its end."
     if outcome == "stopped":
-        return f"It was asked to stop{_stop(why)}"
+        return f"It was asked to stop{why}"
     if outcome == "interrupted":
-        return f"It was interrupted, to be started again{_stop(why)}"
+        return f"It was interrupted, to be started again{why}"
     if outcome == "bad":
-        return f"A rule called the training bad{_stop(why)}"
-    if life.status is not None:
-        return f"It left with status {life.status}{_stop(why)}"
-    if why:
-        return f"It {_stop(how)}" if how.startswith("was ") else f"It died{_stop(why)}"
+        return f"A rule called the training bad{why}"
+    if history.status is not None:
+        return f"It left with status {history.status}{why}"
+    if why != ".":
+        return f"It {_text.sentence(how)}" if how.startswith("was ") else f"It died{why}"
     return "It ended without a word: nothing has been recorded of its end."
-
-
-def _stop(text: str) -> str:
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -1,20 +1,21 @@
-"""Lines of the journal that come by the hundred thousand: only those are parsed that are shown."""
+"""Events that come by the hundred thousand, as checkpoints do: only samples are parsed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from holdfast._report import events as happened
-from holdfast._report.json_lines import Record, parse_lines, real, text, whole
+from holdfast._report import events
+from holdfast._report.json_lines import Record, parse_lines
 from holdfast._report.view import Checkpoint, Event
+from holdfast._text import real, text, whole
 
 MOST = 2000
-_NEWEST = 200  # that are never left out
+_NEWEST = 200  # that are all kept
 _BULK_BYTES = 1 << 18
 _TAIL_BYTES = 1 << 16
 _SAMPLES = 100  # of each kind, in a piece
-# As the journal writes them. What looks otherwise is read like any other line.
+# As the journal writes them. A line of another form is read like any other event.
 _OWN = (
     rb'\{"time": [0-9.]+, "event": "(?:checkpoint"|(?P<request>request", '
     rb'(?:"attempt": [0-9]+, )?"kind": "save"))[^\n]*\n'
@@ -29,7 +30,7 @@ class Many:
     """Lines of one kind: some of them, evenly spread, and the newest."""
 
     def __init__(self, mark: bytes) -> None:
-        self.mark = mark  # that such a line has, and no other
+        self.mark = mark  # a text that only such lines have
         self._early: list[tuple[bytes, int]] = []  # each with how many it stands for
         self._newest: list[bytes] = []
         self._stride = 1
@@ -38,12 +39,11 @@ class Many:
         self._marks: tuple[int | None, list[Event]] | None = None
 
     def add(self, lines: list[bytes]) -> None:
-        """Lines as they came."""
         self._newest += lines
         self._make_room()
 
     def add_some(self, piece: bytes) -> None:
-        """Of very many lines a few of this kind from all over, and the last ones."""
+        """From very many lines take samples of this kind, evenly spread, and the last ones."""
         count = piece.count(self.mark)
         if not count:
             return
@@ -70,7 +70,7 @@ class Many:
             del self._newest[:-_NEWEST]
 
     def _keep(self, line: bytes, count: int) -> None:
-        """One more that is not new any more; neighbours share a place."""
+        """Neighbours share a place."""
         if self._early and self._early[-1][1] + count <= self._stride:
             self._early[-1] = (self._early[-1][0], self._early[-1][1] + count)
             return
@@ -82,13 +82,12 @@ class Many:
                 self._keep(*each)
 
     def events(self) -> list[Counted]:
-        """Those that are kept, oldest first."""
+        """The kept ones, oldest first."""
         if self._known is None:
             before, self._parsed = self._parsed, {}
             self._known = []
             for line, count in (*self._early, *((line, 1) for line in self._newest)):
-                event = before.get(line)
-                if event is None:
+                if (event := before.get(line)) is None:
                     event = next(iter(parse_lines([line])), {})
                 self._parsed[line] = event
                 if event:
@@ -96,35 +95,35 @@ class Many:
         return self._known
 
     def marks(self, attempt: int | None = None) -> list[Event]:
-        """As events on the line; `attempt` is for those that do not say whose they are."""
+        """As marks of the timeline; `attempt` is for events that do not name theirs."""
         if self._marks is None or self._marks[0] != attempt:
             self._marks = (attempt, list(_marks(self.events(), attempt)))
         return self._marks[1]
 
 
 class Frequent:
-    """What comes in such numbers that it is kept apart."""
+    """The events of which there are so many."""
 
     def __init__(self) -> None:
         self.checkpoints = Many(b'"event": "checkpoint"')
         self.requests = Many(b'"kind": "save"')
 
     def sort_out(self, piece: bytes) -> bytes:
-        """Take its own lines out of a piece; returns the rest, which is read line by line."""
+        """Take these events out of a piece of the journal; returns the rest."""
         if len(piece) >= _BULK_BYTES:
             self.checkpoints.add_some(piece)
             self.requests.add_some(piece)
-            return _RUN.sub(b"", piece)
-        for found in _LINE.finditer(piece):
-            kind = self.requests if found["request"] else self.checkpoints
-            kind.add([found[0][:-1]])
+        else:
+            for found in _LINE.finditer(piece):
+                kind = self.requests if found["request"] else self.checkpoints
+                kind.add([found[0][:-1]])
         return _RUN.sub(b"", piece)
 
 
-def checkpoints(events: list[Counted], kept: set[str]) -> list[Checkpoint]:
-    """For the page; `kept` are the names of those that are on disk."""
+def checkpoints(counted: list[Counted], kept: set[str]) -> list[Checkpoint]:
+    """For the page; `kept` has the names of those on disk."""
     found = []
-    for event, _ in events:
+    for event, _ in counted:
         t, step = real(event.get("time")), whole(event.get("step"))
         if t is None or step is None:
             continue
@@ -147,11 +146,11 @@ def checkpoints(events: list[Counted], kept: set[str]) -> list[Checkpoint]:
     return found
 
 
-def _marks(events: list[Counted], attempt: int | None) -> Iterator[Event]:
-    for event, count in events:
+def _marks(counted: list[Counted], attempt: int | None) -> Iterator[Event]:
+    for event, count in counted:
         t = real(event.get("time"))
         of = whole(event.get("attempt"))
-        mark = None if t is None else happened.describe(event, t, attempt if of is None else of)
+        mark = None if t is None else events.describe(event, t, attempt if of is None else of)
         if mark is not None:
             if count > 1:
                 mark["count"] = count

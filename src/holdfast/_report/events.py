@@ -1,4 +1,4 @@
-"""The events of a journal in words, and kept few: those of one kind are folded when too many."""
+"""The events of a journal as marks with a title and a text; folded when there are too many."""
 
 from __future__ import annotations
 
@@ -6,33 +6,39 @@ from collections.abc import Callable, Iterable
 from heapq import merge
 
 from holdfast import _errors, _text
-from holdfast._report.json_lines import Record, real, text, whole
+from holdfast._report.json_lines import Record
 from holdfast._report.view import Event, Level
+from holdfast._text import real, text, whole
 
 MOST = 4000
 _MOST_OF_A_KIND = 2000
 _MOST_FIELDS = 6
+_MOST_CHARACTERS = 2000
 _HIDDEN = ("time", "event", "attempt", "step")
-_QUIET = ("loop", "put-back")  # worth no mark on a line
+_HAVE_NO_MARK = ("loop", "put-back")
 
-Told = tuple[str, Level, str, str]  # kind, level, title, text
+Described = tuple[str, Level, str, str]  # kind, level, title, text
 
 
 def describe(event: Record, t: float, attempt: int | None) -> Event | None:
-    """One event of the journal; None if it is nothing to see."""
+    """The mark for an event of the journal; None if it has none."""
     name = text(event.get("event"), 60)
-    if not name or name in _QUIET:
+    if not name or name in _HAVE_NO_MARK:
         return None
-    teller = _TELLERS.get(name)
-    told = _tell_any(name, event) if teller is None else teller(event)
-    kind, level, title, more = told
-    step = whole(event.get("step"))
+    known = _BY_NAME.get(name)
+    kind, level, title, more = _unknown(name, event) if known is None else known(event)
     return Event(
-        t=t, kind=kind, attempt=attempt, step=step, level=level, title=title, text=text(more)
+        t=t,
+        kind=kind,
+        attempt=attempt,
+        step=whole(event.get("step")),
+        level=level,
+        title=_text.cut(title, _MOST_CHARACTERS),
+        text=_text.cut(more, _MOST_CHARACTERS),
     )
 
 
-class Marks:
+class EventMarks:
     """All events so far, at most some thousand."""
 
     def __init__(self) -> None:
@@ -56,7 +62,7 @@ class Marks:
 
 
 def fold(events: list[Event]) -> list[Event]:
-    """Each two neighbours become one, which says how many it stands for; the last stays."""
+    """Merge each two neighbours into one with their count; the last stays as it is."""
     found = [
         _both(events[at], events[at + 1]) if at + 1 < len(events) - 1 else events[at]
         for at in range(0, len(events) - 1, 2)
@@ -78,14 +84,14 @@ def _moment(event: Event) -> float:
     return event["t"]
 
 
-def _tell_any(name: str, event: Record) -> Told:
-    """What a later version, or a logger, has noted."""
+def _unknown(name: str, event: Record) -> Described:
+    """An event of a later version or of a logger."""
     known = [(key, value) for key, value in event.items() if key not in _HIDDEN]
     shown = ", ".join(f"{key} {value}" for key, value in known[:_MOST_FIELDS] if value is not None)
     return name, "info", name.replace("-", " ").capitalize(), text(shown, 300)
 
 
-def _start(event: Record) -> Told:
+def _start(event: Record) -> Described:
     attempt, step, source = event.get("attempt"), event.get("step"), text(event.get("source"))
     where = ", ".join(
         f"{what} {event[key]}"
@@ -98,32 +104,32 @@ def _start(event: Record) -> Told:
     return "resume", "good", f"Attempt {attempt} resumes at step {step}", text_
 
 
-def _exit(event: Record) -> Told:
+def _exit(event: Record) -> Described:
     status, how = whole(event.get("status")), text(event.get("how"))
     said = "" if how == "closed" else how
     level: Level = "info" if status == 0 else "warn" if status in _errors.ASKED else "bad"
     return "exit", level, f"Left with status {status}", _and(said, _durable(event))
 
 
-def _death(event: Record) -> Told:
+def _death(event: Record) -> Described:
     how = text(event.get("how")) or "died"
     level: Level = "warn" if how == "left" else "bad"
     return "death", level, f"The trainer {how}", _durable(event)
 
 
-def _rank_died(event: Record) -> Told:
+def _rank_died(event: Record) -> Described:
     host = text(event.get("host"), 100)
     where = f" on {host}" if host else ""
     return "death", "bad", f"Rank {event.get('rank')}{where} died", text(event.get("how"))
 
 
-def _signal(event: Record) -> Told:
+def _signal(event: Record) -> Described:
     name = text(event.get("name"), 40) or "a signal"
     again = ", the second" if event.get("count") == 2 else ""
     return "signal", "warn", f"{name}{again}", "asks the run to stop"
 
 
-def _request(event: Record) -> Told:
+def _request(event: Record) -> Described:
     what = text(event.get("kind"), 40)
     titles = {"stop": "Asked to stop", "save": "Asked to save", "stacks": "Asked for its stacks"}
     by = f"by {event['by']}" if isinstance(event.get("by"), str) else ""
@@ -131,7 +137,7 @@ def _request(event: Record) -> Told:
     return "request", level, titles.get(what, f"Asked: {what}"), _and(by, text(event.get("reason")))
 
 
-def _checkpoint(event: Record) -> Told:
+def _checkpoint(event: Record) -> Described:
     size, seconds = real(event.get("size_bytes")), real(event.get("seconds"))
     figures = [text(event.get("reason"), 200)]
     figures += [_text.size(size)] if size is not None else []
@@ -139,7 +145,7 @@ def _checkpoint(event: Record) -> Told:
     return "checkpoint", "info", f"Checkpoint of step {event.get('step')}", _and(*figures)
 
 
-def _memory(event: Record) -> Told:
+def _memory(event: Record) -> Described:
     used, limit, left = (real(event.get(key)) for key in ("used", "limit", "seconds"))
     what = {"cgroup": "its cgroup", "shm": "/dev/shm"}.get(text(event.get("what")), "the machine")
     figures = f"{_text.size(used)} of {_text.size(limit)}" if used and limit else ""
@@ -147,19 +153,19 @@ def _memory(event: Record) -> Told:
     return "memory", "warn", f"The memory of {what} runs out", _and(figures, soon)
 
 
-def _hang(event: Record) -> Told:
+def _hang(event: Record) -> Described:
     stood = real(event.get("stood"))
     since = "" if stood is None else f" since {_text.duration(stood)}"
     return "hang", "bad", f"No step{since}", text(event.get("sentence"))
 
 
-def _rule(event: Record) -> Told:
+def _rule(event: Record) -> Described:
     is_good = event.get("outcome") == "success"
     title = "A rule is met" if is_good else "A rule calls the training bad"
     return "rule", "good" if is_good else "bad", title, text(event.get("reason"))
 
 
-def _straggler(event: Record) -> Told:
+def _straggler(event: Record) -> Described:
     return "straggler", "warn", f"Rank {event.get('rank')} holds the others up", straggler(event)
 
 
@@ -171,34 +177,32 @@ def straggler(event: Record) -> str:
     return f"rank {event.get('rank')}{where}: the others wait {wait} for it in each step"
 
 
-def _paused(event: Record) -> Told:
+def _paused(event: Record) -> Described:
     by = text(event.get("by"), 200) or "somebody"
     return "paused", "warn", f"Held by {by}", "it is not called a hang"
 
 
 def _simple(
     kind: str, level: Level, title: str, *keys: str, before: str = ""
-) -> Callable[[Record], Told]:
-    def tell(event: Record) -> Told:
+) -> Callable[[Record], Described]:
+    def describe_fields(event: Record) -> Described:
         found = [str(event[key]) for key in keys if event.get(key) not in (None, "")]
         return kind, level, title, before + ", ".join(found) if found else ""
 
-    return tell
+    return describe_fields
 
 
-def _cadence(event: Record) -> Told:
+def _cadence(event: Record) -> Described:
     every, cost, mtbf = (real(event.get(f"{each}seconds")) for each in ("", "cost_", "mtbf_"))
-    title = (
-        "The time between checkpoints"
-        if every is None
-        else (f"Checkpoints every {_text.duration(every)}")
-    )
+    title = "The time between checkpoints"
+    if every is not None:
+        title = f"Checkpoints every {_text.duration(every)}"
     costs = "" if cost is None else f"one costs {_text.duration(cost)}"
     dies = "" if mtbf is None else f"it dies every {_text.duration(mtbf)} or so"
     return "cadence", "info", title, _and(costs, dies)
 
 
-def _job_ends(event: Record) -> Told:
+def _job_ends(event: Record) -> Described:
     left = real(event.get("seconds_left"))
     more = text(event.get("cause")) if left is None else f"{_text.duration(left)} left"
     return "job", "warn", "SLURM ends the job", more
@@ -213,7 +217,7 @@ def _and(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-_TELLERS: dict[str, Callable[[Record], Told]] = {
+_BY_NAME: dict[str, Callable[[Record], Described]] = {
     "start": _start,
     "exit": _exit,
     "death": _death,

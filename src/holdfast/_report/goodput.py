@@ -1,25 +1,25 @@
-"""Goodput: the share of the time that made progress, and where the rest went."""
+"""Goodput: the share of the time that made progress, and where the rest went.
+
+The whole time of a run is tiled by segments of one kind each, without gap or overlap.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from holdfast import _text
-from holdfast._report.attempts import Life, Point, at_step
-from holdfast._report.view import Goodput, Part, PartKind, Segment, SegmentKind
-
-# -- The whole time of a run, cut into stretches of one kind each, without gap or overlap ----------
-
+from holdfast._report.attempts import AttemptHistory, Point, at_step
+from holdfast._report.view import Goodput, GoodputPart, PartKind, Segment, SegmentKind
 
 MOST = 4000
 
 
 class Layer(NamedTuple):
-    """What was going on from here to there; what comes later in a list covers what is before."""
+    """A stretch of time; later layers of a list cover earlier ones."""
 
     kind: SegmentKind
     start: float
@@ -28,8 +28,8 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
-    """Seconds that are spread over many steps, and stand in no segment of their own."""
+class SpreadSeconds:
+    """Seconds that are spread over many steps, without a segment of their own."""
 
     save: float = 0.0
     agree: float = 0.0
@@ -37,9 +37,9 @@ class Held:
 
 
 def paint(start: float, end: float, layers: Sequence[Layer]) -> list[Layer]:
-    """Cut [start, end] so that everywhere the last layer is seen that is there.
+    """Cut [start, end] so that at each moment the last layer that is there shows.
 
-    The first layer is the ground, and is taken to reach everywhere.
+    The first layer is the ground, and reaches everywhere.
     """
     if not end > start:
         return []
@@ -50,7 +50,8 @@ def paint(start: float, end: float, layers: Sequence[Layer]) -> list[Layer]:
         if high > low:
             begins.append((low, number))
     begins.sort()
-    moments = sorted({start, end, *(t for t, _ in begins), *_inner(start, end, layers)})
+    inner = (layer.end for layer in layers[1:] if start < layer.end < end)
+    moments = sorted({start, end, *(t for t, _ in begins), *inner})
     found: list[Layer] = []
     active: list[int] = []  # numbers, the greatest first
     at = 0
@@ -68,47 +69,55 @@ def paint(start: float, end: float, layers: Sequence[Layer]) -> list[Layer]:
     return found
 
 
-def _inner(start: float, end: float, layers: Sequence[Layer]) -> Iterable[float]:
-    return (layer.end for layer in layers[1:] if start < layer.end < end)
-
-
 def tile(
-    lives: Sequence[Life], cuts: Mapping[int, int | None], now: float, live: int | None
-) -> tuple[list[Segment], Held]:
-    """All segments, and what is spread over them.
+    histories: Sequence[AttemptHistory],
+    cuts: Mapping[int, int | None],
+    now: float,
+    live: int | None,
+) -> tuple[list[Segment], SpreadSeconds]:
+    """All segments, and the seconds spread over them.
 
-    `cuts` has for each attempt the step after which its work was made again, None if none was.
-    An attempt without an entry was left for another history: all of it was.
+    `cuts` has for each attempt the step after which its work was repeated, None if none was. An
+    attempt without an entry is not in the lineage: all of it was repeated.
     """
-    spans = _spans(lives, now, live)
+    spans = _spans(histories, now, live)
     found: list[Segment] = []
     save = agree = phase = 0.0
-    for at, (life, (start, end)) in enumerate(zip(lives, spans, strict=True)):
+    for at, (history, (start, end)) in enumerate(zip(histories, spans, strict=True)):
         if at:
-            found += _gap(lives[at - 1], life, spans[at - 1][1], start)
-        course = life.course()
-        cut = _cut(life, course, cuts)
-        for layer in paint(start, end, _layers(life, start, cut, is_live=life.number == live)):
-            found.append(_segment(layer, life.number))
+            found += _gap(histories[at - 1], history, spans[at - 1][1], start)
+        course = history.course()
+        cut = _cut(history, course, cuts)
+        for layer in paint(
+            start, end, _layers(history, start, cut, is_live=history.number == live)
+        ):
+            found.append(_segment(layer, history.number))
         last = course[-1] if course else Point(0.0, 0)
         upto = cut or last
         save, agree = save + upto.save, agree + upto.agree
-        if life.undrawn_phase_seconds and last.rest:
-            phase += life.undrawn_phase_seconds * upto.rest / last.rest
-    return _joined(found), Held(save, agree, phase)
+        if history.undrawn_phase_seconds and last.rest:
+            phase += history.undrawn_phase_seconds * upto.rest / last.rest
+    return _joined(found), SpreadSeconds(save, agree, phase)
 
 
-def _spans(lives: Sequence[Life], now: float, live: int | None) -> list[tuple[float, float]]:
-    """From when to when each was there: one after the other, though clocks may say otherwise."""
+def _spans(
+    histories: Sequence[AttemptHistory], now: float, live: int | None
+) -> list[tuple[float, float]]:
+    """Start and end of each attempt, without overlap, even if clocks differ."""
     starts: list[float] = []
-    for life in lives:
-        known = [life.began, life.started, *(each.t for each in life.points[:1]), life.last_seen]
+    for history in histories:
+        known = [
+            history.began,
+            history.started,
+            *(each.t for each in history.points[:1]),
+            history.last_seen,
+        ]
         begin = next((each for each in known if each is not None), None)
         least = starts[-1] if starts else float("-inf")
         starts.append(max(least, begin if begin is not None else (starts[-1] if starts else now)))
     found = []
-    for at, life in enumerate(lives):
-        last = now if life.number == live else life.ended or life.last_seen
+    for at, history in enumerate(histories):
+        last = now if history.number == live else history.ended or history.last_seen
         end = max(starts[at], starts[at] if last is None else last)
         if at + 1 < len(starts):
             end = min(end, starts[at + 1])
@@ -116,51 +125,49 @@ def _spans(lives: Sequence[Life], now: float, live: int | None) -> list[tuple[fl
     return found
 
 
-def _cut(life: Life, course: list[Point], cuts: Mapping[int, int | None]) -> Point | None:
-    """From where on its work was lost."""
+def _cut(
+    history: AttemptHistory, course: list[Point], cuts: Mapping[int, int | None]
+) -> Point | None:
+    """From where on its work was lost; None if none was."""
     if not course:
         return None
-    step = cuts.get(life.number, course[0].step)
-    if step is None or (life.last_step or 0) <= step:
+    step = cuts.get(history.number, course[0].step)
+    if step is None or (history.last_step or 0) <= step:
         return None
     return at_step(course, step)
 
 
-def _layers(life: Life, start: float, cut: Point | None, *, is_live: bool) -> list[Layer]:
-    """From the ground up."""
-    opened, over = life.started, float("inf")
+def _layers(
+    history: AttemptHistory, start: float, cut: Point | None, *, is_live: bool
+) -> list[Layer]:
+    opened, over = history.started, float("inf")
     layers = [Layer("training", start, over)]
-    layers += (Layer("phase", each.start, each.end, each.what) for each in life.phases)
-    layers += (Layer("saving", each.start, each.end) for each in life.saves)
+    layers += (Layer("phase", each.start, each.end, each.what) for each in history.phases)
+    layers += (Layer("saving", each.start, each.end) for each in history.saves)
     if cut is not None:
         layers.append(Layer("lost", cut.t, over))
-    layers += (Layer("stuck", each.start, each.end, each.what) for each in life.stuck)
-    layers += (Layer("paused", each.start, each.end, each.what) for each in life.paused)
-    if opened is None or not life.has_stepped:
+    layers += (Layer("stuck", each.start, each.end, each.what) for each in history.stuck)
+    layers += (Layer("paused", each.start, each.end, each.what) for each in history.paused)
+    if opened is None or not history.has_stepped:
         layers.append(Layer("starting", start, over))
-    elif (begins := max(opened, life.looped or opened)) > start:
+    elif (begins := max(opened, history.looped or opened)) > start:
         layers.append(Layer("starting", start, begins))
-    leaves = None if opened is None else life.left_loop if is_live else _leaves_at(life)
-    if leaves is not None:
+    leaves = history.left_loop
+    if leaves is None and not is_live:
+        leaves = history.died_at  # from then on its keeper saved its last state
+    if opened is not None and leaves is not None:
         layers.append(Layer("leaving", leaves, over))
     return layers
 
 
-def _leaves_at(life: Life) -> float | None:
-    if life.left_loop is not None:
-        return life.left_loop
-    # It died: from then on its keeper saved what it had left.
-    return life.died_at
-
-
-def _gap(before: Life, after: Life, start: float, end: float) -> list[Segment]:
+def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float) -> list[Segment]:
     if not end > start:
         return []
     if after.job is None:
         return [Segment(kind="down", start=start, end=end, attempt=None)]
     began = after.job_started
     if began is None or began >= end or began <= start:
-        # The same job comes back only through the queue, and another one has come from there.
+        # Both the same job and another one come through the queue.
         is_queue = began is None and (before.job is not None or before.is_requeued)
         is_queue = is_queue or (began is not None and began >= end)
         kind: SegmentKind = "queue" if is_queue else "down"
@@ -179,24 +186,20 @@ def _segment(layer: Layer, attempt: int) -> Segment:
 
 
 def _joined(segments: list[Segment]) -> list[Segment]:
-    """Two neighbours of one kind and one attempt are one."""
+    """Merge neighbours of one kind and one attempt."""
     found: list[Segment] = []
     for each in segments:
         last = found[-1] if found else None
-        if last is not None and _same(last, each):
+        keys = ("kind", "attempt", "text")
+        if last is not None and all(last.get(key) == each.get(key) for key in keys):
             found[-1] = {**last, "end": each["end"]}
         else:
             found.append(each)
     return found
 
 
-def _same(first: Segment, second: Segment) -> bool:
-    keys = ("kind", "attempt", "text")
-    return all(first.get(key) == second.get(key) for key in keys)
-
-
 def simplify(segments: list[Segment], most: int = MOST) -> list[Segment]:
-    """Few enough to be drawn: what is too short to be seen goes to its neighbour."""
+    """Few enough to be drawn: segments too short to be seen are added to their neighbours."""
     while len(segments) > most:
         lengths = sorted(each["end"] - each["start"] for each in segments)
         bar = lengths[len(segments) - most]
@@ -232,13 +235,13 @@ _CRUMB_SHARE = 2e-4  # of the whole time
 _LEAST_SHARE = 0.01  # of what was lost, to be named
 
 
-def account(segments: Sequence[Segment], held: Held) -> Goodput:
-    """The parts of the whole time, which sum to it."""
+def account(segments: Sequence[Segment], held: SpreadSeconds) -> Goodput:
+    """The parts of the wall time, which sum to it."""
     seconds: dict[PartKind, float] = dict.fromkeys(_LABELS, 0.0)
     for each in segments:
         kind: PartKind = "progress" if each["kind"] == "training" else each["kind"]
         seconds[kind] += each["end"] - each["start"]
-    # What is spread over steps was drawn as training, and cannot be more than that.
+    # Seconds spread over steps were drawn as training, and cannot exceed it.
     spread: tuple[tuple[PartKind, float], ...] = (
         ("phase", held.phase),
         ("saving", held.save),
@@ -252,7 +255,7 @@ def account(segments: Sequence[Segment], held: Held) -> Goodput:
     wall = sum(seconds.values())
     progress = sum(seconds[kind] for kind in PROGRESS)
     parts = [
-        Part(kind=kind, seconds=each, share=each / wall, label=_label(kind, segments))
+        GoodputPart(kind=kind, seconds=each, share=each / wall, label=_label(kind, segments))
         for kind, each in seconds.items()
         if each > 0
     ]
@@ -266,7 +269,7 @@ def account(segments: Sequence[Segment], held: Held) -> Goodput:
 
 
 def _fold_crumbs(seconds: dict[PartKind, float]) -> None:
-    """What nobody could see goes to the greatest loss."""
+    """Add losses too small to be seen to the greatest."""
     wall = sum(seconds.values())
     lost = [kind for kind in seconds if kind not in PROGRESS and seconds[kind] > 0]
     greatest = max(lost, key=lambda kind: seconds[kind], default=None)
@@ -281,12 +284,11 @@ def _label(kind: PartKind, segments: Sequence[Segment]) -> str:
         return _LABELS[kind]
     newest = max(each["attempt"] or 0 for each in segments)
     lost = {each["attempt"] for each in segments if each["kind"] == "lost"}
-    # What the newest attempt lost nobody has made again so far.
+    # What the newest attempt lost has not been repeated yet.
     return "work to be made again" if lost == {newest} else _LABELS[kind]
 
 
-def _sentence(parts: Sequence[Part], lost: float) -> str:
-    """What was lost, with the greatest causes first."""
+def _sentence(parts: Sequence[GoodputPart], lost: float) -> str:
     if not parts:
         return "no time has passed yet"
     if lost < 0.001:

@@ -1,8 +1,8 @@
 """One file of HTML with everything in it: the page, its scripts, and the view as JSON.
 
-Every string of a run may be hostile. Only its name enters HTML, escaped; all else is JSON in
+Every string of a run may be hostile. Only its name enters HTML, escaped. All else is JSON in
 which nothing can end a script, and the page shows it as text. The policy in the page allows its
-own scripts by their hashes, and nothing from anywhere.
+own scripts by their hashes, and nothing else.
 """
 
 from __future__ import annotations
@@ -34,35 +34,40 @@ def render(view: View, attributes: Mapping[str, str] | None = None) -> str:
 
 
 def page(title: str, attributes: Mapping[str, str], view: View | None = None) -> str:
-    """The live page: it asks the addresses in `attributes` for what it shows."""
-    told = "null" if view is None else to_json(view)
-    return _fill(title, told, attributes, live=True)
+    """The live page, which requests its data from the addresses in `attributes`."""
+    return _fill(title, "null" if view is None else to_json(view), attributes, live=True)
 
 
 @functools.cache
 def policy(*, live: bool) -> str:
-    """The Content-Security-Policy of a page."""
-    text = _template()
+    return policy_of(_template(), live=live)
+
+
+def policy_of(page: str, *, live: bool) -> str:
+    """The Content-Security-Policy of a page: only its own scripts and styles, by their hashes."""
     rules = ["default-src 'none'"]
-    rules += [f"script-src {_hashes('script', text)}", f"style-src {_hashes('style', text)}"]
+    rules += [f"script-src {_hashes('script', page)}", f"style-src {_hashes('style', page)}"]
     rules += ["img-src data:", "base-uri 'none'", "form-action 'none'"]
     rules += ["connect-src 'self'"] if live else []
     return "; ".join(rules)
 
 
 def to_json(view: Any) -> str:
-    """JSON that can stand between two tags; what is no finite number is null."""
+    """JSON that can stand between two tags; a number that is not finite becomes null."""
     try:
         text = json.dumps(view, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     except ValueError:
         text = json.dumps(finite(view), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    # A name of undecodable bytes has halves of characters in it, which UTF-8 cannot write.
-    text = text.encode("utf-8", errors="replace").decode()
+    # A name of undecodable bytes has surrogates in it, which UTF-8 cannot encode.
+    return escape(text.encode("utf-8", errors="replace").decode())
+
+
+def escape(text: str) -> str:
+    """JSON in which nothing can end a script."""
     return text.translate(_ESCAPED)
 
 
 def finite(value: Any) -> Any:
-    """The same with null for what JSON has no word for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -83,13 +88,13 @@ def _hashes(tag: str, text: str) -> str:
 
 
 def _fill(title: str, view: str, attributes: Mapping[str, str], *, live: bool) -> str:
-    told = " ".join(f'{name}="{html.escape(text)}"' for name, text in attributes.items())
-    shown = title.encode("utf-8", errors="replace").decode()
     values = {
-        "title": html.escape(shown),
+        "title": html.escape(title.encode("utf-8", errors="replace").decode()),
         "view": view,
-        "attributes": told,
+        "attributes": " ".join(
+            f'{name}="{html.escape(text)}"' for name, text in attributes.items()
+        ),
         "csp": html.escape(policy(live=live), quote=True),
     }
-    # In one pass: what is filled in is not looked at again.
+    # In one pass, so that no place is filled inside of what was filled in.
     return _PLACE.sub(lambda found: values[found[1]], _template())

@@ -1,8 +1,7 @@
-"""Files of JSON lines that only grow, read on from where they were left.
+"""Files of JSON lines that only grow, each part of which is read once.
 
-A journal may have a million lines and a page asks every second: nothing is parsed twice. The
-last line may be half a one and is left for later. A file that was replaced, or is shorter than it
-was, starts over.
+A journal may have a million lines, and a page asks every second. An incomplete last line is left
+for later. A file that was replaced, or became shorter, is read from its start.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ Record = dict[str, Any]
 _PIECE_BYTES = 4 << 20
 _LONGEST_LINE_BYTES = 64 << 20  # beyond it a file is no journal
 _HEAD_BYTES = 64
-_MOST = 1 << 53  # that a page can count to, and nobody else has reached
 
 
 class Lines:
@@ -32,7 +30,7 @@ class Lines:
         self._head = b""
         self._offset = 0
         self._size = 0
-        self.has_started_over = False  # with the last look, after something had been read
+        self.has_started_over = False  # at the last read, after something had been read
 
     @property
     def share(self) -> float:
@@ -40,14 +38,14 @@ class Lines:
         return min(1.0, self._offset / self._size) if self._size else 1.0
 
     def read(self) -> Iterator[bytes]:
-        """What has come since, in pieces of whole lines."""
+        """What is new, in pieces of whole lines; a caller may leave the rest for later."""
         self.has_started_over = False
         try:
             with open_file(self.path, most_bytes=MOST_LINES_BYTES) as file:
                 self._find_place(file.fileno())
                 yield from self._pieces(file.fileno())
         except OSError:
-            return  # it is not there yet, or not ours to read
+            return  # it is not there yet, or not readable
 
     def _find_place(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
@@ -71,7 +69,7 @@ class Lines:
                 size = _PIECE_BYTES
                 yield data if end == len(data) else data[:end]
             elif len(data) < size:
-                return  # half a line: its writer is not done
+                return  # an incomplete line
             elif size >= _LONGEST_LINE_BYTES:
                 self._offset += size
             else:
@@ -79,12 +77,11 @@ class Lines:
 
 
 def parse(piece: bytes) -> list[Record]:
-    """The objects in a piece of whole lines."""
     return parse_lines(piece.split(b"\n"))
 
 
 def parse_lines(lines: list[bytes]) -> list[Record]:
-    """The objects in some lines; what does not parse, or is none, is passed over."""
+    """The JSON objects in some lines; anything else is left out."""
     try:
         # All at once is twice as fast as one by one.
         text = b"[" + b",".join(filter(None, lines)) + b"]"
@@ -99,26 +96,3 @@ def _parse_one(line: bytes) -> Any:
         return json.loads(line.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
-
-
-def whole(value: object) -> int | None:
-    """A whole number of a size that can be reckoned with; a record may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if -_MOST < value < _MOST else None
-
-
-def real(value: object) -> float | None:
-    """A finite number."""
-    if type(value) is float:  # nearly always, and there are very many
-        return value if -1e300 < value < 1e300 else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e300 else None  # NaN is not less, either
-
-
-def text(value: object, most: int = 2000) -> str:
-    """A text of some length; empty if it is none."""
-    if not isinstance(value, str):
-        return ""
-    return value if len(value) <= most else value[: most - 1] + "…"

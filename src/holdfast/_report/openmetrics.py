@@ -72,7 +72,6 @@ _FIGURES: tuple[_Figure, ...] = (
 
 
 def render(runs: Sequence[RunSummary]) -> str:
-    """All runs, as text."""
     now = time.time()
     lines = list(_family("info", "What the run is.", _infos(runs)))
     states = ((run, {"state": each}, run.state == each) for run in runs for each in _STATES)
@@ -91,7 +90,7 @@ def _infos(runs: Iterable[RunSummary]) -> Iterator[tuple[RunSummary, dict[str, s
 def _family(
     name: str, told: str, samples: Iterable[tuple[RunSummary, dict[str, str], Value]]
 ) -> Iterator[str]:
-    """One metric; nothing where no run has it."""
+    """One metric; nothing if no run has it."""
     found = [each for each in samples if each[2] is not None and math.isfinite(each[2])]
     if not found:
         return
@@ -114,6 +113,6 @@ def _moment(age: float | None, now: float) -> float | None:
 
 def _escape(text: str) -> str:
     text = text.encode("utf-8", errors="replace").decode()
-    # A file that ends its lines in another way would be read wrongly.
+    # A carriage return would be read as the end of a line.
     text = text.replace("\r", " ")
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,27 +1,250 @@
-"""The series of all attempts: curves, step times and memory, each kept short."""
+"""The series of all attempts: metrics, step times, memory and snapshots, each kept short.
+
+However many rows come, neighbours are merged so that a page can draw them. That costs little, needs
+no second reading of the rows, and keeps the lowest and the highest values.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from holdfast._report.attempts import Life
-from holdfast._report.columns import Curve, Levels, Times
-from holdfast._report.json_lines import Lines, parse, real, whole
+from holdfast._report.attempts import AttemptHistory
+from holdfast._report.json_lines import Lines, parse
 from holdfast._report.view import Event
 from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
+from holdfast._text import real, record, whole
 
+MOST_POINTS = 1500
+_MOST_BAD = 200
+_MOST_TIMES = 600
+_MOST_MARKS = 400  # of snapshots
 _MOST_METRICS = 200
-_LATELY_SECONDS = 60.0
-_MARKS = 400  # of snapshots
+_RATE_SECONDS = 60.0
+_HUGE = 1e300  # beyond it nothing is drawn
 
 _OF_CGROUP = "the limit of its cgroup"
 _OF_MACHINE = "the memory of the machine"
 
+Number = float | None
+P = TypeVar("P")
+
+
+class Thinned(Generic[P]):
+    """Points in order; each stands for up to `stride` of those that were added.
+
+    When there are too many, each two neighbours are merged and the stride doubles. `merge` takes
+    the earlier and the later, and returns None if they must stay apart (of two attempts).
+    """
+
+    def __init__(self, most: int, merge: Callable[[P, P], P | None]) -> None:
+        self.points: list[P] = []
+        self._most = most
+        self._merge = merge
+        self._stride, self._filled = 1, 0
+
+    def add(self, point: P) -> None:
+        if self._filled < self._stride and self.points:
+            merged = self._merge(self.points[-1], point)
+            if merged is not None:
+                self.points[-1] = merged
+                self._filled += 1
+                return
+        if len(self.points) >= self._most:
+            self._halve()
+        self.points.append(point)
+        self._filled = 1
+
+    def _halve(self) -> None:
+        old, self.points = self.points, []
+        at = 0
+        while at < len(old):
+            merged = self._merge(old[at], old[at + 1]) if at + 1 < len(old) else None
+            self.points.append(old[at] if merged is None else merged)
+            at += 1 if merged is None else 2
+        self._stride *= 2
+        # Of many attempts with one point each, none can be merged.
+        self._most = max(self._most, len(self.points) + len(self.points) // 2)
+
+
+class CurvePoint(NamedTuple):
+    attempt: int
+    step: int
+    value: Number
+    low: Number
+    high: Number
+
+
+def _merge_values(first: CurvePoint, second: CurvePoint) -> CurvePoint | None:
+    if first[0] != second[0]:
+        return None
+    return CurvePoint(
+        *second[:2],
+        first[2] if second[2] is None else second[2],
+        _least(first[3], second[3]),
+        _most(first[4], second[4]),
+    )
+
+
+class Curve:
+    """One metric over all attempts, in their order."""
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._thinned = Thinned(most, _merge_values)
+        self.bad: list[tuple[int, int]] = []  # (attempt, step) of values that were not finite
+
+    @property
+    def points(self) -> list[CurvePoint]:
+        return self._thinned.points
+
+    def add(self, attempt: int, step: int, values: Sequence[Any], *, is_bad: bool = False) -> None:
+        """What one row has of it: the last value, the lowest and the highest."""
+        last, low, high = values[:3]
+        # Nearly all are plain floats, and the first reading may have a hundred thousand.
+        if not type(last) is type(low) is type(high) is float or not -_HUGE < low <= high < _HUGE:
+            last, low, high = _finite(last), _finite(low), _finite(high)
+        if is_bad:
+            self.bad.append((attempt, step))
+            if len(self.bad) > 2 * _MOST_BAD:
+                del self.bad[1:-1:2]
+        self._thinned.add(CurvePoint(attempt, step, last, low, high))
+
+
+@dataclass(slots=True)
+class _TimesPoint:
+    t: float
+    attempt: int
+    histogram: dict[int, int]
+    quantiles: tuple[Number, Number, Number] | None = None  # computed when asked for
+
+
+def _merge_times(first: _TimesPoint, second: _TimesPoint) -> _TimesPoint | None:
+    if first.attempt != second.attempt:
+        return None
+    series.add_buckets(first.histogram, second.histogram.items())
+    return _TimesPoint(second.t, second.attempt, first.histogram)
+
+
+class Times:
+    """How long steps took, over time."""
+
+    def __init__(self) -> None:
+        self._thinned = Thinned(_MOST_TIMES, _merge_times)
+        self.of: dict[int, dict[int, int]] = {}  # by attempt
+
+    def add(self, attempt: int, t: float, pairs: Iterable[Any]) -> None:
+        """The histogram of one row."""
+        if found := _counts(pairs):
+            series.add_buckets(self.of.setdefault(attempt, {}), found.items())
+            self._thinned.add(_TimesPoint(t, attempt, found))
+
+    def columns(self) -> tuple[list[float], list[Number], list[Number], list[Number]]:
+        """Times, medians, 99th percentiles and greatest; None between two attempts."""
+        rows: list[tuple[float, Number, Number, Number]] = []
+        before = None
+        for point in self._thinned.points:
+            if before is not None and before != point.attempt:
+                rows.append((point.t, None, None, None))
+            before = point.attempt
+            if point.quantiles is None:
+                point.quantiles = _quantiles(point.histogram)
+            rows.append((point.t, *point.quantiles))
+        t, p50, p99, most = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
+        return t, p50, p99, most
+
+
+def _quantiles(histogram: dict[int, int]) -> tuple[Number, Number, Number]:
+    found = [series.quantile(histogram, share) for share in (0.5, 0.99)]
+    median, late, longest = (
+        None if each is None else float(f"{each:.4g}")
+        for each in (*found, series.seconds_of(max(histogram)))
+    )
+    return median, late, longest
+
+
+def _counts(pairs: Iterable[Any]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for pair in pairs:
+        if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int:
+            bucket, count = pair
+            if 0 <= bucket < 1000 and 0 < count < _HUGE:
+                found[bucket] = found.get(bucket, 0) + count
+    return found
+
+
+Level = tuple[float, Number, Number, Number]  # t, used, limit, GPU
+
+
+def _merge_levels(first: Level, second: Level) -> Level:
+    limit = first[2] if second[2] is None else second[2]
+    return second[0], _most(first[1], second[1]), limit, _most(first[3], second[3])
+
+
+class Levels:
+    """Memory over time; of neighbours the highest."""
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._thinned: Thinned[Level] = Thinned(most, _merge_levels)
+
+    def add(self, t: float, used: Number, limit: Number, gpu: Number) -> None:
+        self._thinned.add((t, used, limit, gpu))
+
+    def columns(self) -> tuple[list[float], list[Any], list[Any], list[Any]]:
+        """Times, used, limit and GPU."""
+        columns: tuple[list[float], list[Any], list[Any], list[Any]] = ([], [], [], [])
+        for t, *figures in self._thinned.points:
+            columns[0].append(t)
+            for column, figure in zip(columns[1:], figures, strict=True):
+                column.append(None if figure is None else int(figure))
+        return columns
+
+
+class SnapshotMark(NamedTuple):
+    attempt: int
+    t: float
+    until: float
+    number: int
+    step: int | None
+
+
+def _merge_marks(first: SnapshotMark, second: SnapshotMark) -> SnapshotMark | None:
+    if first.attempt != second.attempt:
+        return None
+    number, step = first.number + second.number, second.step or first.step
+    return SnapshotMark(first.attempt, first.t, second.until, number, step)
+
+
+class SnapshotMarks:
+    """They come every other second, so a mark stands for many."""
+
+    def __init__(self) -> None:
+        self._thinned = Thinned(_MOST_MARKS, _merge_marks)
+
+    def add(self, attempt: int, t: float, count: int, step: int | None) -> None:
+        self._thinned.add(SnapshotMark(attempt, t, t, count, step))
+
+    def events(self) -> list[Event]:
+        return [
+            Event(
+                t=each.t,
+                kind="snapshot",
+                attempt=each.attempt,
+                step=each.step,
+                level="info",
+                title="A snapshot" if each.number == 1 else f"{each.number:,} snapshots",
+                text="" if each.step is None else f"step {each.step} is then in memory",
+                count=each.number,
+                until=each.until,
+            )
+            for each in self._thinned.points
+        ]
+
 
 class Rows:
-    """What the rows of a run tell, whoever reads them last."""
+    """The rows of all attempts of a run."""
 
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
@@ -31,58 +254,58 @@ class Rows:
         self.levels = Levels()
         self.limit_name = ""
         self.has_gpu = False
-        self.snapshots = Snapshots()
-        self._lately: deque[tuple[float, int]] = deque()
+        self.snapshots = SnapshotMarks()
+        self._recent: deque[tuple[float, int]] = deque()
         self._newest = 0
 
-    def read(self, life: Life) -> bool | None:
-        """Whether there was something new; None if the file is another one: all starts over."""
-        lines = self._lines.get(life.number)
+    def read(self, history: AttemptHistory) -> bool | None:
+        """Whether there was something new; None if the file was replaced: all starts over."""
+        lines = self._lines.get(history.number)
         if lines is None:
-            lines = self._lines[life.number] = Lines(self._layout.series(life.number))
+            lines = self._lines[history.number] = Lines(self._layout.series(history.number))
         is_new = False
         for piece in lines.read():
             if lines.has_started_over:
                 return None
             for row in parse(piece):
                 if series.is_row(row):
-                    self._take(life, row)
+                    self._take(history, row)
                     is_new = True
         return is_new
 
     def rate(self, now: float) -> float | None:
-        """Steps in a second, of late; None if none was made."""
-        while self._lately and self._lately[0][0] < self._lately[-1][0] - _LATELY_SECONDS:
-            self._lately.popleft()
-        if len(self._lately) < 2 or now - self._lately[-1][0] > 2 * _LATELY_SECONDS:
+        """Steps in a second, in the last minute; None if none was made."""
+        recent = self._recent
+        while recent and recent[0][0] < recent[-1][0] - _RATE_SECONDS:
+            recent.popleft()
+        if len(recent) < 2 or now - recent[-1][0] > 2 * _RATE_SECONDS:
             return None
-        first, last = self._lately[0], self._lately[-1]
+        first, last = recent[0], recent[-1]
         if last[0] <= first[0] or last[1] <= first[1]:
             return None
         return (last[1] - first[1]) / (last[0] - first[0])
 
-    def _take(self, life: Life, row: dict[str, Any]) -> None:
+    def _take(self, history: AttemptHistory, row: dict[str, Any]) -> None:
         t, step = real(row["t"]), whole(row["s"])
         if t is None or step is None or step < 0:
             return
-        life.take_row(t, step, row)
-        if life.number != self._newest:
-            self._newest = life.number
-            self._lately.clear()
-        self._lately.append((t, step))
+        history.take_row(t, step, row)
+        if history.number != self._newest:
+            self._newest = history.number
+            self._recent.clear()
+        self._recent.append((t, step))
         histogram = row.get("h")
         if isinstance(histogram, list) and histogram:
-            self.times.add(life.number, t, histogram)
+            self.times.add(history.number, t, histogram)
         if "m" in row:
-            self._take_metrics(life.number, step, row["m"])
-        memory = row.get("mem")
-        if isinstance(memory, dict):
+            self._take_metrics(history.number, step, record(row["m"]))
+        if isinstance(memory := row.get("mem"), dict):
             self._take_memory(t, memory)
         if count := whole(row.get("snaps")):
-            self.snapshots.add(life.number, t, count, whole(row.get("mem_step")))
+            self.snapshots.add(history.number, t, count, whole(row.get("mem_step")))
 
-    def _take_metrics(self, attempt: int, step: int, found: object) -> None:
-        for name, values in found.items() if isinstance(found, dict) else ():
+    def _take_metrics(self, attempt: int, step: int, found: dict[str, Any]) -> None:
+        for name, values in found.items():
             curve = self.curves.get(name)
             if curve is None:
                 if len(self.curves) >= _MOST_METRICS:
@@ -110,59 +333,25 @@ class Rows:
         self.levels.add(t, used, limit, gpu)
 
 
-class Snapshots:
-    """They come every other second, and nobody looks for a certain one: a few marks do."""
-
-    def __init__(self) -> None:
-        self._stride, self._filled = 1, 0
-        self._found: list[tuple[int, float, float, int, int | None]] = []
-
-    def add(self, attempt: int, t: float, count: int, step: int | None) -> None:
-        last = self._found[-1] if self._found else None
-        if self._filled < self._stride and last is not None and last[0] == attempt:
-            self._found[-1] = (attempt, last[1], t, last[3] + count, step or last[4])
-            self._filled += 1
-            return
-        if len(self._found) >= _MARKS:
-            self._halve()
-        self._found.append((attempt, t, t, count, step))
-        self._filled = 1
-
-    def _halve(self) -> None:
-        kept: list[tuple[int, float, float, int, int | None]] = []
-        is_pair = True
-        for each in self._found:
-            last = kept[-1] if kept else None
-            if not is_pair and last is not None and last[0] == each[0]:
-                kept[-1] = (each[0], last[1], each[2], last[3] + each[3], each[4] or last[4])
-                is_pair = True
-            else:
-                kept.append(each)
-                is_pair = False
-        self._found, self._stride = kept, 2 * self._stride
-
-    def events(self) -> list[Event]:
-        """One for each mark."""
-        return [
-            Event(
-                t=t,
-                kind="snapshot",
-                attempt=attempt,
-                step=step,
-                level="info",
-                title="A snapshot" if count == 1 else f"{count:,} snapshots",
-                text="" if step is None else f"step {step} is then in memory",
-                count=count,
-                until=until,
-            )
-            for attempt, t, until, count, step in self._found
-        ]
-
-
 def _gpu(value: object) -> float | None:
-    """What is held on all GPUs: by the run's own processes, where the driver tells that."""
+    """What is held on all GPUs: by the run's own processes, where the driver says that."""
     if not isinstance(value, list):
         return real(value)
     known = [each for each in value if isinstance(each, list) and len(each) >= 4]
     found = [real(each[1] if each[3] is None else each[3]) for each in known]
     return sum(each or 0.0 for each in found) if found else None
+
+
+def _finite(value: object) -> Number:
+    """A metric may be far greater than any step or time."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < _HUGE else None  # NaN is not less, either
+
+
+def _least(one: Number, other: Number) -> Number:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _most(one: Number, other: Number) -> Number:
+    return other if one is None else one if other is None else max(one, other)

@@ -1,4 +1,4 @@
-"""Post-mortems: what `holdfast why` says of each attempt that did not end well, judged once."""
+"""Post-mortems: the verdict of `holdfast why` on each attempt that ended badly, judged once."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast._report.attempts import Life
-from holdfast._report.json_lines import real, text, whole
+from holdfast._report.attempts import AttemptHistory
 from holdfast._report.view import Death, Hang
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import open_file
+from holdfast._text import real, text, whole
 
 if TYPE_CHECKING:
     from holdfast._diagnose.verdict import Verdict
 
-MOST = 100  # the newest: a run that died a thousand times has told its reason before
+MOST = 100  # the newest
 _MOST_CHARACTERS = 30_000
 _MOST_LINES = 40
 _STACKS_BYTES = 1 << 16
 
 
 class Verdicts:
-    """Of one run; a verdict is kept until the records of its attempt change."""
+    """A verdict is kept until the records of its attempt change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,48 +33,46 @@ class Verdicts:
         self._texts: dict[int, tuple[object, str]] = {}
 
     def known(self, attempt: int) -> Verdict | None:
-        """Why it ended, if it was judged before."""
+        """The verdict, if it was judged before."""
         found = self._known.get(attempt)
         return None if found is None else found[1]
 
-    def judge(self, life: Life, *, is_newest: bool) -> Verdict:
-        """Why it ended."""
-        known = self._known.get(life.number)
+    def judge(self, history: AttemptHistory, *, is_newest: bool) -> Verdict:
+        known = self._known.get(history.number)
         if known is not None and not is_newest:
             return known[1]
-        print_ = self._print(life.number)
-        if known is None or known[0] != print_:
+        stamps = self._stamps(history.number)
+        if known is None or known[0] != stamps:
+            # Only for an attempt that ended badly: slow to import.
             from holdfast._diagnose.deaths.judge import judge
-            from holdfast._diagnose.evidence.gather import (
-                gather_run,  # only for what has ended badly
-            )
+            from holdfast._diagnose.evidence.gather import gather_run
 
-            found = judge(gather_run(self._folder, life.number, list(life.events)))
-            known = self._known[life.number] = (print_, found)
+            found = judge(gather_run(self._folder, history.number, list(history.events)))
+            known = self._known[history.number] = (stamps, found)
         return known[1]
 
-    def death(self, life: Life, verdict: Verdict, *, is_newest: bool) -> Death:
-        """The same for the page, with its stacks."""
+    def death(self, history: AttemptHistory, verdict: Verdict, *, is_newest: bool) -> Death:
+        """The verdict for the page, with stacks."""
         return Death(
-            t=verdict.time or life.died_at or life.ended or life.last_seen or 0.0,
-            attempt=life.number,
+            t=verdict.time or history.died_at or history.ended or history.last_seen or 0.0,
+            attempt=history.number,
             rank=verdict.rank,
             cause=verdict.cause.value,
             sentence=verdict.sentence,
             evidence=[*verdict.evidence, *verdict.others][:_MOST_LINES],
             advice=list(verdict.advice)[:_MOST_LINES],
-            stacks=self._stacks(life.number, is_newest),
+            stacks=self._stacks(history.number, is_newest),
         )
 
     def hang(self, attempt: int) -> Hang | None:
-        """What was found when it stood still, if it did."""
+        """What was found when it hung, if it did."""
         path = self._layout.hang(attempt)
-        print_ = _stamp(path)
-        if print_ is None:
+        stamp = _stamp(path)
+        if stamp is None:
             return None
         known = self._hangs.get(attempt)
-        if known is None or known[0] != print_:
-            known = self._hangs[attempt] = (print_, self._explain(attempt, read_json(path)))
+        if known is None or known[0] != stamp:
+            known = self._hangs[attempt] = (stamp, self._explain(attempt, read_json(path)))
         return known[1]
 
     def _explain(self, attempt: int, record: dict[str, Any]) -> Hang | None:
@@ -90,7 +88,7 @@ class Verdicts:
             attempt=attempt,
             rank=found.rank,
             cause=text(record.get("cause"), 60) or found.cause.value,
-            sentence=text(record.get("sentence")) or found.sentence,
+            sentence=text(record.get("sentence"), 2000) or found.sentence,
             evidence=[*found.evidence, *found.others][:_MOST_LINES],
             advice=list(found.advice)[:_MOST_LINES],
             stacks=_end_of(self._layout.hang_text(attempt)),
@@ -98,22 +96,20 @@ class Verdicts:
         )
 
     def _stacks(self, attempt: int, is_newest: bool) -> str:
-        """The traceback that it left, and what faulthandler wrote."""
+        """The traceback that it left, and the output of faulthandler."""
         known = self._texts.get(attempt)
         if known is not None and not is_newest:
             return known[1]
-        print_ = self._print(attempt)
-        if known is None or known[0] != print_:
+        stamps = self._stamps(attempt)
+        if known is None or known[0] != stamps:
             folder = self._layout.attempt(attempt)
             found = [_traceback(path) for path in _sorted(folder, "error*.json")]
             found += [_end_of(path) for path in _sorted(folder, "stacks*.txt")]
-            known = self._texts[attempt] = (
-                print_,
-                "\n\n".join(each.strip("\n") for each in found if each.strip())[:_MOST_CHARACTERS],
-            )
+            joined = "\n\n".join(each.strip("\n") for each in found if each.strip())
+            known = self._texts[attempt] = (stamps, joined[:_MOST_CHARACTERS])
         return known[1]
 
-    def _print(self, attempt: int) -> object:
+    def _stamps(self, attempt: int) -> object:
         paths = (self._layout.exit(attempt), self._layout.death(attempt), self._layout.led(attempt))
         return tuple(map(_stamp, paths))
 

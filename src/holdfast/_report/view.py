@@ -1,12 +1,12 @@
-"""What the page shows of a run: plain JSON, and every string in it may be hostile.
+"""The view of a run as JSON. Every string in it may be hostile.
 
-The page, the live server and `holdfast report --json` all use exactly this. A key is only ever
-added; whoever changes the meaning of one raises SCHEMA.
+The page, the live server and `holdfast report --json` all use exactly this. Keys are only added; a
+change of the meaning of one raises SCHEMA.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict, get_args
 
 SCHEMA = 1
 
@@ -15,38 +15,32 @@ Outcome = Literal[
     "running",
     "finished",  # trained to its end
     "closed",  # left by itself before, with all of it durable
-    "stopped",  # a person or a service asked for it, with what had been trained safe
-    "interrupted",  # the same, by the scheduler: it is to come back
+    "stopped",  # a person or a service asked for it; all work is safe
+    "interrupted",  # the same, by the scheduler: it comes back
     "bad",  # a rule called the training bad
     "failed",  # an exception, or a state that could not be made durable
-    "hung",  # stood still, and was ended for it
+    "hung",  # ended for a hang
     "killed",  # SIGKILL, from outside
     "crashed",  # any other signal: a segmentation fault, an abort
     "out-of-memory",
-    "lost",  # with its machine, or nobody knows
+    "lost",  # with its machine, or for an unknown reason
 ]
-OUTCOMES: tuple[Outcome, ...] = (
-    *("running", "finished", "closed", "stopped", "interrupted", "bad"),
-    *("failed", "hung", "killed", "crashed", "out-of-memory", "lost"),
-)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-# What a stretch of time was spent on. They tile the run's time and never overlap.
+# What a stretch of time was spent on. Segments tile the run's time and never overlap.
 SegmentKind = Literal[
     "starting",  # from the process's start to its first step
     "training",  # made steps that count
     "saving",  # the main thread waited for a save, for long
     "phase",  # within `run.phase`: evaluation and the like
-    "stuck",  # stood still, and it was called a hang
+    "stuck",  # in a hang
     "paused",  # held by a debugger, a profiler, SIGSTOP
-    "lost",  # trained, and had to be made again
+    "lost",  # trained, and had to be repeated
     "leaving",  # asked to stop, or dying, until the process had gone
     "queue",  # no process; the job waited in SLURM's queue
-    "down",  # no process, and nobody waited for the queue
+    "down",  # no process, and no job in the queue
 ]
-SEGMENT_KINDS: tuple[SegmentKind, ...] = (
-    *("training", "phase", "starting", "saving", "lost"),
-    *("leaving", "stuck", "paused", "queue", "down"),
-)
+SEGMENT_KINDS: tuple[SegmentKind, ...] = get_args(SegmentKind)
 
 # Where the time went that made no progress: segments, and two that are spread over all of them.
 PartKind = Literal[
@@ -65,17 +59,13 @@ PartKind = Literal[
 Level = Literal["info", "good", "warn", "bad"]
 
 
-class Job(TypedDict):
-    """The job of SLURM that the run is part of."""
-
+class JobView(TypedDict):
     id: str
     seconds_left: float | None
     text: str
 
 
-class Run(TypedDict):
-    """The run as it stands."""
-
+class RunView(TypedDict):
     name: str
     folder: str
     id: str
@@ -97,7 +87,7 @@ class Run(TypedDict):
     pid: int | None
     host: str | None
     ranks: int
-    job: Job | None
+    job: JobView | None
     warnings: list[str]
 
 
@@ -107,14 +97,14 @@ class Span(TypedDict):
 
 
 class Origin(TypedDict):
-    """The state that an attempt went on from; `source` is memory, disk, …"""
+    """The state that an attempt resumed from; `source` is memory, disk, …"""
 
     attempt: int
     step: int
     source: str
 
 
-class Attempt(TypedDict):
+class AttemptView(TypedDict):
     number: int
     start: float
     end: float | None
@@ -138,7 +128,7 @@ class Segment(TypedDict):
 
 
 class Event(TypedDict):
-    """`count` says how many of one kind were folded into it, `until` how far they reach."""
+    """`count` events of one kind, up to `until`, were folded into it."""
 
     t: float
     kind: str
@@ -151,7 +141,7 @@ class Event(TypedDict):
     until: NotRequired[float]
 
 
-class Part(TypedDict):
+class GoodputPart(TypedDict):
     """`share` is of the wall time."""
 
     kind: PartKind
@@ -166,12 +156,12 @@ class Goodput(TypedDict):
     wall_seconds: float
     progress_seconds: float
     share: float
-    parts: list[Part]
+    parts: list[GoodputPart]
     sentence: str
 
 
 class LostMetric(TypedDict):
-    """Values of steps that were made again; null between two stretches."""
+    """Values of steps that were repeated; null between two stretches."""
 
     step: list[int | None]
     value: list[float | None]
@@ -221,7 +211,7 @@ class StepTime(TypedDict):
 
 
 class Rank(TypedDict):
-    """`wait_seconds`: what it waits for the others in each step, about 0 for a straggler."""
+    """`wait_seconds`: how long it waits for the others in each step; about 0 for a straggler."""
 
     rank: int
     host: str | None
@@ -231,7 +221,7 @@ class Rank(TypedDict):
     is_straggler: bool
 
 
-class Memory(TypedDict):
+class MemoryView(TypedDict):
     """Bytes; null where it was not measured. `gpu` only where there is one."""
 
     t: list[float]
@@ -254,7 +244,7 @@ class Checkpoint(TypedDict):
 
 
 class Death(TypedDict):
-    """A post-mortem, as `holdfast why` gives it."""
+    """The verdict of `holdfast why`."""
 
     t: float
     attempt: int
@@ -277,7 +267,7 @@ class Interruption(TypedDict):
 
 
 class Proof(TypedDict):
-    """What `holdfast prove` has found."""
+    """The result of `holdfast prove`."""
 
     t: float | None
     verdict: str
@@ -286,16 +276,16 @@ class Proof(TypedDict):
 
 
 class View(TypedDict):
-    """All of it. `reading` is there while a long journal is still being read: the share so far."""
+    """`reading` is there while a long journal is still being read: the share so far."""
 
     reading: NotRequired[float]
 
     schema: int
     made_at: float
     version: str
-    run: Run
+    run: RunView
     time: Span
-    attempts: list[Attempt]
+    attempts: list[AttemptView]
     segments: list[Segment]
     events: list[Event]
     goodput: Goodput
@@ -303,7 +293,7 @@ class View(TypedDict):
     step_time: StepTime
     ranks: list[Rank]
     stragglers: list[str]
-    memory: Memory
+    memory: MemoryView
     checkpoints: list[Checkpoint]
     deaths: list[Death]
     hangs: list[Hang]

@@ -1,4 +1,4 @@
-"""One life of the command: followed to its end, and its keepers to theirs."""
+"""One attempt of the command: followed to its end, and its keepers to theirs."""
 
 from __future__ import annotations
 
@@ -10,54 +10,53 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from holdfast._errors import HUNG
+from holdfast._errors import HUNG, REQUEUE
 from holdfast._supervise import children
 from holdfast._supervise.child import Streams
-from holdfast._supervise.hangs import Standstill
-from holdfast._supervise.record import Book
-from holdfast._supervise.relay import Outlet, Warnings
-from holdfast._supervise.signals import Ears, name_of_process, stand_still
+from holdfast._supervise.hangs import CommandHangs
+from holdfast._supervise.record import SupervisionRecord
+from holdfast._supervise.relay import Outlet
+from holdfast._supervise.signals import SignalQueue, Warnings, stop_ourselves
 from holdfast._supervise.terminal import Keyboard
-from holdfast._supervise.watch import Watch
+from holdfast._supervise.watch import CommandWatch
 
 if TYPE_CHECKING:
     from holdfast._supervise.ending import Timeout
 
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL, as a terminal's keys are
 _FROM_A_PROCESS = (0, -1, -6)  # kill, sigqueue, tgkill: these have a sender
-_SAME_SECONDS = 1.0  # SLURM often says the same twice, a moment apart
+_SAME_SECONDS = 1.0  # SLURM often sends the same signal twice, a moment apart
 _LOOK_SECONDS = 0.05
 _LOOK_SELDOM_SECONDS = 0.5
 _LONGEST_SECONDS = 3600.0
-_TELL_SECONDS = 10.0
-_PARTING_SECONDS = 2.0
+_SAY_SECONDS = 10.0
+_OUTPUT_SECONDS = 2.0  # for the rest of the output, after a request to end
 _SCREEN_SECONDS = 0.5
-_REST_SECONDS = 20.0  # for those that save something when they are told to end
-_REQUEUED = 75
-_TYPED_SECONDS = 60.0  # whoever ends so soon after Ctrl-C has ended by it
+_REST_SECONDS = 20.0  # for processes that save something at SIGTERM
+_TYPED_SECONDS = 60.0  # an end so soon after Ctrl-C is due to it
 _KEYS = (signal.SIGINT, signal.SIGQUIT)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Life:
+class SupervisedAttempt:
     """Follows one child to its end, and its keepers to theirs."""
 
     def __init__(
         self,
         child: int,
-        ears: Ears,
+        signals: SignalQueue,
         streams: Streams,
         outlets: Collection[Outlet],
-        book: Book,
+        record: SupervisionRecord,
         timeout: Timeout | None,
         *,
         in_job: bool,
     ) -> None:
         self._child = child
-        self._ears = ears
+        self._signals = signals
         self._streams = streams
         self._outlets = outlets
-        self._book = book
+        self._record = record
         self._in_job = in_job
         self._me = os.getpid()
         self._status: int | None = None
@@ -66,31 +65,31 @@ class Life:
         self._warnings = Warnings(self._me)
         self._next_warning = 0.0
         self._session = child if streams.has_own_session else os.getsid(0)
-        self._standstill = Standstill(
-            *(child, self._me, book, timeout),
+        self._hangs = CommandHangs(
+            *(child, self._me, record, timeout),
             say=self.say,
             rest=self._left_behind,
             is_held_up=lambda: any(each.has_waiting for each in outlets),
             has_keys=streams.master is not None,
         )
-        self._watch = Watch(child, self._me, self._standstill.is_ours)
+        self._watch = CommandWatch(child, self._me, self._hangs.is_ours)
         self._is_stopped = False
         self._is_given_up = False
-        self.was_asked = False  # somebody wants it to end, for whatever reason
+        self.was_asked = False  # to end, for whatever reason
         master = streams.master
         self._keyboard = None if master is None else Keyboard(0, master, child)
 
     def follow(self) -> int:
-        """Return its status, as subprocess has it, when nothing is left to wait for."""
+        """Return its status, as subprocess gives it, when nothing is left to wait for."""
         if self._keyboard is not None:
             self._keyboard.open()
         try:
-            while self._status is None and not self._standstill.is_lost:
+            while self._status is None and not self._hangs.is_lost:
                 self._turn(None)
             if self._status is None:
                 self._status = HUNG  # it cannot be ended
             if self._keyboard is not None:
-                # It has passed the command's own terminal: ours must not set its lines again.
+                # It has passed the command's own terminal, which has set its line ends already.
                 self._finish_output(_SCREEN_SECONDS)
         finally:
             if self._keyboard is not None:
@@ -99,48 +98,47 @@ class Life:
         if self._keyboard is not None and self._keyboard.asked_at is not None:
             self.was_asked |= time.monotonic() - self._keyboard.asked_at < _TYPED_SECONDS
         if -self._status in self._passed:
-            # A shell that was the child dies of it at once and passes nothing on.
-            self._tell_the_rest(-self._status)
+            # A child that is a shell dies of it at once and passes nothing on.
+            self._signal_the_rest(-self._status)
         self._streams.close_given(is_over=True)
-        self._standstill.end_the_rest(self._turn)  # else their keepers would wait for them
+        self._hangs.end_the_rest(self._turn)  # else their keepers would wait for them
         self._wait_for_keepers()
-        self._standstill.close()
-        self._book.is_cut_off |= self._standstill.is_lost
+        self._hangs.close()
+        self._record.is_cut_off |= self._hangs.is_lost
         if self._status < 0 and not self.has_hung:
             self._end_the_rest()
-        self._finish_output(_PARTING_SECONDS if self.was_asked else _LONGEST_SECONDS)
+        self._finish_output(_OUTPUT_SECONDS if self.was_asked else _LONGEST_SECONDS)
         self._streams.close()
-        self._book.note_end(self._status, self._maxrss_bytes, seen)
+        self._record.write_end(self._status, self._maxrss_bytes, seen)
         return self._status
 
-    # One turn: wait for whatever comes first, and do what is to be done.
-
     def _turn(self, seconds: float | None) -> None:
-        looks = [seconds, self._warnings.next_look_seconds()]
+        """Wait for the first event or deadline, and handle what there is."""
+        deadlines = [seconds, self._warnings.next_poll_seconds()]
         if self._status is None:
-            looks.append(self._watch.next_look_seconds())
-            looks.append(self._standstill.next_look_seconds())
+            deadlines.append(self._watch.next_poll_seconds())
+            deadlines.append(self._hangs.next_poll_seconds())
         if self._keyboard is not None and self._status is None:
-            looks.append(self._keyboard.next_look_seconds())
-        self._wait(min((each for each in looks if each is not None), default=_LONGEST_SECONDS))
-        for info in self._ears.heard():
+            deadlines.append(self._keyboard.next_poll_seconds())
+        self._wait(min((each for each in deadlines if each is not None), default=_LONGEST_SECONDS))
+        for info in self._signals.received():
             self._take(info)
         self._reap()
         if self._status is None:
-            self._watch.look()
-            self._standstill.look()
+            self._watch.poll()
+            self._hangs.poll()
             if self._keyboard is not None:
-                self._keyboard.look()
+                self._keyboard.poll()
         if time.monotonic() >= self._next_warning:
             self._warnings.deliver()
             self._next_warning = time.monotonic() + _LOOK_SECONDS / 2
 
     def _wait(self, seconds: float) -> None:
         poller = select.poll()
-        if self._ears.descriptor is None:
+        if self._signals.descriptor is None:
             seconds = min(seconds, _LOOK_SECONDS)
         else:
-            poller.register(self._ears.descriptor, select.POLLIN)
+            poller.register(self._signals.descriptor, select.POLLIN)
         inlets = {each.descriptor: each for each in self._streams.inlets if each.wants_to_read}
         outlets = {each.descriptor: each for each in self._outlets if each.has_waiting}
         for descriptor in inlets:
@@ -162,13 +160,11 @@ class Life:
                 outlets[descriptor].flush()
             elif keys is not None and descriptor == keys.descriptor:
                 for name in keys.read():
-                    self._book.note_signal(name, None, None, "the terminal")
+                    self._record.add_signal(name, None, None, "the terminal")
             elif descriptor == self._watch.fileno():
-                self._watch.note_ends()
+                self._watch.observe_ends()
             if keys is not None and descriptor == keys.master and event & select.POLLOUT:
                 keys.flush()
-
-    # Signals that we got.
 
     def _take(self, info: signal.struct_siginfo) -> None:
         number = info.si_signo
@@ -186,12 +182,12 @@ class Life:
     def _pass_on(self, info: signal.struct_siginfo) -> None:
         number, now = info.si_signo, time.monotonic()
         self.was_asked = True
-        self._note(info)
+        self._record_signal(info)
         if self._child_has_it_from_the_terminal(info):
-            self._note_interrupt(number)
+            self._observe_interrupt(number)
             return
         last = self._passed.get(number)
-        # Ctrl-C is counted by whoever gets it: pressed twice, it is another wish.
+        # The receiver counts Ctrl-C: pressed twice, it is another request.
         if last is not None and now - last < _SAME_SECONDS and number != signal.SIGINT:
             return
         self._passed[number] = now
@@ -199,24 +195,24 @@ class Life:
             self._warnings.add(number)
             self._next_warning = 0.0
         elif self._status is None and info.si_code == _FROM_THE_KERNEL and number in _KEYS:
-            # As the terminal would have done: a shell waits for what it has started.
+            # To the group, as the terminal would: a shell waits for its children.
             with contextlib.suppress(OSError):
                 os.killpg(self._child, number)
         elif self._status is None:
             self._send(number)
         else:
-            self._note_interrupt(number)
-            self._tell_the_rest(number)
+            self._observe_interrupt(number)
+            self._signal_the_rest(number)
 
-    def _note(self, info: signal.struct_siginfo) -> None:
+    def _record_signal(self, info: signal.struct_siginfo) -> None:
         name = signal.Signals(info.si_signo).name
         if info.si_code in _FROM_A_PROCESS:
-            by = name_of_process(info.si_pid)
-            self._book.note_signal(name, info.si_pid, info.si_uid, by)
+            by = children.name_of(info.si_pid)
+            self._record.add_signal(name, info.si_pid, info.si_uid, by)
         else:
-            self._book.note_signal(name, None, None, "the terminal")
+            self._record.add_signal(name, None, None, "the terminal")
 
-    def _note_interrupt(self, number: int) -> None:
+    def _observe_interrupt(self, number: int) -> None:
         if self._status is not None:
             self._is_given_up |= number == signal.SIGINT
 
@@ -224,7 +220,7 @@ class Life:
         """Whether the kernel has sent it to our whole group, and the child is in that."""
         if info.si_code != _FROM_THE_KERNEL or self._streams.has_own_session:
             return False
-        # A terminal that is closed tells only the first process of its session.
+        # At the close of a terminal only the first process of its session gets SIGHUP.
         return not (info.si_signo == signal.SIGHUP and os.getsid(0) == self._me)
 
     def _send(self, number: int) -> None:
@@ -232,23 +228,21 @@ class Life:
             with contextlib.suppress(OSError):
                 os.kill(self._child, number)
 
-    def _tell_the_rest(self, number: int) -> None:
-        """The child is gone: trainers that it has left behind are to save and leave, too."""
+    def _signal_the_rest(self, number: int) -> None:
+        """The child is gone: trainers that it has left behind have to save and leave, too."""
         for pid in children.catchers(self._me, number):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
 
-    # Ctrl-Z, and `fg`.
-
     def _stop(self, *, with_group: bool) -> None:
-        """The command and we, as one job of the shell; returns when somebody continues us."""
+        """Ctrl-Z: stop the command and ourselves, as one job; returns when we are continued."""
         if self._status is not None:
             return
         with contextlib.suppress(OSError):
             os.killpg(self._child, signal.SIGSTOP)
         if self._keyboard is not None:
             self._keyboard.close()
-        stand_still(with_group=with_group)
+        stop_ourselves(with_group=with_group)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -262,8 +256,6 @@ class Life:
                 else:
                     os.kill(self._child, signal.SIGCONT)
 
-    # Ends.
-
     def _reap(self) -> None:
         stops = 0 if self._keyboard is None else os.WUNTRACED
         with contextlib.suppress(ChildProcessError):
@@ -275,7 +267,7 @@ class Life:
                         self._stop(with_group=True)
                     continue
                 code = os.waitstatus_to_exitcode(status)
-                self._watch.note_reaped(pid, code)
+                self._watch.observe_reaped(pid, code)
                 if pid == self._child:
                     self._status = code
                     self._maxrss_bytes = used.ru_maxrss * 1024
@@ -283,7 +275,7 @@ class Life:
     def _wait_for_keepers(self) -> None:
         """They end by themselves, when the last state is durable."""
         began = time.monotonic()
-        has_told = False
+        has_said = False
         empty_looks = 0
         while self._has_children() and empty_looks < 2:
             # The list of children can miss one while another ends.
@@ -292,30 +284,28 @@ class Life:
             if not found:
                 self._turn(_LOOK_SECONDS / 5)
                 continue
-            is_news = not has_told and not self._standstill.is_lost
-            if is_news and time.monotonic() - began > _TELL_SECONDS:
-                has_told = True
+            is_news = not has_said and not self._hangs.is_lost
+            if is_news and time.monotonic() - began > _SAY_SECONDS:
+                has_said = True
                 pids = ", ".join(map(str, found))
                 self.say(
                     f"the command has ended; its keeper (pid {pids}) still saves: waiting for it."
                 )
             self._turn(_LOOK_SELDOM_SECONDS)
-            if self._standstill.gives_up(found):
+            if self._hangs.gives_up(found):
                 return
             if self._is_given_up and not self._in_job:
-                return  # Ctrl-C; the keeper goes on alone, where nobody kills it for that
+                return  # Ctrl-C; outside of a job the keeper can go on alone
 
     def _end_the_rest(self) -> None:
-        """A command that was killed could end nobody. Those that it has started would run on with
-        nobody to lead them, and stand in the way of the next life."""
+        """End the processes of a killed command: they would block the next attempt."""
         deadline = time.monotonic() + _REST_SECONDS
-        told: set[int] = set()
-        while rest := self._left_behind():
-            for pid in rest:
-                if pid not in told:
-                    told.add(pid)
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGTERM)
+        ended: set[int] = set()
+        while rest := set(self._left_behind()):
+            for pid in rest - ended:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+            ended |= rest
             if self._is_given_up or time.monotonic() >= deadline:
                 return
             self._turn(_LOOK_SECONDS)
@@ -331,7 +321,7 @@ class Life:
         return False
 
     def _finish_output(self, seconds: float) -> None:
-        """Pass on what is there. A reader that takes its time has it, unless we are to leave."""
+        """Pass on what is there. A slow reader is waited for, unless we are asked to leave."""
         had, self.was_asked = self.was_asked, False
         deadline = time.monotonic() + seconds
         while True:
@@ -347,27 +337,21 @@ class Life:
     @property
     def has_hung(self) -> bool:
         """Whether it was ended for a hang."""
-        return self._standstill.has_hung
+        return self._hangs.has_hung
 
     def has_answered(self, status: int) -> bool:
-        """Whether this is the end that somebody has asked for, and not one on the way there."""
+        """Whether this is the end that was asked for, and not another one before it."""
         numbers = (*self._passed, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-        expected = {_REQUEUED, *(128 + n for n in numbers), *(-n for n in numbers)}
+        expected = {REQUEUE, *(128 + n for n in numbers), *(-n for n in numbers)}
         return self.was_asked and status in expected
 
     def has_lost_its_reader(self, status: int) -> bool:
-        """Whether it has ended because whoever read its output has left."""
+        """Whether it has ended because the reader of its output has left."""
         is_so = status in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
         return is_so and any(each.is_closed for each in self._outlets)
 
     def say(self, message: str) -> None:
-        """A line of our own, behind what the command has printed."""
-        say_behind(self._outlets, message)
-
-
-def say_behind(outlets: Collection[Outlet], message: str) -> None:
-    """On standard error, in order, and without a wait for somebody who does not read."""
-    for outlet in outlets:
-        if outlet.is_for_errors:
+        """A line of ours on standard error, after the output so far; it never blocks."""
+        outlet = next((each for each in self._outlets if each.is_for_errors), None)
+        if outlet is not None:
             outlet.add(f"holdfast: {message}\n".encode(errors="replace"))
-            return

@@ -1,9 +1,9 @@
 """The start of the command: its streams, its session, and that it does not outlive us.
 
-With a terminal on both sides it gets a terminal and a session of its own, so that keys and job
-control are its own matter. Without any terminal it gets a session too: a signal to our group
-reaches it once, through us. With a terminal only on some of its streams it stays in our group,
-which has the terminal: there keys reach it as they ever did.
+With a terminal for input and output it gets a terminal and a session of its own, and does its own
+job control. Without any terminal it gets a session too: a signal to our group reaches it once,
+through us. With a terminal on some of its streams only, it stays in our group, which has the
+terminal: keys reach it as without us.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _ERROR_BYTES = 4
 
 
 def hold_closed_streams() -> set[int]:
-    """Those of the three that we were started without (`<&-`). Whatever we open next would take
-    their numbers, and be taken for them; the command is started without them too."""
+    """Open /dev/null for the standard streams that we were started without (`<&-`).
+
+    Otherwise the next file that we open would get their number. The command is started without
+    them too.
+    """
     found: set[int] = set()
     for number in (0, 1, 2):
         try:
@@ -40,7 +43,7 @@ def hold_closed_streams() -> set[int]:
 
 
 def find_outlets(closed: Collection[int]) -> dict[int, Outlet]:
-    """Our two outputs; one and the same where both lead to the same place, to keep the order."""
+    """Our two outputs; the same object where both are the same file, to keep the order."""
     found: dict[int, Outlet] = {}
     for number in (1, 2):
         if number in closed:
@@ -60,15 +63,15 @@ def _place(descriptor: int) -> tuple[int, ...]:
 
 
 class Streams:
-    """What the command gets as its three streams, and the ends that we keep."""
+    """The three streams of the command, and the ends that we keep."""
 
-    def __init__(self, outlets: Mapping[int, Outlet], note: Callable[[bytes], None]) -> None:
+    def __init__(self, outlets: Mapping[int, Outlet], on_output: Callable[[bytes], None]) -> None:
         self.inlets: list[Inlet] = []
         self.given: dict[int, int] = {}
         self.master: int | None = None  # of the command's own terminal, with keyboard
         self._screens: list[tuple[int, int]] = []
-        self._ours: set[int] = set()  # ends of ours that only the command shall have
-        self._note = note
+        self._ours: set[int] = set()  # ends that only the command should have
+        self._on_output = on_output
         has_terminal = any(os.isatty(number) for number in (0, 1, 2))
         if os.isatty(0) and os.isatty(1) and _place(0) == _place(1):
             self.master, self.given[0] = open_pair(0)
@@ -84,24 +87,23 @@ class Streams:
             self.given[number] = ends[outlet]
 
     def pass_size_on(self, child: int) -> None:
-        """Our window has changed."""
+        """Copy the size of our window, which has changed."""
         if self.master is not None:
-            copy_size(0, self.master)  # the system tells the command
+            copy_size(0, self.master)  # which sends SIGWINCH
         for number, master in self._screens:
             copy_size(number, master)
             with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGWINCH)  # it may have looked before the size was there
+                os.kill(child, signal.SIGWINCH)  # its own terminal gets no SIGWINCH of this one
 
     def close_given(self, *, is_over: bool) -> None:
-        """What only the command shall have. A terminal's end stays until it is over, since the
-        command may close its streams and open them again."""
+        """Close the command's ends. Those of a terminal stay until it is over, since the command
+        may close its streams and open them again."""
         for descriptor in sorted(self._ours):
             if is_over or not os.isatty(descriptor):
                 os.close(descriptor)
                 self._ours.discard(descriptor)
 
     def close(self) -> None:
-        """Our own ends."""
         self.close_given(is_over=True)
         for inlet in self.inlets:
             inlet.close()
@@ -114,17 +116,17 @@ class Streams:
         if not outlet.is_terminal:
             ours, given = os.pipe()
         elif self.master is not None and _place(number) == _place(0):
-            self.inlets.append(Inlet(self.master, outlet, self._note))
+            self.inlets.append(Inlet(self.master, outlet, self._on_output))
             return self.given[0]
         else:
             ours, given = open_pair(number, is_screen_only=True)
             self._screens.append((number, ours))
         self._ours.add(given)
-        self.inlets.append(Inlet(ours, outlet, self._note))
+        self.inlets.append(Inlet(ours, outlet, self._on_output))
         return given
 
     def _open_closed(self) -> int:
-        """A pipe that nobody reads."""
+        """A pipe without a reader."""
         ours, given = os.pipe()
         os.close(ours)
         self._ours.add(given)
@@ -140,21 +142,21 @@ def start(
     """Start the command and return its pid; OSError if it cannot be started."""
     library = ctypes.CDLL(None)
     leader = os.getpid()
-    told, tell = os.pipe()
+    failure, failure_in_child = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             _take_streams(streams)
             library.prctl(_DIES_WITH_PARENT, signal.SIGTERM, 0, 0, 0)
-            # Whom we start to see where it stands: many systems forbid that otherwise.
+            # Let the processes that we start read its stacks: many systems forbid that otherwise.
             library.prctl(_LETS_READ, ctypes.c_ulong(leader), 0, 0, 0)
             if os.getppid() != leader:
                 os._exit(128 + signal.SIGTERM)
-            # Python ignores the last two. The warning signals stay as they were given: where
-            # the job's script has them ignored, a warning that SLURM sends to all processes at
-            # once (proctrack/linuxproc) must not kill a trainer that still imports torch; where
-            # nobody asked for that, a script without a handler ends by them, as ever. The same
-            # for Ctrl-C in the background, and for SIGHUP under nohup.
+            # Python ignores the last two. The warning signals stay as we got them. Where the
+            # job's script ignores them, a warning that SLURM sends to all processes at once
+            # (proctrack/linuxproc) must not kill a trainer that still imports torch. Otherwise a
+            # script without a handler ends by them. The same for Ctrl-C in the background, and
+            # for SIGHUP under nohup.
             for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -163,13 +165,13 @@ def start(
             os.execvpe(command[0], list(command), dict(environment))
         except (OSError, ValueError) as error:  # the latter for an empty name
             reason = getattr(error, "errno", None) or errno.ENOENT
-            os.write(tell, reason.to_bytes(_ERROR_BYTES, "little"))
+            os.write(failure_in_child, reason.to_bytes(_ERROR_BYTES, "little"))
         finally:
             os._exit(127)
-    os.close(tell)
+    os.close(failure_in_child)
     streams.close_given(is_over=False)
-    with os.fdopen(told, "rb") as file:
-        failed = file.read()  # ends when the command has taken over
+    with os.fdopen(failure, "rb") as file:
+        failed = file.read()  # ends with the exec
     if failed:
         os.waitpid(child, 0)
         reason = int.from_bytes(failed[:_ERROR_BYTES], "little")
@@ -182,7 +184,7 @@ def _take_streams(streams: Streams) -> None:
         os.setsid()
     if streams.master is not None:
         fcntl.ioctl(streams.given[0], termios.TIOCSCTTY, 0)
-    # Not over one that is still to be given.
+    # Duplicated first, so that none is overwritten before its turn.
     apart = {number: os.dup(descriptor) for number, descriptor in streams.given.items()}
     for number, descriptor in apart.items():
         os.dup2(descriptor, number)

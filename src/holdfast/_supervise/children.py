@@ -1,7 +1,5 @@
-"""The processes below this one, and what they do with signals.
-
-Whoever ends while it is looked at is simply not there.
-"""
+"""The processes below this one, and what they do with signals. A process that ends meanwhile is
+treated as if it were not there."""
 
 from __future__ import annotations
 
@@ -10,13 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Collection
-from pathlib import Path
 
+from holdfast._environment.processes.proc import read_bytes
 from holdfast._environment.processes.tree import children, descendants
 from holdfast._environment.processes.tree import is_keeper as is_keeper
 from holdfast._environment.processes.tree import is_known as is_known
 
-_PROC = Path("/proc")
 _WRAPPERS = ("pixi", "uv", "uvx")
 # Their work is done by processes that are not below them, mostly on other machines.
 _CLIENTS = ("srun", "ssh", "docker", "podman", "kubectl", "flux", "jsrun")
@@ -25,19 +22,19 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for this signal."""
-    with contextlib.suppress(OSError):
-        for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
-            if line.startswith(b"SigCgt:"):
-                return _has(line, number)
-    return False
+    return _has_bit(pid, b"SigCgt:", number)
+
+
+def ignores(pid: int, number: int) -> bool:
+    return _has_bit(pid, b"SigIgn:", number)
 
 
 def catchers(top: int, number: int, passed_over: Collection[int] = ()) -> list[int]:
     """Those below `top` that catch the signal, but none below one that does.
 
-    Whoever catches it answers for what is below: torchrun passes it on, and a worker that was
-    forked from a rank has the rank's handler only by chance. A wrapper that hands on whatever
-    comes does not count: it would hand a warning to a trainer that still imports torch.
+    A process that catches it answers for those below: torchrun passes it on, and a worker that
+    was forked from a rank has the rank's handler only by chance. A wrapper that passes on every
+    signal does not count: it would pass a warning to a trainer that still imports torch.
     """
     found: list[int] = []
     waiting = children(top)
@@ -52,100 +49,97 @@ def catchers(top: int, number: int, passed_over: Collection[int] = ()) -> list[i
 
 
 def keepers(top: int) -> list[int]:
-    """The keepers below `top`."""
     return [pid for pid in descendants(top) if is_keeper(pid)]
 
 
 def left_behind(top: int, session: int) -> list[int]:
-    """What a command that was killed leaves running: all in its session, and the ranks of a
-    launcher, which have sessions of their own. Whoever has made itself a daemon wants to stay."""
+    """The processes that a killed command leaves running.
+
+    These are all in its session, and the ranks of a launcher, which have sessions of their own.
+    Other processes with their own session are daemons, and stay.
+    """
     found: list[int] = []
     for pid in descendants(top):
         with contextlib.suppress(OSError):
-            if (os.getsid(pid) == session or _is_rank(pid)) and not is_keeper(pid):
+            if (os.getsid(pid) == session or _variables(pid, b"RANK=")) and not is_keeper(pid):
                 found.append(pid)
     return found
 
 
 def has_ranks(top: int) -> bool:
-    """Whether some below `top` are of a job of several."""
-    for pid in descendants(top):
-        with contextlib.suppress(OSError):
-            words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            sizes = [word[11:] for word in words if word.startswith(b"WORLD_SIZE=")]
-            if any(size not in (b"", b"0", b"1") for size in sizes):
-                return True
-    return False
+    """Whether some below `top` are ranks of a job of several."""
+    sizes = (each for pid in descendants(top) for each in _variables(pid, b"WORLD_SIZE="))
+    return any(size not in (b"", b"0", b"1") for size in sizes)
 
 
 def works_elsewhere(top: int) -> str | None:
-    """The program below `top` whose work is not to be seen from here, if there is one."""
-    for pid in descendants(top):
-        with contextlib.suppress(OSError):
-            name = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-            if name in _CLIENTS:
-                return name
-    return None
+    """The name of a program below `top` whose work cannot be observed from here."""
+    return next((name for pid in descendants(top) if (name := name_of(pid)) in _CLIENTS), None)
+
+
+def name_of(pid: int) -> str:
+    """The short name of a process; empty if it is gone."""
+    return (read_bytes(f"/proc/{pid}/comm") or b"").decode(errors="replace").strip()
 
 
 def is_there(pid: int) -> bool:
     """Whether a process has not ended yet."""
-    with contextlib.suppress(OSError, IndexError):
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split(None, 1)
-        return fields[0] not in (b"Z", b"X")
-    return False
+    return _stat(pid)[:1] not in ([], [b"Z"], [b"X"])
+
+
+def used_ticks(pid: int) -> int:
+    """The processor time of a process and of its children that have ended."""
+    with contextlib.suppress(ValueError):
+        return sum(map(int, _stat(pid)[11:15]))
+    return 0
 
 
 def work_of(pid: int) -> tuple[bytes, ...]:
     """Its state, and numbers that change when it does anything."""
-    with contextlib.suppress(OSError):
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        done = (_PROC / str(pid) / "io").read_bytes()
-        return (fields[0], *fields[11:13], done)
-    return (b"",)
+    fields, done = _stat(pid), read_bytes(f"/proc/{pid}/io")
+    return (fields[0], *fields[11:13], done) if fields and done is not None else (b"",)
 
 
 def is_doomed(pid: int) -> bool:
-    """Whether a process has been killed, and is still there: it waits for a disk that does not
-    answer, or is frozen."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
-            if line.startswith((b"SigPnd:", b"ShdPnd:")) and _has(line, signal.SIGKILL):
-                return is_there(pid)
-    return False
+    """Whether a killed process is still there: it waits for a disk, or is frozen."""
+    pending = (_has_bit(pid, name, signal.SIGKILL) for name in (b"SigPnd:", b"ShdPnd:"))
+    return any(pending) and is_there(pid)
 
 
 def is_traced(pid: int) -> bool:
     """Whether a debugger holds it."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (_PROC / str(pid) / "status").read_bytes().splitlines():
-            if line.startswith(b"TracerPid:"):
-                return int(line.split()[1]) != 0
-    return False
+    return (_status(pid, b"TracerPid:") or b"0") != b"0"
 
 
 def age_seconds(pid: int) -> float:
     """For how long a process has been there; 0 for one that has ended."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        # The name comes first, in brackets, and may hold anything.
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
+    with contextlib.suppress(IndexError, ValueError):
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat(pid)[19]) / _TICKS
     return 0.0
 
 
-def _has(line: bytes, number: int) -> bool:
-    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat behind the name, which may hold anything."""
+    return (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
 
 
-def _is_rank(pid: int) -> bool:
-    words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    return any(word.startswith(b"RANK=") for word in words)
+def _status(pid: int, name: bytes) -> bytes | None:
+    for line in (read_bytes(f"/proc/{pid}/status") or b"").splitlines():
+        if line.startswith(name):
+            return line.split()[1]
+    return None
+
+
+def _has_bit(pid: int, name: bytes, number: int) -> bool:
+    return bool(int(_status(pid, name) or b"0", 16) >> (number - 1) & 1)
+
+
+def _variables(pid: int, name: bytes) -> list[bytes]:
+    """The values of an environment variable (`NAME=`) of a process."""
+    words = (read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0")
+    return [word[len(name) :] for word in words if word.startswith(name)]
 
 
 def _is_wrapper(pid: int) -> bool:
-    # Go's programs, apptainer among them, catch all signals; this one nobody else has a use for.
-    if catches(pid, signal.SIGURG):
-        return True
-    with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "comm").read_text().strip() in _WRAPPERS
-    return False
+    # Programs in Go, apptainer among them, catch all signals; no other has a use for this one.
+    return catches(pid, signal.SIGURG) or name_of(pid) in _WRAPPERS

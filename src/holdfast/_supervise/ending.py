@@ -1,7 +1,7 @@
-"""The end of a command that hangs: asked first, then killed, and never waited for without bound.
+"""The end of a command that hangs: SIGTERM, then SIGKILL, and no wait without a limit.
 
-What waits for a file system that does not answer survives a kill. It is left where it is, and
-so is the command: who leads it must not stand still with it.
+A process that waits for a file system that does not answer survives a kill. It is left behind:
+the leader must not hang with it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ from collections.abc import Callable
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._supervise import children
 
-# -- `--hang-timeout`: how long a command may stand still, as it was given -------------------------
-
-
 AUTO = "auto"
-# Of what nobody has measured yet: the first step of a run, or all of a command without one.
+# For what has not been measured: the first step of a run, or a command without a run.
 _UNKNOWN_SECONDS = 1800.0
 # For what may take longer than a step: phases, the first step, ranks that wait for each other.
 _LONGER = 10.0
 
 
 class Timeout:
-    """How long it may be until something counts as a hang; learned by the run where it is auto."""
+    """`--hang-timeout`: after how long something counts as a hang; None: the run learns it."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
 
     @classmethod
     def parse(cls, text: str) -> Timeout:
-        """Of "auto", "90" or "5min"; ValueError says what is wrong with any other."""
+        """From "auto", "90" or "5min"; ValueError says what is wrong with any other."""
         text = text.strip()
         if text == AUTO:
             return cls(None)
@@ -48,29 +45,29 @@ class Timeout:
 
     @property
     def how(self) -> str:
-        """Where it comes from, as hang.json has it."""
+        """Where it comes from, for hang.json."""
         return "learned" if self.seconds is None else "given"
 
     def for_child(self) -> str:
-        """As the keeper of a run reads it."""
+        """For the environment variable that the keeper of a run reads."""
         return AUTO if self.seconds is None else f"{self.seconds:g}"
 
     def without_run(self, *, has_ranks: bool) -> float:
-        """For a command of which nothing is known but what it prints and what it uses."""
+        """For a command of which only its output and its processor time are known."""
         if self.seconds is None:
             return _UNKNOWN_SECONDS
         return self.seconds * (_LONGER if has_ranks else 1.0)
 
     def for_disk(self) -> float:
-        """For somebody who saves, and whose file system does not answer."""
+        """For a process that saves to a file system that does not answer."""
         return _UNKNOWN_SECONDS if self.seconds is None else max(60.0, self.seconds * _LONGER)
 
     def from_term_to_kill(self) -> float:
-        """For whoever saves something when told to end."""
+        """For a process that saves something at SIGTERM."""
         return self._within(20.0)
 
     def after_kill(self) -> float:
-        """For the system, to take away one that has much memory."""
+        """For the system, to remove a process with much memory."""
         return self._within(30.0)
 
     def _within(self, most: float) -> float:
@@ -87,8 +84,8 @@ def _duration(text: str) -> float:
         raise ValueError(f"{text!r} is neither a number of seconds, nor 5min, nor auto") from None
 
 
-class Ending:
-    """From SIGTERM to SIGKILL, to all that the command has started."""
+class HangEnding:
+    """From SIGTERM to SIGKILL, for all processes of the command."""
 
     def __init__(
         self,
@@ -98,12 +95,12 @@ class Ending:
         *,
         is_killed: bool = False,
     ) -> None:
-        """`rest` are those that it would leave behind; `is_killed`: by its keeper, in vain."""
+        """`rest` are those that it would leave behind; `is_killed`: its keeper has killed it."""
         self._child = child
         self._rest = rest
         self._timeout = timeout
         seconds = 0.0 if is_killed else timeout.from_term_to_kill()
-        # Who saves something meanwhile may have to wait for a processor.
+        # A process that saves meanwhile may have to wait for a processor.
         self._kill = FairDeadline(seconds, lambda: (child, *rest()))
         self._lost_at: float | None = None
         self.lost: list[int] = []  # those that cannot be killed
@@ -111,16 +108,13 @@ class Ending:
             for pid in (child,) if children.is_there(child) else rest():
                 _send(pid, signal.SIGTERM)
 
-    def look(self) -> None:
-        """Do what is due."""
+    def poll(self) -> None:
         now = time.monotonic()
         if not self._kill.is_over():
             return
-        left = [
-            pid for pid in dict.fromkeys((self._child, *self._rest())) if children.is_there(pid)
-        ]
+        left = self._left()
         if any(map(children.is_traced, left)):
-            return  # somebody looks at it now
+            return  # a debugger is attached now
         for pid in left:
             if not children.is_doomed(pid):
                 _send(pid, signal.SIGKILL)
@@ -131,14 +125,16 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether all are gone, or those that are left never will be."""
-        return bool(self.lost) or not any(
-            map(children.is_there, dict.fromkeys((self._child, *self._rest())))
-        )
+        """Whether all are gone, or those that are left cannot be killed."""
+        return bool(self.lost) or not self._left()
+
+    def _left(self) -> list[int]:
+        found = dict.fromkeys((self._child, *self._rest()))
+        return [pid for pid in found if children.is_there(pid)]
 
 
-class Saving:
-    """Keepers that are waited for, as long as they get on."""
+class KeeperWait:
+    """Keepers that are waited for, as long as they make progress."""
 
     def __init__(self, timeout: Timeout) -> None:
         self._seconds = timeout.for_disk()
@@ -146,10 +142,10 @@ class Saving:
         self._since = time.monotonic()
 
     def moves(self, pids: list[int]) -> bool:
-        """Whether one of them has done anything of late, or could."""
+        """Whether one of them has done anything recently, or could."""
         seen = [children.work_of(pid) for pid in pids]
         now = time.monotonic()
-        # Not in the kernel's wait for a disk: then it waits for something else, with a bound.
+        # Not in state D, the wait for a disk: all other waits of a keeper have a limit.
         if seen != self._seen or any(state != b"D" for state, *_ in seen):
             self._seen, self._since = seen, now
         return now - self._since < self._seconds

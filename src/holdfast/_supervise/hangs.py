@@ -1,9 +1,9 @@
-"""A command that hangs: what its keeper has found is said, and what must be done is done.
+"""A command that hangs: the leader says what the keeper has found, and ends it if asked to.
 
-The keeper of a run sees most, and says it in the run's own output if the trainer still can. It
-also tells the leader, in a file beside the leader's own: the run's folder may be on the file
-system that does not answer. Where there is no keeper, the leader judges by what it sees itself,
-but only with `--hang-timeout`: else nothing is ever killed for a hang.
+The keeper of a run knows most, and reports in the run's own output if the trainer still can. It
+also writes a file for the leader beside the leader's own: the run's folder may be on the file
+system that does not answer. Where there is no keeper, the leader judges by its own observation,
+but only with `--hang-timeout`: otherwise nothing is ever killed for a hang.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast._store.folder.plain_file import read_plain
-from holdfast._store.folder.supervised import led_hang, led_output
+from holdfast._store.folder.supervised import led_hang
 from holdfast._supervise import children
-from holdfast._supervise.record import Book
+from holdfast._supervise.record import SupervisionRecord
 
 if TYPE_CHECKING:
-    from holdfast._supervise.ending import Ending, Saving, Timeout
-    from holdfast._supervise.silence import Quiet
+    from holdfast._supervise.ending import HangEnding, KeeperWait, Timeout
+    from holdfast._supervise.silence import SilenceWatch
 
 _LOOK_SECONDS = 1.0
 _ENDING_SECONDS = 0.1
 _TRAINER_SECONDS = 2.0  # for the trainer to say it itself
 _KEEPER_SECONDS = 30.0
-_DOOMED_LOOKS = 3  # one that is killed may take a moment to be gone
+_DOOMED_LOOKS = 3  # a killed process may take a moment to be gone
 _RESTART = "restart"
 NO_HANG = ("slow", "debugger", "stopped", "frozen", "running")  # causes, as `explain` finds them
 
 
-class Standstill:
-    """Watches for one while the command lives."""
+class CommandHangs:
+    """Watches for a hang while the command lives."""
 
     def __init__(
         self,
         child: int,
         me: int,
-        book: Book,
+        record: SupervisionRecord,
         timeout: Timeout | None,
         *,
         say: Callable[[str], None],
@@ -50,27 +50,27 @@ class Standstill:
     ) -> None:
         self._child = child
         self._me = me
-        self._book = book
+        self._record = record
         self._timeout = timeout
         self._say = say
         self._rest = rest
-        self._quiet: Quiet | None = None
+        self._silence: SilenceWatch | None = None
         if timeout is not None and children.is_known():
-            from holdfast._supervise.silence import Quiet  # every start would be slower by it
+            from holdfast._supervise.silence import SilenceWatch  # would make every start slower
 
-            self._quiet = Quiet(
-                *(child, me, book, timeout),
+            self._silence = SilenceWatch(
+                *(child, me, record, timeout),
                 say=say,
                 is_held_up=is_held_up,
                 has_keys=has_keys,
             )
-        self._ending: Ending | None = None
-        self._saving: Saving | None = None
+        self._ending: HangEnding | None = None
+        self._saving: KeeperWait | None = None
         self._is_cut_off = False
         self._lost_since: float | None = None
         self._next = time.monotonic() + _LOOK_SECONDS
         self._stamp = 0
-        self._hang: dict[str, Any] | None = None  # as the keeper has told it
+        self._hang: dict[str, Any] | None = None  # as the keeper has reported it
         self._say_at: float | None = None
         self._is_said = False
         self._doomed = 0
@@ -83,41 +83,39 @@ class Standstill:
     @property
     def is_lost(self) -> bool:
         """Whether it cannot be ended."""
-        is_so = self._ending is not None and bool(self._ending.lost)
-        return is_so or self._is_cut_off
+        return self._is_cut_off or (self._ending is not None and bool(self._ending.lost))
 
     def is_ours(self, pid: int) -> bool:
-        """Whether a process is no part of the command, but looks at it."""
-        return self._quiet is not None and self._quiet.is_of(pid)
+        """Whether a process is not part of the command, but inspects it for us."""
+        return self._silence is not None and self._silence.is_of(pid)
 
-    def next_look_seconds(self) -> float:
+    def next_poll_seconds(self) -> float:
         return max(0.0, self._next - time.monotonic())
 
-    def look(self) -> None:
-        """If it is time: see what there is, and do what is due."""
+    def poll(self) -> None:
         now = time.monotonic()
         if now < self._next:
             return
         pause = _LOOK_SECONDS
-        with contextlib.suppress(Exception):  # the command must be led, whatever goes wrong here
-            self._hear_keeper(now)
+        with contextlib.suppress(Exception):  # whatever fails here, the supervision goes on
+            self._read_keeper(now)
             if self._ending is not None:
-                self._ending.look()
+                self._ending.poll()
                 pause = _ENDING_SECONDS
-                self._tell_lost()
+                self._say_lost()
             elif self._keeper_ends_it:
-                self._see_that_it_ends()
-            elif self._quiet is not None:
-                self._quiet.look()
-                pause = min(pause, self._quiet.pause_seconds())
-                if self._quiet.hang is not None:
-                    self._end(self._quiet.hang)
+                self._check_that_it_ends()
+            elif self._silence is not None:
+                self._silence.poll()
+                pause = min(pause, self._silence.pause_seconds())
+                if self._silence.hang is not None:
+                    self._end(self._silence.hang)
         self._next = now + pause
 
     def end_the_rest(self, turn: Callable[[float], None]) -> None:
-        """The command itself is gone: see to what it has left behind."""
+        """The command itself is gone: end what it has left behind."""
         with contextlib.suppress(Exception):  # its record may hold anything
-            self._hear_keeper(time.monotonic())  # it may have ended between two looks
+            self._read_keeper(time.monotonic())  # it may have ended between two looks
         if not self.has_hung or self._timeout is None:
             return
         if self._ending is None:
@@ -125,19 +123,19 @@ class Standstill:
         assert self._ending is not None
         while not self._ending.is_over:
             turn(_ENDING_SECONDS)
-            self._ending.look()
-        self._tell_lost()
+            self._ending.poll()
+        self._say_lost()
 
     def gives_up(self, keepers: list[int]) -> bool:
-        """Whether there is no use in waiting for these: they, too, stand in a dead file system."""
+        """Whether it is useless to wait for these: they wait for a dead file system, too."""
         if self._timeout is None:
             return False
-        if self._lost_since is not None:  # with which its keeper has not much left to do
+        if self._lost_since is not None:  # its keeper has not much left to do
             return time.monotonic() - self._lost_since > _KEEPER_SECONDS
         if self._saving is None:
-            from holdfast._supervise.ending import Saving
+            from holdfast._supervise.ending import KeeperWait
 
-            self._saving = Saving(self._timeout)
+            self._saving = KeeperWait(self._timeout)
         if self._saving.moves(keepers):
             return False
         pids = ", ".join(map(str, keepers))
@@ -149,29 +147,27 @@ class Standstill:
         return True
 
     def close(self) -> None:
-        if self._quiet is not None:
-            self._quiet.close()
-
-    # What the keeper tells.
+        if self._silence is not None:
+            self._silence.close()
 
     @property
     def _keeper_ends_it(self) -> bool:
         hang = self._hang
         return hang is not None and hang.get("policy") == _RESTART and hang.get("ended") is None
 
-    def _hear_keeper(self, now: float) -> None:
-        if self._book.folder is None:
+    def _read_keeper(self, now: float) -> None:
+        if self._record.folder is None:
             return
-        path = led_hang(self._book.folder)
+        path = led_hang(self._record.folder)
         with contextlib.suppress(OSError, ValueError):
-            stamp = os.stat(path).st_mtime_ns  # noqa: PTH116  every second, of a file seldom there
+            stamp = os.stat(path).st_mtime_ns  # noqa: PTH116  cheap: it runs every second
             if stamp != self._stamp and self._ending is None:
                 self._stamp = stamp
                 found = json.loads(read_plain(path))
                 if isinstance(found, dict):
                     self._take(found, now)
         if self._say_at is not None and now >= self._say_at:
-            self._tell_hang()
+            self._say_hang()
 
     def _take(self, hang: dict[str, Any], now: float) -> None:
         if isinstance(held := hang.get("held"), dict):
@@ -190,21 +186,21 @@ class Standstill:
                 stood = max(0.0, hang["ended"] - hang.get("began", hang["ended"]))
                 self._say(f"it goes on: a step was made, after {stood:.0f} s.")
 
-    def _tell_hang(self) -> None:
-        import shlex  # every start would be slower by it
+    def _say_hang(self) -> None:
+        import shlex  # would make every start slower
 
         self._say_at = None
         assert self._hang is not None
         sentence = str(self._hang.get("sentence") or "It hangs.")
-        if self._has_printed(sentence):
-            return
+        if self._record.has_printed(sentence):
+            return  # the trainer could say it itself
         self._is_said = True
-        self._book.said.append(sentence)
+        self._record.said.append(sentence)
         lines = [sentence]
         if self._hang.get("policy") == _RESTART:
             lines.append("its newest state is made durable, then it is ended (--hang-timeout).")
         else:
-            for run in self._book.runs()[:1]:
+            for run in self._record.runs()[:1]:
                 place = shlex.quote(run["folder"])
                 lines.append(f"where it stands now: holdfast stacks {place}")
             if self._timeout is None and "--hang-timeout" not in sentence:
@@ -213,28 +209,19 @@ class Standstill:
                 )
         self._say("\n  ".join(lines))
 
-    def _has_printed(self, sentence: str) -> bool:
-        """Whether the trainer could say so itself."""
-        with contextlib.suppress(OSError):
-            if self._book.folder is not None:
-                return sentence.encode() in read_plain(led_output(self._book.folder))
-        return False
-
-    def _see_that_it_ends(self) -> None:
-        """The keeper kills what does not leave. What survives that must not hold us, too."""
+    def _check_that_it_ends(self) -> None:
+        """The keeper kills what does not leave. What survives must not hold us up, too."""
         doomed = [pid for pid in (self._child, *self._rest()) if children.is_doomed(pid)]
         self._doomed = self._doomed + 1 if doomed else 0
         if self._doomed >= _DOOMED_LOOKS and self._timeout is not None:
             self._begin_ending(is_killed=True)
 
-    # What we do ourselves.
-
     def _end(self, hang: dict[str, Any]) -> None:
         assert self._timeout is not None
         sentence = hang["sentence"] or "It stands still, and where cannot be seen."
         hang["sentence"] = sentence
-        self._book.note_hang(hang)
-        self._book.said.append(sentence)
+        self._record.write_hang(hang)
+        self._record.said.append(sentence)
         seconds = self._timeout.from_term_to_kill()
         self._say(
             f"it hangs: {hang['quiet_seconds']:.0f} s without output and without work.\n"
@@ -244,18 +231,18 @@ class Standstill:
         self._begin_ending()
 
     def _begin_ending(self, *, is_killed: bool = False) -> None:
-        from holdfast._supervise.ending import Ending
+        from holdfast._supervise.ending import HangEnding
 
         assert self._timeout is not None
-        self._ending = Ending(self._child, self._rest, self._timeout, is_killed=is_killed)
+        self._ending = HangEnding(self._child, self._rest, self._timeout, is_killed=is_killed)
 
-    def _tell_lost(self) -> None:
+    def _say_lost(self) -> None:
         lost = [] if self._ending is None else self._ending.lost
         if not lost or self._lost_since is not None:
             return
         self._lost_since = time.monotonic()
         many = f"pid {', '.join(map(str, lost))}"
-        self._book.note(unkillable=lost)
+        self._record.write(unkillable=lost)
         self._say(
             f"{many} survives SIGKILL: it waits in the kernel, mostly for a disk or a file system "
             "that does not answer, or is frozen.\n"

@@ -1,8 +1,7 @@
-"""A look at what the command does, by a process of its own.
+"""An inspection of the command's processes, by a process of its own.
 
-Whoever reads of a process that waits for a dead file system may have to wait for it, too. The
-leader must not: it is the one that hears signals. So it starts somebody to look, and takes what
-comes within the time.
+Reading about a process that waits for a dead file system may block, too. The leader must not
+block: it receives the signals. So it starts a process for it, and takes what comes in time.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _PROGRAM = """\
 import sys
 at = [i for i, p in enumerate(sys.path) if p.endswith("site-packages")]
 sys.path.insert(at[0] if at else len(sys.path), {place!r})
-from holdfast._supervise.inspect import look_and_tell
-look_and_tell({pid}, {file})
+from holdfast._supervise.inspect import inspect_and_write
+inspect_and_write({pid}, {file})
 """
 
 
-class Glance:
-    """One look that is under way."""
+class Inspection:
+    """One that is under way."""
 
     def __init__(self, pid: int) -> None:
-        """OSError if nobody can be started."""
+        """OSError if no process can be started."""
         self._file = os.memfd_create("holdfast-look", os.MFD_CLOEXEC)
         place = str(Path(__file__).parents[2])
-        # Not taken for a rank that the command has left behind.
+        # Without the variables of a rank: it must not count as one that was left behind.
         ranks = variables.of_ranks()
         environment = variables.child_environment()
         try:
@@ -64,7 +63,7 @@ class Glance:
         return self._process.poll() is not None or self._deadline.is_over()
 
     def take(self) -> dict[str, Any] | None:
-        """{"look", "activity", "cause", "sentence", …}; None if it has found nothing in time."""
+        """{"look", "activity", "cause", "sentence", …}; None if there is none in time."""
         with contextlib.suppress(OSError, ValueError):
             if self._process.poll() is not None:
                 found = json.loads(Path(f"/proc/self/fd/{self._file}").read_bytes())
@@ -72,22 +71,22 @@ class Glance:
         return None
 
     def close(self) -> None:
-        """It is not waited for: its end is noted when it comes, with those of all others."""
+        """Without a wait: it is reaped later, like all other children."""
         with contextlib.suppress(OSError):
             if self._process.poll() is None:
                 self._process.kill()
         os.close(self._file)
 
 
-def look_and_tell(pid: int, file: int) -> None:
-    """All of the process that was started for it."""
+def inspect_and_write(pid: int, file: int) -> None:
+    """The whole work of the process that was started for it."""
     from holdfast._diagnose.hangs.judge import explain
     from holdfast._environment.processes.activity import activity_of
     from holdfast._environment.processes.inspect import Looker
 
     look = Looker(pid).look()
     found = explain({"looks": [look]})
-    told = {
+    record = {
         "look": look,
         "activity": activity_of(look).name,
         "cause": found.cause.value,
@@ -95,4 +94,4 @@ def look_and_tell(pid: int, file: int) -> None:
         "evidence": list(found.evidence),
         "advice": list(found.advice),
     }
-    os.write(file, json.dumps(told).encode())
+    os.write(file, json.dumps(record).encode())

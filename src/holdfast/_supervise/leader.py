@@ -1,13 +1,13 @@
 """`holdfast run -- COMMAND`: the first process of a task, thin, and the last to leave.
 
-SLURM kills whatever is left of a task the moment its first process is gone. If that is the
-trainer, a kill -9 takes the keeper with it, and the newest state is lost. So this process is
-the first one. It starts the trainer, passes signals on, adopts the keeper of a trainer that
-was killed, and leaves when the keeper has left: with the trainer's own status. What the trainer
-died of is noted and said, and where that makes sense it is started again.
+SLURM kills the rest of a task when its first process is gone. If that is the trainer, a kill -9
+takes the keeper with it, and the newest state is lost. So this process is the first one. It starts
+the trainer, passes signals on, adopts the keeper of a killed trainer, and leaves after the keeper,
+with the trainer's own status. It records and says why the trainer died, and starts it again where
+that makes sense.
 
-It holds no state that could be lost, and runs no code of the user. Signals are blocked and
-waited for, so none can strike between two lines.
+It holds no state that could be lost, and runs no code of the user. Signals are blocked and waited
+for, so none can interrupt between two lines.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from holdfast._store.folder.supervised import led_folder
 from holdfast._text import say
 
 if TYPE_CHECKING:
-    from holdfast._supervise.attempt import Life
+    from holdfast._supervise.attempt import SupervisedAttempt
     from holdfast._supervise.ending import Timeout
-    from holdfast._supervise.record import Book
-    from holdfast._supervise.restart import Decision, Restarts
+    from holdfast._supervise.record import SupervisionRecord
+    from holdfast._supervise.restart import Restarts
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -46,9 +46,9 @@ def lead(
     """Start the command, stay until it and its keepers have ended, return its exit status."""
     if not sys.platform.startswith("linux"):
         return _step_aside(command)
-    # Of a leader above this one: it counts for all that is below.
+    # The timeout of a leader above this one counts for all processes below it.
     timeout = _timeout(hang_timeout or variables.hang_timeout())
-    return Supervision(command, max_restarts, timeout).go_on_to_the_end()
+    return Supervision(command, max_restarts, timeout).run()
 
 
 def _timeout(text: str) -> Timeout | None:
@@ -62,9 +62,9 @@ def _timeout(text: str) -> Timeout | None:
 
 def _for_child(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     found = {**environment, "HOLDFAST_LEADER": str(os.getpid())}
-    if not starts_torchrun(command):  # which numbers its ranks itself
+    if not starts_torchrun(command):  # torchrun numbers its ranks itself
         found.update(rank_environment(environment))
-    # A segfault of any Python below us leaves its stack in the output.
+    # A segmentation fault of any Python below us leaves its stack in the output.
     found.setdefault("PYTHONFAULTHANDLER", "1")
     return found
 
@@ -82,7 +82,7 @@ def _explain(program: str, error: OSError) -> int:
 
 
 def _step_aside(command: Sequence[str]) -> int:
-    """Where there is no keeper, nobody has to be waited for: the command takes our place."""
+    """Where there is no keeper to wait for, the command takes our place."""
     try:
         if sys.platform == "win32":
             import subprocess  # there, exec would return to the shell at once
@@ -94,14 +94,14 @@ def _step_aside(command: Sequence[str]) -> int:
 
 
 class Supervision:
-    """One life of the command after the other, until there is no reason for another."""
+    """One attempt of the command after the other, until there is no reason for another."""
 
     def __init__(
         self, command: Sequence[str], max_restarts: int | None, timeout: Timeout | None = None
     ) -> None:
-        # Not at the top: there are systems without terminals of this kind, and they step aside.
+        # Not at the top: these modules can be imported on Linux only.
         from holdfast._supervise.child import find_outlets, hold_closed_streams
-        from holdfast._supervise.signals import Ears, passed_on
+        from holdfast._supervise.signals import SignalQueue, passed_on
 
         closed = hold_closed_streams()  # before anything is opened
         self._command = command
@@ -111,14 +111,14 @@ class Supervision:
         self._in_job = is_in_step(self._environment)
         # Inherited as ignored, it would throw the child's status away.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        heard = {*passed_on(), signal.SIGCHLD}
+        received = {*passed_on(), signal.SIGCHLD}
         if any(os.isatty(number) for number in (0, 1, 2)):
-            heard.add(signal.SIGWINCH)
+            received.add(signal.SIGWINCH)
         if _has_own_session():
-            heard.add(signal.SIGTSTP)  # else the terminal stops us and the command together
-        self._ears = Ears(heard)
-        # In the background, our terminal would stop us for what the command writes, or for a look
-        # at keys that are no longer ours.
+            received.add(signal.SIGTSTP)  # else the terminal stops us and the command together
+        self._signals = SignalQueue(received)
+        # In the background, our terminal would stop us for the output of the command, or for a
+        # read of keys.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU, signal.SIGTTIN})
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_ADOPTS_ORPHANS, 1, 0, 0, 0)
@@ -128,71 +128,72 @@ class Supervision:
         self._restarts: Restarts | None = None
         self._has_run = False
 
-    def go_on_to_the_end(self) -> int:
-        """Return the exit status of the last life."""
+    def run(self) -> int:
+        """Return the exit status of the last attempt."""
         number = 1
         while True:
-            from holdfast._supervise.record import Book
+            from holdfast._supervise.record import SupervisionRecord
 
-            book = Book(self._folder, number, self._command)
+            record = SupervisionRecord(self._folder, number, self._command)
             try:
-                life = self._begin(book, number)
+                attempt = self._begin(record, number)
             except OSError as error:
                 return _explain(self._command[0], error)
-            status = life.follow()
-            if life.has_hung and not life.was_asked and status == 0:
-                status = HUNG  # it left when it was told to, and is not done
-            if not self._goes_on(life, book, status):
-                if life.has_hung and not life.was_asked:
+            status = attempt.follow()
+            if attempt.has_hung and not attempt.was_asked and status == 0:
+                status = HUNG  # it left at our SIGTERM, and is not done
+            if not self._goes_on(attempt, record, status):
+                if attempt.has_hung and not attempt.was_asked:
                     return HUNG
                 return status if status >= 0 else 128 - status
             number += 1
 
-    def _begin(self, book: Book, number: int) -> Life:
-        from holdfast._supervise.attempt import Life
+    def _begin(self, record: SupervisionRecord, number: int) -> SupervisedAttempt:
+        from holdfast._supervise.attempt import SupervisedAttempt
         from holdfast._supervise.child import Streams, start
 
         environment = _for_child(self._command, self._environment)
         environment["HOLDFAST_RESTART"] = str(number - 1)
-        if book.folder is not None:
-            environment["HOLDFAST_LED"] = str(book.folder.absolute())
+        if record.folder is not None:
+            environment["HOLDFAST_LED"] = str(record.folder.absolute())
         if self._timeout is not None:
             environment["HOLDFAST_HANG_TIMEOUT"] = self._timeout.for_child()
-        streams = Streams(self._by_number, book.note_output)
-        child = start(self._command, environment, streams, self._ears.before)
-        book.note(child_pid=child)
-        return Life(
-            *(child, self._ears, streams, self._outlets, book, self._timeout),
+        streams = Streams(self._by_number, record.add_output)
+        child = start(self._command, environment, streams, self._signals.mask_before)
+        record.write(child_pid=child)
+        return SupervisedAttempt(
+            *(child, self._signals, streams, self._outlets, record, self._timeout),
             in_job=self._in_job,
         )
 
-    def _goes_on(self, life: Life, book: Book, status: int) -> bool:
-        """Say what happened, and whether there is to be another life."""
+    def _goes_on(self, attempt: SupervisedAttempt, record: SupervisionRecord, status: int) -> bool:
+        """Say what happened; True if there is another attempt."""
         if status == 0:
             return False
-        if life.has_answered(status):
-            book.note_decision({"restart": False, "why": "it was asked to end", "pause": 0.0})
+        why = ""
+        if attempt.has_answered(status):
+            why = "it was asked to end"
+        elif attempt.has_lost_its_reader(status):  # `| head`: nothing to explain
+            why = "nobody reads it"
+        elif record.is_cut_off:  # a verdict and another attempt would need its file system
+            why = "it cannot be ended"
+        if why:
+            record.write_decision({"restart": False, "why": why, "pause": 0.0})
             return False
-        if life.has_lost_its_reader(status):  # `| head`: nothing to explain
-            book.note_decision({"restart": False, "why": "nobody reads it", "pause": 0.0})
-            return False
-        if book.is_cut_off:  # from all that a verdict, and another life, would need
-            book.note_decision({"restart": False, "why": "it cannot be ended", "pause": 0.0})
-            return False
-        from holdfast._supervise import verdict_line
+        from holdfast._supervise import restart
 
-        self._has_run = self._has_run or bool(book.runs())
-        verdict = verdict_line.find_verdict(book)
-        known = {"was_asked": life.was_asked, "has_run": self._has_run}
-        end = verdict_line.find_end(book, status, verdict, has_hung=life.has_hung, **known)
+        self._has_run = self._has_run or bool(record.runs())
+        verdict = restart.find_verdict(record)
+        known = {"was_asked": attempt.was_asked, "has_run": self._has_run}
+        end = restart.find_end(record, status, verdict, has_hung=attempt.has_hung, **known)
         decision = self._decide_by().after(end)
-        book.note_decision(verdict_line.as_record(decision))
-        # Of several tasks, each has a leader, and all of them write to one log.
+        record.write_decision(restart.as_record(decision))
+        # Each of several tasks has a leader, and all of them write to one log.
         rank = f"rank {self._environment.get('SLURM_PROCID')}: " if self._tasks() > 1 else ""
-        verdict_line.tell(
-            lambda text: life.say(f"{rank}{text}"), book, verdict, decision, os.getpid()
+        restart.explain(
+            lambda text: attempt.say(f"{rank}{text}"), record, verdict, decision, os.getpid()
         )
-        return decision.restart and self._pause(decision)
+        return decision.restart and self._pause(decision.pause_seconds)
 
     def _decide_by(self) -> Restarts:
         from holdfast._supervise.restart import Restarts
@@ -210,18 +211,18 @@ class Supervision:
         tasks = self._environment.get("SLURM_STEP_NUM_TASKS", "") if self._in_job else ""
         return int(tasks) if tasks.isdigit() else 1
 
-    def _pause(self, decision: Decision) -> bool:
-        """Wait; False if somebody wants us to leave instead."""
-        from holdfast._supervise.signals import stand_still
+    def _pause(self, seconds: float) -> bool:
+        """Wait; False if a signal asks us to leave instead."""
+        from holdfast._supervise.signals import stop_ourselves
 
-        deadline = time.monotonic() + decision.pause_seconds
+        deadline = time.monotonic() + seconds
         harmless = (signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH)
         while True:
-            info = self._ears.wait(max(0.0, deadline - time.monotonic()))
+            info = self._signals.wait(max(0.0, deadline - time.monotonic()))
             if info is None:
                 return True
             if info.si_signo == signal.SIGTSTP:
-                stand_still(with_group=False)
+                stop_ourselves(with_group=False)
             elif info.si_signo not in harmless:
                 return False
 

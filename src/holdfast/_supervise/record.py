@@ -1,4 +1,4 @@
-"""What a supervision leaves behind: led.json, and all that the command printed."""
+"""The records of a supervision: led.json, and the output of the command."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ _MOST_SIGNALS = 100
 
 
 class OutputLog:
-    """A file with the beginning and the end of what was printed; all of it is on disk at once."""
+    """A file with the beginning and the end of the output; everything is written at once."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         self._file: int | None = open_plain(path, flags, 0o600)
         self._size = 0
         self._left_out = 0
-        self._unwritten = bytearray()  # the newest of what a full disk did not take
+        self._unwritten = bytearray()  # the newest output, after a full disk refused some
 
     def add(self, data: bytes) -> None:
-        """Both streams, as they come."""
         if self._file is None:
             return
         if self._unwritten:
@@ -52,7 +51,7 @@ class OutputLog:
             written = os.write(self._file, data)
             self._size += written
             self._unwritten += data[written:]
-            # Only now and then, since the end has to be copied.
+            # Not each time, since the end has to be copied.
             if self._size > _FIRST_BYTES + 2 * _LAST_BYTES:
                 self._shorten()
         except OSError:  # a full disk: the command goes on
@@ -62,7 +61,7 @@ class OutputLog:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 if self._unwritten:
-                    # Over what is there, which takes no room: the last words tell the most.
+                    # Over older output, which needs no room: the last output matters most.
                     start = max(0, self._size - len(self._unwritten))
                     os.pwrite(self._file, self._unwritten, start)
                 elif self._size > _FIRST_BYTES + _LAST_BYTES:
@@ -81,11 +80,11 @@ class OutputLog:
         os.ftruncate(self._file, self._size)
 
 
-class Book:
-    """The record of one life; where nothing can be written, it is kept in memory only."""
+class SupervisionRecord:
+    """The record of one attempt; where nothing can be written, it is in memory only."""
 
-    def __init__(self, supervision: Path | None, life: int, command: Sequence[str]) -> None:
-        self.folder = life_folder(supervision, life) if supervision is not None else None
+    def __init__(self, supervision: Path | None, attempt: int, command: Sequence[str]) -> None:
+        self.folder = life_folder(supervision, attempt) if supervision is not None else None
         self.log: OutputLog | None = None
         if self.folder is not None:
             try:
@@ -97,8 +96,8 @@ class Book:
         self.printed_at = 0.0  # monotonic
         self.last_printed = b""
         self.hang: dict[str, Any] | None = None  # for which the leader has ended it
-        self.said: list[str] = []  # sentences of ours, which nobody needs to read twice
-        self.is_cut_off = False  # from the run's folder, whose file system does not answer
+        self.said: list[str] = []  # our own sentences, not to be said twice
+        self.is_cut_off = False  # the file system of the run's folder does not answer
         self._has_run = False
         self._record: dict[str, Any] = {
             "began": time.time(),
@@ -107,23 +106,22 @@ class Book:
             "leader_pid": os.getpid(),
             "command": list(command),
             "cwd": _here(),
-            "life": life,
+            "life": attempt,
             "output": "output.log",
         }
 
-    def note_output(self, data: bytes) -> None:
+    def add_output(self, data: bytes) -> None:
         self.printed_at = time.monotonic()
         self.last_printed = (self.last_printed + data[-_LINE_BYTES:])[-_LINE_BYTES:]
         if self.log is not None:
             self.log.add(data)
 
-    def note_signal(self, name: str, pid: int | None, uid: int | None, by: str) -> None:
-        """One that we got."""
+    def add_signal(self, name: str, pid: int | None, uid: int | None, by: str) -> None:
         if len(self.signals) < _MOST_SIGNALS:
             record = {"time": time.time(), "name": name, "pid": pid, "uid": uid, "by": by}
             self.signals.append(record)
 
-    def note(self, **values: Any) -> None:
+    def write(self, **values: Any) -> None:
         """Write the record with what is known by now."""
         self._record |= {**values, "signals": self.signals}
         if self.folder is None:
@@ -134,30 +132,30 @@ class Book:
             with contextlib.suppress(OSError):
                 _write_over(led_record(self.folder), self._record)
 
-    def note_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
+    def write_end(self, status: int, maxrss_bytes: int, seen: dict[str, Any]) -> None:
         if self.log is not None:
             self.log.close()
         runs = self.runs()
         run = {key: runs[0].get(key) for key in ("folder", "attempt")} if runs else None
         processes = _most_telling(seen.pop("processes", []))
         ended = {"ended": time.time(), "status": status, "maxrss": maxrss_bytes}
-        self.note(**ended, processes=processes, run=run, decision=None, **seen)
-        self._hand_on()
+        self.write(**ended, processes=processes, run=run, decision=None, **seen)
+        self._copy_to_run()
 
-    def note_hang(self, hang: dict[str, Any]) -> None:
-        """With what every process did beside it, since that may be much."""
+    def write_hang(self, hang: dict[str, Any]) -> None:
+        # What every process did is in a file of its own, since that may be much.
         self.hang = {key: value for key, value in hang.items() if key != "looks"}
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 write_led(led_hang(self.folder), hang)
-        self.note(hang=self.hang)
+        self.write(hang=self.hang)
 
-    def note_decision(self, decision: dict[str, Any]) -> None:
-        self.note(decision=decision)
-        self._hand_on()
+    def write_decision(self, decision: dict[str, Any]) -> None:
+        self.write(decision=decision)
+        self._copy_to_run()
 
     def runs(self) -> list[dict[str, Any]]:
-        """The runs of holdfast that opened in this life."""
+        """The runs of holdfast that opened in this attempt."""
         return read_runs(self.folder) if self.folder is not None else []
 
     @property
@@ -166,8 +164,15 @@ class Book:
         self._has_run = self._has_run or bool(self.runs())
         return self._has_run
 
-    def _hand_on(self) -> None:
-        """To the run's own folder, which may be copied elsewhere and looked at there."""
+    def has_printed(self, sentence: str) -> bool:
+        """Whether the command itself has said this in its output."""
+        with contextlib.suppress(OSError):
+            if self.folder is not None:
+                return sentence.encode() in read_plain(led_output(self.folder))
+        return False
+
+    def _copy_to_run(self) -> None:
+        """Into the run's own folder, which may be copied to another machine."""
         for run in () if self.is_cut_off else self.runs():
             from holdfast._store.folder.layout import RunLayout  # slow to import, and rarely needed
 
@@ -183,7 +188,7 @@ class Book:
 
 
 def _write_over(path: Path, record: dict[str, Any]) -> None:
-    """On a full disk, into the block that the record has since the beginning."""
+    """On a full disk, into the block that the record already has."""
     slim = {**record, "memory": [], "processes": record.get("processes", [])[-8:]}
     text = json.dumps(slim).encode()
     if len(text) <= _BLOCK_BYTES:
@@ -202,7 +207,7 @@ def _here() -> str:
 
 
 def _most_telling(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of their ends; of too many, those that ended well are left out first."""
+    """In the order of their ends; of too many, those with status 0 are left out first."""
     left_out = len(processes) - _MOST_PROCESSES
     if left_out <= 0:
         return processes

@@ -1,43 +1,54 @@
-"""Whether the command is started again, by the cause of its end."""
+"""After an end of the command: the verdict in a few lines, and whether it is started again.
+
+Imported only when the command has failed: the imports for judging would make every start slow.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from holdfast._diagnose.verdict import Restart
+from holdfast._diagnose.verdict import Cause, Restart, Sure, Verdict, restart_after
+from holdfast._errors import REQUEUE
+from holdfast._store.folder.attempts import read_json, read_origins
+from holdfast._store.folder.layout import RunLayout
+from holdfast._supervise.record import SupervisionRecord
 
 MOST_BY_DEFAULT = 3
-_REQUEUED = 75
 _LONGEST_PAUSE_SECONDS = 60.0
-_LIVES_WITHOUT_PROGRESS = 3
+_ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
 @dataclass(frozen=True)
-class End:
-    """One life of the command, as far as it matters for what comes next."""
+class CommandEnd:
+    """The end of one attempt, as far as it matters for a restart."""
 
     status: int  # as subprocess has it
     kind: Restart
     was_asked: bool = False  # a signal was passed on, which was meant for all
-    has_run: bool = False  # a run of holdfast was opened, in this life or before
+    has_run: bool = False  # a run of holdfast was opened, in this attempt or before
     step: int | None = None  # how far the run got; None: it has none, or did not begin
-    began_at: int | None = None  # the step that this life resumed from
+    began_at: int | None = None  # the step that this attempt resumed from
     has_hung: bool = False  # and was ended for it
 
 
 @dataclass(frozen=True)
-class Decision:
+class RestartDecision:
     """What is done after an end, and why."""
 
     restart: bool
     why: str
     pause_seconds: float = 0.0
-    is_news: bool = False  # that it is not restarted, where somebody might count on it
+    is_news: bool = False  # say that it is not restarted, where a restart might be expected
 
 
 class Restarts:
-    """Decides, and remembers what it has decided."""
+    """Decides by the cause of an end, and counts what it has decided."""
 
     def __init__(
         self,
@@ -59,25 +70,24 @@ class Restarts:
         self._furthest: int | None = None
         self._idle = 0
 
-    def after(self, end: End) -> Decision:
-        """Restart or leave."""
-        self._note_progress(end)
+    def after(self, end: CommandEnd) -> RestartDecision:
+        self._count_progress(end)
         if why := self._why_never(end):
-            return Decision(False, why, is_news=end.has_hung)
+            return RestartDecision(False, why, is_news=end.has_hung)
         if why := self._why_no_longer(end):
-            return Decision(False, why, is_news=True)
+            return RestartDecision(False, why, is_news=True)
         if self._is_free(end):
-            return Decision(True, "it is no fault of the command, and does not count")
+            return RestartDecision(True, "it is no fault of the command, and does not count")
         if end.kind is Restart.ONCE:
             self._used_once = True
-            return Decision(True, "once, since it may have been bad luck")
+            return RestartDecision(True, "once, since it may have been bad luck")
         self._counted += 1
         pause = min(_LONGEST_PAUSE_SECONDS, self._first_pause_seconds * 2 ** (self._counted - 1))
-        # Not all that fell at the same time shall come back at the same time.
+        # Commands that died at the same time must not restart at the same time.
         pause *= 0.75 + 0.5 * os.urandom(1)[0] / 255
-        return Decision(True, f"restart {self._counted} of {self._most}", pause)
+        return RestartDecision(True, f"restart {self._counted} of {self._most}", pause)
 
-    def _note_progress(self, end: End) -> None:
+    def _count_progress(self, end: CommandEnd) -> None:
         if not end.has_run:
             return
         reached = -1 if end.step is None else end.step
@@ -87,13 +97,13 @@ class Restarts:
             self._idle += 1
         self._furthest = max(reached, self._furthest or 0)
 
-    def _why_never(self, end: End) -> str:
-        """Empty: it is something that is restarted."""
+    def _why_never(self, end: CommandEnd) -> str:
+        """Empty: this kind of end is restarted."""
         if end.status == 0 or end.kind is Restart.DONE:
             return "it is done"
         if end.was_asked:
             return "it was asked to end"
-        if end.status == _REQUEUED and self._in_job:
+        if end.status == REQUEUE and self._in_job:
             return "the scheduler brings it back"
         if self._is_one_of_many:
             return "one rank of several cannot come back alone"
@@ -105,9 +115,9 @@ class Restarts:
             return "no run of holdfast was opened, and it would begin from nothing"
         return ""
 
-    def _why_no_longer(self, end: End) -> str:
-        """Empty: there is nothing against it."""
-        if self._idle >= _LIVES_WITHOUT_PROGRESS:
+    def _why_no_longer(self, end: CommandEnd) -> str:
+        """Empty: no limit is reached."""
+        if self._idle >= _ATTEMPTS_WITHOUT_PROGRESS:
             return f"{self._idle} lives in a row have made no new step"
         if end.kind is Restart.ONCE and self._used_once:
             return "it has been restarted once for want of memory, and ran out of it again"
@@ -117,6 +127,93 @@ class Restarts:
             return f"it has been restarted {often}"
         return ""
 
-    def _is_free(self, end: End) -> bool:
-        # Without a run nobody sees whether it ever gets any further.
+    @staticmethod
+    def _is_free(end: CommandEnd) -> bool:
+        # Without a run it is unknown whether it makes any progress.
         return end.kind is Restart.FREE and end.has_run
+
+
+def find_verdict(record: SupervisionRecord) -> Verdict | None:
+    """Why it ended; None if that is unknown, which does not prevent a restart."""
+    # The records come from processes that were about to die: they may hold anything.
+    with contextlib.suppress(Exception):
+        from holdfast._diagnose.deaths.judge import judge
+        from holdfast._diagnose.evidence.gather import gather_led, gather_run
+
+        if record.hang is not None:
+            return _hang_verdict(record.hang)
+        for run in record.runs():
+            return judge(gather_run(Path(run["folder"]), run.get("attempt")))
+        if record.folder is not None:
+            return judge(gather_led(record.folder))
+    return None
+
+
+def _hang_verdict(hang: dict[str, Any]) -> Verdict:
+    cause = Cause(hang["cause"])
+    restart = restart_after(cause)
+    return Verdict(
+        *(cause, hang["sentence"], Sure.LIKELY),
+        evidence=tuple(hang["evidence"]),
+        advice=tuple(hang["advice"]),
+        # It has been ended, so it is not done.
+        restart=Restart.BACKOFF if restart is Restart.DONE else restart,
+    )
+
+
+def find_end(
+    record: SupervisionRecord, status: int, verdict: Verdict | None, **known: bool
+) -> CommandEnd:
+    kind = Restart.BACKOFF if verdict is None else verdict.restart
+    step = began_at = None
+    for run in record.runs():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            step, began_at = _reached(RunLayout(Path(run["folder"])), int(run["attempt"]))
+        break
+    return CommandEnd(status, kind, step=step, began_at=began_at, **known)
+
+
+def explain(
+    say: Callable[[str], None],
+    record: SupervisionRecord,
+    verdict: Verdict | None,
+    decision: RestartDecision,
+    pid: int,
+) -> None:
+    """Say what happened and what follows."""
+    if verdict is not None and verdict.restart is not Restart.DONE:
+        subject = str(pid)
+        for run in record.runs()[:1]:
+            subject = f"{shlex.quote(run['folder'])} --attempt {run.get('attempt')}"
+        said = (verdict.sentence, *record.said)
+        advice = [each for each in verdict.advice[:1] if not any(each in line for line in said)]
+        lines = [*advice, f"more: holdfast why {subject}"]
+        if verdict.sentence not in record.said and not record.has_printed(verdict.sentence):
+            lines.insert(0, verdict.sentence)
+        say("\n  ".join(lines))
+    if decision.restart:
+        after = f" in {decision.pause_seconds:.0f} s" if decision.pause_seconds >= 1 else ""
+        say(f"starting it again{after} ({decision.why}).")
+    elif decision.is_news:
+        say(f"not starting it again: {decision.why}.")
+
+
+def as_record(decision: RestartDecision) -> dict[str, Any]:
+    """For led.json."""
+    return {
+        "restart": decision.restart,
+        "why": decision.why,
+        "pause": round(decision.pause_seconds, 3),
+    }
+
+
+def _reached(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
+    """The last step that an attempt made, and the one it began at."""
+    steps: list[int] = []
+    for path in (layout.exit(attempt), layout.death(attempt), layout.heartbeat(attempt)):
+        found = read_json(path).get("step")
+        if isinstance(found, int):
+            steps.append(found)
+    steps += [step for step, of, _ in layout.checkpoint_folders() if of == attempt]
+    origin = read_origins(layout, [attempt]).get(attempt)
+    return max(steps, default=None), None if origin is None else origin[1]

@@ -1,8 +1,8 @@
-"""A command of which nothing is known but what it prints and what it uses.
+"""A command of which only its output and its processor time are known.
 
 It has opened no run, or not yet, or its keeper is gone. It hangs if it has printed nothing and
-used no processor for long, and if a look at its processes finds them idle, twice. What a person
-holds (a debugger, Ctrl-Z, a prompt) is waited for, however long that takes.
+used no processor for long, and if two inspections find its processes idle. A command that a person
+holds (a debugger, Ctrl-Z, a prompt) is waited for without a limit.
 """
 
 from __future__ import annotations
@@ -13,36 +13,35 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast._environment.processes.proc import read_bytes
 from holdfast._environment.processes.tree import Tree
 from holdfast._supervise import children
 from holdfast._supervise.ending import Timeout
 from holdfast._supervise.hangs import NO_HANG
-from holdfast._supervise.record import Book
+from holdfast._supervise.record import SupervisionRecord
 
 if TYPE_CHECKING:
-    from holdfast._supervise.inspect import Glance
+    from holdfast._supervise.inspect import Inspection
 
 _SHORTEST_SECONDS = 0.25
 _LONGEST_SECONDS = 5.0
-_LOOKS = 8  # at its processor time, in the time that it may stand
-_AWAY_SECONDS = 5.0  # more than this between two looks: then we were stopped ourselves
-_AGAIN_SECONDS = 3.0  # from the first look that finds it idle to the one that decides
+_LOOKS = 8  # at its processor time, within the timeout
+_AWAY_SECONDS = 5.0  # more than this between two looks: we were stopped ourselves
+_AGAIN_SECONDS = 3.0  # from the first inspection that finds it idle to the second
 _LET_GO_SECONDS = 60.0
 _WORKS = 0.02  # of a core
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = ("IDLE", "POLLS", "DISK")  # launchers poll, whatever their children do
 _HELD = ("PAUSED", "TRACED", "STOPPED", "FROZEN")
 
 
-class Quiet:
-    """For how long it has been so, and what follows."""
+class SilenceWatch:
+    """Measures for how long it has done nothing, and finds out whether it hangs."""
 
     def __init__(
         self,
         child: int,
         me: int,
-        book: Book,
+        record: SupervisionRecord,
         timeout: Timeout,
         *,
         say: Callable[[str], None],
@@ -51,63 +50,58 @@ class Quiet:
     ) -> None:
         self._child = child
         self._me = me
-        self._book = book
+        self._record = record
         self._timeout = timeout
         self._say = say
-        self._is_held_up = is_held_up  # whoever reads what it prints does not
+        self._is_held_up = is_held_up  # the reader of its output does not read
         self._has_keys = has_keys
         self._tree = Tree(child)
         self._keepers: list[int] = []
-        self._has_ranks: bool | None = None  # looked at when it matters
-        self._glance: Glance | None = None
-        self._glanced: set[int] = set()
-        self._is_first = True  # of the two looks that it takes
-        self._held = ""  # by whom, as it was said
+        self._has_ranks: bool | None = None  # found out when it matters
+        self._inspection: Inspection | None = None
+        self._inspectors: set[int] = set()
+        self._is_first = True  # of the two inspections
+        self._held = ""  # by what, as it was said
         self._held_at = 0.0
         self._is_client_said = False
         now = time.monotonic()
         self._last = self._since = now
         self._began = time.time()
         self._ticks = 0
-        self._next_glance = now
+        self._next_inspection = now
         self.hang: dict[str, Any] | None = None
 
     def pause_seconds(self) -> float:
-        """Until the next look."""
-        if self._glance is not None:
+        if self._inspection is not None:
             return 0.05
         wanted = self._timeout.without_run(has_ranks=False) / _LOOKS
         return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, wanted))
 
     def is_of(self, pid: int) -> bool:
-        """Whether a process is one that we have started to look."""
-        return pid in self._glanced
+        """Whether a process is one of our inspections."""
+        return pid in self._inspectors
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Find out whether it hangs; `hang` is set if so."""
         now = time.monotonic()
         was_away = now - self._last > _AWAY_SECONDS + self.pause_seconds()
         self._last = now
-        if was_away or self._is_held_up() or self._has_keeper():
-            self._begin_anew(now)
-            return
-        if self._book.printed_at > self._since or self._has_worked(now):
-            self._begin_anew(now)
-            return
-        if self._glance is not None:
-            if self._glance.is_done:
+        is_known = was_away or self._is_held_up() or self._has_keeper()
+        if is_known or self._record.printed_at > self._since or self._has_worked(now):
+            self._start_over(now)
+        elif self._inspection is not None:
+            if self._inspection.is_done:
                 self._judge(now)
-        elif now - self._since >= self._patience() and now >= self._next_glance:
+        elif now - self._since >= self._patience() and now >= self._next_inspection:
             if self._is_for_others():
-                self._begin_anew(now)
+                self._start_over(now)
             else:
-                self._start_glance(now)
+                self._start_inspection(now)
 
     def close(self) -> None:
-        """Nobody looks on."""
-        if self._glance is not None:
-            self._glance.close()
-            self._glance = None
+        if self._inspection is not None:
+            self._inspection.close()
+            self._inspection = None
 
     def _patience(self) -> float:
         patience = self._timeout.without_run(has_ranks=False)
@@ -115,10 +109,10 @@ class Quiet:
             return patience
         if self._has_ranks is None:
             self._has_ranks = children.has_ranks(self._me)
-        # Ranks wait for each other before they begin, and some come late.
+        # Ranks wait for each other before they begin, and some start late.
         return self._timeout.without_run(has_ranks=self._has_ranks)
 
-    def _begin_anew(self, now: float) -> None:
+    def _start_over(self, now: float) -> None:
         self.close()
         self._since, self._began = now, time.time()
         self._ticks = self._used()
@@ -126,20 +120,20 @@ class Quiet:
         self._has_ranks = None
 
     def _has_keeper(self) -> bool:
-        """Then it knows more of the run, and what it finds is told by itself."""
-        if not self._book.has_run:
+        """A keeper knows more of the run, and reports what it finds."""
+        if not self._record.has_run:
             return False
         if not any(map(children.is_keeper, self._keepers)):
             self._keepers = children.keepers(self._me)
         return bool(self._keepers)
 
     def _is_for_others(self) -> bool:
-        """Whether somebody else sees more: a keeper, or nobody from here."""
-        if self._is_first and children.keepers(self._me):  # of a run that another leader leads
+        """Whether it is not ours to judge: a keeper does, or nothing can be seen from here."""
+        if self._is_first and children.keepers(self._me):  # of a run of another leader
             return True
         if (client := children.works_elsewhere(self._me)) is None:
             return False
-        if not self._book.has_run and not self._is_client_said:
+        if not self._record.has_run and not self._is_client_said:
             self._is_client_said = True
             self._say(
                 f"what {client} has started cannot be seen from here, so it is never taken for "
@@ -149,41 +143,40 @@ class Quiet:
 
     def _has_worked(self, now: float) -> bool:
         used = (self._used() - self._ticks) / _TICKS
-        # Less than before: one of them has ended, which is no standing still either.
+        # Less than before: one of them has ended, which is no hang either.
         return used < 0 or used > max(0.05, _WORKS * (now - self._since))
 
     def _used(self) -> int:
-        return sum(map(_ticks, (self._child, *self._tree.look())))
+        return sum(map(children.used_ticks, (self._child, *self._tree.look())))
 
-    def _start_glance(self, now: float) -> None:
-        from holdfast._supervise.inspect import Glance  # only in trouble
+    def _start_inspection(self, now: float) -> None:
+        from holdfast._supervise.inspect import Inspection  # only in trouble
 
-        self._next_glance = now + _AGAIN_SECONDS
+        self._next_inspection = now + _AGAIN_SECONDS
         with contextlib.suppress(OSError):
-            self._glance = Glance(self._child)
-            self._glanced.add(self._glance.pid)
+            self._inspection = Inspection(self._child)
+            self._inspectors.add(self._inspection.pid)
 
     def _judge(self, now: float) -> None:
-        assert self._glance is not None
-        seen = self._glance.take()
+        assert self._inspection is not None
+        seen = self._inspection.take()
         self.close()
-        self._next_glance = now + _AGAIN_SECONDS
+        self._next_inspection = now + _AGAIN_SECONDS
         if seen is None or not seen["look"].get("processes"):
-            self._begin_anew(now)  # nobody knows: the benefit of the doubt
+            self._start_over(now)  # unknown: the benefit of the doubt
         elif seen["activity"] in _HELD or (self._has_keys and self._awaits_keys()):
             self._wait_for_who_holds_it(seen, now)
-            self._begin_anew(now)
+            self._start_over(now)
         elif seen["activity"] not in _IDLE or seen["cause"] in NO_HANG:
             self._held = ""
-            self._begin_anew(now)
+            self._start_over(now)
         elif self._is_first:
             self._is_first = False
         else:
-            self.hang = self._record(seen, now)
+            self.hang = self._hang_record(seen, now)
 
-    def _record(self, seen: dict[str, Any], now: float) -> dict[str, Any]:
-        """As hang.json has it."""
-        told = {key: seen[key] for key in ("cause", "sentence", "evidence", "advice")}
+    def _hang_record(self, seen: dict[str, Any], now: float) -> dict[str, Any]:
+        """For hang.json."""
         return {
             "by": "leader",
             "began": self._began,
@@ -197,20 +190,20 @@ class Quiet:
             "looks": [seen["look"]],
             "missing": [],
             "durable_step": None,
-            **told,
+            **{key: seen[key] for key in ("cause", "sentence", "evidence", "advice")},
         }
 
     def _wait_for_who_holds_it(self, seen: dict[str, Any], now: float) -> None:
         held = seen["activity"] if seen["activity"] in _HELD else "KEYS"
-        # Whoever goes step by step is told once; whoever comes back after a while, again.
+        # Said once for a person who steps through it, and again after a longer pause.
         was_let_go = now - self._held_at > max(_LET_GO_SECONDS, 2 * self._patience())
         if held != self._held or was_let_go:
             self._say(_why_wait(held, seen["look"]["processes"]))
         self._held, self._held_at = held, now
 
     def _awaits_keys(self) -> bool:
-        """Whether a prompt stands on the last line: no bar, which is drawn over and over."""
-        line = self._book.last_printed.rpartition(b"\n")[2].lstrip(b"\r")
+        """Whether the last line is a prompt, and not a bar, which is drawn over and over."""
+        line = self._record.last_printed.rpartition(b"\n")[2].lstrip(b"\r")
         return bool(line.strip()) and b"\r" not in line
 
 
@@ -228,10 +221,3 @@ def _why_wait(held: str, processes: list[dict[str, Any]]) -> str:
     if held == "KEYS":
         return "the command waits for somebody at its terminal: no hang, waiting for that."
     return "the command is paused in a debugger: no hang, waiting until that lets it go on."
-
-
-def _ticks(pid: int) -> int:
-    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
-    with contextlib.suppress(IndexError, ValueError):
-        return sum(map(int, fields[11:15]))  # its own, and of its children that have ended
-    return 0

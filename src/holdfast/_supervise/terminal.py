@@ -1,8 +1,8 @@
-"""A terminal for the command, between it and the one at which we were started.
+"""A terminal for the command, behind the one at which we were started.
 
-Ours is made raw, so that every key goes on as it is, and the line discipline of the
-command's own terminal makes of it what it makes of it: Ctrl-C is one SIGINT to whatever is in the
-foreground there. Ours is put back before we stop or leave.
+Ours is made raw, so every key is passed on as it is. The line discipline of the command's own
+terminal interprets it: Ctrl-C is one SIGINT to the foreground there. Ours is restored before we
+stop or leave.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import os
 import signal
 import termios
 import time
-from pathlib import Path
 from typing import Any
 
+from holdfast._supervise import children
 from holdfast._supervise.relay import open_again
 
 _MOST_TYPED_BYTES = 65536
-_STOP_SECONDS = 0.05  # for whoever puts the screen in order before it stops
+_STOP_SECONDS = 0.05  # for a program that restores the screen before it stops
 _SIZE_BYTES = 8
 
 
 def open_pair(like: int, *, is_screen_only: bool = False) -> tuple[int, int]:
-    """A terminal that is set as another one: the end for us and the end for the command."""
+    """A terminal with the modes of another: the end for us and the end for the command."""
     master, slave = os.openpty()
     with contextlib.suppress(termios.error, OSError):
         modes = termios.tcgetattr(like)
         if is_screen_only:
-            modes[1] &= ~termios.OPOST  # the one behind it does that
+            modes[1] &= ~termios.OPOST  # our own terminal does that
         termios.tcsetattr(slave, termios.TCSANOW, modes)
     copy_size(like, master)
     os.set_blocking(master, False)
@@ -37,14 +37,14 @@ def open_pair(like: int, *, is_screen_only: bool = False) -> tuple[int, int]:
 
 
 def copy_size(source: int, target: int) -> None:
-    """Rows and columns; the system tells whoever has the terminal if they changed."""
+    """Copy rows and columns; the system sends SIGWINCH if they changed."""
     with contextlib.suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, b"\0" * _SIZE_BYTES)
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)
 
 
 class Keyboard:
-    """Passes keys on from our terminal to the command's, while we are in its foreground."""
+    """Passes keys from our terminal to the command's, while we are in the foreground."""
 
     def __init__(self, descriptor: int, master: int, child: int) -> None:
         self.descriptor = descriptor
@@ -57,7 +57,7 @@ class Keyboard:
         self._own: int | None = None
         self._stop_at: float | None = None
         self._is_gone = False
-        self.asked_at: float | None = None  # when somebody last typed Ctrl-C or the like
+        self.asked_at: float | None = None  # when Ctrl-C or the like was last typed
 
     @property
     def is_open(self) -> bool:
@@ -73,12 +73,12 @@ class Keyboard:
         return bool(self._typed)
 
     def open(self) -> None:
-        """Take the keys, if we are in the foreground: in the background they are not ours."""
+        """Take the keys, if we are in the foreground."""
         if self.is_open or self._is_gone or not _is_in_foreground(self.descriptor):
             return
         try:
             modes = termios.tcgetattr(self.descriptor)
-            if modes != self._ours:  # else nobody has put it back since
+            if modes != self._ours:  # else it is still raw
                 self._before = modes
                 termios.tcsetattr(self.descriptor, termios.TCSANOW, _raw(modes))
                 self._ours = termios.tcgetattr(self.descriptor)
@@ -86,17 +86,17 @@ class Keyboard:
             self._is_gone = True
             return
         self._is_open = True
-        # A read that waits, should somebody end the raw mode, would make us deaf.
+        # A read that blocks, after another process ended the raw mode, would stop everything.
         self._own = open_again(self.descriptor, os.O_RDONLY)
         copy_size(self.descriptor, self.master)
 
     def open_again(self) -> None:
-        """We may have been stopped unheard, and the shell has set the terminal as it likes."""
+        """After a stop that we did not receive: the shell may have changed the modes."""
         self._let_go()
         self.open()
 
     def close(self) -> None:
-        """Put our terminal back."""
+        """Restore our terminal."""
         if self._is_open and self._before is not None:
             with contextlib.suppress(termios.error, OSError):
                 termios.tcsetattr(self.descriptor, termios.TCSANOW, self._before)
@@ -110,13 +110,13 @@ class Keyboard:
             return []
         except OSError:
             if not _is_in_foreground(self.descriptor):
-                self._let_go()  # the shell has it now, and has set it as it likes
+                self._let_go()  # the shell has it now, with modes of its own
                 return []
             keys = b""
         if not keys:
             self._is_gone = True
             return []
-        asked = self._look_for_signals(keys)
+        asked = self._find_signals(keys)
         self._typed += keys
         self.flush()
         return asked
@@ -136,20 +136,19 @@ class Keyboard:
         if own is not None:
             os.close(own)
 
-    def next_look_seconds(self) -> float | None:
+    def next_poll_seconds(self) -> float | None:
         if self._stop_at is not None:
             return max(0.0, self._stop_at - time.monotonic())
-        # The shell's `fg` says nothing to a job that was not stopped.
+        # The shell's `fg` sends nothing to a job that was not stopped.
         return None if self.is_open or self._is_gone else 0.3
 
-    def look(self) -> None:
-        """Do what is due."""
+    def poll(self) -> None:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self._stop_at = None
             self._stop_the_command()
         self.open()
 
-    def _look_for_signals(self, keys: bytes) -> list[str]:
+    def _find_signals(self, keys: bytes) -> list[str]:
         try:
             modes = termios.tcgetattr(self.master)
         except (termios.error, OSError):
@@ -167,31 +166,23 @@ class Keyboard:
         return found
 
     def _stop_the_command(self) -> None:
-        # SIGTSTP, which its terminal has sent, does not stop the first group of a session: the
-        # system does so only where a shell could continue it.
+        # SIGTSTP of its terminal does not stop the first group of a session: the system does so
+        # only where a shell could continue it. An interactive shell ignores it and stops others.
+        ignores_stops = children.ignores(self._child, signal.SIGTSTP)
         with contextlib.suppress(OSError):
-            if os.tcgetpgrp(self.master) == self._child and not _ignores_stops(self._child):
+            if os.tcgetpgrp(self.master) == self._child and not ignores_stops:
                 os.killpg(self._child, signal.SIGSTOP)
-
-
-def _ignores_stops(pid: int) -> bool:
-    """As an interactive shell does, which is the one to stop others."""
-    with contextlib.suppress(OSError), Path(f"/proc/{pid}/status").open("rb") as file:
-        for line in file:
-            if line.startswith(b"SigIgn:"):
-                return bool(int(line.split()[1], 16) >> (signal.SIGTSTP - 1) & 1)
-    return False
 
 
 def _is_in_foreground(descriptor: int) -> bool:
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
-        return os.isatty(descriptor)  # not the one that controls us: nobody else is asked
+        return os.isatty(descriptor)  # not the terminal that controls us
 
 
 def _raw(modes: list[Any]) -> list[Any]:
-    """As a terminal that makes nothing of what it gets."""
+    """Modes in which a terminal passes everything on."""
     taken, made, control, local, *speeds, characters = modes
     taken &= ~(termios.BRKINT | termios.ICRNL | termios.INLCR | termios.IGNCR)
     taken &= ~(termios.INPCK | termios.ISTRIP | termios.IXON | termios.PARMRK)

@@ -1,6 +1,6 @@
-"""What is seen of the command from outside, while it lives.
+"""The command observed from outside: memory, the OOM killer, the ends of its processes.
 
-Nothing that goes wrong here may end the supervision: a record without it is still a record.
+No error in here may end the supervision: a record without these is still a record.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from holdfast._environment.processes.memory_growth import History
     from holdfast._environment.processes.memory_sample import Sampler
 
-_BEGIN_SECONDS = 0.02  # whatever ends sooner is not worth an import
+_BEGIN_SECONDS = 0.02  # a command that ends sooner is not worth the imports
 _HURRY_SECONDS = 0.1
-_HURRY_FOR_SECONDS = 3.0  # after an end that was none
+_HURRY_FOR_SECONDS = 3.0  # after the failure of a process
 
 
-class Watch:
-    """Memory, counters of the OOM killer, and the ends of all that the command started."""
+class CommandWatch:
+    """Memory, counters of the OOM killer, and the ends of all processes of the command."""
 
     def __init__(self, child: int, me: int, is_ours: Callable[[int], bool]) -> None:
         self._child = child
-        self._is_ours = is_ours  # no part of the command
+        self._is_ours = is_ours  # not part of the command
         self._me = me
         self._next = time.monotonic() + _BEGIN_SECONDS
         self._hurry_until = 0.0
@@ -41,29 +41,28 @@ class Watch:
         self._reaped: dict[int, int] = {}
 
     def fileno(self) -> int:
-        """Ready when one of them has ended; -1: there is no such thing."""
+        """Ready when one of them has ended; -1 if there is no such descriptor."""
         return -1 if self._descendants is None else self._descendants.fileno()
 
-    def next_look_seconds(self) -> float | None:
+    def next_poll_seconds(self) -> float | None:
         return None if self._is_broken else max(0.0, self._next - time.monotonic())
 
-    def look(self, *, is_due: bool = False) -> None:
-        """If it is time: note what there is."""
+    def poll(self, *, is_due: bool = False) -> None:
         now = time.monotonic()
         if self._is_broken or (now < self._next and not is_due):
             return
         self._is_broken = True  # unless all goes well
-        with contextlib.suppress(Exception):  # the command must be led, seen or not
+        with contextlib.suppress(Exception):  # see the top
             if not self._is_on:
                 self._begin()
-            self._look()
+            self._sample()
             pause = self._sampler.pause_seconds(now < self._hurry_until)
             self._next = time.monotonic() + pause
             self._is_broken = False
 
-    def note_ends(self) -> None:
-        """Somebody has ended: in which order can be told only at once."""
-        with contextlib.suppress(Exception):  # as above
+    def observe_ends(self) -> None:
+        """A process has ended: the order of ends is known only if they are read at once."""
+        with contextlib.suppress(Exception):  # see the top
             if self._descendants is not None:
                 ended = self._descendants.ended()
                 new, self._ends_seen = ended[self._ends_seen :], len(ended)
@@ -74,7 +73,7 @@ class Watch:
                     self._next = min(self._next, time.monotonic() + _HURRY_SECONDS)
 
     def _add_counters(self, failed: list[dict[str, Any]]) -> None:
-        """What the OOM killer had done by then: the command itself may end much later."""
+        """What the OOM killer had done by then; the command itself may end much later."""
         from holdfast._environment.processes.cgroup import read_counters
 
         if self._counted is None:
@@ -83,15 +82,15 @@ class Watch:
         for each in failed:
             each["counters"] = {**known, "death": read_counters(self._cgroup)}
 
-    def note_reaped(self, pid: int, status: int) -> None:
-        """What we were told as a parent; other systems say nothing about those below."""
+    def observe_reaped(self, pid: int, status: int) -> None:
+        """The status of our own child; some systems report no status of other processes."""
         self._reaped[pid] = status
 
     def end(self, status: int) -> dict[str, Any]:
-        """The command has ended: all that was seen."""
+        """All that was observed of the command, which has ended."""
         counters: dict[str, Any] = dict.fromkeys(("start", "before", "death"))
         seen: dict[str, Any] = {"counters": counters, "memory": [], "processes": []}
-        with contextlib.suppress(Exception):  # as above
+        with contextlib.suppress(Exception):  # see the top
             if status != 0 or self._is_on:
                 if not self._is_on:
                     self._begin()
@@ -116,18 +115,18 @@ class Watch:
         self._sampler = Sampler(self._child)
         self._history = History()
         self._descendants = Descendants(self._me)
-        # Of one that has ended by now nothing is to be learned: it was most likely in ours.
+        # One that has ended by now was most likely in our own cgroup.
         self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(self._me)
         self._cgroup = self._sampler.cgroup
         self._is_on = True
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         from holdfast._environment.processes.cgroup import Counted, MemoryCgroup, read_counters
 
         assert self._descendants is not None
         found = MemoryCgroup.find(self._child)
         if found is not None and (self._cgroup is None or found.path != self._cgroup.path):
-            # It has been moved, by its own first lines or by a scheduler.
+            # It was moved to another cgroup, by itself or by a scheduler.
             self._cgroup = self._sampler.cgroup = found
             self._counted = None
         counters = read_counters(self._cgroup)
@@ -136,7 +135,7 @@ class Watch:
         self._counted.add(counters, time.monotonic())
         self._history.add(self._sampler.take())
         self._descendants.look()
-        self.note_ends()
+        self.observe_ends()
 
     def _ends(self) -> list[dict[str, Any]]:
         assert self._descendants is not None

@@ -86,11 +86,11 @@ def test_the_lines_become_rarer(monkeypatch):
     lines = line.PlainLines()
     for _ in range(300):
         now[0] += 1
-        lines.tell(Standing(step=1), None, None)
+        lines.show(Standing(step=1), None, None)
     assert said == [10, 40, 100, 160, 220, 280]
     lines.close()
     now[0] += 1000
-    lines.tell(Standing(step=1), None, None)
+    lines.show(Standing(step=1), None, None)
     assert len(said) == 6
 
 

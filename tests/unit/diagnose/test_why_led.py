@@ -13,7 +13,7 @@ import pytest
 from holdfast._diagnose.deaths.judge import judge_strictly
 from holdfast._diagnose.verdict import Cause, Sure
 from holdfast._environment.processes.memory_sample import read_limits
-from holdfast._supervise.watch import Watch
+from holdfast._supervise.watch import CommandWatch
 from tests.unit.why_evidence import CALM, GROWN, NOW, counters, died, printed, raised, sample
 
 PEER = (
@@ -59,13 +59,13 @@ def test_a_record_without_them_is_judged_by_those_of_the_whole_life():
 
 
 def test_each_failed_descendant_has_the_counters_of_its_end():
-    watch = Watch(os.getpid(), os.getpid(), lambda pid: False)
-    watch.look(is_due=True)
+    watch = CommandWatch(os.getpid(), os.getpid(), lambda pid: False)
+    watch.poll(is_due=True)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    watch.look(is_due=True)
+    watch.poll(is_due=True)
     child.kill()
     child.wait()
-    watch.look(is_due=True)
+    watch.poll(is_due=True)
     seen = watch.end(1)
     (ended,) = [each for each in seen["processes"] if each["pid"] == child.pid]
     assert ended["status"] == -signal.SIGKILL

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast._report.columns import Curve, Levels, Times
-from holdfast._report.series import Snapshots
+from holdfast._report.series import Curve, Levels, SnapshotMarks, Times
 from holdfast._store.folder.series import bucket_of
 
 numbers = st.floats(-1e6, 1e6)
@@ -21,26 +21,24 @@ def test_a_curve_keeps_lowest_highest_and_last(found, most):
     curve = Curve(most)
     for step, (attempt, value) in enumerate(found):
         curve.add(attempt, step, [value, value - 1, value + 1, 1])
-    lengths = {
-        len(each) for each in (curve.attempt, curve.step, curve.value, curve.low, curve.high)
-    }
-    assert lengths == {len(curve.step)}
-    assert len(curve.step) <= max(most, 2 * len({attempt for attempt, _ in found}) + most // 2)
-    assert curve.step == sorted(curve.step)
+    steps = [point.step for point in curve.points]
+    assert len(steps) <= max(most, 2 * len({attempt for attempt, _ in found}) + most // 2)
+    assert steps == sorted(steps)
     for attempt in {attempt for attempt, _ in found}:
         values = [value for of, value in found if of == attempt]
-        at = [n for n, of in enumerate(curve.attempt) if of == attempt]
-        assert min(curve.low[n] for n in at) == min(values) - 1
-        assert max(curve.high[n] for n in at) == max(values) + 1
-        assert curve.value[at[-1]] == values[-1]
+        points = [point for point in curve.points if point.attempt == attempt]
+        assert min(point.low for point in points) == min(values) - 1
+        assert max(point.high for point in points) == max(values) + 1
+        assert points[-1].value == values[-1]
 
 
 def test_a_curve_of_very_many_rows_is_short():
     curve = Curve(100)
     for step in range(100_000):
         curve.add(1, step, [step, step, step, 1])
-    assert 50 <= len(curve.step) <= 100
-    gaps = [b - a for a, b in zip(curve.step, curve.step[1:], strict=False)]
+    steps = [point.step for point in curve.points]
+    assert 50 <= len(steps) <= 100
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
     assert max(gaps) <= 2 * 100_000 / 50
 
 
@@ -49,8 +47,8 @@ def test_what_is_not_finite_is_a_gap_with_its_step():
     curve.add(1, 5, [None, None, None, 1], is_bad=True)
     curve.add(1, 6, [math.nan, math.inf, "x", 1], is_bad=True)
     curve.add(1, 7, [1, 1, 1, 1])
-    assert curve.value == [None, None, 1.0]
-    assert curve.low == [None, None, 1.0]
+    assert [point.value for point in curve.points] == [None, None, 1.0]
+    assert [point.low for point in curve.points] == [None, None, 1.0]
     assert curve.bad == [(1, 5), (1, 6)]
 
 
@@ -88,7 +86,7 @@ def test_memory_keeps_its_peak(found):
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), max_size=2000))
 def test_marks_of_snapshots_count_all_of_them(found):
     found.sort(key=lambda row: row[0])
-    snapshots = Snapshots()
+    snapshots = SnapshotMarks()
     for t, (attempt, count) in enumerate(found):
         snapshots.add(attempt, float(t), count, t)
     events = snapshots.events()

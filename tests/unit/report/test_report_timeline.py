@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast._report.attempts import Life, Point, Stretch, at_step
-from holdfast._report.goodput import Held, Layer, account, paint, simplify, tile
+from holdfast._report.attempts import AttemptHistory, Point, Stretch, at_step
+from holdfast._report.goodput import Layer, SpreadSeconds, account, paint, simplify, tile
 from holdfast._report.view import SEGMENT_KINDS
 
 moments = st.floats(0, 1000)
@@ -49,7 +49,7 @@ maybe = st.none() | moments
 def lives(draw):
     found = []
     for number in range(1, draw(st.integers(1, 6)) + 1):
-        life = Life(number)
+        life = AttemptHistory(number)
         life.began, life.started, life.ended = draw(maybe), draw(maybe), draw(maybe)
         life.left_loop, life.died_at, life.last_seen = draw(maybe), draw(maybe), draw(moments)
         life.job = draw(st.none() | st.just("7"))
@@ -95,11 +95,13 @@ def test_segments_tile_the_time_and_goodput_is_all_of_it(found, data):
         assert_tiles([(each["start"], each["end"]) for each in few], start, end)
 
 
-def story() -> list[Life]:
+def story() -> list[AttemptHistory]:
     """Trained 100 s at a step a second, lost 20 of them, was down, and made them again."""
-    first = Life(1, began=0.0, started=10.0, died_at=110.0, ended=112.0, last_step=100)
+    first = AttemptHistory(1, began=0.0, started=10.0, died_at=110.0, ended=112.0, last_step=100)
     first.points = [Point(10.0 + step, step) for step in range(101)]
-    second = Life(2, began=200.0, started=205.0, left_loop=305.0, ended=306.0, last_step=180)
+    second = AttemptHistory(
+        2, began=200.0, started=205.0, left_loop=305.0, ended=306.0, last_step=180
+    )
     second.points = [Point(205.0 + step, 80 + step) for step in range(101)]
     return [first, second]
 
@@ -143,7 +145,7 @@ def test_the_queue_is_told_from_being_down():
 
 
 def test_stalls_that_are_too_short_to_draw_are_accounted_for():
-    life = Life(1, began=0.0, started=0.0, ended=100.0, last_step=100)
+    life = AttemptHistory(1, began=0.0, started=0.0, ended=100.0, last_step=100)
     for second in range(1, 101):
         life.take_row(float(second), second, {"save": 0.1, "agree": 0.2, "rest": 0.0})
     goodput = account(*tile([life], {1: None}, 100.0, None))
@@ -153,7 +155,7 @@ def test_stalls_that_are_too_short_to_draw_are_accounted_for():
 
 
 def test_a_long_save_and_a_phase_are_drawn():
-    life = Life(1, began=0.0, started=0.0, ended=100.0, last_step=3)
+    life = AttemptHistory(1, began=0.0, started=0.0, ended=100.0, last_step=3)
     life.take_row(20.0, 1, {"save": 8.0})
     life.take_row(40.0, 2, {"rest": 5.0, "phases": {"eval": 5.0}})
     life.take_row(100.0, 3, {"rest": 10.0, "phase": "eval", "phases": {"eval": 10.0}})
@@ -162,7 +164,7 @@ def test_a_long_save_and_a_phase_are_drawn():
     assert ("saving", 12.0, 20.0, "") in told
     assert ("phase", 20.0, 25.0, "eval") in told
     assert ("phase", 90.0, 100.0, "eval") in told
-    assert held == Held()
+    assert held == SpreadSeconds()
     assert account(segments, held)["progress_seconds"] == pytest.approx(92.0)
 
 

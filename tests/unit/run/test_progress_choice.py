@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from holdfast._environment.variables import progress_wish, terminal_is_dumb
-from holdfast._run.progress.streams import ends_in_mid_line
+from holdfast._run.progress.terminal import ends_in_mid_line
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ from holdfast._run.progress.words import (
     cells,
     draw_bar,
     plain_line,
-    say_clock,
-    say_duration,
-    say_number,
     say_safe,
     terminal_line,
 )
+from holdfast._text import minutes, short_number, stopwatch
 
 FULL = Standing(
     step=1240,
@@ -165,14 +163,14 @@ def test_what_is_safe_is_said_with_its_place(memory, disk, said):
     ],
 )
 def test_a_number_has_three_digits_that_matter(value, said):
-    assert say_number(value) == said
+    assert short_number(value) == said
 
 
 def test_times_are_said_as_people_say_them():
-    assert [say_clock(s) for s in (0, 59.6, 156, 3756, 300_000)] == [
+    assert [stopwatch(s) for s in (0, 59.6, 156, 3756, 300_000)] == [
         *("0:00", "1:00", "2:36", "1:02:36", "3 d 11 h"),
     ]
-    assert [say_duration(s) for s in (0, 59.6, 156, 3756, 300_000)] == [
+    assert [minutes(s) for s in (0, 59.6, 156, 3756, 300_000)] == [
         *("0 s", "1 min 0 s", "2 min 36 s", "1 h 2 min", "3 d 11 h"),
     ]
 

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast._store.folder.supervised import led_hang
 from holdfast._supervise.ending import Timeout
-from holdfast._supervise.hangs import Standstill
-from holdfast._supervise.record import Book
+from holdfast._supervise.hangs import CommandHangs
+from holdfast._supervise.record import SupervisionRecord
 from holdfast._tools.cli import _led_command
 
 
@@ -68,13 +68,13 @@ def test_the_quick_way_past_click_knows_it(words, command, options):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is known of processes")
 def test_a_hang_that_was_ended_between_two_looks_counts_and_what_is_left_is_told_to_end(tmp_path):
-    book = Book(tmp_path, 1, ["train"])
+    book = SupervisionRecord(tmp_path, 1, ["train"])
     assert book.folder is not None
     led_hang(book.folder).write_text(json.dumps({"policy": "restart", "found": 1.0, "ended": None}))
     gone = subprocess.Popen(["true"])
     gone.wait()
     with subprocess.Popen(["sleep", "60"]) as left:
-        standstill = Standstill(
+        standstill = CommandHangs(
             *(gone.pid, os.getpid(), book, Timeout(2.0)),
             say=lambda text: None,
             rest=lambda: [] if left.poll() is not None else [left.pid],

@@ -7,7 +7,7 @@ import json
 import resource
 
 from holdfast._supervise import record
-from holdfast._supervise.record import _FIRST_BYTES, _LAST_BYTES, Book, OutputLog
+from holdfast._supervise.record import _FIRST_BYTES, _LAST_BYTES, OutputLog, SupervisionRecord
 
 
 def test_little_is_kept_as_it_is(tmp_path):
@@ -60,9 +60,9 @@ def test_on_a_full_disk_the_end_is_noted_where_the_beginning_was(tmp_path, monke
     def fail(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    book = Book(tmp_path, 1, ["true"])
-    book.note(child_pid=4711)
+    book = SupervisionRecord(tmp_path, 1, ["true"])
+    book.write(child_pid=4711)
     monkeypatch.setattr(record, "write_led", fail)
-    book.note_end(-9, 100, {"memory": [{"t": 1.0}] * 1000, "processes": []})
+    book.write_end(-9, 100, {"memory": [{"t": 1.0}] * 1000, "processes": []})
     noted = json.loads((tmp_path / "life-0001" / "led.json").read_text())
     assert (noted["child_pid"], noted["status"], noted["memory"]) == (4711, -9, [])

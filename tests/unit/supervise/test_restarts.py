@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from holdfast._diagnose.verdict import Restart
-from holdfast._supervise.restart import Decision, End, Restarts
+from holdfast._supervise.restart import CommandEnd, RestartDecision, Restarts
 
-KILLED = End(-9, Restart.FREE, has_run=True)
-CRASHED = End(1, Restart.BACKOFF, has_run=True)
-OUT_OF_MEMORY = End(-9, Restart.ONCE, has_run=True)
+KILLED = CommandEnd(-9, Restart.FREE, has_run=True)
+CRASHED = CommandEnd(1, Restart.BACKOFF, has_run=True)
+OUT_OF_MEMORY = CommandEnd(-9, Restart.ONCE, has_run=True)
 
 
-def _at(end: End, step: int | None, **other: object) -> End:
-    return End(**{**vars(end), "step": step, **other})  # type: ignore[arg-type]
+def _at(end: CommandEnd, step: int | None, **other: object) -> CommandEnd:
+    return CommandEnd(**{**vars(end), "step": step, **other})  # type: ignore[arg-type]
 
 
 def test_a_kill_is_free_however_often():
     restarts = Restarts(1)
     for step in range(1, 30):
-        assert restarts.after(_at(KILLED, step)) == Decision(
+        assert restarts.after(_at(KILLED, step)) == RestartDecision(
             True, "it is no fault of the command, and does not count"
         )
 
@@ -30,7 +30,7 @@ def test_a_crash_is_counted_and_its_pauses_grow_to_a_minute():
     for pause, middle in zip(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60, 60], strict=True):
         assert 0.75 * middle <= pause <= 1.25 * middle
     last = restarts.after(_at(CRASHED, 11))
-    assert last == Decision(False, "it has been restarted 10 times", is_news=True)
+    assert last == RestartDecision(False, "it has been restarted 10 times", is_news=True)
     assert restarts.after(_at(KILLED, 12)).restart  # which costs nothing
 
 
@@ -54,11 +54,11 @@ def test_out_of_memory_is_tried_once_in_all():
         (_at(CRASHED, 1, kind=Restart.DONE), "it is done"),
         (_at(CRASHED, 1, was_asked=True), "it was asked to end"),
         (_at(KILLED, 1, was_asked=True), "it was asked to end"),
-        (End(0, Restart.DONE), "it is done"),
+        (CommandEnd(0, Restart.DONE), "it is done"),
     ],
 )
 def test_what_is_never_restarted(end, why):
-    assert Restarts(100).after(end) == Decision(False, why)
+    assert Restarts(100).after(end) == RestartDecision(False, why)
 
 
 def test_none_at_all_if_none_are_allowed():
@@ -66,7 +66,7 @@ def test_none_at_all_if_none_are_allowed():
 
 
 def test_a_command_without_a_run_begins_from_nothing_and_only_if_that_is_wanted():
-    without = End(1, Restart.BACKOFF)
+    without = CommandEnd(1, Restart.BACKOFF)
     assert not Restarts(None).after(without).restart
     wanted = Restarts(2)
     assert [wanted.after(without).restart for _ in range(3)] == [True, True, False]
@@ -78,7 +78,7 @@ def test_one_rank_of_several_stays_away_unless_it_is_wanted():
 
 
 def test_what_the_scheduler_brings_back_is_left_to_it():
-    requeued = End(75, Restart.FREE, has_run=True, step=1)
+    requeued = CommandEnd(75, Restart.FREE, has_run=True, step=1)
     assert not Restarts(None, in_job=True).after(requeued).restart
     assert Restarts(None).after(requeued).restart
 
@@ -107,5 +107,5 @@ def test_a_life_that_only_comes_to_where_it_began_has_made_none():
 
 def test_a_kill_counts_where_no_run_shows_whether_it_gets_any_further():
     restarts = Restarts(2)
-    killed = End(-9, Restart.FREE)
+    killed = CommandEnd(-9, Restart.FREE)
     assert [restarts.after(killed).restart for _ in range(3)] == [True, True, False]

@@ -1,10 +1,9 @@
-"""Who may come in: every request passes here before anything else sees it.
+"""Access: every request is checked here before anything else.
 
-Everybody on this machine can reach the port, and so can every page in the browser. So a request
-must name this server as its host (else a foreign name may have been made to point here), must not
-come from a page of another origin, and must know a secret: the token once, then a cookie. Cookies
-do not know of ports; hence the cookie is for a path that nobody else can guess, and a browser does
-not hand it to whoever listens at another port.
+Every user of this machine can reach the port, and so can every page in the browser. So a request
+must name this server as its host (a foreign name may point here), must not come from a page of
+another origin, and must have a secret: the token once, then a cookie. Cookies ignore ports. So the
+cookie is for a path with a secret in it, and a browser does not send it to other ports.
 """
 
 from __future__ import annotations
@@ -39,28 +38,26 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Keys:
-    """The secrets of one server, made anew each time."""
+    """The secrets of one server, new each time."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # in the printed address
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # in the cookie
     place: str = field(default_factory=lambda: secrets.token_urlsafe(12))  # in every path
     posting: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # in pages, for POST
 
-    def __repr__(self) -> str:  # of what is logged or shown in a traceback
+    def __repr__(self) -> str:  # for logs and tracebacks
         return "Keys(…)"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a request is not let in."""
-
     status: int
     sentence: str
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What of a request decides whether it may come in."""
+class RequestHead:
+    """What decides whether a request is let in."""
 
     method: str
     path: str
@@ -75,7 +72,6 @@ class Asked:
         return found[0].decode("latin-1") if len(found) == 1 else ""
 
     def token(self) -> str:
-        """The token in the address."""
         try:
             found = parse_qs(self.query.decode("ascii"), max_num_fields=8).get("token", [])
         except ValueError:
@@ -83,13 +79,12 @@ class Asked:
         return found[0] if len(found) == 1 else ""
 
     def bearer(self) -> str:
-        """The token in the header that programs send."""
         scheme, _, token = (self.header("authorization") or "").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else ""
 
 
 class Gate:
-    """Decides about requests to one port."""
+    """Decides which requests to one port are let in."""
 
     def __init__(self, keys: Keys, port: int) -> None:
         self.keys = keys
@@ -99,8 +94,8 @@ class Gate:
         if port == 80:
             self._hosts |= {host.removesuffix(":80") for host in self._hosts}
 
-    def refuse(self, asked: Asked) -> Refusal | None:
-        """Why not, whoever asks; None if the request may go on to where secrets are asked for."""
+    def refuse(self, asked: RequestHead) -> Refusal | None:
+        """Why a request is refused whatever secrets it has; None if they are checked next."""
         host = (asked.header("host") or "").lower()
         if host not in self._hosts:
             return Refusal(421, "This server answers only to 127.0.0.1 and localhost.")
@@ -118,27 +113,26 @@ class Gate:
             return Refusal(405, "There is no such request here.")
         return None
 
-    def has_token(self, asked: Asked) -> bool:
-        """Whether the address has the printed token, or a program has sent it."""
+    def has_token(self, asked: RequestHead) -> bool:
+        """Whether the address has the printed token, or a program has sent it in a header."""
         return _is_same(asked.token(), self.keys.token) or _is_same(asked.bearer(), self.keys.token)
 
-    def has_session(self, asked: Asked) -> bool:
-        """Whether the browser has been here with the token, and asks in the place for that."""
-        # Whoever listens at another port of this machine may have set some of the same name.
+    def has_session(self, asked: RequestHead) -> bool:
+        """Whether the browser has the cookie, and the path has the secret place."""
+        # A server at another port of this machine may have set cookies of the same name.
         pairs = (each.strip().partition("=") for each in (asked.header("cookie") or "").split(";"))
         values = [value for name, _, value in pairs if name == self.cookie]
         return self.is_in_place(asked) and any(_is_same(v, self.keys.session) for v in values)
 
-    def is_in_place(self, asked: Asked) -> bool:
-        """Whether the path begins with what only visitors know."""
+    def is_in_place(self, asked: RequestHead) -> bool:
         return _is_same(asked.path.split("/")[1] if "/" in asked.path else "", self.keys.place)
 
-    def may_post(self, asked: Asked) -> bool:
-        """Whether a page of ours has sent it: no form and no foreign script can set a header."""
+    def may_post(self, asked: RequestHead) -> bool:
+        """Whether our own page has sent it: no form and no foreign script can set this header."""
         return _is_same(asked.header("x-holdfast-token") or "", self.keys.posting)
 
-    def comes_from_outside(self, asked: Asked) -> bool:
-        """Whether a link elsewhere was followed: a strict cookie stays behind then."""
+    def comes_from_outside(self, asked: RequestHead) -> bool:
+        """Whether a link on another site was followed: the browser then sends no strict cookie."""
         return (
             asked.method == "GET"
             and asked.header("sec-fetch-mode") == "navigate"
@@ -146,7 +140,7 @@ class Gate:
         )
 
     def cookie_header(self) -> str:
-        """What the first visit leaves in the browser; it is gone when that ends."""
+        """A cookie for this session of the browser."""
         where = f"Path=/{self.keys.place}/; HttpOnly; SameSite=Strict"
         return f"{self.cookie}={self.keys.session}; {where}"
 
@@ -157,16 +151,13 @@ def _is_small(length: str) -> bool:
 
 
 def _is_same(given: str, secret: str) -> bool:
-    # compare_digest takes the same time whatever differs, but no text beyond ASCII.
+    # compare_digest takes constant time, but no text beyond ASCII.
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
 
 
-# -- Connections that cannot be held open for nothing ----------------------------------------------
-# uvicorn bounds the time between two requests, but not the time that one takes to come in or its
-# answer to be fetched. Everybody on the machine can connect, so both are bounded here, and so is
-# the number of connections: the one that has been silent the longest makes place for a new one.
-
-
+# uvicorn limits the time between two requests, but not the time that a request takes to arrive or
+# its answer to be read. Every user of the machine can connect, so both are limited here, and so is
+# the number of connections: a new one replaces the one that has been silent the longest.
 MOST_CONNECTIONS = 64
 HEAD_SECONDS = 10.0  # from the connection, or the last answer, to a whole request
 ANSWER_SECONDS = 90.0  # stacks of a run that hangs take half a minute
@@ -174,7 +165,7 @@ HEAD_BYTES = 16 << 10
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 for people and pages that are on the same machine."""
+    """HTTP/1.1 with limits on time and connections."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -184,7 +175,6 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
@@ -195,7 +185,7 @@ class BoundedProtocol(H11Protocol):
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             oldest = min(others, key=lambda each: (each.is_busy, each is self, each._since))
             oldest.transport.abort()
-            # Its end is told later; until then the next one that comes must not choose it again.
+            # Its end is reported later; until then it must not be chosen again.
             self.connections.discard(oldest)
 
     def data_received(self, data: bytes) -> None:
@@ -218,7 +208,7 @@ class BoundedProtocol(H11Protocol):
     def _check_time(self) -> None:
         left = self._since + (ANSWER_SECONDS if self.is_busy else HEAD_SECONDS) - self.loop.time()
         if left <= 0:
-            # Not close(): that waits until everything is fetched, which may be never.
+            # Not close(): that waits until everything is sent, which may be never.
             self.transport.abort()
             return
         self._timer = self.loop.call_later(min(left, HEAD_SECONDS), self._check_time)

@@ -1,4 +1,4 @@
-"""What the buttons of a run's page do: the same requests that the command line leaves."""
+"""The buttons of a run's page: the same requests that the command line writes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_STACK_CHARACTERS = 2_000_000
 
 
 def act(kind: str, watched: Watched) -> Answer:
-    """Do what was asked, in a thread: a run of another machine is watched for some seconds."""
+    """Called in a thread: a run of another machine is watched for some seconds."""
     try:
-        # Requests are written into the folder: not where a link would lead them.
+        # Requests are written into the folder: never through a link.
         watched.follower.check()
         return ACTIONS[kind](watched)
     except (Odd, HoldfastError) as error:
         sentence = str(error).partition("\n")[0]
-        # The folder's path is for people who call commands; the page has a name for it.
+        # The page shows the name of the run, not its path.
         return {"ok": False, "sentence": sentence.removeprefix(f"{watched.follower.folder}: ")}
 
 
@@ -52,7 +52,7 @@ def _stacks(watched: Watched) -> Answer:
     looks = found["looks"]
     lines = [_text.name(line) for line in merge_looks(looks, found["missing"])]
     text = "\n".join([*lines, *_lines_of(looks)])[:_MOST_STACK_CHARACTERS]
-    # The first line may be of a thousand ranks; the text below has it whole.
+    # The first line may name a thousand ranks; the text below has all of it.
     sentence = (lines[0] if lines else "Looked at its processes.")[:300]
     return {"ok": True, "sentence": sentence, "stacks": text, "lines": lines}
 

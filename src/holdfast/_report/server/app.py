@@ -1,7 +1,7 @@
-"""The addresses of the server, and what each answers.
+"""The addresses of the server and their answers.
 
-A run is named by a key, which is looked up in the list and nowhere else: no part of a request
-ever becomes part of a path on disk.
+A run is named by a key, which is only looked up in the list: no part of a request ever becomes
+part of a path on disk.
 """
 
 from __future__ import annotations
@@ -24,26 +24,31 @@ from holdfast._errors import HoldfastError
 from holdfast._report import html as report_page
 from holdfast._report import openmetrics
 from holdfast._report.server import pages
-from holdfast._report.server.access import HEADERS, MOST_BODY_BYTES, NO_CONTENT_POLICY, Asked, Gate
+from holdfast._report.server.access import (
+    HEADERS,
+    MOST_BODY_BYTES,
+    NO_CONTENT_POLICY,
+    Gate,
+    RequestHead,
+)
 from holdfast._report.server.actions import ACTIONS, act
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import RunIndex, Watched
-from holdfast._report.server.live import LiveViews
-from holdfast._report.server.threads import Aside, TooBusy
+from holdfast._report.server.live import LiveViews, ThreadLimit, TooBusy
 from holdfast._report.view import View
 
 _MOST_ROWS = 1000  # of one answer
 _FIRST_ROWS = 100  # in the page itself
 _BODY_SECONDS = 5.0
-_PAGE_SECONDS = 0.3  # that a page waits for what it shows
-_PACKED_BYTES = 8192  # below that it is not worth it
+_PAGE_SECONDS = 0.3  # that a page waits for its view
+_PACKED_BYTES = 8192  # smaller answers are not compressed
 _NEED_TOKEN = "Open the address that holdfast ui printed: it has the key to this page."
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """What uvicorn calls."""
+    """The ASGI application."""
 
     def __init__(self, index: RunIndex, gate: Gate, *, is_read_only: bool) -> None:
         self._index = index
@@ -52,7 +57,7 @@ class Application:
         self._views = LiveViews()
         index.gives_way = self._views.is_busy
         # Views and requests do not wait for each other's threads.
-        self._reading, self._acting = Aside(16), Aside(16)
+        self._reading, self._acting = ThreadLimit(16), ThreadLimit(16)
         self._routes = [
             Route("/{place}/", self._list, methods=["GET"]),
             Route("/{place}/runs", self._changes, methods=["GET"]),
@@ -73,12 +78,12 @@ class Application:
             response.headers.setdefault(name, value)
         response.headers.setdefault("content-security-policy", NO_CONTENT_POLICY)
         if response.status_code in (400, 401, 403, 405, 413, 421):
-            # Whoever is not let in does not keep one of the few connections either.
+            # A refused client must not keep one of the few connections.
             response.headers["connection"] = "close"
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        asked = Asked(scope["method"], scope["path"], scope["query_string"], scope["headers"])
+        asked = RequestHead(scope["method"], scope["path"], scope["query_string"], scope["headers"])
         refusal = self._gate.refuse(asked)
         if refusal is not None:
             return _words(refusal.status, refusal.sentence, asked)
@@ -93,7 +98,7 @@ class Application:
             raise
         except (Odd, HoldfastError) as error:
             return _words(409, str(error).partition("\n")[0], asked)
-        except Exception as error:  # noqa: BLE001 - the server goes on, and says what it was
+        except Exception as error:  # noqa: BLE001 - the server goes on, and reports it
             what = _text.name(f"{type(error).__name__}: {error}")
             # Neither place nor query: both are secrets.
             path = "/".join(request.url.path.split("/")[2:])
@@ -101,7 +106,7 @@ class Application:
             said = "This could not be answered; the terminal of holdfast ui says why."
             return _words(500, said, asked)
 
-    async def _answer_known(self, request: Request, asked: Asked) -> Response:
+    async def _answer_known(self, request: Request, asked: RequestHead) -> Response:
         gate = self._gate
         if asked.path == "/" and asked.method == "GET" and gate.has_token(asked):
             headers = {"location": f"/{gate.keys.place}/", "set-cookie": gate.cookie_header()}
@@ -131,8 +136,6 @@ class Application:
         if is_known:
             raise HTTPException(405, "There is no such request here.")
         raise HTTPException(404, "There is nothing at this address.")
-
-    # -- the list --------------------------------------------------------------------
 
     async def _list(self, _: Request) -> Response:
         index = self._index
@@ -168,8 +171,6 @@ class Application:
         body = f'{{"rows":{rows},{json.dumps(rest)[1:]}'.encode()
         return _json(request, body)
 
-    # -- one run ---------------------------------------------------------------------
-
     def _find(self, request: Request) -> Watched:
         watched = self._index.get(request.path_params["key"])
         if watched is None:
@@ -190,7 +191,7 @@ class Application:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
     async def _view_within(self, watched: Watched, seconds: float) -> View | None:
-        """The view, if it is soon to be had; else the page comes first and asks for it."""
+        """The view, if it is ready in time; otherwise the page is sent first and requests it."""
         task = asyncio.ensure_future(self._reading.run(self._views.newest, watched))
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
@@ -218,15 +219,13 @@ class Application:
 
         return answer
 
-    # -- for other programs ----------------------------------------------------------
-
     async def _metrics(self) -> Response:
         text = await self._reading.run(openmetrics.render, self._index.summaries())
         return Response(text, headers={"content-type": openmetrics.CONTENT_TYPE})
 
 
 async def _drain(request: Request) -> None:
-    """Read what came with a request and is not needed; bounded in size and time."""
+    """Read and drop the body of a request, with limits on size and time."""
     size = 0
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -238,8 +237,8 @@ async def _drain(request: Request) -> None:
         raise HTTPException(408, "The request did not come to its end.") from None
 
 
-def _words(status: int, sentence: str, asked: Asked) -> Response:
-    """A sentence: a page for people, JSON for the scripts of a page."""
+def _words(status: int, sentence: str, asked: RequestHead) -> Response:
+    """A sentence: as a page for people, as JSON for scripts."""
     if "text/html" in (asked.header("accept") or ""):
         return HTMLResponse(pages.word_page(sentence), status)
     return JSONResponse({"ok": False, "sentence": sentence}, status)

@@ -1,7 +1,7 @@
-"""Finding the runs below a folder, again and again.
+"""Finding the runs below a folder, again and again, and what in a run folder is not read.
 
-A folder is listed anew only when its time of change has moved, and whether it is a run is
-asked once. Links out of the folder are not followed; how many there are is told.
+A folder is listed again only when its time of change has moved, and whether it is a run is
+determined once. Links out of the folder are not followed; they are counted.
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ from pathlib import Path
 
 from holdfast import _text
 from holdfast._store.folder.attempts import read_json
-from holdfast._store.folder.layout import MANIFEST, RunLayout
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.plain_file import MOST_RECORD_BYTES
 
-# -- Whether a run folder is made of plain files and folders, before anything in it is opened ------
-# A FIFO holds whoever opens it, a file of gigabytes fills the memory, and a link may lead to what
-# is nobody's business here. Others may write into a shared folder, so each is looked for, by
-# `lstat`, and a folder is listed again only when it has changed.
-
-
-_MOST_JSON_BYTES = 64 << 20
 _OURS = (
     *("run.json", "run.key", "mirror.json", "journal.jsonl"),
     *("attempts", "checkpoints", "requests", "set-aside"),
@@ -35,31 +29,30 @@ class Odd(Exception):
 
 
 class PlainCheck:
-    """The files of one run folder; what was found plain is looked at again when it changes.
+    """Finds pipes, links out of the root and giant records in one run folder.
 
-    Of thousands of runs this is most of what a look costs, hence paths that are texts.
+    They are never opened in any case; this is for the row of the run, which says so. Of thousands
+    of runs it is most of the cost, so paths are strings and a folder is listed only when changed.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder = str(folder)
         self._layout = RunLayout(folder)
         self._root = root
-        # When a folder was last changed that was plain then, and the folders in it.
-        self._seen: dict[str, tuple[int, list[str]]] = {}
-        self._checkpoints: set[str] = set()
+        self._seen: dict[str, tuple[int, list[str]]] = {}  # time of change, and folders in it
 
     def check(self) -> None:
         """Raise Odd at the first thing that is neither a plain file nor a plain folder."""
-        self._check_entries(self._folder, _OURS)
+        self._check_folder(self._folder, _OURS)
+        self._check_folder(str(self._layout.requests))
+        self._check_folder(str(self._layout.checkpoints))
         attempts = str(self._layout.attempts)
-        self._check_entries(str(self._layout.requests))
-        for name in self._check_entries(attempts):
-            for inner in self._check_entries(f"{attempts}/{name}"):
-                self._check_entries(f"{attempts}/{name}/{inner}")
-        self._check_checkpoints()
+        for name in self._check_folder(attempts):
+            for inner in self._check_folder(f"{attempts}/{name}"):
+                self._check_folder(f"{attempts}/{name}/{inner}")
 
-    def _check_entries(self, folder: str, names: tuple[str, ...] | None = None) -> list[str]:
-        """Look at what is in a folder if it has changed; returns the folders in it."""
+    def _check_folder(self, folder: str, names: tuple[str, ...] | None = None) -> list[str]:
+        """Check the entries if they have changed; returns the folders among them."""
         changed = _changed_at(folder)
         if changed is None:
             return []
@@ -69,71 +62,41 @@ class PlainCheck:
         folders = []
         with os.scandir(folder) as entries:
             for entry in entries:
-                if names is None or entry.name in names:
-                    self._check_entry(entry)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.name)
+                if names is not None and entry.name not in names:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                # The kind came with the name; the size has to be asked for.
+                elif entry.name.endswith(".json") or not entry.is_file(follow_symlinks=False):
+                    self._check_file(entry.path)
         self._seen[folder] = (changed, folders)
         return folders
 
-    def _check_checkpoints(self) -> None:
-        folder = str(self._layout.checkpoints)
-        changed = _changed_at(folder)
-        known = self._seen.get(folder)
-        if changed is None or (known is not None and known[0] == changed):
-            return
-        with os.scandir(folder) as entries:
-            found = {entry.name: entry for entry in entries if entry.name.startswith("step-")}
-        for name in found.keys() - self._checkpoints:
-            self._check_entry(found[name])
-            self._check_kind(f"{folder}/{name}/{MANIFEST}")
-        self._checkpoints = set(found)
-        self._seen[folder] = (changed, [])
-
-    def _check_entry(self, entry: os.DirEntry[str]) -> None:
-        if entry.is_file(follow_symlinks=False):
-            # What it is came with its name; its size would have to be asked for.
-            if entry.name.endswith(".json"):
-                self._check_kind(entry.path)
-        elif not entry.is_dir(follow_symlinks=False):
-            self._check_kind(entry.path)
-
-    def _check_kind(self, path: str) -> None:
+    def _check_file(self, path: str) -> None:
         try:
             found = os.lstat(path)
         except OSError:
-            return  # gone meanwhile
-        kind = found.st_mode
+            return  # it was removed meanwhile
         what = ""
-        if stat.S_ISLNK(kind):
+        if stat.S_ISLNK(found.st_mode):
             if not leads_inside(Path(path), self._root):
                 what = "a link that leads out of the folder; it is not followed"
-        elif not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        elif not stat.S_ISREG(found.st_mode):
             what = "neither a file nor a folder; it is not opened"
-        elif path.endswith(".json") and found.st_size > _MOST_JSON_BYTES:
+        elif path.endswith(".json") and found.st_size > MOST_RECORD_BYTES:
             what = f"{found.st_size >> 20} MiB large; it is not read"
         if what:
             raise Odd(f"{_text.name(path.removeprefix(f'{self._folder}/'))} is {what}.")
 
 
 def leads_inside(link: Path, root: Path) -> bool:
-    """Whether what a link leads to stands below `root` (which has no links in it)."""
+    """Whether the target of a link is below `root` (which has no links in its path)."""
     try:
         target = link.resolve(strict=True)
-        # What it leads to is opened by its name, so that must be plain too.
         kind = target.stat().st_mode
     except (OSError, RuntimeError):
         return False
     return target.is_relative_to(root) and (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
-
-
-def is_plain_file(path: Path) -> bool:
-    """Whether it can be read without surprise: a small regular file, and no link."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_JSON_BYTES
 
 
 def _changed_at(folder: str) -> int | None:
@@ -150,17 +113,17 @@ _SETTLED_NS = 2_000_000_000
 
 
 @dataclass
-class Found:
-    """What one pass has found."""
+class FoundRuns:
+    """The result of one pass."""
 
     runs: list[Path] = field(default_factory=list)
     links: int = 0  # that lead out of the folder
     folders: int = 0
-    is_cut: bool = False  # there is more than is looked at
+    is_cut: bool = False  # a limit was reached
     is_gone: bool = False  # the folder itself
 
     def notes(self) -> list[str]:
-        """What a person should know about what is not shown."""
+        """Sentences on what is not shown."""
         said = ["This folder is gone."] if self.is_gone else []
         if self.links:
             what = "1 link leads" if self.links == 1 else f"{self.links} links lead"
@@ -174,32 +137,34 @@ class Found:
 @dataclass
 class _Listing:
     changed_ns: int
-    names: list[str]  # of folders that are no runs, or were none
+    names: list[str]  # of folders that are not known as runs
     runs: list[Path] = field(default_factory=list)
     links: int = 0
 
 
-class Finder:
-    """Looks for runs below one folder, which has no links in its own path."""
+class RunFinder:
+    """Finds runs below one folder, which has no links in its own path."""
 
     def __init__(self, root: Path, rest: Callable[[], None] = lambda: None) -> None:
         self._root = root
-        self._rest = rest  # called for every folder: whoever looks may make pauses
+        self._rest = rest  # called for every folder, to make pauses
         self._listings: dict[Path, _Listing] = {}
         self._runs: set[Path] = set()
 
-    def find(self, tell: Callable[[Path], None] = lambda _: None) -> Found:
-        """All runs there are now; `tell` hears of each that was not known before."""
-        found = Found()
-        if self._is_run(self._root, tell):
+    def find(self, on_new: Callable[[Path], None] = lambda _: None) -> FoundRuns:
+        """All runs there are now; `on_new` gets each that was not known before."""
+        found = FoundRuns()
+        if self._is_run(self._root, on_new):
             found.runs.append(self._root)
         else:
-            self._walk(self._root, _DEPTH, found, tell)
+            self._walk(self._root, _DEPTH, found, on_new)
         found.is_gone = not found.runs and not self._root.is_dir()
         self._runs = set(found.runs)
         return found
 
-    def _walk(self, folder: Path, depth: int, found: Found, tell: Callable[[Path], None]) -> None:
+    def _walk(
+        self, folder: Path, depth: int, found: FoundRuns, on_new: Callable[[Path], None]
+    ) -> None:
         self._rest()
         found.folders += 1
         if found.folders > _MOST_FOLDERS or len(found.runs) >= _MOST_RUNS:
@@ -207,18 +172,18 @@ class Finder:
             return
         listing = self._list(folder)
         found.links += listing.links
-        # Of thousands of runs in a folder that has not changed, none is looked at again.
+        # In a folder that has not changed, no known run is checked again.
         found.runs += listing.runs
         others = []
         for name in listing.names:
             path = folder / name
-            if self._is_run(path, tell):
+            if self._is_run(path, on_new):
                 found.runs.append(path)
                 listing.runs.append(path)
                 continue
             others.append(name)
             if depth > 1:
-                self._walk(path, depth - 1, found, tell)
+                self._walk(path, depth - 1, found, on_new)
         listing.names = others
         if len(found.runs) > _MOST_RUNS:
             del found.runs[_MOST_RUNS:]
@@ -240,24 +205,22 @@ class Finder:
                     if entry.name.startswith("."):
                         continue
                     if entry.is_symlink():
-                        # A run that a link inside leads to is found where it stands.
+                        # The target of a link inside is found at its own place.
                         listing.links += not leads_inside(Path(entry.path), self._root)
                     elif entry.is_dir(follow_symlinks=False):
                         listing.names.append(entry.name)
-        except OSError:  # not ours to read
+        except OSError:  # not readable
             return listing
         if time.time_ns() - changed < _SETTLED_NS:
             listing.changed_ns = 0  # more may come within the same tick of its clock
         self._listings[folder] = listing
         return listing
 
-    def _is_run(self, path: Path, tell: Callable[[Path], None]) -> bool:
+    def _is_run(self, path: Path, on_new: Callable[[Path], None]) -> bool:
         if path in self._runs:
             return True
-        identity = RunLayout(path).identity
-        # An empty or foreign run.json is none; a FIFO of that name must not hold us.
-        if not is_plain_file(identity) or not read_json(identity).get("run_id"):
+        if not read_json(RunLayout(path).identity).get("run_id"):
             return False
         self._runs.add(path)
-        tell(path)
+        on_new(path)
         return True

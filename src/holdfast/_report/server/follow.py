@@ -1,4 +1,4 @@
-"""One run, looked at again and again: only what is new in its folder is read."""
+"""One run, observed again and again: only what is new in its folder is read."""
 
 from __future__ import annotations
 
@@ -6,72 +6,45 @@ import os
 import time
 from pathlib import Path
 
+from holdfast._report.json_lines import Lines
 from holdfast._report.server.find import PlainCheck
-from holdfast._report.status.gather import History, RunSummary, summarize
+from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._store.folder.attempts import SILENT_SECONDS, is_live_here, read_json
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.plain_file import MOST_LINES_BYTES, open_plain
 
-_SLICE_BYTES = 4 << 20
 _SETTLED_SECONDS = 2.0  # the clocks of some file systems tick that slowly
 
 
 class FollowedHistory:
-    """What a journal says, read on from where the last look ended, a slice at a time."""
+    """The history in a journal, read on one piece at a time."""
 
-    def __init__(self) -> None:
-        self.history = History()
+    def __init__(self, journal: Path) -> None:
+        self.history = JournalHistory()
         self.is_behind = False  # there is more to read
-        self._file: tuple[int, int] | None = None
-        self._offset = 0
-        self._is_in_giant = False  # a line longer than a slice, which nobody of us wrote
+        self._lines = Lines(journal)
 
-    def read(self, path: Path) -> History:
-        """Read one slice further."""
-        self.is_behind = False
-        try:
-            descriptor = open_plain(path, most_bytes=MOST_LINES_BYTES)
-        except OSError:
-            return self.history
-        try:
-            self._read_on(descriptor, os.fstat(descriptor))
-        finally:
-            os.close(descriptor)
+    def read(self) -> JournalHistory:
+        piece = next(self._lines.read(), None)
+        if self._lines.has_started_over:
+            self.history = JournalHistory()
+        if piece is not None:
+            self.history.take_lines(piece)
+        self.is_behind = piece is not None and self._lines.share < 1
         return self.history
 
-    def _read_on(self, descriptor: int, found: os.stat_result) -> None:
-        file = (found.st_dev, found.st_ino)
-        if file != self._file or found.st_size < self._offset:
-            self.history, self._file = History(), file
-            self._offset, self._is_in_giant = 0, False
-        if found.st_size == self._offset:
-            return
-        os.lseek(descriptor, self._offset, os.SEEK_SET)
-        data = os.read(descriptor, _SLICE_BYTES)
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == _SLICE_BYTES:
-            self._is_in_giant, end = True, len(data)
-        elif end and self._is_in_giant:
-            self._is_in_giant = False
-            self.history.take_lines(data[data.find(b"\n") + 1 : end])
-        elif end:
-            self.history.take_lines(data[:end])
-        self._offset += end
-        self.is_behind = bool(end) and self._offset < found.st_size
 
-
-class Follower:
+class RunFollower:
     """Follows one run folder; used by one thread at a time."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self.folder = folder
-        self.changed_at = 0.0  # when something was last written, by the clock of its disk
-        self.is_watched = False  # whether it lives is not known yet
+        self.changed_at = 0.0  # of its files, by the clock of the disk
+        self.is_watched = False  # more heartbeats are needed to see whether it lives
         self._plain = PlainCheck(folder, root)
         self._layout = layout = RunLayout(folder)
         known = (layout.journal, layout.attempts, layout.checkpoints, layout.identity)
         self._paths = tuple(map(str, known))
-        self._history = FollowedHistory()
+        self._history = FollowedHistory(layout.journal)
         self._signature: tuple[int, ...] = ()
         self._attempt = 0
         self._beat: tuple[int, object] | None = None
@@ -80,35 +53,27 @@ class Follower:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more of the journal to read."""
         return self._history.is_behind
 
-    @property
-    def is_unsure(self) -> bool:
-        """Whether another look tells more though nothing has changed."""
-        return self.is_behind or self.is_watched
-
     def check(self) -> None:
-        """Raise Odd if something in the folder must not be opened."""
         self._plain.check()
 
     def has_changed(self) -> bool:
-        """Whether anything was written since the last look; some seconds later in doubt."""
+        """Whether anything was written since the last look; in doubt, True for some seconds."""
         return self._sign() != self._signature or time.time() - self.changed_at < _SETTLED_SECONDS
 
     def look(self) -> RunSummary:
-        """The run as it is now; Odd if it is not to be read, NotARun if it is gone."""
+        """The run as it is now; Odd if it cannot be read, NotARun if it is gone."""
         self._plain.check()
         numbers = self._layout.attempt_numbers()
         self._attempt = numbers[-1] if numbers else 0
-        # Before the rest is read: what is written meanwhile is then a change.
+        # Before the rest is read, so that a write meanwhile counts as a change.
         self._signature = self._sign()
         self.is_watched = False
-        history = self._history.read(self._layout.journal)
-        return summarize(self.folder, look=self.is_live, history=history)
+        return summarize(self.folder, look=self.is_live, history=self._history.read())
 
     def is_live(self, layout: RunLayout, attempt: int) -> bool:
-        """As `attempts.is_live`, but over several looks in place of a wait in one."""
+        """As `attempts.is_live`, but over several looks instead of one that waits."""
         if (known := is_live_here(layout, attempt)) is not None:
             return known
         beat, now = (attempt, read_json(layout.heartbeat(attempt)).get("beat")), time.monotonic()

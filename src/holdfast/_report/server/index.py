@@ -1,8 +1,8 @@
-"""All runs below a folder, looked at by a few threads: live ones often, others when they change.
+"""All runs below a folder, read by a few threads: live ones often, others when they change.
 
-Work is bounded by the periods: they grow with what a look costs, so that the file server and this
-machine have most of their time for others. A look that does not come back (a mount that died) is
-left where it is, its run is shown as unreadable, and another thread takes the place.
+The periods grow with the cost of reading, so that the load on the file server and this machine is
+limited. A read that does not return (a dead mount) is left behind: its run is shown as unreadable,
+and another thread takes the place.
 """
 
 from __future__ import annotations
@@ -19,37 +19,35 @@ from pathlib import Path
 
 from holdfast import _text
 from holdfast._errors import HoldfastError
-from holdfast._report.server.find import Finder, Odd
-from holdfast._report.server.follow import Follower
+from holdfast._report.server.find import Odd, RunFinder
+from holdfast._report.server.follow import RunFollower
 from holdfast._report.server.rows import Row, RunTable, odd_row, row_of
 from holdfast._report.status.gather import RunSummary
 
 _THREADS = 4
-_MOST_LEFT = 16  # threads that hang in a look
+_MOST_LEFT = 16  # threads that hang
 _HUNG_SECONDS = 20.0
 _LIVE_SECONDS = 1.0
 _REST_SECONDS = 2.0
 _FIND_SECONDS = 2.0
-_LONGEST_SECONDS = 30.0  # whatever it costs, somebody waits for it
-_ANYWAY_SECONDS = 120.0  # what a run left in memory goes without a trace on disk
-_LIVE_SHARE, _REST_SHARE, _FIND_SHARE = 4.0, 8.0, 8.0  # times as long as a whole round costs
+_LONGEST_SECONDS = 30.0  # whatever it costs
+_ANYWAY_SECONDS = 120.0  # states in memory go without a change on disk
+_LIVE_SHARE, _REST_SHARE, _FIND_SHARE = 4.0, 8.0, 8.0  # times the cost of a whole round
 _RECENT_SECONDS = 86400.0
 _GIVE_WAY_SECONDS = 0.5
-_WAITING = 0.25  # what a second of waiting counts
+_WAITING = 0.25  # the cost of a second of waiting
 _SMOOTH = 0.05
 
 
 @dataclass
 class Watched:
-    """One run of the list."""
-
     key: str
     name: str
-    follower: Follower
+    follower: RunFollower
     run: RunSummary | None = None
     kind: str = "new"  # which period it has: live, recent, old
     looked_at: float = 0.0
-    turn: int = 0  # its place in the queue; an older one does not count any more
+    turn: int = 0  # its newest place in the queue; older ones are void
     busy: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -62,7 +60,7 @@ class _Worker:
 
 
 def key_of(root: Path, folder: Path) -> str:
-    """The name that requests use for a run: nothing can be made of it but this lookup."""
+    """The name of a run in requests: it is only looked up, never made into a path."""
     relative = os.fsencode(folder.relative_to(root))
     return hashlib.blake2b(relative, digest_size=8).hexdigest()
 
@@ -84,29 +82,27 @@ class RunIndex:
         self._workers: list[_Worker] = []
         self._left = 0
         self._kinds = {"live": 0, "recent": 0, "old": 0, "new": 0}
-        self._costs = {"live": 0.002, "recent": 0.0001, "old": 0.0001}  # seconds of a look
-        self._finder = Finder(root, self._rest)
+        self._costs = {"live": 0.002, "recent": 0.0001, "old": 0.0001}  # seconds
+        self._finder = RunFinder(root, self._rest)
         self._walked_since = 0.0
 
     def start(self) -> None:
-        """Begin to look."""
         for _ in range(_THREADS):
             self._hire()
         for target in (self._keep_finding, self._keep_watch):
             threading.Thread(target=target, name="holdfast-ui-index", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more; nobody is waited for."""
+        """Stop all threads, without a wait."""
         self._is_over.set()
         with self._wake:
             self._wake.notify_all()
 
     def get(self, key: str) -> Watched | None:
-        """The run of this key."""
         return self._runs.get(key)
 
     def counts(self) -> tuple[int, int]:
-        """(runs found, runs looked at so far)."""
+        """(runs found, runs read so far)."""
         return len(self._runs), len(self.table)
 
     def summaries(self) -> list[RunSummary]:
@@ -114,10 +110,8 @@ class RunIndex:
         return [each.run for each in list(self._runs.values()) if each.run is not None]
 
     def look_soon(self, watched: Watched) -> None:
-        """Somebody has asked something of this run."""
+        """Read this run next: a request was sent to it."""
         self._schedule(watched, 0.0)
-
-    # -- finding ---------------------------------------------------------------------
 
     def _keep_finding(self) -> None:
         is_first = True
@@ -125,9 +119,9 @@ class RunIndex:
             began = self._walked_since = time.monotonic()
             try:
                 self._find()
-            except Exception as error:  # noqa: BLE001 - what is known is still shown, and this told
+            except Exception as error:  # noqa: BLE001 - known runs are still shown
                 self.notes = [f"The folder could not be searched: {type(error).__name__}: {error}."]
-            # The first pass has all the looks beside it, and says nothing about the later ones.
+            # The first pass competes with all the reads, and says nothing about later ones.
             took = 0.0 if is_first else time.monotonic() - began
             is_first = False
             self._is_over.wait(min(max(_FIND_SECONDS, took * _FIND_SHARE), _LONGEST_SECONDS))
@@ -141,7 +135,7 @@ class RunIndex:
         self.notes, self.has_found = found.notes(), True
 
     def _rest(self) -> None:
-        """Between two folders; the first pass is in a hurry, the later ones are not."""
+        """Pause between two folders, except in the first pass."""
         if self.has_found and time.monotonic() - self._walked_since > 0.02:
             self._is_over.wait(0.02)
             self._walked_since = time.monotonic()
@@ -150,8 +144,8 @@ class RunIndex:
         key = key_of(self.root, folder)
         relative = folder.relative_to(self.root)
         name = _text.name(relative if relative.parts else self.root.name)
-        watched = Watched(key, name, Follower(folder, self.root))
-        watched.follower.has_changed()  # which finds out how new it is
+        watched = Watched(key, name, RunFollower(folder, self.root))
+        watched.follower.has_changed()  # finds out how new it is
         with self._wake:
             if key in self._runs:
                 return
@@ -164,8 +158,6 @@ class RunIndex:
             if self._runs.pop(watched.key, None) is not None:
                 self._kinds[watched.kind] -= 1
         self.table.remove(watched.key)
-
-    # -- looking ---------------------------------------------------------------------
 
     def _schedule(self, watched: Watched, delay: float) -> None:
         with self._wake:
@@ -209,9 +201,9 @@ class RunIndex:
 
     def _look(self, watched: Watched) -> None:
         if self._runs.get(watched.key) is not watched:
-            return  # gone, and with that out of the round
+            return  # it is gone
         if not watched.busy.acquire(blocking=False):
-            return  # another thread has it, and will put it into the round again
+            return  # another thread has it, and schedules it again
         try:
             delay = self._look_closely(watched)
         finally:
@@ -220,7 +212,9 @@ class RunIndex:
 
     def _look_closely(self, watched: Watched) -> float:
         follower, began, began_cpu = watched.follower, time.monotonic(), time.thread_time()
-        is_at_rest = watched.kind in ("recent", "old") and not follower.is_unsure
+        is_at_rest = watched.kind in ("recent", "old") and not (
+            follower.is_behind or follower.is_watched
+        )
         is_fresh = began - watched.looked_at < _ANYWAY_SECONDS
         if is_at_rest and is_fresh and not follower.has_changed():
             self._note_cost(watched.kind, began, began_cpu)
@@ -233,11 +227,11 @@ class RunIndex:
             )
         except (Odd, HoldfastError) as error:
             row = odd_row(watched.name, str(error).partition("\n")[0])
-        except Exception as error:  # noqa: BLE001 - one strange run must not end the list
+        except Exception as error:  # noqa: BLE001 - one run must not end the list
             row = odd_row(watched.name, f"it could not be read: {type(error).__name__}: {error}")
         self._put(watched, row)
         if follower.is_behind:
-            # A long journal takes the interpreter from a view that somebody waits for.
+            # A long journal takes the interpreter from a view that is waited for.
             return _GIVE_WAY_SECONDS if self.gives_way() else 0.0
         if row["live"]:
             self._note_cost("live", began, began_cpu)
@@ -263,13 +257,11 @@ class RunIndex:
 
     def _note_cost(self, kind: str, began: float, began_cpu: float) -> None:
         if self._kinds["new"]:
-            return  # all threads are at work, and each look takes as long as theirs together
-        # Waiting for a file server is cheap for this machine; waiting for a core is no cost at all.
+            return  # all threads are busy, and each read takes as long as all of theirs
+        # Waiting for a file server is cheap for this machine; waiting for a core costs nothing.
         wall, cpu = time.monotonic() - began, time.thread_time() - began_cpu
         seconds = max(cpu, _WAITING * wall)
         self._costs[kind] += _SMOOTH * (seconds - self._costs[kind])
-
-    # -- looks that hang -------------------------------------------------------------
 
     def _keep_watch(self) -> None:
         while not self._is_over.wait(1.0):

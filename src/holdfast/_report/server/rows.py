@@ -1,4 +1,4 @@
-"""A run as one row of the list: moments in place of ages, so that a row at rest stays the same."""
+"""A run as one row of the list. It has moments instead of ages, so an idle row stays the same."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ _TROUBLED = ("stuck", "died", "failed", "could not start", "unreadable")
 _MOST_WARNINGS = 4
 _MOST_TEXT = 400
 _MOST_NAME = 80
-_MOST_NUMBER = 1 << 53  # that a page can count to
 _OLD_SECONDS = 3 * 86400.0
 
 
 def row_of(name: str, run: RunSummary, changed_at: float, *, is_watched: bool) -> Row:
-    """What the list shows of a run that could be read."""
     warnings = [_short(text) for text in warnings_of(run)]
     state = "watching" if is_watched else run.state
     ended = run.last_exit
@@ -36,14 +34,14 @@ def row_of(name: str, run: RunSummary, changed_at: float, *, is_watched: bool) -
         "live": run.is_live,
         "troubled": state in _TROUBLED or (run.is_live and bool(warnings)),
         "at": round(changed_at),
-        "step": _whole(run.step),
-        "total": _whole(run.total),
-        "epoch": _whole(run.epoch),
-        "epochs": _whole(run.epochs),
+        "step": run.step,
+        "total": run.total,
+        "epoch": run.epoch,
+        "epochs": run.epochs,
         "phase": run.phase and _short(run.phase, _MOST_NAME),
-        "attempt": _whole(run.attempt),
-        "memory_step": _whole(run.memory_step),
-        "disk_step": _whole(run.disk_step),
+        "attempt": run.attempt,
+        "memory_step": run.memory_step,
+        "disk_step": run.disk_step,
         "disk_at": _moment(run.disk_age_seconds),
         "host": run.host and _short(run.host, _MOST_NAME),
         "ranks": len(run.ranks) or None,
@@ -55,7 +53,7 @@ def row_of(name: str, run: RunSummary, changed_at: float, *, is_watched: bool) -
 
 
 def odd_row(name: str, sentence: str) -> Row:
-    """What the list shows of a folder that is not read, and why."""
+    """The row of a folder that is not read."""
     return {
         "name": name,
         "state": "unreadable",
@@ -67,11 +65,11 @@ def odd_row(name: str, sentence: str) -> Row:
 
 
 def attention(row: Row) -> tuple[int, float, str]:
-    """The order of the list: what lives and what is in trouble first, then the newest."""
+    """The order of the list: live and troubled runs first, then the newest."""
     rank = (0 if row["troubled"] else 1) if row["live"] else (2 if row["troubled"] else 3)
     if rank == 2 and row["at"] and time.time() - row["at"] > _OLD_SECONDS:
-        rank = 3  # nobody has cared for days
-    # Live ones by name: all of them have just changed, and rows must not dance.
+        rank = 3  # old trouble
+    # Live ones by name: all of them have just changed, and rows must not move around.
     return rank, 0.0 if row["live"] else -row["at"], row["name"]
 
 
@@ -82,48 +80,40 @@ def _job(job: JobSummary | None) -> Row | None:
     return {"id": _short(job.id, _MOST_NAME), "end": end}
 
 
-def _whole(value: object) -> int | None:
-    # Some of it stands in the journal as it was written, which may be by anybody.
-    return value if isinstance(value, int) and abs(value) < _MOST_NUMBER else None
-
-
 def _moment(age_seconds: float | None) -> int | None:
     return None if age_seconds is None else round(time.time() - age_seconds)
 
 
 def _short(text: str, most: int = _MOST_TEXT) -> str:
-    """One line of printable characters, of a bounded length, whatever the run has written."""
+    """One short line of printable characters."""
     shown = _text.name(text[:most])
     return shown if len(text) <= most else shown + "…"
 
 
-# -- The rows as the page asks for them: what changed since a revision, in bounded pieces ----------
-# Each change of a row gives it the next revision, and rows stand in the order of theirs. So an
-# answer costs as much as has changed, and not as much as there is.
-
-
+# Each change of a row gives it the next revision, and the table is in the order of revisions. So an
+# answer costs as much as has changed since the revision that a page has.
 _MOST_GONE = 5_000
 
 
 @dataclass(slots=True)
-class _Entry:
+class _TableEntry:
     revision: int
     row: Row | None  # None: it is gone
     text: str  # as JSON, made once
 
 
 class RunTable:
-    """Rows by key. Written by the threads that look, read by those that answer."""
+    """Rows by key. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _TableEntry] = OrderedDict()
         self._revision = 0
         self._gone = 0
-        self._forgotten = 0  # the newest revision of a removal that is no longer told
+        self._forgotten = 0  # the newest revision of a removal that was dropped
 
     def put(self, key: str, row: Row) -> bool:
-        """Set a row; False if it says nothing new."""
+        """Set a row; False if it is not new."""
         with self._lock:
             known = self._entries.get(key)
             if known is not None and known.row == row:
@@ -134,7 +124,6 @@ class RunTable:
             return True
 
     def remove(self, key: str) -> None:
-        """Say that a run is no longer there."""
         with self._lock:
             known = self._entries.get(key)
             if known is None or known.row is None:
@@ -146,7 +135,7 @@ class RunTable:
 
     def _set(self, key: str, row: Row | None, text: str) -> None:
         self._revision += 1
-        self._entries[key] = _Entry(self._revision, row, text)
+        self._entries[key] = _TableEntry(self._revision, row, text)
         self._entries.move_to_end(key)
 
     def _forget(self) -> None:
@@ -162,11 +151,11 @@ class RunTable:
         return self._revision
 
     def since(self, revision: int, limit: int) -> tuple[str, int, bool, bool]:
-        """(a JSON list of rows, revision reached, whether there is more, whether to start anew)."""
+        """(a JSON list of rows, revision reached, whether there is more, whether to start over)."""
         with self._lock:
             anew = revision > self._revision or 0 < revision < self._forgotten
             revision = 0 if anew else revision
-            newer: list[_Entry] = []
+            newer: list[_TableEntry] = []
             for entry in reversed(self._entries.values()):
                 if entry.revision <= revision:
                     break
@@ -176,7 +165,7 @@ class RunTable:
         return f"[{','.join(each.text for each in piece)}]", reached, len(newer) > limit, anew
 
     def first(self, count: int) -> str:
-        """The rows that matter most, as a JSON list in the order of the page."""
+        """The first rows of the page, as a JSON list."""
         with self._lock:
             entries = [each for each in self._entries.values() if each.row is not None]
         best = heapq.nsmallest(count, entries, key=lambda each: attention(each.row or {}))

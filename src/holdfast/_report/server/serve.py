@@ -1,7 +1,7 @@
-"""The server itself: a socket on loopback, uvicorn on it, and an end that is prompt.
+"""The server itself: uvicorn on a loopback socket, and a prompt end.
 
-Everything that must be done is on disk already, so Ctrl-C need not wait for anybody: connections
-are cut, and threads that hang on a file system are left behind.
+The server holds no state, so Ctrl-C waits for nothing: connections are cut, and threads that hang
+on a file system are left behind.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ from holdfast._report.server.access import (
 from holdfast._report.server.app import Application
 from holdfast._report.server.index import RunIndex
 
-_SWITCH_SECONDS = 0.001  # between the threads that look and the one that answers
+_SWITCH_SECONDS = 0.001  # between the threads that read and the one that answers
 _BACKLOG = 64
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the page is."""
-
     host: str
     port: int
     token: str
 
     @property
     def url(self) -> str:
-        """What a browser is given; it holds the token."""
+        """With the token."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/?token={self.token}"
 
@@ -75,13 +73,13 @@ def listen(host: str, port: int) -> socket.socket:
             "with holdfast ui --port 8000 there"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP, else asyncio would leave Nagle on, and each answer wait 40 ms for it.
+    # Named as TCP, else asyncio leaves Nagle's algorithm on: 40 ms for each answer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if sys.platform != "win32":  # where it would let others take the port from us
+        if sys.platform != "win32":  # where it would let other programs take the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1" if host == "localhost" else host, port))
-        # Now, and not when the server begins: until then another could still take it.
+        # Now, since another program could take the port until the server begins.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -119,7 +117,7 @@ def serve(
             interface="asgi3",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # nothing stands between, and whoever says so lies
+            proxy_headers=False,  # there is no proxy
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=int(HEAD_SECONDS),
@@ -158,7 +156,7 @@ async def _run(server: _Server, listener: socket.socket, ready: Callable[[], Non
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # they are ours
+        yield  # we handle them
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -173,7 +171,7 @@ class _Server(uvicorn.Server):
 
 
 def _silence() -> None:
-    # What strangers send is not for the terminal, and addresses hold secrets.
+    # Requests of strangers are not for the terminal, and addresses hold secrets.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers = [logging.NullHandler()]
@@ -182,13 +180,13 @@ def _silence() -> None:
 
 
 def write_redirect(place: Path, address: Address) -> Path:
-    """A file that only we can read and that leads a browser to the page.
+    """A file that redirects a browser to the page, readable only by its owner.
 
-    The command line of a browser is for everybody on the machine to see; the token is not.
+    Every user of the machine can see the command line of a browser; the token must not be in it.
     """
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"ui-{os.getpid()}-{address.port}.html"
-    path.unlink(missing_ok=True)  # of a server that had our number, and was killed
+    path.unlink(missing_ok=True)  # of a killed server with the same pid
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(

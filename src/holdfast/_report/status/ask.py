@@ -1,4 +1,4 @@
-"""Asking a run to stop or to save, and waiting until it has."""
+"""Requests to a run: to stop, to save, and for the stacks of all its processes."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was left for a run."""
+class RunRequest:
+    """A request that was written for a run."""
 
     layout: RunLayout
     attempt: int
     pid: int
     host: str
-    events: int  # how long the journal was before
-    beat: dict[str, Any]  # the last of its keeper
+    events: int  # in the journal before the request
+    beat: dict[str, Any]  # the last heartbeat
 
 
-def ask_run(folder: Path, kind: str, **details: object) -> Asked:
-    """Leave a request; FolderError if no process trains there now."""
+def ask_run(folder: Path, kind: str, **details: object) -> RunRequest:
+    """Write a request; FolderError if no process trains there now."""
     layout, _ = find_run(folder)
     events = sum(1 for _ in journal.read(layout.journal))
     attempt = ask(folder, kind, **details)
     holder = lease_holder(layout, attempt)
-    assert holder is not None  # else it would not have counted as live
+    assert holder is not None  # else it would not count as live
     beat = read_json(layout.heartbeat(attempt))
-    return Asked(layout, attempt, holder.pid, holder.host, events, beat)
+    return RunRequest(layout, attempt, holder.pid, holder.host, events, beat)
 
 
-def wait_until_gone(folder: Path, asked: Asked) -> RunSummary:
-    """Wait, for as long as it takes, until that attempt has ended and all is on disk."""
+def wait_until_gone(folder: Path, asked: RunRequest) -> RunSummary:
+    """Wait without a limit until that attempt has ended and everything is on disk."""
     while is_live(asked.layout, asked.attempt):
         time.sleep(_LOOK_SECONDS)
-    # It has said goodbye; now it leaves the interpreter, and after it the keepers of all ranks.
+    # Its end is recorded. Wait for its process, and for the keepers of all ranks.
     holder = lease_holder(asked.layout, asked.attempt)
     for process in filter(None, [holder, *keepers_of(asked.layout, asked.attempt)]):
         while process.is_here() and process.is_alive():
@@ -61,13 +61,13 @@ def wait_until_gone(folder: Path, asked: Asked) -> RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """What became of a checkpoint that was asked for."""
+    """The result of a requested checkpoint."""
 
     step: int | None = None
     error: str | None = None
 
 
-def wait_until_saved(asked: Asked) -> SaveOutcome:
+def wait_until_saved(asked: RunRequest) -> SaveOutcome:
     """Wait until the checkpoint is durable, has failed, or the run has ended."""
     live = True
     while True:
@@ -76,11 +76,11 @@ def wait_until_saved(asked: Asked) -> SaveOutcome:
             return outcome
         if not live:
             return SaveOutcome(error="the run ended before its next boundary")
-        live = is_live(asked.layout, asked.attempt)  # and look once more after its end
+        live = is_live(asked.layout, asked.attempt)  # and check once more after its end
         time.sleep(_LOOK_SECONDS)
 
 
-def _look(asked: Asked) -> SaveOutcome | None:
+def _look(asked: RunRequest) -> SaveOutcome | None:
     for index, event in enumerate(journal.read(asked.layout.journal)):
         if index < asked.events:
             continue
@@ -91,30 +91,28 @@ def _look(asked: Asked) -> SaveOutcome | None:
     return None
 
 
-# -- Asking the keepers of a run for the stacks of all its processes, now --------------------------
-# A keeper answers though its trainer hangs: it is another process. Where there is none, or it does
-# not answer, the processes that are on this machine are looked at from here.
-
+# Stacks: a keeper answers even if its trainer hangs, since it is another process. Where there is
+# none, or it does not answer, the processes on this machine are inspected from here.
 
 Look = dict[str, Any]
 
-LOOK_SECONDS = 20.0  # the keepers of all ranks look, and that of rank 0 collects
+LOOK_SECONDS = 20.0  # the keepers of all ranks inspect, and that of rank 0 collects
 _POLL_SECONDS = 0.05
-_OWN_SECONDS = 8.0  # without a sign of life of a look, which is bounded itself
+_OWN_SECONDS = 8.0  # without progress of an inspection, which has limits of its own
 
 
 def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
-    """`looks` of the ranks and `missing`, those without; None if there is nothing to be had.
+    """`looks` of the ranks and `missing`, those without; None if nothing can be read.
 
     FolderError if no process trains there now. `by` is "keeper" if the run has answered, and
-    "here" if its processes were only looked at from this one.
+    "here" if its processes were inspected from this one.
     """
     layout, _ = find_run(folder)
     attempt = max(layout.attempt_numbers(), default=0)
     token = os.urandom(8).hex()
     is_asked = False
     if attempt and is_live(layout, attempt):
-        # Whoever may only read the folder can still look at processes of his own.
+        # A user who may only read the folder can still inspect their own processes.
         with contextlib.suppress(FolderError):
             attempt = ask(folder, "stacks", token=token)
             is_asked = True
@@ -125,7 +123,7 @@ def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
         return {**answer, "by": "keeper", "attempt": attempt}
     if is_asked:
         with contextlib.suppress(OSError):
-            layout.request("stacks", attempt).unlink()  # nobody waits for it any more
+            layout.request("stacks", attempt).unlink()  # not needed any more
     looks, missing = _look_from_here(layout, attempt)
     if not looks:
         return None
@@ -133,7 +131,7 @@ def ask_look(folder: Path, seconds: float = LOOK_SECONDS) -> Look | None:
 
 
 def look_at_process(pid: int) -> Look | None:
-    """One process and its descendants, from here; None if it could not be looked at in time."""
+    """Inspect a process and its descendants; None if that did not end in time."""
     return _bounded([pid])[0]
 
 
@@ -161,7 +159,7 @@ def _is_gone(process: ProcessIdentity | None) -> bool:
 
 
 def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[int]]:
-    """The ranks that are on this machine, and the numbers of the others."""
+    """The ranks on this machine, and the numbers of the others."""
     trainers = _trainers(layout, attempt)
     here = {rank: pid for rank, pid in trainers.items() if pid is not None}
     beat = read_json(layout.heartbeat(attempt))
@@ -174,13 +172,13 @@ def _look_from_here(layout: RunLayout, attempt: int) -> tuple[list[Look], list[i
 
 
 def _trainers(layout: RunLayout, attempt: int) -> dict[int, int | None]:
-    """Each rank's process, None if it is elsewhere; of one process alone, that of rank 0."""
+    """The process of each rank; None if it is on another machine."""
     found: dict[int, int | None] = {}
     folder = layout.ranks(attempt)
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):
             record = read_json(path)
-            is_here = ProcessIdentity(**record["keeper"]).is_here()  # which is where its trainer is
+            is_here = ProcessIdentity(**record["keeper"]).is_here()  # on the machine of its trainer
             found[int(path.stem)] = int(record["trainer_pid"]) if is_here else None
     holder = lease_holder(layout, attempt)
     if holder is not None:
@@ -195,7 +193,7 @@ def _standing(beat: Look, rank: int) -> Look:
 
 
 def _bounded(pids: list[int]) -> list[Look | None]:
-    """All at once, in threads that nobody waits for: what is stuck in the kernel may hold them."""
+    """Inspect all at once, in daemon threads: one that blocks in the kernel is left behind."""
     found: list[Look | None] = [None] * len(pids)
 
     lookers = [Looker(pid) for pid in pids]

@@ -1,19 +1,8 @@
-"""What is known about a run, read from its folder; nothing there is changed."""
+"""The summary of a run, read from its folder and from shared memory; nothing there is changed."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from holdfast._store.folder.lineage import is_on_line
-from holdfast._store.format.image import decode_scalars
-from holdfast._store.read.find import open_leftovers
-
-if TYPE_CHECKING:
-    from holdfast._store.memory.arena import Arena, SlotRecord
-
-
 import functools
 import math
 import os
@@ -21,12 +10,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from holdfast import _errors
+from holdfast import _errors, _text
 from holdfast._errors import CheckpointError, HoldfastError, NotARun
-from holdfast._report.status import told
 from holdfast._report.status.hangs import (
     Disturbed,
     Paused,
@@ -55,18 +44,21 @@ from holdfast._store.folder.attempts import (
     read_json,
 )
 from holdfast._store.folder.layout import RunLayout
-from holdfast._store.folder.lineage import trace_line
+from holdfast._store.folder.lineage import is_on_line, trace_line
 from holdfast._store.format import manifest
-from holdfast._store.read.find import attempts_in_memory, runs_in_memory
+from holdfast._store.format.image import decode_scalars
+from holdfast._store.read.find import attempts_in_memory, open_leftovers, runs_in_memory
 
-# -- What a dead run has left in shared memory, as far as a start could go on from it --------------
-# Of a run of several ranks every rank has left a part, and a state counts only where all the
-# parts are there: one alone is no state.
+if TYPE_CHECKING:
+    from holdfast._store.memory.arena import Arena, SlotRecord
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class InMemory:
-    """A state that every rank has left its part of."""
+    """A state of a dead run in shared memory, from which a start could resume.
+
+    Of several ranks each has left a part; a state counts only where all parts are there.
+    """
 
     attempt: int
     mark: int
@@ -80,9 +72,9 @@ class InMemory:
 def states_in_memory(
     run_id: str, line: dict[int, int | None], *, are_checked: bool = True
 ) -> list[InMemory]:
-    """The states on the run's own line, the newest last.
+    """The states in the run's own lineage, the newest last.
 
-    While a run trains, its newest snapshots are without checksums so far.
+    While a run trains, its newest snapshots have no checksums yet.
     """
     parts: dict[tuple[int, int, int], dict[int, float]] = {}
     for leftover in open_leftovers(run_id):
@@ -101,29 +93,25 @@ def states_in_memory(
 
 
 def on_this_line(arena: Arena, line: dict[int, int | None]) -> list[SlotRecord]:
-    """The whole snapshots of an arena that belong to the run's own line."""
+    """The complete snapshots of an arena that are in the run's own lineage."""
     return [r for r in arena.whole() if is_on_line(line, arena.attempt, r.step)]
 
 
 def world_of(arena: Arena, record: SlotRecord) -> int:
-    """How many ranks a snapshot is of."""
-    size = head_of(arena, record).get("world", 1)
-    return size if isinstance(size, int) else 1
-
-
-def head_of(arena: Arena, record: SlotRecord) -> dict[str, Any]:
-    """What stands beside the tensors of a snapshot; nothing if it cannot be read."""
-    with contextlib.suppress(ValueError):
+    """The number of ranks of a snapshot."""
+    size = 1
+    with contextlib.suppress(ValueError):  # its scalars cannot be read
         place = arena.plan(record.slot).scalars
         image = arena.image(record.slot)
-        return decode_scalars(image[place.offset : place.offset + place.size_bytes])
-    return {}
+        head = decode_scalars(image[place.offset : place.offset + place.size_bytes])
+        size = head.get("world", 1)
+    return size if isinstance(size, int) else 1
 
 
 _DEPTH = 3
 _THREADS = 256  # which mostly sleep
 _NAMED = 8
-_ASKED = ("stop", "stop-asked", "signal")  # to stop, in the journal
+_ASKED = ("stop", "stop-asked", "signal")  # events that ask the run to stop
 HISTORY_KINDS = ("start", "loop", "finished", "request", "rank-died", *_ASKED)
 _TOLD = re.compile(rb'"event":\s*"(' + "|".join(HISTORY_KINDS).encode() + rb')"')
 _STOPPED = (*_errors.ASKED, _errors.NOT_DURABLE)
@@ -131,10 +119,8 @@ _STOPPED = (*_errors.ASKED, _errors.NOT_DURABLE)
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How an attempt ended."""
-
     attempt: int
-    status: int | None  # None: the system ended it, and only the system knows
+    status: int | None  # None: it was killed
     how: str
     step: int | None
     durable_step: int | None
@@ -178,7 +164,7 @@ class RunSummary:
 
 
 @dataclass(slots=True)
-class History:
+class JournalHistory:
     """What the journal says about the newest attempt that began."""
 
     attempt: int | None = None
@@ -191,7 +177,7 @@ class History:
     deaths: list[RankDeath] = field(default_factory=list)
 
     def take_lines(self, data: bytes) -> None:
-        """The next whole lines of the journal, most of which tell nothing here."""
+        """The next whole lines of the journal, most of which do not matter here."""
         past = 0
         for match in _TOLD.finditer(data):
             if match.start() < past:
@@ -199,35 +185,33 @@ class History:
             start = data.rfind(b"\n", 0, match.start()) + 1
             past = data.find(b"\n", match.end()) + 1 or len(data)
             line = data[start:past]
-            # A run that is asked to save all the time has as many requests as checkpoints.
+            # There may be as many requests to save as checkpoints.
             if match[1] == b"request" and b'"stop"' not in line:
                 continue
             if (event := journal.parse(line)) is not None:
                 self.take(event)
 
     def take(self, event: dict[str, Any]) -> None:
-        """The next event of the journal."""
         kind = event.get("event")
         if kind == "start":
-            self.attempt = told.whole(event.get("attempt"))
-            self.start_step = told.whole(event.get("step"))
-            self.keep_last = told.whole(event.get("keep_last"))
-            self.keep_best = told.text(event.get("keep_best"))
+            self.attempt = _text.whole(event.get("attempt"))
+            self.start_step = _text.whole(event.get("step"))
+            self.keep_last = _text.whole(event.get("keep_last"))
+            self.keep_best = _text.text(event.get("keep_best")) or None
             self.asked_to_stop, self.deaths = False, []
         elif kind == "loop":
-            self.total = told.whole(event.get("total"))
+            self.total = _text.whole(event.get("total"))
         elif kind == "finished":
-            self.finished_step = told.whole(event.get("step"))
-            self.total = told.whole(event.get("total"))
+            self.finished_step = _text.whole(event.get("step"))
+            self.total = _text.whole(event.get("total"))
         elif kind in _ASKED or (kind == "request" and event.get("kind") == "stop"):
             self.asked_to_stop = True
         elif kind == "rank-died":
             self.deaths.append(read_death(event))
 
 
-def read_history(layout: RunLayout) -> History:
-    """Read the journal once."""
-    found = History()
+def read_history(layout: RunLayout) -> JournalHistory:
+    found = JournalHistory()
     for piece in journal.read_pieces(layout.journal):
         found.take_lines(piece)
     return found
@@ -265,13 +249,13 @@ def _is_run(path: Path) -> bool:
 def runs_below(
     path: Path, depth: int = _DEPTH, deadline_seconds: float = math.inf
 ) -> Iterator[Path]:
-    """The run folders below this one, as far as they are found until the (monotonic) deadline."""
+    """The run folders below this one that are found before the (monotonic) deadline."""
     if time.monotonic() > deadline_seconds:
         return
     try:
         with os.scandir(path) as entries:
             names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-    except OSError:  # not a folder, or not ours to read
+    except OSError:  # not a folder, or not readable
         return
     for name in names:
         if _is_run(path / name):
@@ -281,11 +265,11 @@ def runs_below(
 
 
 class _OfAnotherMachine(Exception):
-    """Only its heartbeat tells whether it lives."""
+    """Only its heartbeat shows whether it lives."""
 
 
 def summarize_all(folders: list[Path]) -> list[RunSummary]:
-    """One after the other, but for those of other machines: these are watched all at once."""
+    """One after the other; but those of other machines are watched all at once."""
     found: dict[Path, RunSummary] = {}
     distant, with_arenas = [], runs_in_memory()
     for folder in folders:
@@ -319,13 +303,13 @@ def summarize(
     folder: Path,
     *,
     look: Callable[[RunLayout, int], bool] = is_live,
-    history: History | None = None,
+    history: JournalHistory | None = None,
     with_arenas: Collection[str] | None = None,
 ) -> RunSummary:
-    """Everything that `holdfast status` tells about a run.
+    """Everything that `holdfast status` shows of a run.
 
-    A follower has its own `look` at whether it lives, and has read its `history`. Of many runs,
-    those `with_arenas` are found once.
+    A follower has its own `look` at whether an attempt lives, and has read its `history`. For many
+    runs, the ids of those `with_arenas` are listed once.
     """
     layout, run_id = find_run(folder)
     numbers = layout.attempt_numbers()
@@ -335,7 +319,7 @@ def summarize(
     beat = read_json(layout.heartbeat(attempt)) if attempt else {}
     ended = next((e for n in reversed(numbers) if (e := _read_exit(layout, n))), None)
     if attempt and not live and (ended is None or ended.attempt < attempt):
-        ended = Exit(attempt, None, "died", told.whole(beat.get("step")), None, None)
+        ended = Exit(attempt, None, "died", _text.whole(beat.get("step")), None, None)
     has_arenas = with_arenas is None or run_id in with_arenas
     in_memory = {attempt} if live else attempts_in_memory(run_id) if has_arenas else set()
     line = trace_line(known_origins(layout, in_memory), attempt)
@@ -346,7 +330,7 @@ def summarize(
     holder = lease_holder(layout, attempt) if attempt else None
     keeper = identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
-    slots = told.whole(beat.get("slots")) if live else None
+    slots = _text.whole(beat.get("slots")) if live else None
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
@@ -354,9 +338,9 @@ def summarize(
         is_live=live,
         step=step,
         total=history.total,
-        epoch=told.whole(beat.get("epoch")) if live else None,
-        epochs=told.whole(beat.get("epochs")) if live else None,
-        phase=told.text(beat.get("phase")) if live else None,
+        epoch=_text.whole(beat.get("epoch")) if live else None,
+        epochs=_text.whole(beat.get("epochs")) if live else None,
+        phase=(_text.text(beat.get("phase")) or None) if live else None,
         attempt=attempt or None,
         memory_step=in_shm[0],
         memory_age_seconds=_age(in_shm[1]),
@@ -366,8 +350,8 @@ def summarize(
         slots=slots,
         in_shm=None if slots is None else bool(beat.get("in_shm")),
         boundary_age_seconds=_boundary_age(beat) if live else None,
-        pid=told.whole(holder.pid) if holder else None,
-        host=told.text(holder.host) if holder else None,
+        pid=_text.whole(holder.pid) if holder else None,
+        host=(_text.text(holder.host) or None) if holder else None,
         keeper_pid=keeper.pid if keeper is not None and keeper_here else None,
         last_exit=ended,
         ranks=read_ranks(beat),
@@ -387,7 +371,7 @@ def _state(
     live: bool,
     step: int | None,
     ended: Exit | None,
-    history: History,
+    history: JournalHistory,
     beat: dict[str, Any],
 ) -> str:
     if not attempt:
@@ -416,16 +400,16 @@ def _read_exit(layout: RunLayout, attempt: int) -> Exit | None:
     record = read_json(path)
     if not record:
         return None
-    ended_at = told.real(record.get("time"))
+    ended_at = _text.real(record.get("time"))
     if not ended_at:
         with contextlib.suppress(OSError):
             ended_at = path.stat().st_mtime
     return Exit(
         attempt=attempt,
-        status=told.whole(record.get("status")),
+        status=_text.whole(record.get("status")),
         how=str(record.get("how", "")),
-        step=told.whole(record.get("step")),
-        durable_step=told.whole(record.get("durable_step")),
+        step=_text.whole(record.get("step")),
+        durable_step=_text.whole(record.get("durable_step")),
         age_seconds=_age(ended_at),
     )
 
@@ -435,20 +419,20 @@ def _newest_step(
     attempt: int,
     beat: dict[str, Any],
     ended: Exit | None,
-    history: History,
+    history: JournalHistory,
     safe_step: int | None,
 ) -> int | None:
     if not attempt:
         return None
     if not live and ended is not None and ended.attempt == attempt:
         if ended.how.startswith("could not start"):
-            # It got nowhere: what it says of itself is not the run's.
+            # It made no step: the step in its own record is not the run's.
             return history.start_step if safe_step is None else safe_step
         if ended.step is not None:
             return ended.step
-    # The keeper's first beat can come before the trainer has told it where it begins.
+    # The first beat can come before the trainer has sent the step where it begins.
     start = history.start_step if history.attempt == attempt else None
-    known = [step for step in (told.whole(beat.get("step")), start) if step is not None]
+    known = [step for step in (_text.whole(beat.get("step")), start) if step is not None]
     return max(known, default=None)
 
 
@@ -467,25 +451,25 @@ def _newest_on_disk(
 
 @functools.lru_cache(4096)
 def _committed(path: Path, _: int) -> tuple[float, int]:
-    """When it was saved, and its size: read once, since a committed one never changes."""
+    """When it was saved, and its size; cached, since a committed checkpoint never changes."""
     return manifest.read_size(path)
 
 
 def _newest_in_memory(
     live: bool, run_id: str, line: dict[int, int | None], beat: dict[str, Any]
 ) -> tuple[int | None, Any]:
-    """As the keeper says; of a dead run, what trainer and keeper have left behind."""
+    """Of a live run by its heartbeat; of a dead run, what is left in shared memory."""
     if live:
-        return told.whole(beat.get("memory_step")), beat.get("memory_time")
+        return _text.whole(beat.get("memory_step")), beat.get("memory_time")
     found = states_in_memory(run_id, line)
     return (found[-1].step, found[-1].captured_at) if found else (None, None)
 
 
 def _boundary_age(beat: dict[str, Any]) -> float | None:
-    then, at = told.real(beat.get("boundary_age_seconds")), _age(beat.get("time"))
+    then, at = _text.real(beat.get("boundary_age_seconds")), _age(beat.get("time"))
     return None if then is None or at is None else then + at
 
 
 def _age(moment: object) -> float | None:
-    found = told.real(moment)
+    found = _text.real(moment)
     return None if found is None else max(0.0, time.time() - found)

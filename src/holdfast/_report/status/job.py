@@ -1,4 +1,4 @@
-"""What is known about the job that a run is part of, for `holdfast status`."""
+"""The SLURM job and the mirror of a run, by its records: neither SLURM nor the mirror is asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import _text
-from holdfast._report.status import told
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 
@@ -20,38 +19,37 @@ class JobSummary:
     restarts: int
     seconds_left: float | None  # None: it is over, has no limit, or SLURM did not say
     warning_seconds: float | None  # None: its script asks for none
-    step_seconds: float | None  # measured: the slowest of late
+    step_seconds: float | None  # measured: the slowest recent one
     save_seconds: float | None
-    requeue: str | None  # what became of it when the last attempt was interrupted
+    requeue: str | None  # whether it was requeued when the last attempt was interrupted
 
 
 def read_job(
     layout: RunLayout, attempt: int, beat: dict[str, Any], live: bool
 ) -> JobSummary | None:
-    """From the keeper's heartbeat, and from what it noted at the end."""
-    found = beat.get("slurm")
-    if not isinstance(found, dict) or not isinstance(found.get("job"), str):
+    """From the heartbeat of the keeper, and from its record at the end."""
+    found = _text.record(beat.get("slurm"))
+    if not isinstance(found.get("job"), str):
         return None
-    end = told.real(found.get("end"))
+    end = _text.real(found.get("end"))
     said = read_json(layout.requeue(attempt)).get("said")
     return JobSummary(
         id=found["job"],
-        restarts=int(told.real(found.get("restarts")) or 0),
+        restarts=int(_text.real(found.get("restarts")) or 0),
         seconds_left=max(0.0, end - time.time()) if live and end is not None else None,
-        warning_seconds=told.real(found.get("warning_seconds")),
-        step_seconds=told.real(beat.get("step_seconds")),
-        save_seconds=told.real(beat.get("save_seconds")),
+        warning_seconds=_text.real(found.get("warning_seconds")),
+        step_seconds=_text.real(beat.get("step_seconds")),
+        save_seconds=_text.real(beat.get("save_seconds")),
         requeue=said if isinstance(said, str) and not live else None,
     )
 
 
 def describe_job(job: JobSummary | None, *, is_live: bool) -> str:
-    """In one line."""
     if job is None:
         return ""
     text = f"job {job.id}"
     if job.restarts:
-        text += f", restarted {job.restarts} {'time' if job.restarts == 1 else 'times'}"
+        text += f", restarted {_text.count(job.restarts, 'time')}"
     if not is_live:
         return text
     if job.seconds_left is not None:
@@ -72,12 +70,9 @@ def _describe_warning(job: JobSummary) -> str:
     return text
 
 
-# -- What is known of a run's mirror, for `holdfast status`: by what was noted, without asking it.
-
-
 @dataclass(frozen=True, slots=True)
 class MirrorSummary:
-    """A mirror as the process that copies to it saw it last."""
+    """A mirror as the process that copies to it has last recorded."""
 
     address: str
     step: int | None  # the newest there
@@ -95,10 +90,8 @@ def read_mirror(layout: RunLayout) -> MirrorSummary | None:
     address = record.get("address")
     if not isinstance(address, str):
         return None
-    found = record.get("checkpoints")
-    held = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    under_way = record.get("under_way")
-    copying = under_way if isinstance(under_way, dict) else {}
+    held = _text.records(record.get("checkpoints"))
+    copying = _text.record(record.get("under_way"))
     saved_at = record.get("newest_saved_at")
     return MirrorSummary(
         address=address,
@@ -113,23 +106,20 @@ def read_mirror(layout: RunLayout) -> MirrorSummary | None:
 
 
 def describe_mirror(mirror: MirrorSummary | None) -> str:
-    """In one line."""
     if mirror is None:
         return ""
     text = "nothing yet"
     if mirror.step is not None:
-        noun = "checkpoint" if mirror.count == 1 else "checkpoints"
         text = f"step {mirror.step}"
         if mirror.age_seconds is not None:
             text += f", {_text.duration(mirror.age_seconds)} old"
-        text += f" ({mirror.count} {noun})"
+        text += f" ({_text.count(mirror.count, 'checkpoint')})"
     text += f" in {_text.name(mirror.address)}"
     if mirror.trouble:
         trouble = mirror.trouble.partition("\n")[0].removeprefix(f"{mirror.address}: ")
         return f"{text}; {_text.name(trouble)}"
     if mirror.copying_step is not None and mirror.copied_bytes is not None:
-        done = _text.size(mirror.copied_bytes)
-        text += f"; copying step {mirror.copying_step}: {done}"
+        text += f"; copying step {mirror.copying_step}: {_text.size(mirror.copied_bytes)}"
         if mirror.copying_bytes is not None:
             text += f" of {_text.size(mirror.copying_bytes)}"
     return text

@@ -1,4 +1,4 @@
-"""The ranks of a run as its heartbeat has them: a line for each, of many for the slowest few."""
+"""The ranks of a run by its heartbeat: a line for each; of many, for the slowest few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._environment.processes.identity import ProcessIdentity
-from holdfast._report.status import told
 from holdfast._store.folder.attempts import keeper_of, read_json
 from holdfast._store.folder.layout import RunLayout
 
@@ -20,7 +19,7 @@ _ENDED_LINES = _SLOW_LINES = 4  # of many ranks
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """One rank at one moment, as its keeper has told that of rank 0."""
+    """One rank at one moment, as its keeper has reported to the keeper of rank 0."""
 
     rank: int
     host: str | None
@@ -43,7 +42,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class RankDeath:
-    """A rank that died, as the journal has it."""
+    """A rank that died, by the journal."""
 
     rank: int
     host: str | None
@@ -52,30 +51,30 @@ class RankDeath:
 
 
 def read_death(event: dict[str, Any]) -> RankDeath:
-    """What a `rank-died` of the journal says."""
-    rank, how = told.whole(event.get("rank")), told.text(event.get("how"))
-    host, step = told.text(event.get("host")), told.whole(event.get("step"))
+    """From an event `rank-died` of the journal."""
+    rank, step = _text.whole(event.get("rank")), _text.whole(event.get("step"))
+    host, how = _text.text(event.get("host")), _text.text(event.get("how"))
     return RankDeath(-1 if rank is None else rank, host or None, how or "died", step)
 
 
 def read_ranks(beat: dict[str, Any]) -> list[RankSummary]:
-    """The ranks in a heartbeat; none of a run that is one process."""
+    """The ranks in a heartbeat; none for a run of one process."""
     found = beat.get("ranks")
-    since = max(0.0, time.time() - (told.real(beat.get("time")) or time.time()))
+    since = max(0.0, time.time() - (_text.real(beat.get("time")) or time.time()))
     return [
         RankSummary(
             rank=number,
-            host=told.text(each.get("host")),
-            pid=told.whole(each.get("pid")),
-            step=told.whole(each.get("step")),
-            memory_step=told.whole(each.get("memory_step")),
-            phase=told.text(each.get("phase")),
-            # Told by each rank's keeper at a moment of its own, some time before this heartbeat.
-            boundary_age_seconds=_later(
+            host=_text.text(each.get("host")) or None,
+            pid=_text.whole(each.get("pid")),
+            step=_text.whole(each.get("step")),
+            memory_step=_text.whole(each.get("memory_step")),
+            phase=_text.text(each.get("phase")) or None,
+            # As of the last report of its keeper, some time before this heartbeat.
+            boundary_age_seconds=_add(
                 each.get("boundary_age_seconds"),
-                since + (_later(each.get("heard_seconds"), 0.0) or 0.0),
+                since + (_text.real(each.get("heard_seconds")) or 0.0),
             ),
-            ended=told.text(each.get("ended")),
+            ended=_text.text(each.get("ended")) or None,
         )
         for number, each in enumerate(found if isinstance(found, list) else [])
         if isinstance(each, dict)
@@ -83,16 +82,15 @@ def read_ranks(beat: dict[str, Any]) -> list[RankSummary]:
 
 
 def read_straggler(beat: dict[str, Any]) -> Straggler | None:
-    """The straggler in a heartbeat, if one is named."""
     found = beat.get("straggler")
     if not isinstance(found, dict) or not isinstance(found.get("rank"), int):
         return None
-    waited = told.real(found.get("seconds")) or 0.0
-    return Straggler(found["rank"], told.text(found.get("host")), waited)
+    waited = _text.real(found.get("seconds")) or 0.0
+    return Straggler(found["rank"], _text.text(found.get("host")) or None, waited)
 
 
 def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
-    """The keepers of all ranks of an attempt, as far as they have left a note."""
+    """The keepers of all ranks of an attempt, as far as they have left a record."""
     found = [keeper_of(layout, attempt)]
     folder = layout.ranks(attempt)
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -104,9 +102,9 @@ def keepers_of(layout: RunLayout, attempt: int) -> list[ProcessIdentity]:
 def describe_ranks(
     ranks: Sequence[RankSummary], deaths: Sequence[RankDeath], *, is_live: bool
 ) -> str:
-    """How many there are, and where each is; of many, those that are gone and the slowest.
+    """How many there are, and where each is; of many, those that have ended and the slowest.
 
-    Of a run that has ended the last heartbeat may be seconds old, and only deaths are told.
+    After the end of a run its last heartbeat is out of date, so only deaths are listed.
     """
     if not ranks:
         return ""
@@ -136,18 +134,11 @@ def describe_straggler(found: Straggler | None) -> str:
 
 
 def _most_telling(ranks: Sequence[RankSummary]) -> list[RankSummary]:
-    """Those that are gone, then the furthest behind."""
+    """Those that have ended, then the furthest behind."""
     ended = [each for each in ranks if each.ended is not None][:_ENDED_LINES]
-    training = sorted((each for each in ranks if each.ended is None), key=_slowness)
-    return sorted([*ended, *training[:_SLOW_LINES]], key=_number)
-
-
-def _number(each: RankSummary) -> int:
-    return each.rank
-
-
-def _slowness(each: RankSummary) -> tuple[int, float]:
-    return each.step or 0, -(each.boundary_age_seconds or 0.0)
+    training = [each for each in ranks if each.ended is None]
+    training.sort(key=lambda each: (each.step or 0, -(each.boundary_age_seconds or 0.0)))
+    return sorted([*ended, *training[:_SLOW_LINES]], key=lambda each: each.rank)
 
 
 def _state(each: RankSummary) -> str:
@@ -165,7 +156,6 @@ def _state(each: RankSummary) -> str:
 
 
 def describe_death(found: RankDeath) -> str:
-    """Which rank died, and how."""
     host = f" on {_text.name(found.host)}" if found.host else ""
     return f"rank {found.rank}{host} {_text.name(found.how)}"
 
@@ -182,6 +172,6 @@ def _span(ranks: Sequence[RankSummary]) -> str:
     return f", at step {first}" if first == last else f", at steps {first} to {last}"
 
 
-def _later(age: object, seconds: float) -> float | None:
-    known = told.real(age)
+def _add(age: object, seconds: float) -> float | None:
+    known = _text.real(age)
     return None if known is None else known + seconds

@@ -1,8 +1,4 @@
-"""The progress line: where the run stands and what is safe, for whoever watches.
-
-It costs the training nothing: a thread looks now and then, and what it shows is never in the way
-of what others write. Nothing in here may break a run.
-"""
+"""The progress line: where the run stands and what is safe. It must never break or slow a run."""
 
 from __future__ import annotations
 

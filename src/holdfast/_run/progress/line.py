@@ -1,44 +1,37 @@
-"""Progress: shows where the run stands, in the way that suits where it is watched.
+"""Progress: shows where the run stands, in the way that suits the output stream.
 
 terminal   one line at its bottom, drawn four times a second
 otherwise  a plain line now and then: a log file, a pipe, a notebook, TERM=dumb
 HOLDFAST_PROGRESS=0 shows nothing, =plain only plain lines
 
-Everything is done by a daemon thread that never raises, and after `close` has returned it writes
-nothing any more. A forked child neither draws nor inherits a lock that the thread holds.
+A daemon thread does all of it and never raises. It writes nothing after `close` has returned. A
+forked child neither draws nor inherits a lock that the thread holds.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast._environment.variables import progress_wish, terminal_is_dumb
-from holdfast._run.progress.streams import is_terminal
-from holdfast._run.progress.words import Pace, Standing, plain_line
-from holdfast._text import say
+from holdfast._run.progress.words import Standing, StepPace, plain_line
+from holdfast._text import is_terminal, say
 
-# Soon at first, since a person looks whether it runs at all; then a log must not grow for it.
+if TYPE_CHECKING:
+    from holdfast._run.progress.terminal import TerminalLine
+
+    Display: TypeAlias = "PlainLines | TerminalLine"
+
+# Soon at first, since a person wants to see that it runs; then seldom, to keep a log short.
 PLAIN_GAPS_SECONDS = (10.0, 30.0, 60.0)
 _JOIN_SECONDS = 1.0
-
-
-class Display(Protocol):
-    """Where it is shown."""
-
-    tick_seconds: float
-    fork_lock: Any
-
-    def tell(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None: ...
-    def close(self) -> None: ...
 
 
 class PlainLines:
@@ -47,17 +40,15 @@ class PlainLines:
     def __init__(self) -> None:
         self.tick_seconds = min(2.0, PLAIN_GAPS_SECONDS[0])
         self.fork_lock = threading.RLock()
-        self._gaps: Iterator[float] = itertools.chain(
-            PLAIN_GAPS_SECONDS, itertools.repeat(PLAIN_GAPS_SECONDS[-1])
-        )
+        self._gaps = iter(PLAIN_GAPS_SECONDS)
         self._due = time.monotonic() + next(self._gaps)
         self._is_closed = False
 
-    def tell(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
+    def show(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
         now = time.monotonic()
         if now < self._due:
             return
-        self._due = now + next(self._gaps)
+        self._due = now + next(self._gaps, PLAIN_GAPS_SECONDS[-1])
         with self.fork_lock:
             if not self._is_closed:
                 say(plain_line(standing, rate, idle_seconds))
@@ -80,11 +71,7 @@ class Progress:
         self._pid = 0
 
     def begin(self) -> None:
-        """Show it; nothing if it is shown already."""
-        if self._display is not None:
-            return
-        display = _choose_display()
-        if display is None:
+        if self._display is not None or (display := _choose_display()) is None:
             return
         self._pid = os.getpid()
         self._display, self._over = display, threading.Event()
@@ -98,7 +85,7 @@ class Progress:
         self._thread = thread  # not before: the link's thread may close it at any moment
 
     def close(self) -> None:
-        """Take the line away; in a forked child nothing, for it is the parent's."""
+        """Remove the line. In a forked child do nothing: the line is the parent's."""
         display, thread = self._display, self._thread
         if display is None or os.getpid() != self._pid:
             return
@@ -111,13 +98,12 @@ class Progress:
             thread.join(_JOIN_SECONDS)
 
     def _show(self, display: Display, over: threading.Event) -> None:
-        pace = Pace()
+        pace = StepPace()
         while not over.is_set():
-            # Whatever goes wrong in here, a run must not be lost for a line of text.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # a line of text must not cost a run
                 standing = self._look()
-                pace.note(standing)
-                display.tell(standing, pace.rate, pace.idle_seconds)
+                pace.observe(standing)
+                display.show(standing, pace.rate, pace.idle_seconds)
             over.wait(display.tick_seconds)
 
 
@@ -127,12 +113,10 @@ def _choose_display() -> Display | None:
         return None
     if wish == "plain" or not is_terminal(sys.stderr) or terminal_is_dumb():
         return PlainLines()
-    with contextlib.suppress(Exception):  # as above: no run is lost for a line
-        from holdfast._run.progress.terminal import Screen  # brings tqdm, which nobody else needs
+    with contextlib.suppress(Exception):  # as above; also where a stream cannot be wrapped
+        from holdfast._run.progress.terminal import TerminalLine  # imports tqdm
 
-        screen = Screen(sys.stderr)
-        if screen.open():
-            return screen
+        return TerminalLine(sys.stderr)
     return PlainLines()
 
 

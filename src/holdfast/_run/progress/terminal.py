@@ -1,43 +1,197 @@
-"""One line at the bottom of a terminal, and the manners it needs there.
+"""The progress line at the bottom of a terminal, as one of tqdm's bars beside those of the user.
 
-The line is drawn only where the terminal is free: not into somebody's half-written line, not over
-a prompt, not while another program or another library has the screen. Whatever others write, the
-line goes away before it and comes back after it; their text is never changed, held up or lost.
+The line is drawn only while the terminal is free: not inside an incomplete line, not over a
+prompt, not while another program or library has the screen. Text of others is never changed,
+delayed or lost: the line is erased before it and drawn again after it. For that the `write` and
+`flush` of the stream objects are wrapped; `sys.stdout` stays the same object, and a logging handler
+that has held it since before the run is covered too.
+
+Invariant: the cursor rests in column 0 of the uppermost bar. From there one erase removes every
+bar and nothing else, even after the terminal became narrower and folded long lines.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import threading
 import time
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, TextIO
 
-from holdfast._run.progress.streams import Place, Tap, ends_in_mid_line, is_terminal, place_of
-from holdfast._run.progress.tqdm_bar import THREAD_LOCK, BarLock, Bottom
+from tqdm.std import TqdmDefaultWriteLock
+from tqdm.std import tqdm as Bar
+
 from holdfast._run.progress.words import Standing, terminal_line
+from holdfast._text import is_terminal
 
 # The line is back at once after a print, but not after each of thousands.
 _SHORTEST_SHOW_SECONDS = 0.05
-# What writes past every stream (C code, another process, a key) may have hit the line.
+# Output that passes no stream (of C code, another process, a key) may have hit the line.
 _REPAIR_SECONDS = 1.0
 _LOCK_SECONDS = 1.0
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ERASE_LINE = "\x1b[K"
+# From the second column on, and then the first: an erase from the very first cell of the screen
+# makes tmux and others move its content into their history.
+_ERASE_ALL = f"\r \x1b[J\r{_ERASE_LINE}"
+# Never tqdm's lock between processes: creating it would fix multiprocessing's start method, and a
+# killed worker may hold it forever.
+_THREAD_LOCK: Any = TqdmDefaultWriteLock.th_lock
+
+Place = tuple[int, int, int]  # a thread, its frame and its instruction
 
 
-class Screen:
-    """A line on a terminal, from `open` to `close`."""
+@contextlib.contextmanager
+def _drawing() -> Iterator[bool]:
+    """Hold the locks under which tqdm draws; False if they cannot be had in time."""
+    given = vars(Bar).get("_lock")  # of the user, unless it consists of tqdm's own two
+    has_own = given is None or isinstance(given, TqdmDefaultWriteLock)
+    with contextlib.ExitStack() as held:
+        for lock in (_THREAD_LOCK,) if has_own else (_THREAD_LOCK, given):
+            if not lock.acquire(True, _LOCK_SECONDS):
+                yield False
+                return
+            held.callback(lock.release)
+        yield True
 
-    tick_seconds = 0.25
-    fork_lock = THREAD_LOCK
+
+class LineBar(Bar):  # type: ignore[misc]  # tqdm ships no types
+    """Our line among tqdm's bars. A caller holds the locks."""
+
+    monitor_interval = 0  # no second thread
+    _lock = _THREAD_LOCK
 
     def __init__(self, stream: TextIO) -> None:
+        self.words = ""  # empty while there is nothing to show
+        self.is_shown = False
+        self.disable = False
+        self._pid, self._descriptor = os.getpid(), stream.fileno()
+        self._write, self._flush = stream.write, stream.flush  # not wrapped yet
+        # Every argument that TQDM_… in the environment could change otherwise.
+        super().__init__(
+            file=stream, disable=False, leave=False, miniters=1, position=None, delay=0
+        )
+
+    def wipe(self) -> None:
+        """Erase all bars, so that others can write where the uppermost was."""
+        if self.is_shown:
+            self._put(_ERASE_ALL)
+            self.is_shown = False
+
+    def is_misplaced(self) -> bool:
+        """Whether another bar wants our place, or a better one has become free."""
+        return bool(self._get_free_pos(self) != abs(self.pos))
+
+    def draw_all(self) -> None:
+        """Draw every bar of this terminal again after `wipe`."""
+        self.pos = self._get_free_pos(self)
+        for bar in sorted(self._instances, key=lambda bar: abs(getattr(bar, "pos", 0))):
+            if bar is self:
+                self.display()
+            elif hasattr(bar, "start_t") and bar.fp in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # a bar of the user with its own format
+                    bar.refresh(nolock=True)
+
+    def retire(self) -> None:
+        """Give the place back."""
+        if not self.disable:
+            was_shown = self.is_shown
+            self.wipe()
+            self.words, self.disable = "", True
+            self._decr_instances(self)
+            if was_shown:
+                self.draw_all()
+
+    # tqdm calls these for every bar when it writes around one of the user's or closes it.
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # noqa: ARG002  tqdm's
+        is_in_view = abs(self.pos) < _size(self._descriptor).lines
+        if self.words and is_in_view and not self.disable and os.getpid() == self._pid:
+            self._put_in_place(self.words)
+            self.is_shown = True
+        return True
+
+    def clear(self, nolock: bool = False) -> None:  # noqa: ARG002  tqdm's signature
+        if self.is_shown and os.getpid() == self._pid:
+            self._put_in_place("")
+            self.is_shown = False
+
+    def close(self) -> None:
+        """Nothing: tqdm closes bars when they are collected, in any thread and any child."""
+
+    def _put_in_place(self, text: str) -> None:
+        down = abs(self.pos)
+        self._put("\n" * down + f"\r{text}{_ERASE_LINE}\r" + "\x1b[A" * down)
+
+    def _put(self, text: str) -> None:
+        try:
+            self._write(text)
+            self._flush()
+        except (OSError, ValueError):  # closed, or the terminal is gone
+            self.words, self.disable = "", True
+
+
+class WrappedStream:
+    """A stream whose output passes a TerminalLine; `write` and `flush` are the original ones."""
+
+    def __init__(self, name: str, stream: TextIO, line: TerminalLine) -> None:
+        self.name = name
+        self.stream = stream
+        self.write, self.flush = stream.write, stream.flush
+        self._line = line
+        self._ours: dict[str, Callable[..., Any]] = {
+            "write": self._wrapped_write,
+            "flush": self._wrapped_flush,
+        }
+        # Another library may have wrapped them before us, and gets its own back.
+        own = getattr(stream, "__dict__", {})
+        self._before = {name: own[name] for name in self._ours if name in own}
+
+    def wrap(self) -> None:
+        for name, ours in self._ours.items():
+            setattr(self.stream, name, ours)
+
+    def unwrap(self) -> None:
+        own = getattr(self.stream, "__dict__", {})
+        for name, ours in self._ours.items():
+            if own.get(name) is not ours:
+                continue  # wrapped again by another library: leave it, ours only passes on
+            if name in self._before:
+                own[name] = self._before[name]
+            else:
+                del own[name]
+
+    def _wrapped_write(self, text: str, /) -> int:
+        # Not sys._getframe(1): the interpreter itself also writes, without a frame.
+        caller = sys._getframe().f_back
+        if not _is_of_tqdm(caller):
+            return self._line.pass_text(self, text)
+        is_message = caller is not None and caller.f_code.co_name == "write"
+        return self._line.pass_bar(self, text, is_message=is_message)
+
+    def _wrapped_flush(self) -> None:
+        self.flush()
+        caller = sys._getframe().f_back
+        if caller is not None and not _is_of_tqdm(caller):
+            self._line.observe_flush(self, _place(threading.get_ident(), caller))
+
+
+class TerminalLine:
+    """The line on a terminal, from its creation to `close`."""
+
+    tick_seconds = 0.25
+    fork_lock = _THREAD_LOCK
+
+    def __init__(self, stream: TextIO) -> None:
+        """AttributeError or TypeError if a stream cannot be wrapped."""
         self._pid = os.getpid()
         self._descriptor = stream.fileno()
-        self._lock = BarLock()
-        self._bottom = Bottom(stream)
+        self._bar = LineBar(stream)
         self._ascii_only = not _can_write("━╸─", stream)
-        self._taps: list[Tap] = []
         self._text = ""
         self._width = 0
         self._shown_at = 0.0
@@ -45,157 +199,166 @@ class Screen:
         self._is_free = True
         self._was_taken = False
         self._flushed_at: Place | None = None
-        self._asked_at: Place | None = None  # where somebody waits for an answer
+        self._prompt_at: Place | None = None  # where a thread waits in `input()`
         self._is_closed = False
-
-    def open(self) -> bool:
-        """Begin; False if others' text could not be kept apart from the line."""
+        self._streams: list[WrappedStream] = []
         for name in ("stderr", "stdout"):
             stream = getattr(sys, name)
-            if is_terminal(stream) and all(tap.stream is not stream for tap in self._taps):
-                tap = Tap(name, stream, self)
-                if not tap.cover():
-                    self.close()
-                    return False
-                self._taps.append(tap)
-        return True
-
-    def tell(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
-        """Show this, if the terminal is free."""
-        width = self._columns() - 1  # the last column would fold the line in some terminals
-        text = terminal_line(standing, rate, idle_seconds, width, ascii_only=self._ascii_only)
-        if not self._lock.acquire(_LOCK_SECONDS):
-            return
+            if is_terminal(stream) and all(each.stream is not stream for each in self._streams):
+                self._streams.append(WrappedStream(name, stream, self))
         try:
-            if self._is_closed:
+            for each in self._streams:
+                each.wrap()
+        except (AttributeError, TypeError):
+            self.close()
+            raise
+
+    def show(self, standing: Standing, rate: float | None, idle_seconds: float | None) -> None:
+        """Show this, if the terminal is free."""
+        width = _size(self._descriptor).columns - 1  # some terminals fold at the last column
+        text = terminal_line(standing, rate, idle_seconds, width, ascii_only=self._ascii_only)
+        with _drawing() as has_locks:
+            if not has_locks or self._is_closed:
                 return
-            self._is_free = self._look_whether_free()
+            self._is_free = self._find_whether_free()
             is_new_width, self._width, self._text = width != self._width, width, text
             if not self._is_free or self._in_mid_line:
                 return
-            bottom = self._bottom
-            if not bottom.is_shown or is_new_width or bottom.is_misplaced():
-                self._show()
-            elif text != bottom.words or time.monotonic() - self._shown_at > _REPAIR_SECONDS:
-                bottom.words = text
-                bottom.draw()
+            bar = self._bar
+            if not bar.is_shown or is_new_width or bar.is_misplaced():
+                self._draw_all()
+            elif text != bar.words or time.monotonic() - self._shown_at > _REPAIR_SECONDS:
+                bar.words = text
+                bar.display()
                 self._shown_at = time.monotonic()
-        finally:
-            self._lock.release()
 
-    def _show(self) -> None:
-        self._bottom.wipe()
-        self._bottom.words = self._text
-        self._bottom.draw_all()
+    def close(self) -> None:
+        """Leave terminal and streams as if there had been no line."""
+        with _drawing() as has_locks:
+            self._is_closed = True
+            for each in self._streams:
+                each.unwrap()
+            if has_locks:
+                with contextlib.suppress(Exception):
+                    self._bar.retire()
+
+    def _draw_all(self) -> None:
+        self._bar.wipe()
+        self._bar.words = self._text
+        self._bar.draw_all()
         self._shown_at = time.monotonic()
 
     def _hide(self) -> None:
-        self._bottom.wipe()
-        self._bottom.words = ""  # else tqdm would bring it back
+        self._bar.wipe()
+        self._bar.words = ""  # else tqdm would bring it back
 
-    def _look_whether_free(self) -> bool:
-        if self._asked_at is not None:
-            if place_of(self._asked_at.thread) == self._asked_at:
+    def _find_whether_free(self) -> bool:
+        if self._prompt_at is not None:
+            thread = self._prompt_at[0]
+            frame = sys._current_frames().get(thread)
+            if frame is not None and _place(thread, frame) == self._prompt_at:
                 return False
-            self._asked_at = None
-        if self._is_taken():
+            self._prompt_at = None
+        # Another library has put its own terminal in place of ours, as rich does.
+        now = [(each, getattr(sys, each.name, None)) for each in self._streams]
+        if any(stream is not each.stream and is_terminal(stream) for each, stream in now):
             self._hide()
             self._was_taken = True
             return False
         if self._was_taken:
             self._was_taken = self._in_mid_line = False
         if _is_lent(self._descriptor):
-            # What is on the screen now is not ours to wipe.
-            self._bottom.is_shown, self._bottom.words = False, ""
+            # The screen has other content now, which is not ours to erase.
+            self._bar.is_shown, self._bar.words = False, ""
             return False
         return True
 
-    def _is_taken(self) -> bool:
-        """Whether somebody has put a terminal of their own in place of ours, as rich does."""
-        now = [(tap, getattr(sys, tap.name, None)) for tap in self._taps]
-        return any(stream is not tap.stream and is_terminal(stream) for tap, stream in now)
+    # What the wrapped streams call.
 
-    def _columns(self) -> int:
-        try:
-            return os.get_terminal_size(self._descriptor).columns or 80
-        except OSError:
-            return 80
-
-    def pass_text(self, tap: Tap, text: str) -> int:
-        """Somebody prints: out of the way, and back when the line is complete."""
+    def pass_text(self, to: WrappedStream, text: str) -> int:
+        """Hide the line for this text, and draw it again when the text ends with its line."""
         if os.getpid() != self._pid:
-            return tap.write(self._over_the_line(tap, text))
-        made_room = False
-        with contextlib.suppress(Exception):  # whatever happens to us, the text is written
-            made_room = text != "" and self._make_room()
-        try:
-            return tap.write(text)
-        finally:
-            if made_room:
-                self._come_back(tap, text)
+            return to.write(self._over_the_line(to, text))
+        with contextlib.ExitStack() as held:
+            has_locks = False
+            with contextlib.suppress(Exception):  # whatever fails here, the text is written
+                if text and not self._is_closed:
+                    has_locks = held.enter_context(_drawing())
+                if has_locks and not self._is_closed:
+                    self._hide()
+            try:
+                return to.write(text)
+            finally:
+                if has_locks:
+                    self._come_back(to, text)
 
-    def _make_room(self) -> bool:
-        if self._is_closed or not self._lock.acquire(_LOCK_SECONDS):
-            return False
-        if not self._is_closed:
-            self._hide()
-        return True
+    def _come_back(self, to: WrappedStream, text: str) -> None:
+        self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
+        is_early = time.monotonic() - self._shown_at < _SHORTEST_SHOW_SECONDS
+        if self._in_mid_line or is_early or self._is_closed or not self._is_free:
+            return
+        if _size(self._descriptor).columns - 1 == self._width:  # else `_text` does not fit
+            with contextlib.suppress(Exception):
+                to.flush()
+                self._draw_all()
 
-    def _come_back(self, tap: Tap, text: str) -> None:
-        try:
-            self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
-            is_early = time.monotonic() - self._shown_at < _SHORTEST_SHOW_SECONDS
-            if self._in_mid_line or is_early or self._is_closed or not self._is_free:
-                return
-            if self._columns() - 1 == self._width:  # else the text is for another width
-                with contextlib.suppress(Exception):
-                    tap.flush()
-                    self._show()
-        finally:
-            self._lock.release()
-
-    def _over_the_line(self, tap: Tap, text: str) -> str:
-        """In a forked child: the line on the screen is the parent's, and it will draw it again."""
+    def _over_the_line(self, to: WrappedStream, text: str) -> str:
+        """In a forked child the line on the screen is the parent's, which draws it again."""
         at_start = not self._in_mid_line
         self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
-        is_over = text != "" and at_start and not self._is_closed and is_terminal(tap.stream)
+        is_over = text != "" and at_start and not self._is_closed and is_terminal(to.stream)
         return _ERASE_LINE + text if is_over else text
 
-    def pass_bar(self, tap: Tap, text: str, *, is_message: bool) -> int:
-        """A bar of tqdm's draws itself, under tqdm's lock, or it has made room for a message."""
+    def pass_bar(self, to: WrappedStream, text: str, *, is_message: bool) -> int:
+        """A bar of tqdm draws itself under tqdm's lock, or it has made room for a message."""
         if is_message:
             self._in_mid_line = ends_in_mid_line(text, self._in_mid_line)
-        elif self._bottom.is_shown and len(text) > 1 and text[0] == "\r":
-            # A bar that ends moves up into our line, which may be longer than it.
+        elif self._bar.is_shown and len(text) > 1 and text[0] == "\r":
+            # A bar that ends moves up into our line, which may be longer.
             text = f"\r{_ERASE_LINE}{text[1:]}"
-        return tap.write(text)
+        return to.write(text)
 
-    def note_flush(self, tap: Tap, place: Place) -> None:
-        """Make room for a question.
+    def observe_flush(self, of: WrappedStream, place: Place) -> None:
+        """Hide the line for a prompt.
 
-        `input()` writes its prompt past every stream. What gives it away is that it flushes
-        standard error and then standard output, from one and the same instruction; and as long as
-        nobody has answered, its thread stays at that instruction.
+        `input()` writes its prompt past every stream. But it flushes standard error and then
+        standard output, from one instruction, and its thread stays there until the answer comes.
         """
-        if tap.name == "stderr":
+        if of.name == "stderr":
             self._flushed_at = place
         elif place == self._flushed_at and os.getpid() == self._pid:
             self._flushed_at = None
-            with contextlib.suppress(Exception):
-                if self._make_room():
-                    self._asked_at, self._is_free = place, False
-                    self._lock.release()
+            with contextlib.suppress(Exception), _drawing() as has_locks:
+                if has_locks and not self._is_closed:
+                    self._hide()
+                    self._prompt_at, self._is_free = place, False
 
-    def close(self) -> None:
-        """Leave the terminal as if there had been no line; its streams, too."""
-        locked = self._lock.acquire(_LOCK_SECONDS)
-        self._is_closed = True
-        for tap in self._taps:
-            tap.uncover()
-        if locked:
-            with contextlib.suppress(Exception):
-                self._bottom.retire()
-            self._lock.release()
+
+def ends_in_mid_line(text: str, before: bool) -> bool:
+    """Whether the cursor is inside an incomplete line after this text.
+
+    >>> ends_in_mid_line("50%", False), ends_in_mid_line("done\\n\\x1b[0m", True)
+    (True, False)
+    """
+    shown = (_CONTROL.sub("", text) if "\x1b" in text else text).rstrip("\r")
+    return not shown.endswith("\n") if shown else before
+
+
+def _place(thread: int, frame: FrameType) -> Place:
+    return thread, id(frame), frame.f_lasti  # the frame itself would keep its variables alive
+
+
+def _is_of_tqdm(caller: FrameType | None) -> bool:
+    name = "" if caller is None else caller.f_globals.get("__name__", "")
+    return name == "tqdm" or str(name).startswith("tqdm.")
+
+
+def _size(descriptor: int) -> os.terminal_size:
+    try:
+        columns, lines = os.get_terminal_size(descriptor)
+    except (OSError, ValueError):
+        columns = lines = 0
+    return os.terminal_size((columns or 80, lines or 24))
 
 
 def _can_write(text: str, stream: TextIO) -> bool:
@@ -207,19 +370,17 @@ def _can_write(text: str, stream: TextIO) -> bool:
 
 
 def _is_lent(descriptor: int) -> bool:
-    """Whether another program has the terminal, or somebody types into a line editor.
+    """Whether another program has the terminal, or a line editor or password prompt reads keys.
 
-    So it is with a job in the background, in a debugger's prompt, and where a password is asked.
+    So it is for a job in the background and in a debugger.
     """
     try:
         import termios
     except ImportError:  # Windows
         return False
-    try:
+    with contextlib.suppress(OSError):  # not the terminal that controls us: no other has it
         if os.tcgetpgrp(descriptor) != os.getpgrp():
             return True
-    except OSError:
-        pass  # a terminal, but not the one that controls us: nobody else has it
     try:
         modes = termios.tcgetattr(descriptor)[3]
         return not modes & termios.ICANON or not modes & termios.ECHO

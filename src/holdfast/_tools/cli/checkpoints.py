@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast._errors import CheckpointError
-from holdfast._report.status.gather import History, read_history
+from holdfast._report.status.gather import JournalHistory, read_history
 from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder.attempts import find_run, known_origins
 from holdfast._store.folder.layout import RunLayout, is_turn
@@ -75,7 +75,7 @@ def list_with_reasons(folder: Path) -> CheckpointList:
     )
 
 
-def _reasons(layout: RunLayout, history: History) -> dict[Path, str] | None:
+def _reasons(layout: RunLayout, history: JournalHistory) -> dict[Path, str] | None:
     if history.keep_last is None:
         return None
     newest = max(layout.attempt_numbers(), default=0)

@@ -248,7 +248,7 @@
             const { min, max } = chart.plot.scales.x;
             const zoomed = !reset.hidden;
             take();
-            // A poll must not throw somebody out of the part that they look at.
+            // A poll must not change the part that the user has zoomed to.
             if (zoomed && spec.x !== "time") chart.plot.setScale("x", { min, max });
             read(chart.plot.cursor.idx);
         };
@@ -290,7 +290,7 @@
             const left = chart.plot.valToPos(xs[next], "x");
             chart.plot.setCursor({ left, top: chart.plot.bbox.height / scaleOf() / 2 });
         });
-        // A reading is announced only to whoever is in the chart: else each poll would be spoken.
+        // A reading is announced only while the chart has the focus: else each poll would be spoken.
         stage.addEventListener("focus", () => reading.setAttribute("aria-live", "polite"));
         stage.addEventListener("blur", () => reading.removeAttribute("aria-live"));
 
@@ -318,7 +318,7 @@
     const sizes = new ResizeObserver((entries) => {
         for (const entry of entries) entry.target.chart.size();
     });
-    // 200 metrics are not drawn before somebody scrolls to them.
+    // Metrics are drawn when they are scrolled into view: there may be 200.
     const soon = new IntersectionObserver(
         (entries) => {
             for (const entry of entries) if (entry.isIntersecting) entry.target.chart.draw();

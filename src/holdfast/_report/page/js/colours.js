@@ -64,7 +64,7 @@
         // A step that took long, or the end of a hang, is no hang.
         if (event.kind === "hang" && event.level !== "bad") return "other";
         if (event.kind === "death" && event.level !== "bad") return "stop";
-        // Somebody asked for a save or for stacks: nothing that ends anything.
+        // A request to save or for stacks: it ends nothing.
         if (event.kind === "request" && event.level === "info") return "other";
         if (Object.hasOwn(groups, event.kind)) return groups[event.kind];
         return event.level === "bad" ? "trouble" : "other";

@@ -86,7 +86,7 @@
 
     function plan() {
         if (timer !== null) clearTimeout(timer);
-        // A page that nobody sees asks seldom; one that cannot reach the server, ever more so.
+        // A hidden page polls seldom; one that cannot reach the server, more and more seldom.
         const wait = document.hidden
             ? LONGEST
             : Math.min(LONGEST, period * 2 ** Math.min(failures, 5));

@@ -56,7 +56,7 @@
         return closed;
     }
 
-    /** Hangs that no death tells of; one that was the end of its attempt is told once. */
+    /** Hangs without a death; one that ended its attempt is shown with that death only. */
     function apart(view) {
         return view.hangs.filter((hang) => {
             const death = view.deaths.find(
@@ -105,7 +105,7 @@
         );
         const body = id("postmortems-body");
         const keys = new Set();
-        // One that is there stays as it is: somebody may be reading its stacks.
+        // One that is there stays as it is: its stacks may be open.
         let before = body.firstChild;
         all.slice(0, MOST).forEach(([kind, each], index) => {
             const key = JSON.stringify([

@@ -1,4 +1,4 @@
-/* Light or dark: as the system has it, until somebody chooses. Runs in the head, before paint. */
+/* Light or dark: as the system has it, until the user chooses. Runs in the head, before paint. */
 (function () {
     "use strict";
     const root = document.documentElement;

@@ -40,7 +40,7 @@
             }
             return lanes[Math.min(low, lanes.length - 1)];
         }
-        // The last attempt that had begun by then; what nobody claims happened in it.
+        // The last attempt that had begun by then; an event without an attempt belongs to it.
         function current(t) {
             let found = lanes[0];
             for (const lane of lanes) {

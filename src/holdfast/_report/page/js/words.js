@@ -26,7 +26,7 @@ const holdfast = {};
 
     hf.id = (name) => document.getElementById(name);
 
-    /** Text that is set only when it differs: a screen reader is told of changes, not of polls. */
+    /** Text that is set only when it differs: a screen reader announces changes, not polls. */
     hf.say = function (node, text) {
         if (node.textContent !== text) node.textContent = text;
     };
