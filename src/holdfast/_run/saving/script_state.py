@@ -69,9 +69,7 @@ def hand_over(
     return lines
 
 
-def _check_replaced(
-    formed: list[Adapter], value: Any, name: str, restored: StateView
-) -> list[str]:
+def _check_replaced(formed: list[Adapter], value: Any, name: str, restored: StateView) -> list[str]:
     """A restored value that the script never read is about to be replaced by a fresh one."""
     if name in restored.names or isinstance(value, dict | list) or is_stateful(value):
         return []  # the script's own objects were filled in place
