@@ -104,6 +104,7 @@ class Keeper:
                 key.data()
             if self.ends.pidfd is None and os.getppid() != self.ends.trainer_pid:
                 self.decider.on_death()
+        self.timers.close()
         if self._mirror is not None:
             self._mirror.leave()
 

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -78,13 +79,18 @@ def receive(link: socket.socket, *, waits: bool = True) -> tuple[dict[str, Any],
     """
     flags = 0 if waits else socket.MSG_DONTWAIT
     try:
-        data, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 4, flags)
+        # Not `socket.recv_fds`: it ignores its flags.
+        data, ancillary, _, _ = link.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(4 * 4), flags)
     except BlockingIOError:
         raise
     except OSError:
         return None
     if not data:
         return None
+    descriptors = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    return json.loads(data), descriptors
+    return json.loads(data), descriptors.tolist()

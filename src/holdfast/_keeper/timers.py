@@ -82,6 +82,10 @@ class Timers:
             self._heap.clear()
             self._named.clear()
 
+    def close(self) -> None:
+        self._wake_read.close()
+        self._wake_write.close()
+
     def fileno(self) -> int:
         return self._wake_read.fileno()
 

@@ -23,7 +23,9 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def timers(clock):
-    return Timers()
+    found = Timers()
+    yield found
+    found.close()
 
 
 def test_calls_are_made_in_the_order_of_their_times(timers, clock):
@@ -106,6 +108,7 @@ def test_only_another_thread_wakes_the_loop():
     timers.drain()
     assert select.select([timers], [], [], 0) == ([], [], [])
     assert timers.next_at() <= time.monotonic()
+    timers.close()
 
 
 def test_a_call_that_is_always_late_does_not_block_the_loop(timers, clock):

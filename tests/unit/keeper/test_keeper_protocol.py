@@ -102,3 +102,4 @@ def test_a_keeper_does_not_wait_for_a_message_that_is_taken_already():
         messages.receive(keeper, waits=False)
     trainer.close()
     assert messages.receive(keeper, waits=False) is None
+    keeper.close()
