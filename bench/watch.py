@@ -34,7 +34,7 @@ from pathlib import Path
 from holdfast._environment.processes import tree
 from holdfast._environment.processes.cgroup import read_counters
 from holdfast._environment.processes.ended import Descendants
-from holdfast._environment.processes.memory_growth import Growth, History
+from holdfast._environment.processes.memory_growth import Growth, MemoryHistory
 from holdfast._environment.processes.memory_sample import Sampler
 from holdfast._supervise.children import keepers
 
@@ -95,7 +95,7 @@ def parent() -> Iterator[int]:
 
 def looks(pid: int, rounds: int) -> tuple[float, float]:
     """Median seconds of processor time of a full look and of a light one."""
-    sampler, history, growth = Sampler(pid), History(), Growth()
+    sampler, history, growth = Sampler(pid), MemoryHistory(), Growth()
     family = Descendants(pid, sampler.tree)
 
     def look(full: bool) -> None:

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="pip install torch")
 
 import holdfast.torch
 from holdfast._run.ranks import roll_call
-from holdfast._run.ranks.address import Endpoint, Patience
+from holdfast._run.ranks.address import AddressPatience, Endpoint
 from holdfast._run.ranks.roll_call import call_the_roll, describe_caller
 
 SCRIPT = Path(__file__).with_name("launched_ranks.py")
@@ -169,7 +169,7 @@ def test_ranks_that_wait_in_vain_hear_of_two_with_one_rank():
     def call(rank: int) -> str:
         now = {name: str(value) for name, value in place(rank, 3, 1).items()}
         with pytest.raises(holdfast.RanksError) as error:
-            call_the_roll(store, now, endpoint, Patience(0.1, print))
+            call_the_roll(store, now, endpoint, AddressPatience(0.1, print))
         return str(error.value)
 
     other = {"process": "pid 7 on node7", "command": "train.py"}

@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers", reason="pip install transform
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.transformers.history import History, lasting
+from holdfast.transformers.history import LogHistory, lasting
 
 ROOT = Path(__file__).parents[2]
 CASES = [
@@ -138,16 +138,16 @@ ENTRIES = st.lists(st.dictionaries(st.text(max_size=8), NUMBERS, max_size=4), ma
 
 @given(ENTRIES, st.integers(0, 30))
 def test_a_history_comes_back_whatever_was_logged(entries, at):
-    history = History()
+    history = LogHistory()
     history.follow(entries[:at])
     history.follow(entries)
-    other = History()
+    other = LogHistory()
     other.load(history.state())
     assert same(other.entries(), [lasting(entry) for entry in entries])
 
 
 def test_a_history_that_grows_seldom_changes_its_place():
-    history, sizes, entries = History(), [], []
+    history, sizes, entries = LogHistory(), [], []
     for step in range(2000):
         entries.append({"loss": step / 7, "eval_runtime": 3.1, "step": step})
         history.follow(entries)
@@ -157,13 +157,13 @@ def test_a_history_that_grows_seldom_changes_its_place():
 
 
 def test_a_metric_may_be_an_array():
-    history = History()
+    history = LogHistory()
     history.follow([{"eval_confusion": np.eye(2), "eval_loss": np.float32(0.5)}])
     assert history.entries() == [{"eval_confusion": [[1.0, 0.0], [0.0, 1.0]], "eval_loss": 0.5}]
 
 
 def test_a_history_that_became_shorter_is_written_anew():
-    history = History()
+    history = LogHistory()
     history.follow([{"loss": 1.0}, {"loss": 2.0}])
     history.follow([{"loss": 3.0}])
     assert history.entries() == [{"loss": 3.0}]

@@ -91,10 +91,10 @@ def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
 
     metadata = Metadata(address or ADDRESS)
     if cloud == "aws":
-        return NoticeWatch(aws.Source(metadata, host))
+        return NoticeWatch(aws.AwsSource(metadata, host))
     if cloud == "gcp":
-        return NoticeWatch(gcp.Source(metadata, host))
-    return NoticeWatch(azure.Source(metadata, host))
+        return NoticeWatch(gcp.GcpSource(metadata, host))
+    return NoticeWatch(azure.AzureSource(metadata, host))
 
 
 # A run that left hours before the end would be started again on this very machine, and leave again.

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast import _errors
 from holdfast._environment.slurm import controller
-from holdfast._environment.slurm.controller import Cause, why_terminated
+from holdfast._environment.slurm.controller import EndingCause, why_terminated
 from holdfast._environment.slurm.job import Job
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import read_json, write_json
@@ -69,7 +69,7 @@ class JobWatch:
         self._warning: float | None = None  # seconds before the end
         self._kill_wait: float | None = None
         self._lock = threading.Lock()
-        self._cause: Cause | None = None
+        self._cause: EndingCause | None = None
         self._requeued = _read_requeued(layout, attempt)  # by a keeper before this one
         self._is_requeueing = self._is_asked_in_time = False
         self._looking = threading.Lock()
@@ -154,7 +154,7 @@ class JobWatch:
 
     def preemption_seconds(self) -> float | None:
         """What is left of the grace of a preemption, which may be longer than KillWait."""
-        if self._cause is not Cause.PREEMPTED or self._grace_end is None:
+        if self._cause is not EndingCause.PREEMPTED or self._grace_end is None:
             return None
         return max(1.0, self._grace_end - time.time() - _MARGIN_SECONDS)
 
@@ -182,29 +182,29 @@ class JobWatch:
             threading.Thread(target=self._learn_cause, name="job", daemon=True).start()
         self._look_at = 0.0  # the time that is left may have changed
 
-    def _learn_cause(self) -> Cause:
+    def _learn_cause(self) -> EndingCause:
         with self._lock:
-            if self._cause in (None, Cause.UNKNOWN):
+            if self._cause in (None, EndingCause.UNKNOWN):
                 self._cause = self._cause_of(self._show())
                 told = {"attempt": self._attempt, "cause": self._cause.value}
                 journal.append(self._layout.journal, "job-ends", **told)
-                if self._cause is Cause.UNKNOWN:
+                if self._cause is EndingCause.UNKNOWN:
                     self._leave_marker("ask")
             assert self._cause is not None
             return self._cause
 
-    def _cause_of(self, facts: controller.JobFacts | None) -> Cause:
+    def _cause_of(self, facts: controller.JobFacts | None) -> EndingCause:
         cause = why_terminated(self._restarts, facts)
-        if cause is Cause.PREEMPTED and facts is not None and facts.state != "RUNNING":
+        if cause is EndingCause.PREEMPTED and facts is not None and facts.state != "RUNNING":
             end = self._grace_end
             is_early = end is not None and time.time() < end - _CLOCKS_SECONDS
-            return Cause.CANCELLED if is_early else cause  # in the grace, by a person
+            return EndingCause.CANCELLED if is_early else cause  # in the grace, by a person
         return cause
 
     @property
     def is_elsewhere(self) -> bool:
         """True if the SIGTERM did not come from SLURM."""
-        return self._cause is Cause.NOT_SLURM
+        return self._cause is EndingCause.NOT_SLURM
 
     def is_requeued(self) -> bool:
         """True if a requeue is asked for: later signals of SLURM are part of it."""
@@ -245,12 +245,12 @@ class JobWatch:
             return self._requeued
 
     def _requeue(
-        self, facts: controller.JobFacts | None, cause: Cause, idle: int, deadline: float
+        self, facts: controller.JobFacts | None, cause: EndingCause, idle: int, deadline: float
     ) -> str | Requeued:
         name = f"job {self._id}"
-        if cause is Cause.REQUEUED:
+        if cause is EndingCause.REQUEUED:
             return f"{name} is requeued and goes on by itself."
-        if Cause.CANCELLED in (cause, self._cause):
+        if EndingCause.CANCELLED in (cause, self._cause):
             return Requeued(f"{name} is cancelled, and stays so.", _errors.TERMINATED)
         if idle > self._limit:
             # Not with 75: some sites requeue every job that exits with it.
@@ -287,10 +287,10 @@ class JobWatch:
             if trouble is None or time.monotonic() + _AGAIN_SECONDS > deadline:
                 return trouble
             time.sleep(_AGAIN_SECONDS)
-            if self._cause_of(self._show(deadline)) is Cause.REQUEUED:
+            if self._cause_of(self._show(deadline)) is EndingCause.REQUEUED:
                 return None  # the answer was lost
 
-    def _idle_lives(self, step: int | None, cause: Cause) -> int:
+    def _idle_lives(self, step: int | None, cause: EndingCause) -> int:
         """How many attempts in a row, with this one, have made no step."""
         began = read_json(self._layout.origin(self._attempt)).get("step") or 0
         if (step or 0) > began:
@@ -298,7 +298,7 @@ class JobWatch:
         before = read_json(self._layout.requeue(self._attempt - 1))
         known = before.get("idle") if before.get("job") == self._id else None
         # SLURM wanted the node: that does not mean that the job is broken.
-        count = 0 if cause in (Cause.REQUEUED, Cause.PREEMPTED) else 1
+        count = 0 if cause in (EndingCause.REQUEUED, EndingCause.PREEMPTED) else 1
         return count + (known if isinstance(known, int) else 0)
 
     def _leave_marker(self, word: str) -> bool:

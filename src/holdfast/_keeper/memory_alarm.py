@@ -22,7 +22,7 @@ from holdfast._environment.processes.cgroup import (
     read_counters,
 )
 from holdfast._environment.processes.ended import Descendants
-from holdfast._environment.processes.memory_growth import Forecast, Growth, History
+from holdfast._environment.processes.memory_growth import Forecast, Growth, MemoryHistory
 from holdfast._environment.processes.memory_sample import Sampler
 
 _CALM_SECONDS = 1.0  # between two samples
@@ -153,7 +153,7 @@ class _Sight:
         # The trainer may be dead before the first sample: the keeper starts in its cgroup.
         self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(os.getpid())
         self._family = Descendants(pid, self._sampler.tree)
-        self._history = History()
+        self._history = MemoryHistory()
         self._growth = Growth()
         self._full_at = 0.0
         self.counted = Counted(first_counters(counters, read_counters(self._sampler.cgroup)))

@@ -77,7 +77,7 @@ class TimeLimit:
             self.pace.rest()
         if self.job is None or self._trainer.is_leaving:
             return
-        from holdfast._environment.slurm.controller import Cause  # only where there is a job
+        from holdfast._environment.slurm.controller import EndingCause  # only where there is a job
 
         self.job.look(now)
         left = self.job.seconds_left()
@@ -86,7 +86,7 @@ class TimeLimit:
             if may_stop and self.job.is_at_its_end(self.needed_seconds()):
                 self._is_over = True
                 self._journal("job-ends", seconds_left=round(left, 1))
-                decider.on_time_short(Cause.TIME_LIMIT.value, left)
+                decider.on_time_short(EndingCause.TIME_LIMIT.value, left)
             else:
                 decider.on_time_left(left)
         status = decider.stop_status()

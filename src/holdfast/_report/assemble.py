@@ -111,7 +111,7 @@ def _sentence(found: str) -> str:
 
 
 def assemble(
-    known: Records, run: RunSummary, now: float, proofs: list[view.Proof], reading: float
+    known: Records, run: RunSummary, now: float, proofs: list[view.ProofRecord], reading: float
 ) -> view.View:
     """The whole view; `reading` is the share of the files that has been read."""
     histories = known.in_order()

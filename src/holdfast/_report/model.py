@@ -19,7 +19,7 @@ from holdfast._report.json_lines import Lines, Record, parse
 from holdfast._report.series import Rows
 from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._report.verdicts import Verdicts
-from holdfast._report.view import Proof, View
+from holdfast._report.view import ProofRecord, View
 from holdfast._store.folder.attempts import (
     find_run,
     is_live,
@@ -45,7 +45,7 @@ class RunModel:
         folder: Path,
         *,
         look: Callable[[RunLayout, int], bool] | None = None,
-        proofs: Sequence[Proof] = (),
+        proofs: Sequence[ProofRecord] = (),
     ) -> None:
         """NotARun if there is none. `look` says whether an attempt lives, and may take long."""
         self._folder = folder

@@ -260,19 +260,19 @@ class Hang(Death):
     seconds: float | None
 
 
-class Interruption(TypedDict):
+class ProofInterruption(TypedDict):
     step: int | None
     kind: str
     result: str
 
 
-class Proof(TypedDict):
+class ProofRecord(TypedDict):
     """The result of `holdfast prove`."""
 
     t: float | None
     verdict: str
     sentence: str
-    interruptions: list[Interruption]
+    interruptions: list[ProofInterruption]
 
 
 class View(TypedDict):
@@ -297,4 +297,4 @@ class View(TypedDict):
     checkpoints: list[Checkpoint]
     deaths: list[Death]
     hangs: list[Hang]
-    proofs: list[Proof]
+    proofs: list[ProofRecord]

@@ -27,7 +27,7 @@ from holdfast._store.format.image import parse_header
 from holdfast._store.format.manifest import DataFile, Part
 from holdfast._text import say
 from holdfast.rules._base import FAILURE
-from holdfast.rules._judge import Judge, Verdict
+from holdfast.rules._judge import Judge, RuleVerdict
 
 if TYPE_CHECKING:
     from holdfast._run.saving.saver import Saver
@@ -44,7 +44,7 @@ class Ruling:
         self._session = session
         self.judge = Judge(session.spec.rule, session.attempt.size)
         self.judge.load(found.rules)
-        self.bad: Verdict | None = None  # by this rank or another one
+        self.bad: RuleVerdict | None = None  # by this rank or another one
         self.over: str | None = None  # why the training is complete, if a rule has ended it
         self._is_voided = False
         known = found.rules or {}
@@ -101,7 +101,7 @@ class Ruling:
         """Another rank has called it bad; from the keeper's thread."""
         if self.bad is None:
             reason = reason or "a rule has called it bad"
-            self.bad = Verdict(FAILURE, reason, step, rank=rank)
+            self.bad = RuleVerdict(FAILURE, reason, step, rank=rank)
 
     def restore(self, rules: dict[str, Any] | None) -> None:
         self.judge.load(rules)
@@ -112,7 +112,7 @@ class Ruling:
             self.bad = verdict
             self._void(verdict)
 
-    def _void(self, verdict: Verdict) -> None:
+    def _void(self, verdict: RuleVerdict) -> None:
         """Make everything from the bad step on void: on disk, in memory, for all ranks."""
         session, step = self._session, verdict.step
         attempt, state, rank = session.attempt, session.spec.state, session.attempt.rank

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast._environment.processes.cgroup import Counted, MemoryCgroup
     from holdfast._environment.processes.ended import Descendants
-    from holdfast._environment.processes.memory_growth import History
+    from holdfast._environment.processes.memory_growth import MemoryHistory
     from holdfast._environment.processes.memory_sample import Sampler
 
 _BEGIN_SECONDS = 0.02  # a command that ends sooner is not worth the imports
@@ -33,7 +33,7 @@ class CommandWatch:
         self._is_on = False
         self._is_broken = False
         self._sampler: Sampler
-        self._history: History
+        self._history: MemoryHistory
         self._descendants: Descendants | None = None
         self._cgroup: MemoryCgroup | None = None
         self._counted: Counted | None = None
@@ -109,11 +109,11 @@ class CommandWatch:
     def _begin(self) -> None:
         from holdfast._environment.processes.cgroup import MemoryCgroup
         from holdfast._environment.processes.ended import Descendants
-        from holdfast._environment.processes.memory_growth import History
+        from holdfast._environment.processes.memory_growth import MemoryHistory
         from holdfast._environment.processes.memory_sample import Sampler
 
         self._sampler = Sampler(self._child)
-        self._history = History()
+        self._history = MemoryHistory()
         self._descendants = Descendants(self._me)
         # One that has ended by now was most likely in our own cgroup.
         self._sampler.cgroup = self._sampler.cgroup or MemoryCgroup.find(self._me)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast._run.data.generators import apart, mix_all, seeds_of
 from holdfast._state.capture import capture_generators
-from holdfast.keras.fit_sources import Source, source_of
+from holdfast.keras.fit_sources import FitSource, source_of
 
 _HOOKS = -3  # tells the seeds of an epoch's beginning and end from those of its batches
 
@@ -68,7 +68,7 @@ class FitData:
         self.used = stored.get("used", 0)  # batches of it
         self._done = stored.get("done", 0)  # batches of this epoch
         self._ended = stored.get("ended", 0)  # epochs
-        self._source: Source = source_of(run, epoch_iterator, self.lock)
+        self._source: FitSource = source_of(run, epoch_iterator, self.lock)
         self._source.load(stored.get("source"))
         if self._ended:
             self._source.catch_up(self._ended, self._hooks)

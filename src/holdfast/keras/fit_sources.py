@@ -29,7 +29,7 @@ from holdfast._run.data.tensorflow_feed import DatasetFeed
 from holdfast._run.driver import LoopDriver
 
 
-class Source:
+class FitSource:
     """Batches that Python makes, in the thread that trains; this one replays them."""
 
     def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
@@ -58,7 +58,7 @@ class Source:
             return next(iter(self._epochs._get_iterator()))
 
 
-class TorchLoader(Source):
+class TorchLoader(FitSource):
     """A torch DataLoader on the torch backend: the user's own, or the one made of arrays."""
 
     def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
@@ -77,7 +77,7 @@ def open_loader(feed: LoaderFeed, number: int, used: int, seeds: Seeds) -> Itera
     return itertools.chain(first, batches)
 
 
-class ForTensorFlow(Source):
+class ForTensorFlow(FitSource):
     """Whatever Keras makes a tf.data.Dataset of, and trains on in a graph."""
 
     def example(self) -> Any:
@@ -256,7 +256,7 @@ class _View:
             return self.own[index]
 
 
-class Indexed(Source):
+class Indexed(FitSource):
     """A PyDataset: begun at any batch, without those before it."""
 
     def __init__(self, run: Any, epochs: Any, lock: Any) -> None:
@@ -294,7 +294,7 @@ class Indexed(Source):
                 self._view.own.on_epoch_end()
 
 
-def source_of(run: Any, epochs: Any, lock: Any) -> Source:
+def source_of(run: Any, epochs: Any, lock: Any) -> FitSource:
     """How to come to a batch of the data that fit was given."""
     adapter = epochs.data_adapter
     if isinstance(adapter, data_adapters.PyDatasetAdapter):
@@ -313,4 +313,4 @@ def source_of(run: Any, epochs: Any, lock: Any) -> Source:
     )
     if is_loader and keras.backend.backend() == "torch":
         return TorchLoader(run, epochs, lock)
-    return Source(run, epochs, lock)
+    return FitSource(run, epochs, lock)

@@ -30,7 +30,7 @@ class Promise:
         self.is_last = is_last
 
 
-class FitData:
+class LightningData:
     """What `run.batches` is given: the loaders of one fit."""
 
     def __init__(
@@ -74,7 +74,7 @@ class _Combined:
 class FitFeed(FeedAround):
     """Promises of the batches of another feed."""
 
-    def __init__(self, inner: Feed, data: FitData, combine: Callable[[Any], Any]) -> None:
+    def __init__(self, inner: Feed, data: LightningData, combine: Callable[[Any], Any]) -> None:
         super().__init__(inner)
         self._data = data
         self._combine = combine
@@ -197,7 +197,7 @@ class Stand:
 class Fetcher:
     """What the epoch's loop takes its batches from."""
 
-    def __init__(self, data: FitData) -> None:
+    def __init__(self, data: LightningData) -> None:
         self.data = data
         self.length = data.length
         self.fetched = 0

@@ -23,10 +23,15 @@ from holdfast._errors import HoldfastError, Stopped
 from holdfast._run.driver import LoopDriver
 from holdfast._run.run import Run
 from holdfast._text import say
-from holdfast.lightning.feeding import Fetcher, FitData, Promise, Stand
+from holdfast.lightning.feeding import Fetcher, LightningData, Promise, Stand
 from holdfast.lightning.package import part_of
 from holdfast.lightning.state import FitState, Schedulers
-from holdfast.lightning.yielding import Patches, release_children, yield_resume, yield_signals
+from holdfast.lightning.yielding import (
+    LightningPatches,
+    release_children,
+    yield_resume,
+    yield_signals,
+)
 
 _ENDLESS = 1 << 30  # epochs, where only a step, a time or a rule ends the fit
 
@@ -42,7 +47,7 @@ class Fit:
         self._trainer = trainer
         self._loop = trainer.fit_loop
         self._epoch_loop = trainer.fit_loop.epoch_loop
-        self._patches = Patches()
+        self._patches = LightningPatches()
         self._state = FitState(trainer)
         self._schedulers = Schedulers(trainer)
         self._epochs: Iterator[int] | None = None
@@ -197,7 +202,7 @@ class Fit:
         combined.flattened = list(self._loaders)
         length = self._loop.max_batches
         unflatten = part_of(self._trainer, "utilities.combined_loader").tree_unflatten
-        data = FitData(combined, None if math.isinf(length) else int(length), unflatten)
+        data = LightningData(combined, None if math.isinf(length) else int(length), unflatten)
         data.first_epoch, data.behind = self._state.first_epoch, self._state.behind
         self._fetcher = self._loop._data_fetcher = Fetcher(data)
         self._fetcher.note = self._show_batch
@@ -278,7 +283,7 @@ class Fit:
             self._count_anew(data)
         return is_in_the_middle
 
-    def _count_anew(self, data: FitData) -> None:
+    def _count_anew(self, data: LightningData) -> None:
         """With another number of ranks, as many batches are left as there are now."""
         driver = self._driver
         length, position = driver.feed_length, driver.position

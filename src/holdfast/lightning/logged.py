@@ -27,7 +27,7 @@ _RESULTS = "trainer.connectors.logger_connector.result"
 _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
-class Logged:
+class LoggedValues:
     """The results of the epoch, the newest values, and the metrics that the module holds."""
 
     def __init__(self, trainer: Any) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.lightning.logged import Logged
+from holdfast.lightning.logged import LoggedValues
 from holdfast.lightning.package import package_of, part_of
 
 
@@ -19,7 +19,7 @@ class FitState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._logged = Logged(trainer)
+        self._logged = LoggedValues(trainer)
         self.top: dict[str, Any] = {}  # the counts when the epoch began
         self.first_epoch = 0  # and behind how many of its batches the run began, which a
         self.behind = 0  # checkpoint of Lightning's may have left in the middle

@@ -47,7 +47,7 @@ _READ = (
 )
 
 
-class Patches:
+class LightningPatches:
     """Methods of single objects that are ours for a while; their classes are left alone."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def refuse_strategy(trainer: Any) -> None:
         )
 
 
-def yield_signals(trainer: Any, patches: Patches) -> None:
+def yield_signals(trainer: Any, patches: LightningPatches) -> None:
     """Keep Lightning's handlers from being put in place in this fit."""
     patches.put(trainer._signal_connector, "register_signal_handlers", _do_nothing)
     epoch_loop = trainer.fit_loop.epoch_loop

@@ -111,7 +111,7 @@ def _serve(plan: dict[str, Any]) -> None:
     sink: Sink = module.open_sink(plan, memory)
     sink.open(memory.rewind(plan["mark"]) if sink.rewinds else [])
     memory.save()
-    feed = Feed(plan)
+    feed = LogFeed(plan)
     saved, is_new = time.monotonic(), False
     for rows in feed:
         named = [{**row, "v": {sink.name(k): v for k, v in row["v"].items()}} for row in rows]
@@ -138,7 +138,7 @@ def _is_saved(sink: Sink, memory: Memory) -> bool:
     return True
 
 
-def _deliver(plan: dict[str, Any], sink: Sink, rows: list[Row], feed: Feed) -> bool:
+def _deliver(plan: dict[str, Any], sink: Sink, rows: list[Row], feed: LogFeed) -> bool:
     """Write rows, again and again if it must be; meanwhile they queue up in the trainer."""
     is_told = False
     while True:
@@ -158,7 +158,7 @@ def _deliver(plan: dict[str, Any], sink: Sink, rows: list[Row], feed: Feed) -> b
             return True
 
 
-class Feed:
+class LogFeed:
     """The rows that come through the pipe, until the trainer has no more."""
 
     def __init__(self, plan: dict[str, Any]) -> None:

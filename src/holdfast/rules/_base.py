@@ -107,7 +107,7 @@ class Leaf(Rule):
         """Go on from there."""
 
 
-class _Combined(Rule):
+class _CombinedRule(Rule):
     _sign = ""
 
     def __init__(self, parts: tuple[Rule, ...]) -> None:
@@ -122,11 +122,11 @@ class _Combined(Rule):
 
     def __repr__(self) -> str:
         return f" {self._sign} ".join(
-            f"({part!r})" if isinstance(part, _Combined) else repr(part) for part in self._parts
+            f"({part!r})" if isinstance(part, _CombinedRule) else repr(part) for part in self._parts
         )
 
 
-class AnyOf(_Combined):
+class AnyOf(_CombinedRule):
     """Stops the run when one of its parts does."""
 
     _sign = "|"
@@ -135,7 +135,7 @@ class AnyOf(_Combined):
         return [leaf for part in self._parts for leaf in part.holding()]
 
 
-class AllOf(_Combined):
+class AllOf(_CombinedRule):
     """Stops the run when all of its parts would, at one boundary."""
 
     _sign = "&"

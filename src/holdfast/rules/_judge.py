@@ -16,7 +16,7 @@ _MOST_WAITING = 256  # steps whose values are on their way from a device
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleVerdict:
     """Why a rule stops the run."""
 
     outcome: str
@@ -48,7 +48,7 @@ class Judge:
         self._waiting: deque[tuple[int, list[tuple[str, Reading]]]] = deque()
         self._latest: dict[str, float] = {}
         self._has_asked_for_samples = False
-        self.verdict: Verdict | None = None
+        self.verdict: RuleVerdict | None = None
 
     def note(self, name: str, held: Any) -> None:
         """A metric was logged; a value on a device is not waited for."""
@@ -144,7 +144,7 @@ class Judge:
         reason = "; ".join(f"{leaf.kind}: {leaf.because()}" for leaf in holding)
         if bad:
             reason = f"{reason} (step {step})"
-        self.verdict = Verdict(
+        self.verdict = RuleVerdict(
             FAILURE if bad else SUCCESS,
             reason,
             step,

@@ -26,8 +26,8 @@ from holdfast._environment.processes.identity import host_name
 from holdfast._environment.slurm.tasks import rank_environment
 from holdfast._errors import RanksError, SettingsError
 from holdfast._run.ranks.address import (
+    AddressPatience,
     Endpoint,
-    Patience,
     await_answer,
     check_host,
     port_in_use,
@@ -167,7 +167,7 @@ def _lonely_store() -> dist.Store:
 
 def _meet_at_the_address(now: Mapping[str, str], seconds: float) -> tuple[dist.Store, str]:
     is_first_here = now.get("LOCAL_RANK", "0") == "0"
-    patience = Patience(seconds, say if is_first_here else lambda _: None)
+    patience = AddressPatience(seconds, say if is_first_here else lambda _: None)
     endpoint = Endpoint(now["MASTER_ADDR"], int(now["MASTER_PORT"]))
     addresses = resolve(endpoint.host, patience)
     if _hosts_the_store(now):
@@ -182,7 +182,9 @@ def _hosts_the_store(now: Mapping[str, str]) -> bool:
     return rank_and_size(now)[0] == 0 and not is_by_agent(now)
 
 
-def _connect(endpoint: Endpoint, now: Mapping[str, str], patience: Patience) -> dist.TCPStore:
+def _connect(
+    endpoint: Endpoint, now: Mapping[str, str], patience: AddressPatience
+) -> dist.TCPStore:
     seconds = max(_CONNECT_SECONDS, patience.left)
     made: list[dist.TCPStore | RuntimeError] = []
 

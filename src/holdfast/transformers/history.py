@@ -17,7 +17,7 @@ _LEAST = 1 << 14
 _TIMES = ("_runtime", "_per_second")
 
 
-class History:
+class LogHistory:
     """The entries of a Trainer's `state.log_history`."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ExportableState
 
-from holdfast.transformers.history import History
+from holdfast.transformers.history import LogHistory
 
 # Of TrainerState, what training changes; the rest is what the script of today has set.
 _STATE = (
@@ -39,7 +39,7 @@ class TrainerRecord:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._stored: dict[str, Any] | None = None
-        self._history = History()
+        self._history = LogHistory()
         self.first_epoch = 0  # where a checkpoint of the Trainer's own has begun the run
         self.behind = 0  # batches that were used before, in that epoch
         self.is_over = False

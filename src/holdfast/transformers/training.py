@@ -29,7 +29,12 @@ from holdfast._text import say
 from holdfast.transformers.feeding import TrainData, TrainLoader, passing_ours
 from holdfast.transformers.history import lasting
 from holdfast.transformers.record import TrainerRecord
-from holdfast.transformers.yielding import Patches, refuse_other_counts, refuse_search, yield_resume
+from holdfast.transformers.yielding import (
+    TrainerPatches,
+    refuse_other_counts,
+    refuse_search,
+    yield_resume,
+)
 
 _END = object()
 _NONE = object()
@@ -58,7 +63,7 @@ class Training:
         self.run: Run | None = None
         self._callback = callback
         self._trainer = trainer
-        self._patches = Patches()
+        self._patches = TrainerPatches()
         self._record = TrainerRecord(trainer)
         self._closing = contextlib.ExitStack()
         self._resume_path: Any = None

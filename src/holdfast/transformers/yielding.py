@@ -32,7 +32,7 @@ TAKEN = (
 COUNTED = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 
 
-class Patches:
+class TrainerPatches:
     """Attributes of single objects that are ours for a while."""
 
     def __init__(self) -> None:

@@ -41,15 +41,15 @@ def _left(notice) -> float:
 
 
 def _on_aws(cloud):
-    return aws.Source(Metadata(cloud.address), "host-a")
+    return aws.AwsSource(Metadata(cloud.address), "host-a")
 
 
 def _on_gcp(cloud):
-    return gcp.Source(Metadata(cloud.address), "host-a")
+    return gcp.GcpSource(Metadata(cloud.address), "host-a")
 
 
 def _on_azure(cloud):
-    return azure.Source(Metadata(cloud.address), "host-a")
+    return azure.AzureSource(Metadata(cloud.address), "host-a")
 
 
 # -- AWS ---------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_an_event_that_had_begun_before_the_run_is_of_the_last_life(microsoft):
 def test_whatever_else_comes_is_no_answer_and_takes_no_time(monkeypatch, answer, make, fault):
     monkeypatch.setattr(metadata.Metadata.ask, "__kwdefaults__", {"method": "GET", "seconds": 0.3})
     monkeypatch.setattr(gcp, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(gcp.Source._ask, "__defaults__", (0.3,))
+    monkeypatch.setattr(gcp.GcpSource._ask, "__defaults__", (0.3,))
     with serve(answer) as cloud:
         cloud.set(preempted="FALSE", maintenance_event="NONE")
         cloud.fault = fault

@@ -36,7 +36,7 @@ def test_an_interruption_is_heard_though_the_other_question_has_no_answer(rebala
 
     with serve(answer) as cloud:
         cloud.set(action=_end())
-        (notice,) = aws.Source(Metadata(cloud.address), "host-a").look()
+        (notice,) = aws.AwsSource(Metadata(cloud.address), "host-a").look()
     assert notice.stops
 
 
@@ -49,7 +49,7 @@ def test_a_preemption_is_heard_though_the_maintenance_has_no_answer(maintenance)
 
     with serve(answer) as cloud:
         cloud.set(preempted="TRUE")
-        (notice,) = gcp.Source(Metadata(cloud.address), "host-a").look()
+        (notice,) = gcp.GcpSource(Metadata(cloud.address), "host-a").look()
     assert notice.stops
 
 
@@ -59,7 +59,7 @@ def test_a_preemption_is_heard_though_the_maintenance_has_no_answer(maintenance)
 def test_one_event_that_is_not_understood_hides_no_other(strange):
     with serve(of_azure) as cloud:
         cloud.set(events=json.dumps({"Events": [strange, _event()]}))
-        (notice,) = azure.Source(Metadata(cloud.address), "host-a").look()
+        (notice,) = azure.AzureSource(Metadata(cloud.address), "host-a").look()
     assert (notice.key, notice.stops) == ("a", True)
 
 
@@ -67,7 +67,7 @@ def test_one_event_that_is_not_understood_hides_no_other(strange):
 def test_an_eviction_without_a_time_is_one_in_half_a_minute(told):
     with serve(of_azure) as cloud:
         cloud.set(events=json.dumps({"Events": [_event(NotBefore=told)]}))
-        (notice,) = azure.Source(Metadata(cloud.address), "host-a").look()
+        (notice,) = azure.AzureSource(Metadata(cloud.address), "host-a").look()
     assert notice.ends_at is not None
     assert 20 < notice.ends_at - time.monotonic() <= 30
 
@@ -77,11 +77,11 @@ def test_words_that_no_terminal_should_show_are_not_understood(kind):
     with serve(of_azure) as cloud:
         cloud.set(events=json.dumps({"Events": [_event(EventType=kind)]}))
         with pytest.raises(NoAnswer):
-            azure.Source(Metadata(cloud.address), "host-a").look()
+            azure.AzureSource(Metadata(cloud.address), "host-a").look()
     with serve(of_aws) as cloud:
         cloud.set(action=_end(action=kind))
         with pytest.raises(NoAnswer):
-            aws.Source(Metadata(cloud.address), "host-a").look()
+            aws.AwsSource(Metadata(cloud.address), "host-a").look()
 
 
 def test_a_time_without_a_zone_is_that_of_greenwich(monkeypatch):
@@ -90,7 +90,7 @@ def test_a_time_without_a_zone_is_that_of_greenwich(monkeypatch):
     try:
         with serve(of_aws) as cloud:
             cloud.set(action=_end(time=in_utc(90).rstrip("Z")))
-            (notice,) = aws.Source(Metadata(cloud.address), "host-a").look()
+            (notice,) = aws.AwsSource(Metadata(cloud.address), "host-a").look()
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -105,7 +105,7 @@ def test_a_clock_that_is_none_leaves_our_own():
 
     with serve(answer) as cloud:
         cloud.set(action=_end())
-        (notice,) = aws.Source(Metadata(cloud.address), "host-a").look()
+        (notice,) = aws.AwsSource(Metadata(cloud.address), "host-a").look()
     assert notice.ends_at is not None
     assert 80 < notice.ends_at - time.monotonic() <= 91
 
@@ -122,7 +122,7 @@ def test_an_answer_without_a_bottom_is_not_understood():
     "address", ["", "garbage", "http://127.0.0.1:99999", "http://[::1", "file:///etc/passwd"]
 )
 def test_an_address_that_is_none_is_said_and_raises_nothing(address):
-    watch = NoticeWatch(aws.Source(Metadata(address), "host-a"))
+    watch = NoticeWatch(aws.AwsSource(Metadata(address), "host-a"))
     watch.look()
     assert "is no address" in watch.trouble
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._environment.slurm.controller import Cause, JobFacts, parse_job, why_terminated
+from holdfast._environment.slurm.controller import EndingCause, JobFacts, parse_job, why_terminated
 from holdfast._environment.slurm.job import Job, find_job, is_lonely_task
 from holdfast._environment.slurm.tasks import first_host, rank_environment
 
@@ -35,25 +35,25 @@ def test_a_line_of_scontrol_is_read_though_names_hold_what_looks_like_fields():
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({}, Cause.NOT_SLURM),
-        ({"state": "COMPLETING"}, Cause.CANCELLED),
-        ({"state": "CANCELLED"}, Cause.CANCELLED),
-        ({"state": "COMPLETING", "reason": "TimeLimit"}, Cause.TIME_LIMIT),
-        ({"state": "RUNNING", "is_preempted": True}, Cause.PREEMPTED),
-        ({"state": "COMPLETING", "is_preempted": True}, Cause.PREEMPTED),
-        ({"state": "COMPLETING", "restarts": 1}, Cause.REQUEUED),
-        ({"state": "CANCELLED", "restarts": 1}, Cause.REQUEUED),
+        ({}, EndingCause.NOT_SLURM),
+        ({"state": "COMPLETING"}, EndingCause.CANCELLED),
+        ({"state": "CANCELLED"}, EndingCause.CANCELLED),
+        ({"state": "COMPLETING", "reason": "TimeLimit"}, EndingCause.TIME_LIMIT),
+        ({"state": "RUNNING", "is_preempted": True}, EndingCause.PREEMPTED),
+        ({"state": "COMPLETING", "is_preempted": True}, EndingCause.PREEMPTED),
+        ({"state": "COMPLETING", "restarts": 1}, EndingCause.REQUEUED),
+        ({"state": "CANCELLED", "restarts": 1}, EndingCause.REQUEUED),
     ],
 )
 def test_the_cause_of_a_sigterm(change, cause):
     facts = JobFacts(**{**RUNNING.__dict__, **change})
     assert why_terminated(0, facts) is cause
-    assert cause.interrupts == (cause not in (Cause.NOT_SLURM, Cause.CANCELLED))
+    assert cause.interrupts == (cause not in (EndingCause.NOT_SLURM, EndingCause.CANCELLED))
 
 
 def test_without_an_answer_nothing_is_known_and_nothing_comes_back():
-    assert why_terminated(0, None) is Cause.UNKNOWN
-    assert not Cause.UNKNOWN.interrupts
+    assert why_terminated(0, None) is EndingCause.UNKNOWN
+    assert not EndingCause.UNKNOWN.interrupts
 
 
 def test_a_job_is_found_by_its_number_and_a_task_of_an_array_by_both():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._environment.processes.memory_growth import History
+from holdfast._environment.processes.memory_growth import MemoryHistory
 
 
 def _taken(hertz: float, seconds: float, **more: Any) -> list[dict[str, Any]]:
@@ -12,7 +12,7 @@ def _taken(hertz: float, seconds: float, **more: Any) -> list[dict[str, Any]]:
 
 
 def _kept(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    history = History()
+    history = MemoryHistory()
     for each in samples:
         history.add(each)
     return history.recent()

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast._environment.processes.cgroup import MemoryCgroup, read_counters
 from holdfast._environment.processes.ended import Descendants, exit_code
-from holdfast._environment.processes.memory_growth import Forecast, Growth, History
+from holdfast._environment.processes.memory_growth import Forecast, Growth, MemoryHistory
 from holdfast._environment.processes.memory_sample import Sampler
 from tests.cgroups import limited_memory, why_not
 from tests.ordinary_user import as_user, why_no_user
@@ -59,7 +59,7 @@ def test_a_leak_is_seen_coming_and_the_kill_is_recorded(tmp_path: Path) -> None:
             pidfd = os.pidfd_open(child.pid)
             family = Descendants(os.getpid())
             family.look([child.pid])
-            sampler, history, growth = Sampler(child.pid), History(), Growth()
+            sampler, history, growth = Sampler(child.pid), MemoryHistory(), Growth()
             assert sampler.cgroup is not None
             start = read_counters(sampler.cgroup)
             assert start["cgroup"]["limit"] == LIMIT

@@ -82,7 +82,7 @@ def test_all_rows_share_one_patience_after_the_end(monkeypatch, capfd):
     monkeypatch.setattr(_child, "_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(_child, "_GIVE_UP_SECONDS", 0.2)
     plan = {"parent": -1, "pipe": -1, "told": -1}
-    feed, sink, tries = _child.Feed(plan), Sink(), []
+    feed, sink, tries = _child.LogFeed(plan), Sink(), []
 
     def refuse(rows):
         tries.append(rows[0]["s"])

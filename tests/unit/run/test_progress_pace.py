@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast._run.progress import Standing
-from holdfast._run.progress.words import StepPace
+from holdfast._run.progress.words import ShownPace
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def pace(clock):
-    return StepPace(clock)
+    return ShownPace(clock)
 
 
 def train(pace, clock, seconds, *, per_second, step, every=0.25):
@@ -109,7 +109,7 @@ def test_standing_still_is_noticed_and_over_with_the_next_step(pace, clock):
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000), st.booleans()), max_size=60))
 def test_whatever_is_seen_the_rate_is_a_number_and_positive(seen):
     clock = Clock()
-    pace = StepPace(clock)
+    pace = ShownPace(clock)
     for seconds, step, in_phase in seen:
         clock.now += seconds
         pace.observe(Standing(step=step, phase="eval" if in_phase else None))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from holdfast import RanksError
 from holdfast._environment import variables
 from holdfast._run.ranks.address import (
+    AddressPatience,
     Endpoint,
-    Patience,
     await_answer,
     check_host,
     port_owner,
@@ -269,7 +269,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def patience(seconds=0.3, told=None):
-    return Patience(seconds, (told if told is not None else []).append)
+    return AddressPatience(seconds, (told if told is not None else []).append)
 
 
 def test_a_name_that_does_not_resolve_is_told():
@@ -324,7 +324,8 @@ def test_a_port_in_use_is_told_with_its_owner(listener):
     check_host(Endpoint("127.0.0.1", port), ["127.0.0.1"], patience())  # our own: torch shares it
     program = (
         "import sys\nfrom holdfast._run.ranks.address import *\n"
-        "check_host(Endpoint('127.0.0.1', int(sys.argv[1])), ['127.0.0.1'], Patience(1, print))"
+        "at = Endpoint('127.0.0.1', int(sys.argv[1]))\n"
+        "check_host(at, ['127.0.0.1'], AddressPatience(1, print))"
     )
     found = subprocess.run(
         [sys.executable, "-c", program, str(port)], capture_output=True, text=True

@@ -14,7 +14,7 @@ from holdfast._diagnose.evidence.case import Finding
 from holdfast._diagnose.hangs.process import Held, is_computing, what_holds
 from holdfast._diagnose.hangs.stacks import (
     WAITS_FOR_RANKS,
-    Standing,
+    ThreadStanding,
     merge_looks,
     name_ranks,
     rank_of,
@@ -55,7 +55,7 @@ class _Rank:
         return f"rank {self.number}{where}" if self.number is not None else "it"
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ThreadStanding:
         return self.held.standing
 
 
@@ -245,7 +245,7 @@ def _all_wait(ranks: list[_Rank]) -> HangFinding:
     )
 
 
-def _where_differ(one: Standing, other: Standing) -> tuple[str, str]:
+def _where_differ(one: ThreadStanding, other: ThreadStanding) -> tuple[str, str]:
     """Where both stand; if on the same line, by which lines they came there."""
     if one.path[:1] != other.path[:1] or one.call != other.call:
         return one.where(), other.where()

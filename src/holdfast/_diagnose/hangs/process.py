@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import _text as words
 from holdfast._diagnose.hangs.stacks import (
-    Standing,
+    ThreadStanding,
     main_thread,
     read_thread,
     standing_of,
@@ -52,7 +52,7 @@ class Held:
     cause: Cause
     words: str
     sure: Sure
-    standing: Standing
+    standing: ThreadStanding
     evidence: list[str] = field(default_factory=list)
     hint: str = ""
 
@@ -125,7 +125,7 @@ _HINTS = {
 _BY_PERSON = {"a prompt": "prompt", CLIENT: "client"}
 
 
-def _in_debugger(look: Record, standing: Standing) -> Held | None:
+def _in_debugger(look: Record, standing: ThreadStanding) -> Held | None:
     by = debugger_of(look)
     if by is None and standing.kind == "input":
         by = "a prompt"
@@ -148,7 +148,7 @@ def _in_debugger(look: Record, standing: Standing) -> Held | None:
     return Held(Cause.DEBUGGER, said, Sure.CERTAIN, standing, _state(look), hint)
 
 
-def _not_running(look: Record, standing: Standing) -> Held | None:
+def _not_running(look: Record, standing: ThreadStanding) -> Held | None:
     """Frozen or stopped, itself or one that it waits for."""
     processes = words.records(look.get("processes"))
     trainer = trainer_of(look)
@@ -172,7 +172,7 @@ def _not_running(look: Record, standing: Standing) -> Held | None:
     return None
 
 
-def _swapping(look: Record, standing: Standing) -> Held | None:
+def _swapping(look: Record, standing: ThreadStanding) -> Held | None:
     seconds = words.real(look.get("seconds")) or 0.5
     processes = words.records(look.get("processes"))
     faults = sum(words.whole(p.get("major_faults")) or 0 for p in processes) / seconds
@@ -186,7 +186,7 @@ def _swapping(look: Record, standing: Standing) -> Held | None:
     return Held(Cause.SLOW, f"{said} back", Sure.LIKELY, standing, evidence, hint)
 
 
-def _holding_gil(look: Record, standing: Standing) -> Held | None:
+def _holding_gil(look: Record, standing: ThreadStanding) -> Held | None:
     """A call of C that keeps the interpreter: no other thread of it can run."""
     age = words.real(look.get("pulse_age"))
     if age is None or age < PULSE_SECONDS:
@@ -211,7 +211,7 @@ def _holding_gil(look: Record, standing: Standing) -> Held | None:
     return Held(Cause.HANG_GIL, said, sure, where, evidence, hint)
 
 
-def _of_workers(look: Record, standing: Standing, crew: Crew) -> Held:
+def _of_workers(look: Record, standing: ThreadStanding, crew: Crew) -> Held:
     """In the data loader or a pool: the line of the worker is what counts."""
     cause = _CAUSES[standing.kind]
     evidence = [*crew.lines(), *_state(look)]
@@ -274,7 +274,7 @@ _DISK_HINT = (
 )
 
 
-def _on_disk(look: Record, standing: Standing) -> Held:
+def _on_disk(look: Record, standing: ThreadStanding) -> Held:
     said = standing.words if standing.kind in _OF_A_FILE_SYSTEM else "waits for a file system"
     at = f" at {standing.place}" if standing.place else ""
     is_in_d = _is_in_d(look)
@@ -285,7 +285,7 @@ def _on_disk(look: Record, standing: Standing) -> Held:
     return Held(Cause.HANG_DISK, f"{said}{at}", sure, standing, evidence, _DISK_HINT)
 
 
-def _computing(look: Record, standing: Standing) -> Held:
+def _computing(look: Record, standing: ThreadStanding) -> Held:
     cores = words.real(trainer_of(look).get("cpu")) or 0.0
     at = f" at {standing.place}" if standing.place else ""
     inside = f" in {standing.call}" if standing.call else ""
@@ -302,7 +302,7 @@ def _computing(look: Record, standing: Standing) -> Held:
     return Held(Cause.HANG_COMPUTING, said, Sure.LIKELY, standing, _state(look), hint)
 
 
-def _at_lock(look: Record, standing: Standing) -> Held:
+def _at_lock(look: Record, standing: ThreadStanding) -> Held:
     """A lock, an event or a queue: which other threads there are, and where they stand."""
     others = other_threads(look)
     said, evidence = standing.tell(), _state(look)
@@ -328,7 +328,7 @@ def _at_lock(look: Record, standing: Standing) -> Held:
     return Held(Cause.HANG_LOCK, said, sure, standing, evidence, hint)
 
 
-def _on_child(look: Record, standing: Standing) -> Held:
+def _on_child(look: Record, standing: ThreadStanding) -> Held:
     said, evidence = standing.tell(), _state(look)
     for process in words.records(look.get("processes"))[1:]:
         theirs = read_thread(main_thread(process))
@@ -340,7 +340,7 @@ def _on_child(look: Record, standing: Standing) -> Held:
     return Held(Cause.HANG_CALL, said, Sure.LIKELY, standing, evidence, hint)
 
 
-def other_threads(look: Record) -> list[tuple[str, Standing]]:
+def other_threads(look: Record) -> list[tuple[str, ThreadStanding]]:
     """The other threads of the trainer that are on a line of the user's own."""
     trainer = trainer_of(look)
     main = main_thread(trainer)
@@ -352,7 +352,7 @@ def other_threads(look: Record) -> list[tuple[str, Standing]]:
     return found
 
 
-def children_at_work(look: Record) -> list[tuple[str, Standing]]:
+def children_at_work(look: Record) -> list[tuple[str, ThreadStanding]]:
     """The processes that it has started, those on a line of the user's own."""
     found = []
     for process in words.records(look.get("processes"))[1:]:

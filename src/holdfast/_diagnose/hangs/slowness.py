@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.hangs.process import what_holds
-from holdfast._diagnose.hangs.stacks import Standing, standing_of
+from holdfast._diagnose.hangs.stacks import ThreadStanding, standing_of
 from holdfast._diagnose.verdict import Cause
 from holdfast._environment.processes.activity import waiting_share
 
@@ -152,7 +152,9 @@ def _crowded_out(look: Record, subject: str) -> Reason | None:
     )
 
 
-def _recompiles(look: Record, standing: Standing, who: str, lately: int | None) -> Reason | None:
+def _recompiles(
+    look: Record, standing: ThreadStanding, who: str, lately: int | None
+) -> Reason | None:
     """torch.compile at work again and again, for shapes or values that it has not seen."""
     made = _text.whole(look.get("compiles")) or 0
     is_compiling = standing.kind == "compile"
@@ -167,7 +169,7 @@ def _recompiles(look: Record, standing: Standing, who: str, lately: int | None) 
     )
 
 
-def _waits_for_data(look: Record, standing: Standing, subject: str) -> Reason | None:
+def _waits_for_data(look: Record, standing: ThreadStanding, subject: str) -> Reason | None:
     if standing.kind != "loader":
         return None
     held = what_holds(look)

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 
-class Rule(NamedTuple):
+class StackRule(NamedTuple):
     """A stack with such a frame is of this kind."""
 
     file: re.Pattern[str]
@@ -20,8 +20,8 @@ class Rule(NamedTuple):
     words: str  # "waits for …", "is in …"
 
 
-def _rule(file: str, names: str, kind: str, words: str) -> Rule:
-    return Rule(re.compile(file), re.compile(names), kind, words)
+def _rule(file: str, names: str, kind: str, words: str) -> StackRule:
+    return StackRule(re.compile(file), re.compile(names), kind, words)
 
 
 COLLECTIVES = (

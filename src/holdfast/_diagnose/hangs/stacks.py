@@ -111,7 +111,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ThreadStanding:
     """What one thread does: `waits for a lock` at `train.py:41 in step()`."""
 
     kind: str  # "lock", "queue", "event", "loader", "pool", "collective", "file", …; "" if unknown
@@ -145,7 +145,7 @@ def places(frames: object) -> list[Place]:
     return found
 
 
-def read_thread(thread: Record) -> Standing:
+def read_thread(thread: Record) -> ThreadStanding:
     """What a thread of a look does."""
     return read_stack(
         thread.get("frames"),
@@ -158,7 +158,7 @@ def read_thread(thread: Record) -> Standing:
 
 def read_stack(
     frames: object, wchan: str = "", state: str = "", call: str = "", path: str = ""
-) -> Standing:
+) -> ThreadStanding:
     """What a stack means.
 
     `wchan` is the kernel's word for where it sleeps, `call` the system call that it is in, and
@@ -171,7 +171,7 @@ def read_stack(
     inside = found[:first]
     kind, said, name = _meaning(inside, place, wchan, state, call, path)
     function = "" if kind in _NAMELESS else name or _call_of(inside)
-    return Standing(kind, said, function, place, way)
+    return ThreadStanding(kind, said, function, place, way)
 
 
 def _meaning(
@@ -258,7 +258,7 @@ def main_thread(process: Record) -> Record:
     return next((t for t in threads if t.get("is_main") is True), threads[0] if threads else {})
 
 
-def standing_of(look: Record) -> Standing:
+def standing_of(look: Record) -> ThreadStanding:
     """What the main thread of the trainer does."""
     process = trainer_of(look)
     thread = main_thread(process)

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast import _text
 from holdfast._diagnose.hangs.stacks import (
     Place,
-    Standing,
+    ThreadStanding,
     main_thread,
     places,
     read_thread,
@@ -39,8 +39,8 @@ class Crew:
     """The workers that were seen."""
 
     count: int = 0
-    at_work: list[tuple[str, Standing]] = field(default_factory=list)  # stuck ones first
-    on_disk: tuple[str, Standing] | None = None
+    at_work: list[tuple[str, ThreadStanding]] = field(default_factory=list)  # stuck ones first
+    on_disk: tuple[str, ThreadStanding] | None = None
     moves: bool = False  # one of those at work gets on
 
     def lines(self) -> list[str]:
@@ -60,7 +60,7 @@ def crew_of(look: Record, kind: str) -> Crew:
     crew = Crew()
     if kind not in _LOOPS:
         return crew
-    found: list[tuple[bool, str, Standing]] = []
+    found: list[tuple[bool, str, ThreadStanding]] = []
     for process in _text.records(look.get("processes"))[1:]:
         thread = main_thread(process)
         stack = places(thread.get("frames"))
@@ -85,7 +85,7 @@ def crew_of(look: Record, kind: str) -> Crew:
     return crew
 
 
-def _pool_threads(look: Record, crew: Crew) -> list[tuple[bool, str, Standing]]:
+def _pool_threads(look: Record, crew: Crew) -> list[tuple[bool, str, ThreadStanding]]:
     """Of a pool of threads, those that are at work."""
     trainer, found = trainer_of(look), []
     main = main_thread(trainer)

@@ -22,7 +22,7 @@ _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _STOPS = ("stop", "terminate")
 
 
-class Source:
+class AwsSource:
     """What the metadata service of an instance announces."""
 
     cloud = "AWS"

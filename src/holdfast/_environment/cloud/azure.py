@@ -31,7 +31,7 @@ _WORDS = {
 _LEAST_SECONDS = {"Preempt": 30.0}
 
 
-class Source:
+class AzureSource:
     """What the scheduled events of a machine announce."""
 
     cloud = "Azure"

@@ -21,7 +21,7 @@ _BASE = "/computeMetadata/v1/instance"
 _HEADERS = {"Metadata-Flavor": "Google"}
 
 
-class Source:
+class GcpSource:
     """What the metadata server of a machine announces."""
 
     cloud = "Google"

@@ -219,7 +219,7 @@ _OLDER = 48  # together with these and what lies on the edges: 150
 _SPAN_SECONDS = (_HISTORY_SECONDS - _RECENT_SECONDS) / _OLDER
 
 
-class History:
+class MemoryHistory:
     """Of one process."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class _Memory(ctypes.Structure):
     )
 
 
-class _Process(ctypes.Structure):
+class _GpuProcess(ctypes.Structure):
     _fields_ = (
         ("pid", ctypes.c_uint),
         ("used", ctypes.c_ulonglong),
@@ -53,9 +53,9 @@ def read(pids: set[int]) -> list[list[int | None]]:
     return found
 
 
-def _running(library: Any, device: ctypes.c_void_p) -> list[_Process]:
+def _running(library: Any, device: ctypes.c_void_p) -> list[_GpuProcess]:
     for most in (64, 1024):
-        count, found = ctypes.c_uint(most), (_Process * most)()
+        count, found = ctypes.c_uint(most), (_GpuProcess * most)()
         ask = library.nvmlDeviceGetComputeRunningProcesses_v3
         status = ask(device, ctypes.byref(count), found)
         if status == 0:

@@ -125,7 +125,7 @@ def _scontrol(
 # -- Why SLURM ends a job: from one answer of its controller ---------------------------------------
 
 
-class Cause(Enum):
+class EndingCause(Enum):
     """What a SIGTERM in a job may mean, in words for the person who reads the log."""
 
     TIME_LIMIT = "the job's time limit"
@@ -138,20 +138,20 @@ class Cause(Enum):
     @property
     def interrupts(self) -> bool:
         """Whether the run is to go on by itself: a job that was cancelled must stay so."""
-        return self in (Cause.TIME_LIMIT, Cause.PREEMPTED, Cause.REQUEUED)
+        return self in (EndingCause.TIME_LIMIT, EndingCause.PREEMPTED, EndingCause.REQUEUED)
 
 
-def why_terminated(restarts: int, facts: JobFacts | None) -> Cause:
+def why_terminated(restarts: int, facts: JobFacts | None) -> EndingCause:
     """The cause of a SIGTERM that has just come, in a life after so many restarts."""
     if facts is None:
-        return Cause.UNKNOWN
+        return EndingCause.UNKNOWN
     if facts.restarts > restarts:
-        return Cause.REQUEUED
+        return EndingCause.REQUEUED
     if "CANCELLED" in facts.state:
-        return Cause.CANCELLED
+        return EndingCause.CANCELLED
     if facts.reason == "TimeLimit" or "TIMEOUT" in facts.state:
-        return Cause.TIME_LIMIT
+        return EndingCause.TIME_LIMIT
     if facts.is_preempted or "PREEMPTED" in facts.state:
-        return Cause.PREEMPTED
+        return EndingCause.PREEMPTED
     # scancel leaves no other trace than that the job is ending.
-    return Cause.CANCELLED if "COMPLETING" in facts.state else Cause.NOT_SLURM
+    return EndingCause.CANCELLED if "COMPLETING" in facts.state else EndingCause.NOT_SLURM

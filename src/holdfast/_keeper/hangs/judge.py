@@ -185,7 +185,7 @@ class Hands(Protocol):
 
 
 @dataclass
-class _Round:
+class _InspectionRound:
     """One inspection of all ranks, in progress."""
 
     heard_at: float  # when it began, or a keeper last reported progress
@@ -210,7 +210,7 @@ class HangJudge:
     def __init__(self, hands: Hands, clock: Callable[[], float] = time.monotonic) -> None:
         self._hands = hands
         self._clock = clock
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _InspectionRound] = {}
         self._count = int(clock() * 1000)  # a judge before this one had smaller numbers
         self._stuck: dict[int, _Stuck] = {}
         self._is_asking = False
@@ -294,7 +294,7 @@ class HangJudge:
         """Inspect all ranks; `then` gets the results, and the ranks that did not answer."""
         self._count += 1
         ranks = self._hands.ranks()
-        self._rounds[self._count] = _Round(self._clock(), set(ranks), then)
+        self._rounds[self._count] = _InspectionRound(self._clock(), set(ranks), then)
         for rank in ranks:
             self._hands.order(rank, protocol.LookOrder(round=self._count))
         self._conclude_if_all(self._count)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast._environment.variables import progress_wish, terminal_is_dumb
-from holdfast._run.progress.words import Standing, StepPace, plain_line
+from holdfast._run.progress.words import ShownPace, Standing, plain_line
 from holdfast._text import is_terminal, say
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Progress:
             thread.join(_JOIN_SECONDS)
 
     def _show(self, display: Display, over: threading.Event) -> None:
-        pace = StepPace()
+        pace = ShownPace()
         while not over.is_set():
             with contextlib.suppress(Exception):  # a line of text must not cost a run
                 standing = self._look()

@@ -188,7 +188,7 @@ _SHORTEST_MEASURE_SECONDS = 0.5
 _IDLE_SECONDS = 10.0
 
 
-class StepPace:
+class ShownPace:
     """How fast steps come now, from samples; not every step need be observed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

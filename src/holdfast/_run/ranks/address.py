@@ -37,7 +37,7 @@ class Endpoint:
         return f"MASTER_ADDR={self.host}, MASTER_PORT={self.port}"
 
 
-class Patience:
+class AddressPatience:
     """How long to wait for others, and when to say that one does."""
 
     def __init__(self, seconds: float, tell: Tell) -> None:
@@ -62,7 +62,7 @@ class Patience:
         return True
 
 
-def resolve(host: str, patience: Patience) -> list[str]:
+def resolve(host: str, patience: AddressPatience) -> list[str]:
     """The addresses of a name; tried again for a while, as names of containers may come late."""
     while True:
         found = _look_up(host, patience.left)
@@ -94,7 +94,7 @@ def _look_up(host: str, seconds: float) -> list[str] | str:
     return answer[0] if answer else f"no answer from the name server within {seconds:.0f} s"
 
 
-def await_answer(endpoint: Endpoint, addresses: Sequence[str], patience: Patience) -> None:
+def await_answer(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPatience) -> None:
     """Return when something listens there; rank 0 may come late."""
     pause, last, is_here = 0.02, "", any(map(_is_own, addresses))
     while True:
@@ -127,7 +127,7 @@ def _no_answer(endpoint: Endpoint, addresses: Sequence[str], seconds: float, las
     return f"rank 0 did not answer at {endpoint} within {seconds:g} s: {last}.\n{step}"
 
 
-def check_host(endpoint: Endpoint, addresses: Sequence[str], patience: Patience) -> None:
+def check_host(endpoint: Endpoint, addresses: Sequence[str], patience: AddressPatience) -> None:
     """For rank 0: what the others connect to at MASTER_ADDR must be this process."""
     _check_port(endpoint.port)
     if any(_is_own(address) for address in addresses):

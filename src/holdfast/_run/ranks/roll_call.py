@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 from holdfast._environment.processes.identity import of_process
 from holdfast._errors import RanksError
-from holdfast._run.ranks.address import Endpoint, Patience
+from holdfast._run.ranks.address import AddressPatience, Endpoint
 from holdfast._run.ranks.environment import is_by_agent, name_ranks, rank_and_size, tasks_of_srun
 
 _POLL_SECONDS = 0.2
@@ -72,7 +72,7 @@ def find_difference(mine: Mapping[str, str], first: Mapping[str, str]) -> str | 
 
 
 def call_the_roll(
-    store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: Patience
+    store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
 ) -> str:
     """Return when all ranks are there and are one job; else RanksError, on all of them.
 
@@ -94,7 +94,7 @@ def call_the_roll(
 
 class _RollCall:
     def __init__(
-        self, store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: Patience
+        self, store: Store, now: Mapping[str, str], endpoint: Endpoint, patience: AddressPatience
     ) -> None:
         self._store = store
         self._now = now
@@ -210,7 +210,7 @@ class _RollCall:
     def _await_go(self) -> None:
         go, pause = f"{self.name}/go", 0.001
         # Rank 0 waits for all, and says for whom; only if it does not this rank gives up itself.
-        patience = Patience(self._patience.seconds + _HEARD_SECONDS, lambda _: None)
+        patience = AddressPatience(self._patience.seconds + _HEARD_SECONDS, lambda _: None)
         while (word := self._look(go)) is None:
             if not patience.wait(pause, ""):
                 raise RanksError(

@@ -257,7 +257,7 @@ def _escape(text: str) -> str:
     return "".join(f"\\{each}" if each in "\\`*_[]<>|" else each for each in text)
 
 
-def read_proofs(path: Path) -> list[view.Proof]:
+def read_proofs(path: Path) -> list[view.ProofRecord]:
     """The proofs in a file that `--json` has written, for the run's page."""
     hint = "Make one: holdfast prove --json -- python train.py > proof.json"
     try:
@@ -274,7 +274,7 @@ def read_proofs(path: Path) -> list[view.Proof]:
         raise SettingsError(f"{path}: is no proof of `holdfast prove`.\n{hint}") from error
 
 
-def _for_page(proof: Proof, written: float) -> view.Proof:
+def _for_page(proof: Proof, written: float) -> view.ProofRecord:
     from holdfast._report import view
 
     made = [f"{label}: {text}" for label, text in details(proof) if label == "made"]
@@ -283,13 +283,13 @@ def _for_page(proof: Proof, written: float) -> view.Proof:
         target = f" to {each.target}" if each.target else ""
         went_on = "" if each.resumed_at is None else f", went on from step {each.resumed_at}"
         interruptions.append(
-            view.Interruption(
+            view.ProofInterruption(
                 step=each.step,
                 kind=f"{each.signal}{target}, {moment(each)}",
                 result=ended_with(each) + went_on,
             )
         )
-    return view.Proof(
+    return view.ProofRecord(
         t=written,
         verdict=str(proof.verdict),
         sentence=" ".join([headline(proof), *made]),
