@@ -204,6 +204,7 @@ class Keeper:
         storage = self.storage
         match message:
             case protocol.SnapshotTaken():
+                storage.announce(message.sequence)
                 found = storage.slot(message.generation, message.sequence)
                 if found is not None:
                     storage.hasher.want(*found)
@@ -214,6 +215,7 @@ class Keeper:
             case protocol.MetricsLogged():
                 self._series.take(message.m)
             case protocol.PersistOrder():
+                storage.announce(message.sequence)
                 self.decider.on_order(message)
             case protocol.ArenaOpened():
                 storage.holdings.hold(descriptors[0], message.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import threading
 from pathlib import Path
@@ -95,10 +96,6 @@ class HeldArena:
         hashing.work()
         return hashing.digests()
 
-    def newest(self) -> SlotRecord | None:
-        with self._guard:
-            return None if self._retired else self.arena.newest()
-
     def whole(self) -> list[SlotRecord]:
         with self._guard:
             return [] if self._retired else self.arena.whole()
@@ -167,12 +164,12 @@ class Holdings:
             for number in [number for number in self._own if number < generation]:
                 self._own.pop(number).retire()
 
-    def newest(self) -> tuple[HeldArena, SlotRecord] | None:
-        """The newest whole slot of this attempt."""
+    def newest(self, up_to: float = math.inf) -> tuple[HeldArena, SlotRecord] | None:
+        """The newest whole slot of this attempt, of those up to a sequence number."""
         with self._lock:
-            found = [(held, held.newest()) for held in self._own.values()]
-        whole = [(held, record) for held, record in found if record is not None]
-        return max(whole, key=lambda pair: pair[1].sequence, default=None)
+            found = [(held, record) for held in self._own.values() for record in held.whole()]
+        known = [pair for pair in found if pair[1].sequence <= up_to]
+        return max(known, key=lambda pair: pair[1].sequence, default=None)
 
     def at(self, attempt: int, mark: int) -> tuple[HeldArena, SlotRecord] | None:
         """The slot of one boundary, of this attempt or of one that is salvaged."""

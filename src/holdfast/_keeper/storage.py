@@ -29,13 +29,14 @@ class Storage:
         self._policy = policy
         self.hasher = Hasher()
         self.holdings = Holdings(policy.attempt)
-        self.writer = CheckpointWriter(policy, written, closed, self.holdings.newest)
+        self.writer = CheckpointWriter(policy, written, closed, self.newest_announced)
         self.save_seconds: float | None = None  # the slowest recent checkpoint
         self.durable_sequence = 0
         self.durable_step: int | None = None
         self.failed_step: int | None = None  # which the disk did not take
         self.invalid_from: float = math.inf  # the step from which on a rule called all states bad
         self._is_urgent = False
+        self._announced = 0  # the newest snapshot of which a message has been received
 
     def hasten(self) -> None:
         """The run is about to end: nothing in this process gives way to the trainer any more."""
@@ -49,6 +50,16 @@ class Storage:
         held = self.holdings.of(generation)
         record = None if held is None else held.find(sequence)
         return None if held is None or record is None else (held, record)
+
+    def announce(self, sequence: int) -> None:
+        self._announced = max(sequence, self._announced)
+
+    def newest_announced(self) -> tuple[HeldArena, SlotRecord] | None:
+        """The newest slot of those that the trainer has sent a message about.
+
+        The order to save an older one may still be on its way, and would be dropped as too old.
+        """
+        return self.holdings.newest(self._announced)
 
     def persist_newest(self, reason: str, leave_status: int | None = None) -> bool:
         """Write the newest whole slot unless it is durable already; False if there is none."""

@@ -145,7 +145,7 @@ class CheckpointWriter:
         """Queue a job; False if it does not keep its slot until its turn comes."""
         with self._change:
             keeps_its_slot = True
-            if isinstance(job, WriteJob) and not _is_waited_for(job) and self._under_way:
+            if isinstance(job, WriteJob) and self._under_way and _may_write_newest(job):
                 keeps_its_slot = False
                 if job.is_pinned:
                     job.held.unpin(job.record.slot)
@@ -451,6 +451,11 @@ class CheckpointWriter:
 
     def _close(self, job: Closing) -> None:
         keep_parts(self._policy, job.state, job.partial, job.files, job.began, self._turns)
+
+
+def _may_write_newest(job: WriteJob) -> bool:
+    """A part is of the step that the other ranks write, and of no other."""
+    return not _is_waited_for(job) and job.partial is None
 
 
 def _is_waited_for(job: WriteJob | Closing) -> bool:

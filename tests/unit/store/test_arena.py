@@ -11,6 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast._keeper.storage import Storage
+from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.image import PAGE, plan_image
 from holdfast._store.memory.arena import MAX_SLOTS, Arena, NotAnArena, arena_bytes
 from holdfast.torch.adapter import ADAPTER as adapter
@@ -276,3 +279,19 @@ def test_a_slot_whose_header_is_damaged_has_no_plan(arena, length):
     with pytest.raises(ValueError, match=r"header|Expecting|holdfast"):
         arena.plan(0)
     assert arena.plan(1) == PLAN
+
+
+def test_a_keeper_takes_no_slot_that_it_has_not_heard_of(arena, tmp_path):
+    """An order to save an older slot may still be on its way to it."""
+    policy = Policy(RunLayout(tmp_path), RUN, 7, {7: None}, 3, best=None, version="0")
+    storage = Storage(policy, lambda _: None, lambda *_: None)
+    storage.holdings.hold(os.dup(arena.descriptor), None)
+    for sequence in (1, 2):
+        take(arena, sequence)
+    assert storage.newest_announced() is None
+    storage.announce(1)
+    assert storage.newest_announced()[1].sequence == 1
+    storage.announce(2)
+    storage.announce(1)
+    assert storage.newest_announced()[1].sequence == 2
+    storage.release(is_needed=False)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast._errors import SaveFailed
 from holdfast._keeper import writer as writer_module
 from holdfast._keeper.writer import CheckpointWriter, WriteJob
 from holdfast._store.commit.checkpoint import Durable, Policy
@@ -119,6 +120,25 @@ def test_what_waits_for_the_cadence_holds_no_slot_and_takes_the_newest(writing):
     writing.end(2)
     writing.writer.wait_idle()
     assert writing.written == [1, 99]
+
+
+def test_a_part_of_a_checkpoint_keeps_its_slot(writing, tmp_path, monkeypatch):
+    """Of another step it would not belong to the parts of the other ranks."""
+    parts = []
+
+    def write_part(partial, rank, source, labour, former):
+        parts.append(partial)
+        raise SaveFailed("only which one it is counts here")
+
+    monkeypatch.setattr(writer_module, "write_part", write_part)
+    writing.submit(CADENCE, 1)
+    assert writing.begun.acquire(timeout=30)
+    assert writing.submit(CADENCE, 2, partial=tmp_path / "part") is True
+    writing.is_overwritten = True
+    writing.end()
+    writing.writer.wait_idle()
+    assert parts == [tmp_path / "part"]
+    assert [each.job.record.step for each in writing.outcomes] == [1, 2]
 
 
 def test_what_was_asked_for_is_written_before_the_last_state_on_a_fast_disk(writing):
