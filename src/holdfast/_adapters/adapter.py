@@ -1,7 +1,8 @@
 """The contract between holdfast and a framework.
 
 Each framework has one object of a class derived from `Adapter`, and `registry.py` finds it. A
-default means that the framework has nothing of the kind; a method without a default raises.
+default means that the framework has nothing of the kind. If `is_array` can be True, override also
+the methods that raise NotImplementedError: they have no default.
 Standard library only: this module is loaded where there is no framework at all.
 """
 

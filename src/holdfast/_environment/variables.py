@@ -77,9 +77,11 @@ def py_spy() -> str:
 
 
 def notices() -> str:
-    """Whose notices a run heeds whose settings leave it open; "auto" if nobody says."""
+    """HOLDFAST_NOTICES, for settings that say "auto"."""
+    from holdfast._environment.cloud.provider import CLOUDS  # only where a run is opened
+
     wish = os.environ.get("HOLDFAST_NOTICES", "").strip().lower()
-    return wish if wish in ("aws", "gcp", "azure", "off") else "auto"
+    return wish if wish in (*CLOUDS, "off") else "auto"
 
 
 def notices_address() -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice
+from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice, NoticeSource
 from holdfast._environment.cloud.provider import CLOUDS, find_cloud
 from holdfast._keeper.protocol import NoticeReport
 
@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
 _AGAIN_SECONDS = 60.0  # the longest interval between two questions without an answer
 _DEAF_SECONDS = 150.0  # without a single answer, until the user is told
-
-
-class NoticeSource(Protocol):
-    """One cloud."""
-
-    cloud: str
-    interval_seconds: float
-
-    def look(self) -> list[Notice]: ...
 
 
 class NoticeWatch:
@@ -89,12 +80,12 @@ def open_watch(wish: str, host: str, address: str = "") -> NoticeWatch | None:
     from holdfast._environment.cloud import aws, azure, gcp
     from holdfast._environment.cloud.metadata import ADDRESS, Metadata
 
-    metadata = Metadata(address or ADDRESS)
-    if cloud == "aws":
-        return NoticeWatch(aws.AwsSource(metadata, host))
-    if cloud == "gcp":
-        return NoticeWatch(gcp.GcpSource(metadata, host))
-    return NoticeWatch(azure.AzureSource(metadata, host))
+    sources: dict[str, Callable[[Metadata, str], NoticeSource]] = {
+        "aws": aws.AwsSource,
+        "azure": azure.AzureSource,
+        "gcp": gcp.GcpSource,
+    }
+    return NoticeWatch(sources[cloud](Metadata(address or ADDRESS), host))
 
 
 # A run that left hours before the end would be started again on this very machine, and leave again.

@@ -13,7 +13,7 @@ from holdfast._store.memory import control
 from holdfast._store.memory.arena import SlotRecord
 
 _RECENT_SECONDS = 60.0
-_BEATS = 64  # in that time, and some more
+_BEATS = 64  # at least _RECENT_SECONDS / BEAT_SECONDS
 _DECAY_PER_POLL = 0.9995  # four polls a second: half of it in six minutes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from holdfast import _errors
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.layout import RunLayout
 
@@ -109,14 +110,13 @@ def live_interval(cost_seconds: float, write_seconds: float, mtbf_seconds: float
 
 
 _REMEMBERED = 200  # attempts: older ones ran on other machines
-_HUNG = 77  # as _errors.py has it: ended from outside, in the middle of a step
 
 
 def read_past_attempts(layout: RunLayout, before: int) -> PastAttempts:
     deaths, seconds = 0, 0.0
     for number in [each for each in layout.attempt_numbers() if each < before][-_REMEMBERED:]:
         ended = read_json(layout.exit(number))
-        deaths += ended.get("status") in (None, _HUNG)
+        deaths += ended.get("status") in (None, _errors.HUNG)  # ended in the middle of a step
         seconds += _lived_seconds(layout, number, ended.get("time"))
     return PastAttempts(deaths, seconds)
 

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from holdfast import _errors
 from holdfast.loggers._child import KILLED, tell
 from holdfast.loggers._memory import Memory, Row
 
@@ -101,7 +102,7 @@ class MLflowRun:
 
     def finish(self, status: int) -> None:
         how = "FINISHED" if status == 0 else "FAILED"
-        if status in (75, 77, 129, 130, 143, KILLED):
+        if status in (*_errors.ASKED, _errors.HUNG, KILLED):
             how = "KILLED"  # it goes on some day
         self._client.set_terminated(self._memory.id, how)
 

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from holdfast import _errors
 from holdfast.loggers._child import KILLED, encodable, first_line, tell
 from holdfast.loggers._memory import Memory, Row
 
-_STOPPED = (75, 77, 129, 130, 143)  # it was asked to leave, and will go on
+_STOPPED = (*_errors.ASKED, _errors.HUNG)  # it will go on
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import _errors
 from holdfast._diagnose.deaths.judge import judge_strictly
-from holdfast._diagnose.evidence import case
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.signs import read_signs
 from holdfast._diagnose.verdict import Cause, Restart, Sure, restart_after
@@ -265,11 +263,6 @@ def test_a_stack_is_shown_and_named():
     verdict = judge_strictly(evidence)
     assert "ext.py" in verdict.sentence
     assert "train.py" in "\n".join(verdict.evidence)
-
-
-def test_the_statuses_are_those_of_the_one_table():
-    names = ("BAD", "NOT_DURABLE", "REQUEUE", "IDLE", "HUNG", "PERSON", "TERMINATED")
-    assert [getattr(case, name) for name in names] == [getattr(_errors, name) for name in names]
 
 
 def test_what_restarts_and_what_does_not():

@@ -11,8 +11,9 @@ import pytest
 from holdfast._environment.cloud import aws, azure, gcp, metadata
 from holdfast._environment.cloud.metadata import Metadata
 from holdfast._environment.cloud.notice import Closed, NoAnswer
-from holdfast._environment.cloud.provider import find_cloud
+from holdfast._environment.cloud.provider import CLOUDS, find_cloud
 from holdfast._keeper.cloud_notices import NoticeWatch, open_watch
+from holdfast._settings import NOTICES
 from tests.clouds import Reply, in_gmt, in_utc, of_aws, of_azure, of_gcp, serve
 from tests.support import wait_until
 
@@ -328,3 +329,11 @@ def test_an_older_machine_of_aws_tells_by_its_hypervisor(tmp_path):
 def test_nobody_is_asked_outside_a_cloud():
     assert open_watch("off", "host-a") is None
     assert open_watch("elsewhere", "host-a") is None
+
+
+def test_each_cloud_can_be_chosen_and_asked():
+    assert ("auto", *CLOUDS, "off") == NOTICES
+    for cloud in CLOUDS:
+        watch = open_watch(cloud, "host", "http://127.0.0.1:1")
+        assert watch is not None
+        assert watch.cloud

@@ -111,11 +111,11 @@ def test_a_clock_that_is_none_leaves_our_own():
 
 
 def test_an_answer_without_a_bottom_is_not_understood():
-    for make, document in ((aws, of_aws), (azure, of_azure)):
+    for source, document in ((aws.AwsSource, of_aws), (azure.AzureSource, of_azure)):
         with serve(document) as cloud:
             cloud.set(action=_NESTED, events=_NESTED)
             with pytest.raises(NoAnswer):
-                make.Source(Metadata(cloud.address), "host-a").look()
+                source(Metadata(cloud.address), "host-a").look()
 
 
 @pytest.mark.parametrize(

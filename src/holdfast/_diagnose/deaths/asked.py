@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 
-from holdfast import _text
+from holdfast import _errors, _text
 from holdfast._diagnose import advice
-from holdfast._diagnose.evidence import case
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Record
 from holdfast._diagnose.evidence.memory import moved, tell_memory
@@ -29,12 +28,12 @@ _FEW_LINES = 10  # that a shell script prints after what it started has failed
 _OF_A_RANK = re.compile(r"rank \d+ ")
 _LAUNCHER_GONE = re.compile(r"\(pid \d+\) is gone")
 _DECIDED = {
-    case.BAD: (Cause.BAD_TRAINING, "It stopped because a rule called the training bad"),
-    case.NOT_DURABLE: (
+    _errors.BAD: (Cause.BAD_TRAINING, "It stopped because a rule called the training bad"),
+    _errors.NOT_DURABLE: (
         Cause.NOT_DURABLE,
         "It was asked to stop, and the disk did not take its state",
     ),
-    case.IDLE: (Cause.NO_PROGRESS, "It came back again and again without making a step"),
+    _errors.IDLE: (Cause.NO_PROGRESS, "It came back again and again without making a step"),
 }
 _ADVICE = {
     Cause.BAD_TRAINING: [
@@ -84,7 +83,7 @@ def judge_asked(found: Case) -> Finding | None:
             ],
         )
     cause = next((c for shape, c in _BY_REASON if shape.search(reason)), Cause.ASKED)
-    if status == case.REQUEUE and reason in ("SIGUSR1", "SIGUSR2"):
+    if status == _errors.REQUEUE and reason in ("SIGUSR1", "SIGUSR2"):
         cause = Cause.TIME_LIMIT if found.is_in_slurm else Cause.PREEMPTED
     evidence = [f"it was asked to stop: {_text.one_line(reason)}"]
     if status is not None:
@@ -152,7 +151,7 @@ def _asked(found: Case) -> tuple[str, int | None]:
     how, status = _text.text(record.get("how")), _text.whole(record.get("status"))
     if found.end.asked and not _OF_A_RANK.match(found.end.asked):
         return found.end.asked, status if status is not None else found.end.status
-    asked = (case.PERSON, case.TERMINATED, case.HUNG_UP, case.REQUEUE)
+    asked = _errors.ASKED
     if how and status in asked and not _OF_A_RANK.match(how) and not _is_error(record):
         return how, status
     if record.get("asked") is True and how and not _OF_A_RANK.match(how):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast import _text
+from holdfast import _errors, _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.deaths.ranks import kind_of
-from holdfast._diagnose.evidence import case as cases
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.evidence import Evidence, Record
 from holdfast._diagnose.evidence.memory import moved, read_use, tell_memory
@@ -32,7 +31,7 @@ def judge_hung(case: Case) -> Finding | None:
         _text.whole(led.get("status")),
         case.end.status,
     )
-    if not hang or (cases.HUNG not in statuses and hang.get("by") != "leader"):
+    if not hang or (_errors.HUNG not in statuses and hang.get("by") != "leader"):
         return None
     how = "it was then ended for that (--hang-timeout)"
     return _of_hang(case, hang, Sure.CERTAIN, how)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast import _text
+from holdfast import _errors, _text
 from holdfast._diagnose import advice
 from holdfast._diagnose.evidence.case import Case, Finding
 from holdfast._diagnose.evidence.ends import End, ends_of, is_ended_by_launcher
@@ -125,7 +125,7 @@ def _is_own(end: End) -> bool:
         return False
     if end.fault is not None:
         return not (end.fault.is_exit and end.status == 0)
-    return end.status is not None and end.status not in (0, 75)
+    return end.status is not None and end.status not in (_errors.FINISHED, _errors.REQUEUE)
 
 
 def _blame(end: End) -> tuple[float, int, int]:

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from holdfast._diagnose.texts.sign import Sign
 
 
-# The statuses of `_errors.py`, which stands above: a test holds the two together.
-BAD, NOT_DURABLE, REQUEUE, IDLE, HUNG = 65, 74, 75, 76, 77
-HUNG_UP, PERSON, TERMINATED = 129, 130, 143
-
-
 @dataclass
 class Finding:
     """What a rule says: the verdict without what is the same for all."""

@@ -1,8 +1,8 @@
 """Machines of Google's cloud: the preemption, and the maintenance of their host.
 
-`preempted` is asked by a question that the service holds open until the value changes, since a
-preemption leaves half a minute. `maintenance-event` is asked beside it, and by its own name: by
-that the service knows that somebody wants to be warned at all.
+`preempted` is asked by a request that the service holds open until the value changes, since a
+preemption leaves half a minute. `maintenance-event` is requested by its own name: Google warns only
+machines that query this key.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Protocol, TypeGuard
 
 _MOST_LETTERS = 40
 
@@ -17,6 +17,19 @@ class Notice:
     reason: str  # for the person who reads the log
     stops: bool  # False: the machine goes on, and a checkpoint is enough
     ends_at: float | None = None  # on the clock of time.monotonic(); None: not told
+
+
+class NoticeSource(Protocol):
+    """One cloud. Its name is also in `provider.CLOUDS` and in `Settings.notices`."""
+
+    cloud: str  # as users read it
+    interval_seconds: float  # between two looks
+
+    def look(self) -> list[Notice]:
+        """All that is announced now; raises NoAnswer, or Closed if asking again is useless.
+
+        Words from outside pass `is_word` first.
+        """
 
 
 def is_word(value: object) -> TypeGuard[str]:

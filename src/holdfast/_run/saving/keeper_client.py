@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast import _errors
 from holdfast._adapters.metrics import ready
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import of_process
@@ -420,7 +421,7 @@ class KeeperClient:
                 message: dict[str, Any] = {"kind": "request", "request": kind, "details": details}
                 if kind == "stop" and details.get("now"):
                     reason = stop_from_file(details).reason
-                    message = {"kind": "leave", "status": 130, "reason": reason}
+                    message = {"kind": "leave", "status": _errors.PERSON, "reason": reason}
                 self._hear_run({**message, "step": self.durable_step})
 
 

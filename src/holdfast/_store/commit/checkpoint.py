@@ -30,7 +30,7 @@ from holdfast._store.format.manifest import DataFile
 
 @dataclass(frozen=True)
 class Policy:
-    """What stays the same for all checkpoints of an attempt."""
+    """What the trainer tells the keeper once, at its start: most settings are here."""
 
     layout: RunLayout
     run_id: str

@@ -163,9 +163,8 @@ def close_checkpoint(commit: CheckpointCommit, partial: Path, files: Sequence[Da
     _refuse_if_fenced(commit)
     _refuse_if_void(commit)
     with commit.turns.take_name(commit.key):
-        publish_folder(
-            partial, commit.final, durable=False
-        )  # a faster process has written the same
+        # False is ignored: another process has published the same state.
+        publish_folder(partial, commit.final, durable=False)
     sync_folder(commit.layout.checkpoints)
     pass_point("published")
     try:

@@ -1,7 +1,7 @@
 """Files that are whole or absent: the only place that renames.
 
-write, fsync, rename, fsync of the folder: measured: without any of the four, a power cut can lose
-the file or leave it empty.
+write, fsync, rename, fsync of the folder: all four are needed (measured). Without one of them a
+power cut can lose the file or leave it empty.
 """
 
 from __future__ import annotations

@@ -259,13 +259,14 @@ def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
     )
     if policy == "OnFailure":
         text += " It needs restartPolicy Never."
+    again = f"{_errors.REQUEUE}, {_errors.HUNG}, {_errors.TERMINATED}"
     corrected = (
         "podFailurePolicy:",
         "  rules:",
         f"    - {_IGNORE}",
         f"      {_DISRUPTED}",
         f"    - {_IGNORE}",
-        f"      onExitCodes: {{operator: In, values: [{_errors.REQUEUE}, {_errors.TERMINATED}]}}",
+        f"      onExitCodes: {{operator: In, values: [{again}]}}",
         "    - action: FailJob",
         f"      onExitCodes: {{operator: In, values: [{_errors.BAD}, {_errors.PERSON}]}}",
     )
