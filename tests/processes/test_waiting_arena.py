@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +15,15 @@ import pytest
 
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import open_leftover
+from tests import cgroups
+from tests.cgroups import limited_memory
+from tests.cli.command import holdfast, succeed
 from tests.crash.stages import has_snapshot
 from tests.support import (
     SCRIPTS,
     Trainer,
     arena_files,
     checkpoint_steps,
-    keepers,
     run_id,
     wait_for_keeper_gone,
     wait_until,
@@ -60,13 +64,15 @@ def waiting_arena(folder: Path) -> Arena:
     return arena
 
 
-def train_and_kill(folder: Path, start, *more, number: int = signal.SIGKILL) -> Trainer:
+def train_and_kill(folder: Path, start, *more, number: int = signal.SIGKILL, **options) -> Trainer:
     """Train until there is a snapshot of this attempt, and end it."""
-    trainer = start(folder, *LONG, *more, script=LIGHT)
+    trainer = start(folder, *LONG, *more, script=LIGHT, **options)
     trainer.ready()
     attempt = int(trainer.wait_for("ready ").split()[3])
     wait_until(
-        lambda: has_snapshot(folder) and all(f"-a{attempt}-" in p.name for p in arena_files(folder)),
+        lambda: (
+            has_snapshot(folder) and all(f"-a{attempt}-" in p.name for p in arena_files(folder))
+        ),
         what="a snapshot of this attempt",
     )
     trainer.send(number)
@@ -96,3 +102,173 @@ def test_a_killed_run_goes_on_from_memory_to_the_same_bits_twice_in_a_row(folder
     wait_for_keeper_gone(folder)
     assert arena_files(folder) == []
     wait_until(lambda: not guards(folder), what="the guards' end")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGUSR1, 75), (signal.SIGSEGV, -signal.SIGSEGV)]
+)
+def test_an_end_that_asks_for_a_restart_and_a_crash_leave_the_memory(number, status, folder, start):
+    trainer = train_and_kill(folder, start, number=number)
+    assert trainer.process.returncode == status
+    with waiting_arena(folder) as arena:
+        newest = arena.newest()
+        assert newest is not None
+        assert newest.step == max(checkpoint_steps(folder))
+    again = start(folder, *LONG, script=LIGHT)
+    again.wait_for(f"resumed at step {newest.step} from memory")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_that_is_wanted_leaves_nothing(number, folder, start):
+    train_and_kill(folder, start, number=number)
+    assert arena_files(folder) == []
+    assert guards(folder) == []
+
+
+def test_a_stop_after_a_takeover_leaves_nothing(folder, start):
+    train_and_kill(folder, start)
+    train_and_kill(folder, start, number=signal.SIGTERM)
+    assert arena_files(folder) == []
+
+
+def test_an_end_before_the_first_snapshot_of_the_next_attempt_leaves_it_nothing(folder, start):
+    train_and_kill(folder, start)
+    step = max(checkpoint_steps(folder))
+    short = start(folder, "--total", step, *KEPT, script=LIGHT)  # it has no step to make
+    short.state_hash()
+    assert f"resumed at step {step} from memory" in short.output
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) == []
+
+
+def test_a_kill_before_the_first_snapshot_leaves_it_to_the_attempt_after(folder, start, tmp_path):
+    train_and_kill(folder, start)
+    (path,) = arena_files(folder)
+    step = max(checkpoint_steps(folder))
+    gate = ("--hold-at", step, "--gate", tmp_path / "never")
+    second = start(folder, *LONG, *gate, script=LIGHT)
+    second.wait_for("holding")
+    assert arena_files(folder) == [path]  # it is taken at the first snapshot, not before
+    second.kill()
+    second.wait()
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) == [path]
+    third = start(folder, *LONG, script=LIGHT)
+    third.wait_for(f"resumed at step {step} from memory")
+
+
+def test_nothing_is_left_when_its_time_is_over(folder, start):
+    train_and_kill(folder, start, "--settings", json.dumps({"keep_memory": 1}))
+    wait_until(lambda: not arena_files(folder) and not guards(folder), 20, "the end of its time")
+
+
+def test_a_guard_that_is_asked_to_end_removes_it_first(folder, start):
+    train_and_kill(folder, start)
+    (guard,) = wait_until(lambda: guards(folder), what="the guard")
+    guard.terminate()  # also while it starts
+    wait_until(lambda: not guards(folder), 10, "the guard's end")
+    assert arena_files(folder) == []
+
+
+def test_a_guard_is_small_and_at_rest(folder, start):
+    train_and_kill(folder, start)
+    (guard,) = wait_until(lambda: guards(folder), what="the guard")
+    wait_until(lambda: guard.status() == psutil.STATUS_SLEEPING, what="its first wait")
+    assert guard.num_threads() == 1
+    assert guard.memory_info().rss < 40 << 20
+    assert not [f for f in guard.open_files() if "/dev/shm" in f.path or str(folder) in f.path]
+
+
+def test_a_damaged_slot_is_noticed_and_the_disk_is_used(folder, start):
+    train_and_kill(folder, start)
+    with waiting_arena(folder) as arena:
+        newest = arena.newest()
+        assert newest is not None
+        image = arena.image(newest.slot)
+        image[arena.plan(newest.slot).offsets[0] + 8] ^= 1
+        del image
+    again = start(folder, *LONG, script=LIGHT)
+    again.wait_for(f"the snapshot of step {newest.step} in memory: ")
+    again.wait_for(f"resumed at step {newest.step} from disk")
+    wait_until(
+        lambda: [p for p in arena_files(folder) if "-a2-" in p.name] == arena_files(folder) != [],
+        what="an arena of its own",
+    )
+
+
+_GROWING = """
+    weights, more = make_weights(), []
+    settings = holdfast.Settings(keep_memory="5min", max_overhead=0.5)
+    with holdfast.Run(folder, settings=settings, weights=weights, more=more) as run:
+        print("ready", run.step)
+        for step in run.steps(100_000):
+            if run.attempt == 2 and not more:
+                more.append(weights.copy())  # the model is another one from now on
+            train_one(weights)
+            time.sleep(0.002)
+"""
+
+
+def test_a_changed_model_is_noticed_and_a_new_arena_is_made(folder, script):
+    first = script(folder, _GROWING)
+    first.ready()
+    wait_until(lambda: has_snapshot(folder), what="a snapshot")
+    first.kill()
+    first.wait()
+    wait_for_keeper_gone(folder)
+    (path,) = arena_files(folder)
+    inode = path.stat().st_ino
+    again = script(folder, _GROWING)
+    again.wait_for("from memory")
+    wait_until(lambda: has_snapshot(folder) and not path.exists(), what="a snapshot")
+    (fresh,) = arena_files(folder)
+    assert fresh.name.endswith("-a2-g2")
+    assert fresh.stat().st_ino != inode
+    wait_until(lambda: not guards(folder), 10, "the guard's end")
+
+
+_LIMIT = 400 << 20
+_HOG = "import sys, time; b = b'x' * int(sys.argv[1]); print('full', flush=True); time.sleep(60)"
+
+
+@pytest.mark.skipif(cgroups.why_not() is not None, reason=cgroups.why_not() or "")
+def test_in_a_full_cgroup_it_goes_first(folder, start):
+    with limited_memory(_LIMIT) as group:
+        train_and_kill(folder, start, "--size", 4_000_000, prefix=group.prefix)  # 3 * 32 MB
+        wait_until(lambda: guards(folder), what="the guard")
+        assert arena_files(folder) != []
+        wanted = int(0.95 * _LIMIT) - group.used_bytes()
+        hog = subprocess.Popen(
+            [*group.prefix, sys.executable, "-c", _HOG, str(wanted)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert hog.stdout is not None
+            assert hog.stdout.readline() == "full\n"
+            wait_until(lambda: not arena_files(folder), 20, "its end")
+            assert hog.poll() is None
+            assert group.oom_kills() == 0
+        finally:
+            hog.kill()
+            hog.communicate()
+        wait_until(lambda: not guards(folder), 10, "the guard's end")
+
+
+def test_status_doctor_and_clean_name_it(folder, start):
+    train_and_kill(folder, start)
+    step = max(checkpoint_steps(folder))
+    told = succeed("status", folder)
+    assert f"step {step} waits for the next attempt: " in told
+    assert "for another " in told
+    summary = json.loads(succeed("status", "--json", folder))
+    assert summary["waiting"]["step"] == step
+    assert 0 < summary["waiting"]["seconds_left"] <= 300
+    assert f"step {step} waits for the next attempt" in holdfast("doctor", "--quick", folder).stdout
+    (path,) = arena_files(folder)
+    told = succeed("clean", folder)
+    assert "for the next attempt; " in told
+    assert path.exists()
+    succeed("clean", "--yes", folder)
+    assert not path.exists()
+    wait_until(lambda: not guards(folder), 10, "the guard's end")

@@ -29,9 +29,11 @@ def start_guard(path: Path, seconds: float) -> bool:
     import subprocess  # the keeper starts faster without it
 
     plan = {"path": str(path), "seconds": seconds}
+    # The guard inherits this: a signal that comes before its first look waits for it.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         subprocess.Popen(
-            command(__name__, plan),
+            command(__name__, plan, is_deaf=False),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -42,6 +44,8 @@ def start_guard(path: Path, seconds: float) -> bool:
         )
     except OSError:
         return False
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return True
 
 
@@ -57,15 +61,13 @@ def claim(path: Path, taken: Path) -> bool:
 def main(plan_text: str) -> None:
     """The guard's entry point."""
     plan = json.loads(plan_text)
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_DFL)  # the keeper ignores them, and they stay blocked
     guard(Path(plan["path"]), plan["seconds"])
 
 
 def guard(path: Path, seconds: float, pressure: MemoryPressure | None = None) -> str:
     """Wait, then remove the arena; returns why it ended."""
-    # Blocked before the first look: a signal that comes meanwhile is received by the wait.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-    for number in _ENDS:
-        signal.signal(number, signal.SIG_DFL)  # an ignored signal would not be received
     deadline = time.monotonic() + seconds
     pressure = pressure or MemoryPressure(str(path.parent))
     while path.exists():
