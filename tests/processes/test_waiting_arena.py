@@ -15,15 +15,17 @@ import pytest
 
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import open_leftover
+from holdfast._store.memory.waiting import claim
 from tests import cgroups
 from tests.cgroups import limited_memory
-from tests.cli.command import holdfast, succeed
+from tests.cli.command import PROGRAM, holdfast, succeed
 from tests.crash.stages import has_snapshot
 from tests.support import (
     SCRIPTS,
     Trainer,
     arena_files,
     checkpoint_steps,
+    environment,
     run_id,
     wait_for_keeper_gone,
     wait_until,
@@ -261,7 +263,7 @@ def test_status_doctor_and_clean_name_it(folder, start):
     told = succeed("status", folder)
     assert f"step {step} waits for the next attempt: " in told
     assert "for another " in told
-    summary = json.loads(succeed("status", "--json", folder))
+    (summary,) = json.loads(succeed("status", "--json", folder))
     assert summary["waiting"]["step"] == step
     assert 0 < summary["waiting"]["seconds_left"] <= 300
     assert f"step {step} waits for the next attempt" in holdfast("doctor", "--quick", folder).stdout
@@ -272,3 +274,83 @@ def test_status_doctor_and_clean_name_it(folder, start):
     succeed("clean", "--yes", folder)
     assert not path.exists()
     wait_until(lambda: not guards(folder), 10, "the guard's end")
+
+
+def stage_of_a_takeover(folder: Path, stage: str) -> None:
+    """What a kill leaves of a takeover by attempt 2, which had begun and made no snapshot."""
+    (path,) = arena_files(folder)
+    taken = path.with_name(path.name.replace("-a1-", "-a2-"))
+    if stage == "before":
+        return
+    with waiting_arena(folder) as arena:
+        assert claim(path, taken)
+        if stage == "slots are empty":
+            arena.void_from(0)
+        elif stage == "taken":
+            arena.take_over(2)
+
+
+@pytest.mark.parametrize("stage", ["before", "renamed", "slots are empty", "taken"])
+def test_a_kill_at_any_stage_of_the_takeover_loses_nothing(
+    stage, folder, start, tmp_path, light_reference
+):
+    train_and_kill(folder, start)
+    step = max(checkpoint_steps(folder))
+    assert step < 3000
+    second = start(folder, *LONG, "--hold-at", step, "--gate", tmp_path / "never", script=LIGHT)
+    second.wait_for("holding")
+    second.kill()
+    second.wait()
+    wait_for_keeper_gone(folder)
+    stage_of_a_takeover(folder, stage)
+    third = start(folder, "--total", 3000, *KEPT, script=LIGHT)
+    assert third.ready() == step
+    assert third.state_hash() == light_reference(3000)
+    wait_for_keeper_gone(folder)
+    assert arena_files(folder) == []
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_under_holdfast_run_the_next_life_goes_on_from_memory(in_job, folder, start, tmp_path):
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"} if in_job else {}
+    env = environment(
+        HOLDFAST_STATE=str(tmp_path / "state"),
+        HOLDFAST_PAUSE_SECONDS="0.01",
+        HOLDFAST_KEEP_MEMORY="5min",
+        **job,
+    )
+    lead = (str(PROGRAM), "run", "--")
+    leader = start(folder, *LONG[:4], script=LIGHT, prefix=lead, env=env)
+    leader.ready()
+    wait_until(lambda: has_snapshot(folder), what="a snapshot")
+    trainers = [p for p in psutil.Process(leader.pid).children() if str(LIGHT) in p.cmdline()]
+    trainers[0].kill()
+    leader.wait_for("from memory")
+    wait_until(lambda: leader.output.count("\nready ") + leader.output.startswith("ready ") == 2)
+    leader.send(signal.SIGTERM)
+    assert leader.wait() == 143, leader.output
+    assert arena_files(folder) == []
+    assert guards(folder) == []
+
+
+def test_in_a_job_nothing_waits_longer_than_holdfast_run(folder, start, tmp_path):
+    env = environment(
+        HOLDFAST_STATE=str(tmp_path / "state"),
+        HOLDFAST_KEEP_MEMORY="5min",
+        **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
+    )
+    lead = (str(PROGRAM), "run", "--max-restarts", "0", "--")
+    leader = start(folder, *LONG[:4], script=LIGHT, prefix=lead, env=env)
+    leader.ready()
+    wait_until(lambda: has_snapshot(folder), what="a snapshot")
+    trainers = [p for p in psutil.Process(leader.pid).children() if str(LIGHT) in p.cmdline()]
+    trainers[0].kill()
+    assert leader.wait() == 137, leader.output
+    assert arena_files(folder) == []
+    assert guards(folder) == []
+
+
+def test_in_a_job_without_holdfast_run_nothing_waits(folder, start):
+    env = environment(HOLDFAST_KEEP_MEMORY="5min", SLURM_JOB_ID="7")
+    train_and_kill(folder, start, "--settings", "{}", env=env)
+    assert arena_files(folder) == []
