@@ -40,11 +40,14 @@ def test_two_attempts_cannot_both_take_it(tmp_path):
     path = file(tmp_path)
     barrier = threading.Barrier(8)
     won: list[int] = []
+    prepared: list[int] = []
 
     def attempt(number: int) -> None:
-        barrier.wait()
-        if claim(path, tmp_path / f"a{number}"):
-            won.append(number)
+        with path.open("r+b") as opened:
+            barrier.wait()
+            taken = tmp_path / f"a{number}"
+            if claim(opened.fileno(), path, taken, lambda: prepared.append(number)):
+                won.append(number)
 
     threads = [threading.Thread(target=attempt, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -52,6 +55,7 @@ def test_two_attempts_cannot_both_take_it(tmp_path):
     for thread in threads:
         thread.join()
     assert len(won) == 1
+    assert prepared == won  # nobody else has touched it
     assert [each.name for each in tmp_path.iterdir()] == [f"a{won[0]}"]
 
 
@@ -70,7 +74,7 @@ def test_it_goes_at_once_when_memory_is_short(tmp_path, quick):
 def test_the_guard_ends_when_it_was_taken_and_removes_nothing(tmp_path, quick):
     path = file(tmp_path)
     taken = tmp_path / "taken"
-    threading.Timer(0.02, lambda: claim(path, taken)).start()
+    threading.Timer(0.02, lambda: path.rename(taken)).start()
     assert guard(path, 60, Calm()) == "it was taken"
     assert taken.read_bytes() == b"slots"
 

@@ -2,13 +2,14 @@
 
 Its slots are reserved and touched already. Until the first snapshot it stays what it was: a waiting
 arena with the state that this attempt began from, guarded by its own process. So a kill before that
-leaves it to the attempt after this one. The claim is a rename. A kill after it finds the same state
-on disk: only an arena whose newest state is durable waits at all.
+leaves it to the attempt after this one. The claim ends with a rename. A kill within it finds the
+same state on disk: only an arena whose newest state is durable waits at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 
 from holdfast._store.format.image import ImagePlan
@@ -44,10 +45,10 @@ class WaitingArena:
 
     def take(self) -> bool:
         """Make it the empty arena of this attempt; False if it is gone, or still read."""
-        if not self._is_free or not claim(self._path, self._taken):
+        if not self._is_free:
             return False
-        self.arena.take_over(self._attempt)
-        return True
+        prepare = functools.partial(self.arena.take_over, self._attempt)
+        return claim(self.arena.descriptor, self._path, self._taken, prepare)
 
     def drop(self) -> None:
         """Remove it: it does not fit, or the run ends without it."""

@@ -4,16 +4,19 @@ The trainer is dead and the newest slot is durable, so the arena may go at any i
 process of its own, the guard, removes it when its time is over, when memory is short, and when the
 guard is told to end. The keeper has left by then: who waits for a keeper never waits for a guard.
 
-The next attempt takes the arena over by renaming its file, which only one process can do. The guard
-sees that the name is gone, and ends. It removes by name, so it never removes what was taken.
+The next attempt takes the arena over by renaming its file, under a lock: only one process can. The
+guard sees that the name is gone, and ends. It removes by name, and so nothing that was taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast._environment import variables
@@ -49,12 +52,25 @@ def start_guard(path: Path, seconds: float) -> bool:
     return True
 
 
-def claim(path: Path, taken: Path) -> bool:
-    """Take a waiting arena under its new name; False if it is gone, or another took it."""
+def claim(descriptor: int, path: Path, taken: Path, prepare: Callable[[], None]) -> bool:
+    """Take a waiting arena under its new name; False if it is gone, or another takes it.
+
+    `prepare` makes it the claimant's before it has that name. Meanwhile a lock keeps others off,
+    and the guard still guards it.
+    """
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    try:
+        if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+            return False
+        prepare()
         path.rename(taken)
     except OSError:
         return False
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     return True
 
 
