@@ -22,6 +22,8 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """What `holdfast run` notes of tests is nothing for the person who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_STATE", str(tmp_path_factory.mktemp("state")))
+        # A kill leaves nothing; where the waiting arena itself is tested, it is given a time.
+        patch.setenv("HOLDFAST_KEEP_MEMORY", "0")
         yield
 
 

@@ -17,6 +17,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 _METRIC = re.compile(r"(min|max):([A-Za-z_][A-Za-z0-9_./-]*)")
 NOTICES = ("auto", "aws", "gcp", "azure", "off")
+_KEEP_MEMORY_SECONDS = 300.0
 _SIGNALS = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "BREAK")
 
 
@@ -59,6 +60,7 @@ class Settings:
     mirror_keep_last: int = 3
     mirror_wait: bool = False
     notices: str = "auto"
+    keep_memory: float | str | None = None
 
     def __new__(cls, **chosen: object) -> Settings:
         unknown = [name for name in chosen if name not in cls.__dataclass_fields__]
@@ -106,6 +108,7 @@ class Settings:
             )
         check_count(self.requeue_limit, f"requeue_limit={self.requeue_limit!r}", least=0)
         self._check_hang_timeout()
+        self._check_keep_memory()
         self._check_mirror()
         if self.notices not in NOTICES:
             raise SettingsError(
@@ -136,6 +139,17 @@ class Settings:
             f"hang_timeout={found!r} is not a time.\n"
             "Valid: None (learned from the run's own steps), seconds above 0, or a duration such "
             "as '5min'."
+        )
+
+    def _check_keep_memory(self) -> None:
+        found = self.keep_memory
+        if found is None or (isinstance(found, str) and parse_seconds(found, "keep_memory") >= 0):
+            return
+        if isinstance(found, int | float) and _is_number(found) and found >= 0:
+            return
+        raise SettingsError(
+            f"keep_memory={found!r} is not a time.\n"
+            "Valid: None (5 minutes), 0 (not at all), seconds, or a duration such as '10min'."
         )
 
     def _check_mirror(self) -> None:
@@ -185,6 +199,13 @@ class Settings:
         if isinstance(self.hang_timeout, str):
             return parse_seconds(self.hang_timeout, "hang_timeout")
         return self.hang_timeout
+
+    @property
+    def keep_memory_seconds(self) -> float:
+        """How long the memory of a dead attempt waits for the next one."""
+        if isinstance(self.keep_memory, str):
+            return parse_seconds(self.keep_memory, "keep_memory")
+        return _KEEP_MEMORY_SECONDS if self.keep_memory is None else float(self.keep_memory)
 
     @property
     def mirror_address(self) -> str | None:

@@ -28,6 +28,7 @@ from tests.support import (
     Trainer,
     arena_files,
     environment,
+    journal_events,
     train_to_the_end,
     wait_for_keeper_gone,
     wait_until,
@@ -60,13 +61,19 @@ class Killed:
     """A run that is killed again and again."""
 
     def __init__(
-        self, folder: Path, rng: random.Random, start: Callable[..., Trainer], arguments: list[str]
+        self,
+        folder: Path,
+        rng: random.Random,
+        start: Callable[..., Trainer],
+        arguments: list[str],
+        keep_memory: str = "0",
     ) -> None:
         self.folder = folder
         self.trace = folder.with_name(f"{folder.name}.trace")
         self._rng = rng
         self._start = start
         self._arguments = arguments
+        self._environment = environment(OMP_NUM_THREADS="1", HOLDFAST_KEEP_MEMORY=keep_memory)
         self._at = 0  # the step that is there to begin from
         self._unjudged: list[Kill] = []
 
@@ -77,7 +84,7 @@ class Killed:
             *more,
             "--trace",
             self.trace,
-            env=environment(OMP_NUM_THREADS="1"),
+            env=self._environment,
         )
         return Life(self.folder, trainer, self.trace)
 
@@ -172,7 +179,7 @@ def kill_all(
     rng = random.Random(seed)
     half = kills // 2
     total = STEPS_A_LIFE * half + 200
-    plain = Killed(tmp_path / "plain", rng, start, ["--total", str(total)])
+    plain = Killed(tmp_path / "plain", rng, start, ["--total", str(total)], keep_memory="5min")
     plain_kills, plain_hash = kill_again_and_again(plain, DEFAULT_AIMS, half, rng)
     assert plain_hash == reference(total)
 
@@ -193,6 +200,8 @@ def kill_all(
     print(f"  of trainer and keeper at once: {sum(k.both for k in found)}")
     assert lost[-1] <= MOST_LOST_SECONDS, lost
     assert any(k.from_memory for k in found)
+    resumed = [e for e in journal_events(plain.folder, "start") if e["source"] == "memory"]
+    assert len(resumed) > sum(k.from_memory for k in plain_kills)  # waiting memory was used
     check_spread([k.stage for k in found], inside_share=0.1)
     for folder in (plain.folder, saving.folder):
         assert arena_files(folder) == []

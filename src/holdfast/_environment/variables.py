@@ -113,6 +113,22 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+def of_interpreter() -> dict[str, str]:
+    """The environment for a process that is no part of the training: only what Python needs."""
+    names = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "LANG", "LC_ALL")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def keep_memory() -> str:
+    """How long a waiting arena stays, if somebody has written it down; may be nonsense."""
+    return os.environ.get("HOLDFAST_KEEP_MEMORY", "").strip()
+
+
+def is_led() -> bool:
+    """Whether `holdfast run` has started this process, or one above it."""
+    return bool(os.environ.get("HOLDFAST_LEADER"))
+
+
 def has_hash_seed() -> bool:
     """Whether the order of sets is chosen by the user."""
     return "PYTHONHASHSEED" in os.environ

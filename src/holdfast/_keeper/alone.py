@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import _errors
 from holdfast._keeper import protocol
+from holdfast._keeper.heartbeat import state_of
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._keeper.memory_alarm import Alarm
+from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.signals import SignalArrival
 from holdfast._keeper.time_limit import in_background
 from holdfast._keeper.writer import WriteJob, WriteOutcome
@@ -27,6 +29,14 @@ _PHASE_SECONDS = 3.0  # for a phase to react to a stop: a long call in C does no
 # Names of timers.
 _INSURE = "insure"  # when the newest slot must be on its way to disk
 _PHASE_END = "phase end"
+# After these statuses the run is started again.
+_COMES_BACK = (_errors.REQUEUE, _errors.HUNG)
+# Of a trainer that left without a word, as subprocess gives them: it was done, or asked to end.
+_WANTED_ENDS = (
+    _errors.FINISHED,
+    *(_errors.PERSON, _errors.TERMINATED, _errors.HUNG_UP),
+    *(-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP),
+)
 
 
 class Alone:
@@ -78,9 +88,16 @@ class Alone:
     def on_leaving(self) -> None:
         self._timers.cancel(_INSURE)
         self._timers.cancel(_PHASE_END)
-        self._release_when_idle()
+        if self._storage.keeps_memory and self._trainer.leave_status in _COMES_BACK:
+            # The next attempt may begin before this process has ended: exit.json is there.
+            self._storage.writer.wait_idle()
+            self._keeper.end_series()
+            self._storage.offer_memory()
+        else:
+            self._release_when_idle()
 
     def on_goodbye(self) -> None:
+        self._storage.withdraw_offer()
         self._release_when_idle()
         self._keeper.finish()
 
@@ -102,11 +119,25 @@ class Alone:
         death.wait_for_status()
         if keeper.is_unexpected(death):
             death.write(durable_step=storage.durable_step)
-        keeper.record_death(death.how)
         # What was durable went with a folder that was removed: memory has the only state.
         is_only = not self._trainer.is_leaving and not storage.has_folder()
-        storage.release(is_needed=is_only or storage.has_failed())
+        is_needed = is_only or storage.has_failed()
+        if storage.keeps_memory and not is_needed and self._comes_back(death):
+            storage.offer_memory()
+        keeper.record_death(death.how)
+        storage.release(is_needed=is_needed)
         keeper.finish()
+
+    def _comes_back(self, death: PostMortem) -> bool:
+        """True if another attempt is likely to follow soon, on this machine."""
+        if state_of(self._trainer.pid) not in ("", "Z", "X"):
+            return False  # a device may still write into its slots
+        status = self._trainer.leave_status
+        if status is None:
+            status = self.stop_status()
+        if status is not None:
+            return status in _COMES_BACK
+        return death.status not in _WANTED_ENDS
 
     # -- stops ------------------------------------------------------------------
 

@@ -105,6 +105,13 @@ class HeldArena:
             if not self._retired:
                 self.arena.void_from(step)
 
+    def wait_until(self, at: float) -> bool:
+        """Offer it to the next attempt; False if it is unmapped."""
+        with self._guard:
+            if not self._retired:
+                self.arena.wait_until(at)
+            return not self._retired
+
     def find(self, sequence: int) -> SlotRecord | None:
         return next((r for r in self.arena.whole() if r.sequence == sequence), None)
 
@@ -210,6 +217,21 @@ class Holdings:
             with QUIET.hurry():
                 found[0].digests(found[1])
             found[0].unpin(found[1].slot)
+
+    def begin_waiting(self, until: float) -> HeldArena | None:
+        """Offer the arena with the newest slot to the next attempt, and hold it no more.
+
+        None if there is none: a memfd has no name by which another process could find it.
+        """
+        found = self.newest()
+        if found is None or found[0].path is None:
+            return None
+        self.hash_newest()
+        if not found[0].wait_until(until):
+            return None
+        with self._lock:  # from now on another attempt may write to it
+            self._own.pop(found[0].arena.generation, None)
+        return found[0]
 
     def slot_bytes(self) -> int:
         """The size of a slot: the largest of all generations."""

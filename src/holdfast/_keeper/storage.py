@@ -37,6 +37,7 @@ class Storage:
         self.invalid_from: float = math.inf  # the step from which on a rule called all states bad
         self._is_urgent = False
         self._announced = 0  # the newest snapshot of which a message has been received
+        self._waiting: HeldArena | None = None  # offered to the next attempt
 
     def hasten(self) -> None:
         """The run is about to end: nothing in this process gives way to the trainer any more."""
@@ -122,14 +123,46 @@ class Storage:
         layout = self._policy.layout
         return layout.identity.exists() and not is_replaced(layout, self._policy.run_id)
 
+    @property
+    def keeps_memory(self) -> bool:
+        return self._policy.keep_memory_seconds > 0
+
+    def offer_memory(self) -> None:
+        """The next attempt may take the arena over: its newest state is durable.
+
+        Before exit.json is there: the next attempt begins as soon as it sees that.
+        """
+        newest = self.holdings.newest()
+        if newest is not None and newest[1].sequence <= self.durable_sequence:
+            until = time.time() + self._policy.keep_memory_seconds
+            self._waiting = self.holdings.begin_waiting(until)
+
+    def withdraw_offer(self) -> None:
+        """No other attempt is to come."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.retire()
+
     def release(self, *, is_needed: bool) -> None:
-        """Remove the arenas; one with a state that is on no disk stays for the next start."""
+        """Remove the arenas.
+
+        One with a state that is on no disk stays for the next start. One that was offered to the
+        next attempt stays for its time.
+        """
+        if self._waiting is not None and self._start_guard(self._waiting):
+            self._waiting.retire(remove=False)
+            self._waiting = None
+        self.withdraw_offer()
         if is_needed:
             print("the arenas stay: their newest state is not on disk", flush=True)
             self.holdings.hash_newest()
-            self.holdings.let_go(remove=False)
-        else:
-            self.holdings.let_go(remove=True)
+        self.holdings.let_go(remove=not is_needed)
+
+    def _start_guard(self, waiting: HeldArena) -> bool:
+        from holdfast._store.memory.waiting import start_guard  # a death is rare
+
+        assert waiting.path is not None
+        return start_guard(waiting.path, self._policy.keep_memory_seconds)
 
     # -- how long it takes ------------------------------------------------------
 

@@ -39,7 +39,12 @@ from holdfast._run.resume.start import Resumed, Start, resume
 from holdfast._run.ruling import Ruling
 from holdfast._run.saving.cadence import Cadence, begin_cadence
 from holdfast._run.saving.job import JobClient, start_facts
-from holdfast._run.saving.keeper_client import KeeperClient, grace_of, hang_policy
+from holdfast._run.saving.keeper_client import (
+    KeeperClient,
+    grace_of,
+    hang_policy,
+    keep_memory_of,
+)
 from holdfast._run.saving.rank_orders import RankAgreement, join_ranks, prepare_ranks
 from holdfast._run.saving.saver import Saver
 from holdfast._run.saving.script_state import watch_optimizers
@@ -145,6 +150,7 @@ class Session:
             **hang_policy(settings),
             **self.mirror.policy(),
             notices=variables.notices() if settings.notices == "auto" else settings.notices,
+            keep_memory_seconds=keep_memory_of(settings, in_job=attempt.in_job),
         )
         receive = KeeperEvents(self).receive
         terms = (policy, grace_of(settings), settings.signal_numbers, receive)
@@ -167,7 +173,7 @@ class Session:
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
             is_bad=self.ruling.is_bad,
         )
-        self.found.hand_over(self.keeper)
+        self.found.hand_over(self.keeper, self.saver.snapshots)
         return cadence
 
     def _watch_signals(self, cadence: Cadence) -> None:

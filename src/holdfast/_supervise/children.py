@@ -10,13 +10,14 @@ import time
 from collections.abc import Collection
 
 from holdfast._environment.processes.proc import read_bytes
-from holdfast._environment.processes.tree import children, descendants
+from holdfast._environment.processes.tree import children, descendants, is_guard
 from holdfast._environment.processes.tree import is_keeper as is_keeper
 from holdfast._environment.processes.tree import is_known as is_known
 
 _WRAPPERS = ("pixi", "uv", "uvx")
 # Their work is done by processes that are not below them, mostly on other machines.
 _CLIENTS = ("srun", "ssh", "docker", "podman", "kubectl", "flux", "jsrun")
+_GUARD_SECONDS = 5.0
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -50,6 +51,16 @@ def catchers(top: int, number: int, passed_over: Collection[int] = ()) -> list[i
 
 def keepers(top: int) -> list[int]:
     return [pid for pid in descendants(top) if is_keeper(pid)]
+
+
+def end_guards(top: int) -> None:
+    """Have the guards of waiting arenas remove them now, and wait until they have."""
+    deadline = time.monotonic() + _GUARD_SECONDS
+    for pid in filter(is_guard, descendants(top)):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+        while is_guard(pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
 
 def left_behind(top: int, session: int) -> list[int]:

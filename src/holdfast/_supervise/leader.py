@@ -48,7 +48,11 @@ def lead(
         return _step_aside(command)
     # The timeout of a leader above this one counts for all processes below it.
     timeout = _timeout(hang_timeout or variables.hang_timeout())
-    return Supervision(command, max_restarts, timeout).run()
+    supervision = Supervision(command, max_restarts, timeout)
+    try:
+        return supervision.run()
+    finally:
+        supervision.release_memory()
 
 
 def _timeout(text: str) -> Timeout | None:
@@ -147,6 +151,13 @@ class Supervision:
                     return HUNG
                 return status if status >= 0 else 128 - status
             number += 1
+
+    def release_memory(self) -> None:
+        """In a job, no arena waits longer than this process: SLURM would kill its guard."""
+        if self._in_job:
+            from holdfast._supervise.children import end_guards
+
+            end_guards(os.getpid())
 
     def _begin(self, record: SupervisionRecord, number: int) -> SupervisedAttempt:
         from holdfast._supervise.attempt import SupervisedAttempt

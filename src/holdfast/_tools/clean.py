@@ -228,7 +228,10 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
             continue
         newest, is_part = _newest_state(run, path, line)
         whole = run.newest_whole
-        if newest is None:
+        if newest is not None and whole is not None and newest <= whole and (left := _waits(path)):
+            why = f"waits another {_text.duration(left)} for the next attempt; "
+            yield run.item(path, "memory", f"{why}step {newest[1]} is on disk too")
+        elif newest is None:
             yield run.item(path, "memory", "holds no snapshot that a start would use")
         elif whole is not None and newest <= whole:
             yield run.item(path, "memory", f"its step {newest[1]} is on disk, or a later one")
@@ -301,6 +304,12 @@ def _newest_state(
                 is_part = world_of(arena, record) > 1
                 found.append(((arena.attempt, record.step, folder.name), is_part))
     return max(found, default=(None, False))
+
+
+def _waits(path: Path) -> float:
+    """For how many seconds an arena still waits for the next attempt."""
+    untils = [arena.waits_until or 0.0 for arena in _opened(path)]
+    return max([0.0, *(until - time.time() for until in untils)])
 
 
 def _opened(path: Path) -> Iterator[Arena]:

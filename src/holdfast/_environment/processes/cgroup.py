@@ -36,7 +36,7 @@ class MemoryCgroup:
         self.version = version
         self.path = path
         # From its own up to the highest that is seen from here.
-        self._folders = folders
+        self.folders = folders
         self._limited: list[tuple[str, int]] = []
         self._looked = float("-inf")
 
@@ -68,7 +68,7 @@ class MemoryCgroup:
         readings = [self._read(folder, limit) for folder, limit in limited]
         found = [each for each in readings if each is not None]
         if not found:
-            return self._read(self._folders[0], None)
+            return self._read(self.folders[0], None)
         return min(found, key=_room)
 
     def limit(self) -> int | None:
@@ -85,7 +85,7 @@ class MemoryCgroup:
         has no `oom`, and its `max` moves on some kernels only (not on 6.18): there `peak` tells.
         """
         limited = self._limits()
-        where = min(limited, key=lambda each: each[1])[0] if limited else self._folders[0]
+        where = min(limited, key=lambda each: each[1])[0] if limited else self.folders[0]
         found: dict[str, Any] = {
             "version": self.version,
             "path": self.path,
@@ -93,7 +93,7 @@ class MemoryCgroup:
             "peak": read_number(f"{where}/{_NAMES[self.version].peak}"),
         }
         if self.version == 1:
-            control = read_bytes(f"{self._folders[0]}/memory.oom_control") or b""
+            control = read_bytes(f"{self.folders[0]}/memory.oom_control") or b""
             # With a limit on memory and swap together, that one is hit first.
             hits = [read_number(f"{where}/memory.{name}") for name in ("failcnt", "memsw.failcnt")]
             told = [each for each in hits if each is not None]
@@ -102,7 +102,7 @@ class MemoryCgroup:
                 "oom_kill": field(control, b"oom_kill "),
                 "max": sum(told) if told else None,
             }
-        own = read_bytes(f"{self._folders[0]}/memory.events") or b""
+        own = read_bytes(f"{self.folders[0]}/memory.events") or b""
         above = read_bytes(f"{where}/memory.events") or b""
         return found | {
             "oom": field(above, b"oom "),
@@ -127,14 +127,14 @@ class MemoryCgroup:
             self._looked = now
             self._limited = [
                 (folder, limit)
-                for folder in self._folders
+                for folder in self.folders
                 if (limit := self._limit_of(folder)) is not None
             ]
         return self._limited
 
     def _limit_of(self, folder: str) -> int | None:
         found = read_number(f"{folder}/{_NAMES[self.version].limit}")
-        if self.version == 1 and folder == self._folders[-1]:
+        if self.version == 1 and folder == self.folders[-1]:
             # Counts what is above this one too, where a container shows no more.
             stat = read_bytes(f"{folder}/memory.stat") or b""
             above = field(stat, b"hierarchical_memory_limit ")

@@ -90,12 +90,15 @@ def _namespace() -> str:
 _UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
-def command(module: str, plan: dict[str, Any]) -> list[str]:
-    """What starts `main` of one of our modules, which is given the plan as JSON."""
+def command(module: str, plan: dict[str, Any], *, is_deaf: bool = True) -> list[str]:
+    """What starts `main` of one of our modules, which is given the plan as JSON.
+
+    Without `is_deaf`, signals act as they are set for the process that starts it.
+    """
     package = str(Path(__file__).parents[3])
     program = (
         "import signal, sys\n"
-        f"for name in {_UNHEARD!r}:\n"
+        f"for name in {_UNHEARD if is_deaf else ()!r}:\n"
         "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
         f"place = {package!r}\n"
         # Not in front: the script may have modules that are named like ours or like others'.

@@ -18,6 +18,7 @@ _FORGET_AFTER_LOOKS = 60
 # In the words of every keeper: see `_program` in _run/saving/launch.py, which starts them.
 _KEEPER = b"holdfast._keeper"
 _LOGGER = b"holdfast.loggers._child"
+_GUARD = b"holdfast._store.memory.waiting"
 _KEEPER_WORDS = 4  # the interpreter, its options, the program: what comes behind is data
 
 
@@ -87,8 +88,14 @@ def keepers_of(folder: str, attempt: int) -> list[int]:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether a process is a keeper or a logger, and no part of the training."""
-    return any(_KEEPER in word or _LOGGER in word for word in _first_words(pid))
+    """Whether a process is a keeper, a logger or a guard, and no part of the training."""
+    ours = (_KEEPER, _LOGGER, _GUARD)
+    return any(each in word for word in _first_words(pid) for each in ours)
+
+
+def is_guard(pid: int) -> bool:
+    """Whether a process guards an arena that waits for the next attempt."""
+    return any(_GUARD in word for word in _first_words(pid))
 
 
 def _first_words(pid: int) -> list[bytes]:

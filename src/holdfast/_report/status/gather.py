@@ -108,6 +108,34 @@ def world_of(arena: Arena, record: SlotRecord) -> int:
     return size if isinstance(size, int) else 1
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingMemory:
+    """The memory of a dead attempt, which waits for the next one on this machine."""
+
+    step: int
+    size_bytes: int
+    seconds_left: float
+
+
+def find_waiting(run_id: str) -> WaitingMemory | None:
+    """The arena of this run that waits, if there is one."""
+    found = None
+    for leftover in open_leftovers(run_id):
+        with leftover.arena as arena:
+            newest, until = arena.newest(), arena.waits_until
+            if newest is not None and until is not None:
+                size, left = len(arena.mapped), max(0.0, until - time.time())
+                found = WaitingMemory(newest.step, size, round(left, 1))
+    return found
+
+
+def describe_waiting(waiting: WaitingMemory | None) -> str:
+    if waiting is None:
+        return ""
+    size, left = _text.size(waiting.size_bytes), _text.duration(waiting.seconds_left)
+    return f"step {waiting.step} waits for the next attempt: {size}, for another {left}"
+
+
 _DEPTH = 3
 _THREADS = 256  # which mostly sleep
 _NAMED = 8
@@ -161,6 +189,7 @@ class RunSummary:
     disturbed: Disturbed | None
     job: JobSummary | None  # of SLURM
     mirror: MirrorSummary | None
+    waiting: WaitingMemory | None
 
 
 @dataclass(slots=True)
@@ -362,6 +391,7 @@ def summarize(
         disturbed=read_disturbed(beat) if live else None,
         job=read_job(layout, attempt, beat, live),
         mirror=read_mirror(layout),
+        waiting=find_waiting(run_id) if in_memory and not live else None,
     )
 
 

@@ -77,7 +77,8 @@ def _find(folder: Path, run_id: str) -> list[_Left]:
             os.close(descriptor)
             continue
         whole = arena.whole()
-        if arena.folder == place and whole:
+        # One that waits for its next attempt was durable, and goes by itself.
+        if arena.folder == place and whole and arena.waits_until is None:
             step = max((record.step for record in whole if record.is_hashed), default=None)
             found.append(_Left(path, step, max(record.captured_at for record in whole)))
         arena.close()

@@ -49,6 +49,8 @@ from holdfast._text import count, say
 if TYPE_CHECKING:
     from holdfast._run.ranks.party import Party
     from holdfast._run.saving.keeper_client import KeeperClient
+    from holdfast._run.saving.snapshots import Snapshots
+    from holdfast._run.saving.takeover import WaitingArena
 
 
 class Background:
@@ -106,6 +108,7 @@ class Resumed:
     at_turn: bool = False  # stored at the end of an epoch
     size: int = 1  # ranks of this attempt
     _spared: set[Path] = field(default_factory=set)
+    _waiting: WaitingArena | None = None  # its state is the one that was found
     rules: dict[str, Any] | None = None  # the state of the rules
     best: dict[str, float] | None = None  # value of the metric of keep_best
     _before: dict[str, Any] = field(default_factory=dict)
@@ -124,8 +127,11 @@ class Resumed:
         self.release()
         return changed
 
-    def hand_over(self, keeper: KeeperClient) -> None:
-        """Give a state that was only in memory to the keeper, and clean up the rest."""
+    def hand_over(self, keeper: KeeperClient, snapshots: Snapshots | None) -> None:
+        """Give a state that was only in memory to the keeper, and clean up the rest.
+
+        An arena that waits for this attempt is given to `snapshots`.
+        """
         found = self.found
         spare: set[Path] = set()
         if found is not None and found.leftover is not None and found.record is not None:
@@ -140,10 +146,30 @@ class Resumed:
                     keeper.salvage(found.leftover.arena, path, found.record.sequence)
                 else:  # today's keepers cannot write it: keep it until a newer state is durable
                     self._spared = spare
+            elif keeper.has_keeper and snapshots is not None and self._can_take_over(found):
+                spare = {found.leftover.path}
+                self._waiting = self._take_over(found, snapshots)
         del found
         remove_leftovers(self.start.run_id, self.attempt, spare)
         if self.found is None:
             self.release()
+
+    def _can_take_over(self, found: Found) -> bool:
+        """True if the arena waits for the next attempt, and holds the state of one process."""
+        assert found.leftover is not None
+        arena = found.leftover.arena
+        is_alone = self.size == found.loaded.world == 1 and found.leftover.rank == 0
+        return is_alone and arena.waits_until is not None
+
+    def _take_over(self, found: Found, snapshots: Snapshots) -> WaitingArena:
+        from holdfast._run.saving.takeover import WaitingArena  # only on Linux
+
+        leftover = found.leftover
+        assert leftover is not None
+        self.start.leftovers.remove(leftover)  # it is not closed with the others
+        waiting = WaitingArena(leftover.arena, leftover.path, found.loaded.plan, self.attempt)
+        snapshots.adopt(waiting)
+        return waiting
 
     def clear_memory(self) -> None:
         """A newer state is durable: remove what earlier ranks left in memory."""
@@ -160,6 +186,9 @@ class Resumed:
         """Drop the stored state."""
         self._before.clear()
         self.found = None  # its views keep the mapping open
+        if self._waiting is not None:
+            self._waiting.free()
+            self._waiting = None
         # In the background: unmapping a removed file frees gigabytes page by page.
         Background(self.start.close)
 

@@ -441,6 +441,26 @@ def hang_policy(settings: Settings) -> dict[str, Any]:
     return {"hang_seconds": seconds or None, "hang_restarts": bool(wish)}
 
 
+def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
+    """How long the arena of a dead attempt waits for the next one; 0: not at all.
+
+    SLURM ends a task with its first process. So in a job it waits only below `holdfast run`, which
+    starts the next attempt itself, and removes the arena before it leaves.
+    """
+    if in_job and not variables.is_led():
+        return 0.0
+    text = variables.keep_memory()
+    if settings.keep_memory is not None or not text:
+        return settings.keep_memory_seconds
+    with contextlib.suppress(SettingsError):
+        return parse_seconds(text if text[-1].isalpha() else f"{text}s", "")
+    say(
+        f"HOLDFAST_KEEP_MEMORY={text!r} is not a time, and is passed over.\n"
+        "Write seconds, or a duration such as 5min; 0 keeps nothing."
+    )
+    return settings.keep_memory_seconds
+
+
 def grace_of(settings: Settings) -> float | None:
     """The time between SIGTERM and the kill, by the settings, or else by the environment."""
     text = variables.grace_seconds()

@@ -84,6 +84,11 @@ class Saver:
             keeper.serve(self._snapshots)
 
     @property
+    def snapshots(self) -> Snapshots | None:
+        """What takes them; None without a keeper."""
+        return self._snapshots
+
+    @property
     def newest(self) -> Taken | None:
         """The newest whole snapshot."""
         return self._snapshots.newest if self._snapshots else None

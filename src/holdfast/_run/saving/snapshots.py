@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
 from holdfast._run.saving.slots import AsyncCopies, Generation
+from holdfast._run.saving.takeover import WaitingArena
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
@@ -68,6 +69,7 @@ class Snapshots:
         self._current: Generation | None = None
         self._building: threading.Thread | None = None
         self._built: Generation | None = None
+        self._waiting: WaitingArena | None = None  # of the previous attempt; see `adopt`
         self._number = 0
         self._sequence = 0
         self._in_vain = 0  # arenas in a row whose layout changed before they were used
@@ -85,6 +87,27 @@ class Snapshots:
     def arena(self) -> tuple[Arena, Backing] | None:
         """The current arena, for a keeper that starts later."""
         return (self._current.arena, self._current.backing) if self._current else None
+
+    def adopt(self, waiting: WaitingArena) -> None:
+        """Use the arena of the previous attempt from the first snapshot on, if it fits."""
+        self._waiting = waiting
+        self._number = 1
+        if len(waiting.arena.mapped) <= _BUILD_AT_ONCE_BYTES:
+            self._prepare(waiting)
+            return
+        self._building = threading.Thread(
+            target=self._prepare, args=(waiting,), name="holdfast-arena", daemon=True
+        )
+        self._building.start()
+
+    def _prepare(self, waiting: WaitingArena) -> None:
+        try:
+            waiting.repair_headers()
+            populate(waiting.arena.mapped)
+            self._built = Generation(waiting.arena, waiting.backing, waiting.plan)
+        except Exception as error:  # noqa: BLE001  an arena of our own is built instead
+            self._say(f"the memory of the previous attempt cannot be used: {error}")
+            self._drop_waiting()
 
     def take(
         self, captured: Captured, head: dict[str, Any], mark: int, *, patience_seconds: float = 0.0
@@ -209,6 +232,7 @@ class Snapshots:
         if self._built is not None:
             self._built.backing.remove()
         self._current = self._built = None
+        self._drop_waiting()
 
     def _held(self) -> set[int]:
         return set(self._promised.values())
@@ -223,16 +247,34 @@ class Snapshots:
                 if self._building.is_alive():
                     return False
                 self._building = None
-            if self._fits(self._built, captured, scalars_bytes):
+            if self._fits(self._built, captured, scalars_bytes) and self._claim():
                 self._adopt()
                 return True
         return False
+
+    def _claim(self) -> bool:
+        """False if what was built is the arena of the previous attempt, and that is gone."""
+        if self._waiting is None or self._waiting.take():
+            self._waiting = None
+            return True
+        self._drop_waiting()
+        return False
+
+    def _drop_waiting(self) -> None:
+        """Do without the arena of the previous attempt."""
+        if self._waiting is not None:
+            self._waiting.drop()
+            self._waiting = None
+            if self._built is not None:
+                self._built.close()
+                self._built = None
 
     @staticmethod
     def _fits(generation: Generation | None, captured: Captured, scalars_bytes: int) -> bool:
         return generation is not None and generation.fits(captured, scalars_bytes)
 
     def _start_building(self, specs: list[TensorSpec], scalars_bytes: int) -> None:
+        self._drop_waiting()
         if self._built is not None:  # its layout changed before it was ready
             self._built.close()
             self._built.backing.remove()

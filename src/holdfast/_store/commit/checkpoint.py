@@ -47,6 +47,7 @@ class Policy:
     mirror: str | None = None  # the address of the mirror
     mirror_keep_last: int = 3
     notices: str = "off"  # of which cloud; "auto" to find out
+    keep_memory_seconds: float = 0.0  # for the next attempt, after a death
 
 
 class Durable(NamedTuple):

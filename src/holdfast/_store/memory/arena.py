@@ -1,7 +1,8 @@
 """The arena: shared memory with slots, of which one is always whole.
 
     page 0     what it is: run, attempt, generation, sizes, and the run's folder
-    page 1     a record for each slot: state, sequence, step, when, hashed
+    page 1     a record for each slot: state, sequence, step, when, hashed;
+               behind them, until when the arena waits for the next attempt
     tables     for each slot, the checksums of its ranges, filled by the keeper
     slots      each an image (see image.py), on a page of its own
 
@@ -30,11 +31,13 @@ from holdfast._store.format.image import PAGE, ImagePlan, header_bytes, parse_he
 
 _MAGIC = b"holdfast-arena-2"
 _HEAD = struct.Struct("<16s32sQQQQQQ")
+_ATTEMPT_OFFSET = 48  # of attempt and generation in the head
 _EMPTY, _WRITING, _WHOLE = 0, 1, 2
 _RECORD_WORDS = 8
 _STATE, _SEQUENCE, _MARK, _TIME, _HASHED = range(5)
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
+_WAITS_UNTIL = MAX_SLOTS * _RECORD_WORDS  # a time in nanoseconds; 0: its attempt goes on
 
 
 class NotAnArena(ValueError):
@@ -227,6 +230,30 @@ class Arena:
     def newest(self) -> SlotRecord | None:
         whole = self.whole()
         return whole[0] if whole else None
+
+    # -- between two attempts -----------------------------------------------
+
+    @property
+    def waits_until(self) -> float | None:
+        """Until when it waits for the next attempt of its run; None if it does not."""
+        return self._words[_WAITS_UNTIL] / 1e9 or None
+
+    def wait_until(self, at: float) -> None:
+        """Its trainer is dead, and its newest slot is durable: the next attempt may take it."""
+        self._words[_WAITS_UNTIL] = int(at * 1e9)
+
+    def take_over(self, attempt: int) -> None:
+        """Make it the empty arena of another attempt.
+
+        The slots first: with the new number, they would be states that this attempt never had.
+        """
+        for slot in range(self.slots):
+            self._set(slot, _STATE, _EMPTY)
+            self._set(slot, _SEQUENCE, 0)
+            self._set(slot, _HASHED, 0)
+        self.attempt, self.generation = attempt, 1
+        struct.pack_into("<QQ", self.mapped, _ATTEMPT_OFFSET, self.attempt, self.generation)
+        self._words[_WAITS_UNTIL] = 0
 
     # -- the keeper ---------------------------------------------------------
 

@@ -60,15 +60,20 @@ def reserve(
         if size_bytes < _LARGE_BYTES or time.monotonic() > deadline:
             return None
         time.sleep(0.1)
-    name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
-    name += f"-r{rank}" if rank else ""
+    path = arena_path(run_id, attempt, generation, rank)
     why = f"{SHM} has no room for the snapshots"
     try:
-        if (found := _reserve_shm(SHM / name, size_bytes)) is not None:
+        if (found := _reserve_shm(path, size_bytes)) is not None:
             return found
     except OSError as error:
-        why = f"{SHM / name} cannot be made ({error.strerror})"
-    return _reserve_memfd(name, size_bytes, why)
+        why = f"{path} cannot be made ({error.strerror})"
+    return _reserve_memfd(path.name, size_bytes, why)
+
+
+def arena_path(run_id: str, attempt: int, generation: int, rank: int = 0) -> Path:
+    """The file of an arena."""
+    name = f"holdfast-{os.geteuid()}-{run_id}-a{attempt}-g{generation}"
+    return SHM / (f"{name}-r{rank}" if rank else name)
 
 
 def _reserve_shm(path: Path, size_bytes: int) -> Backing | None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast import _text
-from holdfast._report.status.gather import RunSummary
+from holdfast._report.status.gather import RunSummary, describe_waiting
 from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
 from holdfast._report.status.job import describe_job, describe_mirror
 from holdfast._report.status.ranks import describe_death, describe_ranks, describe_straggler
@@ -110,6 +110,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("checkpoint", _checkpoint(run)),
         ("mirror", describe_mirror(run.mirror)),
         ("snapshots", _snapshots(run)),
+        ("memory", describe_waiting(run.waiting)),
         ("process", _process(run)),
         ("ranks", describe_ranks(run.ranks, run.deaths, is_live=run.is_live)),
         ("straggler", describe_straggler(run.straggler)),

@@ -22,8 +22,9 @@ from types import FrameType
 
 from holdfast._environment import variables
 from holdfast._errors import FolderError, HoldfastError
-from holdfast._store.folder.attempts import keeper_of
+from holdfast._store.folder.attempts import find_run, keeper_of
 from holdfast._store.folder.layout import RunLayout
+from holdfast._store.read.find import remove_leftovers
 
 STEPS = 400
 KILL_AT = 290  # the 291st step begins, and is never completed
@@ -81,8 +82,16 @@ def open_stage(keep: Path | None) -> Iterator[Path]:
             yield folder
     finally:
         former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C can wait
+        _forget_runs(folder)
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(signal.SIGINT, former)
+
+
+def _forget_runs(folder: Path) -> None:
+    """Remove the memory that waits for another attempt of these runs: none will come."""
+    for path in folder.glob(f"*/{RunLayout(Path()).identity.name}"):
+        with contextlib.suppress(HoldfastError, OSError):
+            remove_leftovers(find_run(path.parent)[1], sys.maxsize, ())
 
 
 def run_attempt(

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from holdfast._environment import variables
 from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.memory_sample import shm_room
 from holdfast._errors import SettingsError
+from holdfast._report.status.gather import describe_waiting, find_waiting
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.environment import Around, interfaces, judge_environment, nodes_of
 from holdfast._tools.doctor.machine import (
@@ -172,6 +173,9 @@ class Examination:
         )
         yield judge_shm(memory)
         yield judge_memory(memory)
+        if self.known.run_id and (waiting := find_waiting(self.known.run_id)) is not None:
+            found = describe_waiting(waiting)
+            yield Check("waiting memory", "ok", found, data=asdict(waiting))
 
     def _cores(self) -> Check:
         command = self._request.command

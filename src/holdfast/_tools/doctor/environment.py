@@ -18,9 +18,9 @@ _NUMBERED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_POR
 _OURS = frozenset(
     f"HOLDFAST_{name}"
     for name in (
-        *("ADDRESS", "ERRAND", "FAULT", "GRACE_SECONDS", "HANG_TIMEOUT", "LEADER", "LED"),
-        *("MARKER", "MIRROR_PIECE_BYTES", "NOTICES", "NOTICES_ADDRESS", "PAUSE_SECONDS"),
-        *("PROGRESS", "PY_SPY", "RESTART", "STATE"),
+        *("ADDRESS", "ERRAND", "FAULT", "GRACE_SECONDS", "HANG_TIMEOUT", "KEEP_MEMORY"),
+        *("LEADER", "LED", "MARKER", "MIRROR_PIECE_BYTES", "NOTICES", "NOTICES_ADDRESS"),
+        *("PAUSE_SECONDS", "PROGRESS", "PY_SPY", "RESTART", "STATE"),
     )
 )
 # Switched on, they slow a training down.

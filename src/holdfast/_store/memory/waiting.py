@@ -1,0 +1,98 @@
+"""A waiting arena: kept in /dev/shm for the next attempt of its run, for a bounded time.
+
+The trainer is dead and the newest slot is durable, so the arena may go at any instant. A small
+process of its own, the guard, removes it when its time is over, when memory is short, and when the
+guard is told to end. The keeper has left by then: who waits for a keeper never waits for a guard.
+
+The next attempt takes the arena over by renaming its file, under a lock: only one process can. The
+guard sees that the name is gone, and ends. It removes by name, and so nothing that was taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast._environment import variables
+from holdfast._environment.processes.identity import command
+from holdfast._environment.processes.pressure import MemoryPressure
+
+_LOOK_SECONDS = 1.0
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def start_guard(path: Path, seconds: float) -> bool:
+    """Have a process remove this arena in `seconds`; False if none could be started."""
+    import subprocess  # the keeper starts faster without it
+
+    plan = {"path": str(path), "seconds": seconds}
+    # The guard inherits this: a signal that comes before its first look waits for it.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        subprocess.Popen(
+            command(__name__, plan, is_deaf=False),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            # It is no rank and no part of the training, and must not be ended as one.
+            env=variables.of_interpreter(),
+        )
+    except OSError:
+        return False
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    return True
+
+
+def claim(descriptor: int, path: Path, taken: Path, prepare: Callable[[], None]) -> bool:
+    """Take a waiting arena under its new name; False if it is gone, or another takes it.
+
+    `prepare` makes it the claimant's before it has that name. Meanwhile a lock keeps others off,
+    and the guard still guards it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    try:
+        if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+            return False
+        prepare()
+        path.rename(taken)
+    except OSError:
+        return False
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
+
+
+def main(plan_text: str) -> None:
+    """The guard's entry point."""
+    plan = json.loads(plan_text)
+    for number in _ENDS:
+        signal.signal(number, signal.SIG_DFL)  # the keeper ignores them, and they stay blocked
+    guard(Path(plan["path"]), plan["seconds"])
+
+
+def guard(path: Path, seconds: float, pressure: MemoryPressure | None = None) -> str:
+    """Wait, then remove the arena; returns why it ended."""
+    deadline = time.monotonic() + seconds
+    pressure = pressure or MemoryPressure(str(path.parent))
+    while path.exists():
+        left = deadline - time.monotonic()
+        why = "its time is over" if left <= 0 else pressure.reason()
+        if not why and signal.sigtimedwait(_ENDS, min(left, _LOOK_SECONDS)) is not None:
+            why = "asked to end"
+        if why:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return why
+    return "it was taken"

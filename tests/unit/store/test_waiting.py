@@ -1,0 +1,106 @@
+"""A waiting arena: one process takes it, and the guard removes it in time, and no other file."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast._store.format.image import TensorSpec, plan_image
+from holdfast._store.memory import waiting
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.waiting import claim, guard
+
+SPEC = TensorSpec("w", "numpy", "float32", "F32", (4,), None, 4, 16)
+
+
+class Calm:
+    """Pressure as a test says it."""
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = list(reasons)
+
+    def reason(self) -> str:
+        return self._reasons.pop(0) if self._reasons else ""
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.001)
+
+
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "arena"
+    path.write_bytes(b"slots")
+    return path
+
+
+def test_two_attempts_cannot_both_take_it(tmp_path):
+    path = file(tmp_path)
+    barrier = threading.Barrier(8)
+    won: list[int] = []
+    prepared: list[int] = []
+
+    def attempt(number: int) -> None:
+        with path.open("r+b") as opened:
+            barrier.wait()
+            taken = tmp_path / f"a{number}"
+            if claim(opened.fileno(), path, taken, lambda: prepared.append(number)):
+                won.append(number)
+
+    threads = [threading.Thread(target=attempt, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert prepared == won  # nobody else has touched it
+    assert [each.name for each in tmp_path.iterdir()] == [f"a{won[0]}"]
+
+
+def test_it_goes_when_its_time_is_over(tmp_path, quick):
+    path = file(tmp_path)
+    assert guard(path, 0.01, Calm()) == "its time is over"
+    assert not path.exists()
+
+
+def test_it_goes_at_once_when_memory_is_short(tmp_path, quick):
+    path = file(tmp_path)
+    assert guard(path, 60, Calm("", "", "the cgroup is nearly full")) == "the cgroup is nearly full"
+    assert not path.exists()
+
+
+def test_the_guard_ends_when_it_was_taken_and_removes_nothing(tmp_path, quick):
+    path = file(tmp_path)
+    taken = tmp_path / "taken"
+    threading.Timer(0.02, lambda: path.rename(taken)).start()
+    assert guard(path, 60, Calm()) == "it was taken"
+    assert taken.read_bytes() == b"slots"
+
+
+def test_an_arena_that_is_taken_over_is_empty_and_of_the_new_attempt(tmp_path):
+    path = tmp_path / "arena"
+    plan = plan_image([SPEC], 10)
+    with path.open("w+b") as opened:
+        opened.truncate(1 << 20)
+        path.chmod(0o600)
+        arena = Arena.create(
+            opened.fileno(), run_id="0" * 32, attempt=3, generation=2, slots=3, plan=plan
+        )
+        slot = arena.begin()
+        assert slot is not None
+        arena.finish(slot, sequence=7, mark=20)
+        arena.set_digests(slot, 7, [b"d" * 16] * arena.ranges)
+        assert arena.waits_until is None
+        arena.wait_until(1234.5)
+        assert arena.waits_until == 1234.5
+        arena.take_over(4)
+        for each in (arena, Arena(opened.fileno())):
+            assert (each.attempt, each.generation, each.waits_until) == (4, 1, None)
+            assert each.whole() == []
+            assert each.plan(slot).specs == plan.specs
+        slot = arena.begin()
+        assert slot is not None
+        arena.finish(slot, sequence=1, mark=22)
+        assert [(r.sequence, r.is_hashed) for r in arena.whole()] == [(1, False)]
