@@ -166,6 +166,7 @@ class Session:
         self.saver = Saver(
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
             is_bad=self.ruling.is_bad,
+            settings=spec.settings,
         )
         self.found.hand_over(self.keeper)
         return cadence

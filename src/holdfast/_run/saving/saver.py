@@ -15,6 +15,7 @@ from holdfast._run.saving.direct import TimedHandle, write_direct
 from holdfast._run.saving.keeper_client import Handle, KeeperClient
 from holdfast._run.saving.script_state import ForgottenState
 from holdfast._run.signals.handlers import uninterruptible
+from holdfast._settings import Settings
 from holdfast._state.capture import Captured, capture_generators
 from holdfast._state.capture_cache import CaptureCache
 from holdfast._state.fit import class_names
@@ -45,6 +46,7 @@ class Saver:
         where: Callable[[], Mapping[str, Any]],
         ranks: RankAgreement | None = None,
         is_bad: Callable[[], bool] = lambda: False,
+        settings: Settings | None = None,
     ) -> None:
         self._is_bad = is_bad  # a state that a rule has called bad is never saved
         self._state = state
@@ -67,6 +69,7 @@ class Saver:
         self._in_flight_lock = threading.Lock()
         if keeper.has_keeper:
             from holdfast._run.saving.snapshots import Snapshots
+            from holdfast._store.memory.backing import total_bytes
 
             policy = keeper.policy
             self._snapshots = Snapshots(
@@ -80,6 +83,8 @@ class Saver:
                 landed=self._on_copied,
                 attend=keeper.check_keeper,
                 readers=keeper.keeper_pids,
+                most_bytes=None if settings is None else settings.memory_bytes(total_bytes),
+                has_peers=ranks is not None,
             )
             keeper.serve(self._snapshots)
 
@@ -293,7 +298,7 @@ class Saver:
         if self._is_bad():
             return None
         assert self._snapshots is not None
-        if self._snapshots.is_busy and patience_seconds == 0:
+        if patience_seconds == 0 and not self._snapshots.is_ready:
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
