@@ -101,9 +101,20 @@ class Saver:
         self._wanted.append(handle)
         return handle
 
+    def _measure(self, step: int) -> None:
+        """See whether the last snapshot, and the building of slots, are over."""
+        snapshots, meter = self._snapshots, self._cadence.meter
+        if snapshots is None:
+            return
+        if (ended := snapshots.hashed_at()) is not None:
+            meter.end_snapshot(step, ended)
+        if snapshots.newest is not None and not snapshots.is_building:
+            meter.end_building(step)
+
     def pass_boundary(self, now: float, step: int) -> None:
         """Save what is due at this boundary, without waiting for the disk."""
         self._trainer = threading.current_thread()
+        self._measure(step)
         if self._wanted:
             # This boundary was asked for, so it waits for a slot if it must.
             handles = list(self._wanted)
@@ -125,6 +136,7 @@ class Saver:
         """The same with several ranks, which save the same boundary."""
         assert self._ranks is not None
         self._trainer = threading.current_thread()
+        self._measure(step)
         ranks, cadence = self._ranks, self._cadence
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
         if decided is not None or by_count:
@@ -302,6 +314,7 @@ class Saver:
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
+        meter = self._cadence.meter
         with at_work(self._keeper.words, SAVES):
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
@@ -310,14 +323,20 @@ class Saver:
         if self._keeper.logged is not None and (late := self._metrics.take_late()):
             self._keeper.logged.append((step - 1, late))
         if taken is None:
-            self._cadence.missed_snapshot(time.monotonic())
+            if self._snapshots.is_building:
+                meter.begin_building(step)
+            waited = patience_seconds > 0  # that time was asked for
+            spent = 0.0 if waited else time.perf_counter() - began
+            self._cadence.missed_snapshot(time.monotonic(), spent)
             return None
+        meter.begin_snapshot(step)
         self._keeper.words[SNAPSHOTS] += 1
         if taken is self._snapshots.newest:
             self._keeper.snapshot_taken(taken)
         if self._ranks is not None:
             self._ranks.taken()
-        here = 0.0 if taken.is_hidden else capturing + taken.seconds
+        after = time.perf_counter() - taken.ended
+        here = 0.0 if taken.is_hidden else capturing + taken.seconds + after
         self._cadence.took_snapshot(time.monotonic(), here + taken.device_seconds)
         return taken
 

@@ -42,6 +42,7 @@ class Taken:
     seconds: float  # the processor's part of the copy
     device_seconds: float = 0.0  # for which it keeps a device from its work
     is_hidden: bool = False  # the device had work meanwhile, so `seconds` cost training nothing
+    ended: float = 0.0  # when the processor's part was done, by time.perf_counter()
 
     @property
     def step(self) -> int:
@@ -141,7 +142,8 @@ class Snapshots:
             slot=slot,
             sequence=self._sequence,
             mark=mark,
-            seconds=time.perf_counter() - began,
+            seconds=(ended := time.perf_counter()) - began,
+            ended=ended,
             device_seconds=generation.device_seconds,
             is_hidden=generation.hides_the_processor,
         )
@@ -215,6 +217,23 @@ class Snapshots:
 
     def wait_for_copies(self, seconds: float) -> bool:
         return self._copies_in_flight.wait(time.monotonic() + seconds)
+
+    @property
+    def is_building(self) -> bool:
+        """True while slots get their memory."""
+        if self._building is not None and self._building.is_alive():
+            return True
+        found = [each for each in (self._current, self._built) if each is not None]
+        return any(each.memory.is_at_work for each in found)
+
+    def hashed_at(self) -> float | None:
+        """When the newest snapshot was hashed, by the monotonic clock; None if it is not."""
+        newest, generation = self.newest, self._current
+        if newest is None or generation is None or self._in_flight is not None:
+            return None
+        if newest.generation != generation.arena.generation:
+            return None
+        return generation.arena.hashed_at(newest.slot, newest.sequence)
 
     def _finish(self, arena: Arena, taken: Taken) -> None:
         arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)

@@ -35,7 +35,7 @@ _MAGIC = b"holdfast-arena-2"
 _HEAD = struct.Struct("<16s32sQQQQQQ")
 _EMPTY, _WRITING, _WHOLE, _ABSENT = 0, 1, 2, 3
 _RECORD_WORDS = 8
-_STATE, _SEQUENCE, _MARK, _TIME, _HASHED = range(5)
+_STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS = range(6)
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 
@@ -301,7 +301,14 @@ class Arena:
         start = 2 * PAGE + slot * self._table
         joined = b"".join(digests)
         self.mapped[start : start + len(joined)] = joined
+        self._set(slot, _HASHED_NS, time.monotonic_ns())
         self._set(slot, _HASHED, sequence)
+
+    def hashed_at(self, slot: int, sequence: int) -> float | None:
+        """When a slot was hashed, by the monotonic clock; None if it is not, or is another one."""
+        if self._word(slot, _SEQUENCE) != sequence or self._word(slot, _HASHED) != sequence:
+            return None
+        return self._word(slot, _HASHED_NS) / 1e9
 
     def digests(self, slot: int) -> list[bytes]:
         """The checksums of a hashed slot, in the order of its plan's extents."""
