@@ -11,8 +11,8 @@ import uuid
 import numpy as np
 import pytest
 
-from holdfast._store.memory.arena import Arena
-from holdfast._store.memory.backing import find_leftovers, open_leftover, used_bytes
+from holdfast._store.memory.arena import Arena, used_bytes
+from holdfast._store.memory.backing import find_leftovers, open_leftover
 from tests.often import few
 from tests.support import (
     SCRIPTS,

@@ -14,8 +14,7 @@ from holdfast._run.saving import snapshots as module
 from holdfast._run.saving.snapshots import Snapshots
 from holdfast._state.capture import capture
 from holdfast._store.memory import backing
-from holdfast._store.memory.arena import Arena
-from holdfast._store.memory.backing import used_bytes
+from holdfast._store.memory.arena import Arena, used_bytes
 from tests.support import wait_until
 
 COUNT = 500_000

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast._store.format.image import PAGE
 from holdfast._store.memory import pages
-from holdfast._store.memory.backing import used_bytes
+from holdfast._store.memory.arena import used_bytes
 from holdfast._store.memory.pages import give_memory, pieces_of, take_memory
 
 PIECE = 64 * PAGE

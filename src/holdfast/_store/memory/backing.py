@@ -189,11 +189,6 @@ def open_leftover(path: Path) -> int | None:
     return descriptor
 
 
-def used_bytes(descriptor: int) -> int:
-    """The memory that a file in memory takes now."""
-    return os.fstat(descriptor).st_blocks * 512
-
-
 def available_bytes() -> int:
     """Free memory of the machine and the cgroup."""
     return min(_machine_bytes(), _cgroup_bytes())
