@@ -167,6 +167,8 @@ class Snapshots:
         )
         if slot is None:
             self._grow(generation)
+            if is_asked_for:
+                generation.arena.want()
         return slot
 
     def _grow(self, generation: Generation) -> None:

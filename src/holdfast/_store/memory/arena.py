@@ -36,7 +36,7 @@ _MAGIC = b"holdfast-arena-2"
 _HEAD = struct.Struct("<16s32sQQQQQQ")
 _EMPTY, _WRITING, _WHOLE, _ABSENT = 0, 1, 2, 3
 _RECORD_WORDS = 8
-_STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS = range(6)
+_STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS, _WANTED = range(7)
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 
@@ -204,7 +204,17 @@ class Arena:
         if slot is not None:
             self._set(slot, _STATE, _WRITING)
             self._set(slot, _HASHED, 0)
+            for each in range(self.slots):
+                self._set(each, _WANTED, 0)
         return slot
+
+    def want(self) -> None:
+        """The trainer waits for a slot: a keeper that hashes an older one lets it go."""
+        for record in self.whole()[1:]:
+            self._set(record.slot, _WANTED, 1)
+
+    def is_wanted(self, slot: int) -> bool:
+        return self._word(slot, _WANTED) == 1
 
     def has_free(
         self,
