@@ -100,7 +100,8 @@ class Devices:
     def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
         self._was_ahead = self._has_work()
         home = self._host[self._slots[slot] :]
-        registered = sum(self._registered.get(slot, {}).values()) == self._slot_bytes
+        pieces = list(self._registered.get(slot, {}).values())  # another thread may add one
+        registered = sum(pieces) == self._slot_bytes
         copies = [
             part.begin(home, [values[i] for i in indices], registered, careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)

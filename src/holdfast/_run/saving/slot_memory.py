@@ -27,7 +27,7 @@ from typing import Protocol
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.memory.arena import Arena
 from holdfast._store.memory.backing import Backing, has_plenty
-from holdfast._store.memory.pages import give_memory, pieces_of, take_memory
+from holdfast._store.memory.pages import give_memory, pieces_of, take_memory, touch
 
 _ASK_SECONDS = 1.0  # between two looks at the free memory
 
@@ -108,12 +108,15 @@ class SlotMemory:
             self._start(self._build_missing)
 
     def take_over(self) -> None:
-        """Register the slots that have memory, and build the others, in the background."""
+        """Touch and register the slots that have memory, and build the others, in the background.
+
+        They can be used at once: a copy into pages that are not touched yet is only slower.
+        """
 
         def work() -> None:
-            for slot in self._arena.present() if self.registry is not None else ():
-                start = self._arena.slot_offset(slot)
-                for piece in pieces_of(start, self._arena.slot_bytes):
+            for slot in self._arena.present():
+                for piece in pieces_of(self._arena.slot_offset(slot), self._arena.slot_bytes):
+                    touch(self._arena.mapped, *piece)
                     self._register(slot, *piece)
             self._build_missing()
 

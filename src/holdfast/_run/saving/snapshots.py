@@ -434,18 +434,14 @@ class Snapshots:
         memory.build_rest()
         return generation
 
-    def adopt(self, arena: Arena, backing: Backing, plan: ImagePlan) -> None:
-        """Go on with the arena of an earlier attempt, if the state still has its layout.
-
-        Its whole slots stay until there are newer ones; slots without memory get it.
-        """
-        self._number = max(self._number, arena.generation)
-        self._sequence = max((record.sequence for record in arena.whole()), default=0)
+    def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:
+        """A generation in the arena of an earlier attempt: slots without memory get it."""
         is_small = self._is_small(list(plan.specs), plan.scalars.size_bytes)
         usual = min(arena.slots, 3 if self._has_peers or is_small else 2)
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
-        self._built = Generation(arena, backing, plan, memory)
+        generation = Generation(arena, backing, plan, memory)
         memory.take_over()
+        return generation
 
     def _adopt(self) -> None:
         former, self._current, self._built = self._current, self._built, None

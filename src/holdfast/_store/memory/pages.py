@@ -54,7 +54,7 @@ def give_memory(
                     if piece is None:
                         return
                     os.posix_fallocate(descriptor, *piece)
-                _touch(mapped, *piece)
+                touch(mapped, *piece)
                 with passing:
                     then(*piece)
         except BaseException as error:  # noqa: BLE001  raised in the caller's thread
@@ -79,7 +79,8 @@ def give_memory(
     raise errors[0]
 
 
-def _touch(mapped: mmap.mmap, start: int, size_bytes: int) -> None:
+def touch(mapped: mmap.mmap, start: int, size_bytes: int) -> None:
+    """Map the pages of a range, which have their memory, into this process."""
     # An older kernel refuses, and the first copies then touch the pages.
     _advise(mapped, start, size_bytes, _MADV_POPULATE_WRITE)
 
