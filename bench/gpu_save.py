@@ -132,9 +132,9 @@ def measure(size: str, blocks: int, steps: int) -> dict[str, object]:
             torch.cuda.synchronize()
         found["first_snapshot_seconds"] = time.perf_counter() - began
         devices = saver._snapshots._current._copies
-        found["registered"] = devices._is_registered
+        found["registered"] = bool(devices._registered)
         found["with_spare_buffer"] = devices._parts[0]._stage is not None
-        found["runs"] = len(devices._parts[0]._runs)
+        found["runs"] = len(devices._parts[0]._spans)
         found["steps"] = in_turns(training, run, blocks, steps)
         found["stall"] = stalls(training, run)
     if size != "large":  # minutes more, and nothing new

@@ -25,7 +25,7 @@ class Holdfast(Way):
 
     name = "holdfast"
     kind = OURS
-    warm_ups = 3  # each slot of the arena is touched once
+    warm_ups = 3  # each slot of the arena is used once
 
     def __init__(self, settings: holdfast.Settings = QUIET) -> None:
         self._settings = settings

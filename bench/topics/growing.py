@@ -37,8 +37,8 @@ def by_size(plan: Plan) -> list[Table]:
     stalls: list[Row] = []
     durables: list[Row] = []
     for megabytes in sizes:
-        # The state and three slots: where there is no room for more, one way is open at a time.
-        if not plan.fits(megabytes, 4.2):
+        # The state and a slot: where there is no room for two, holdfast uses one.
+        if not plan.fits(megabytes, 2.2):
             for rows in (stalls, durables):
                 word = "not measured: too little memory for it and its slots"
                 rows.append(Row(f"{megabytes:,} MB: holdfast", OURS, word=word))

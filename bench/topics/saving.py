@@ -95,4 +95,4 @@ def memory(field: Field, size: int, setting: str) -> Table:
 
 
 def _kind_of_memory(each: Contestant) -> str:
-    return "3 slots and the keeper" if each.way.kind == OURS else ""
+    return "2 slots and the keeper" if each.way.kind == OURS else ""

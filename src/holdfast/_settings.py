@@ -6,7 +6,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from holdfast._text import speak_plainly
 
 _UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*")
 _METRIC = re.compile(r"(min|max):([A-Za-z_][A-Za-z0-9_./-]*)")
 NOTICES = ("auto", "aws", "gcp", "azure", "off")
 _KEEP_MEMORY_SECONDS = 300.0
@@ -36,6 +37,22 @@ def parse_seconds(text: str, setting: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def parse_bytes(text: str, setting: str) -> int:
+    """Bytes in a size such as "8GB" or "512 MiB".
+
+    >>> parse_bytes("8GB", "memory")
+    8000000000
+    """
+    match = _SIZE.fullmatch(text.lower())
+    if match is None:
+        raise SettingsError(
+            f"{setting}={text!r} is not a size.\n"
+            "Write a number and a unit (KB, MB, GB, TB, or KiB and so on), for example '8GB'."
+        )
+    unit = 1024 if match[3] else 1000
+    return int(float(match[1]) * unit ** " kmgt".index(match[2] or " "))
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -52,6 +69,7 @@ class Settings:
     keep_best: str | None = None
     checkpoint_every: str | int = "5min"
     max_overhead: float = 0.01
+    memory: str | int | float | None = None
     signals: tuple[str, ...] = _SIGNALS
     grace_seconds: float | None = None
     requeue_limit: int = 3
@@ -99,6 +117,7 @@ class Settings:
                 f"max_overhead={self.max_overhead!r} is not a share of the run time.\n"
                 "Valid: a number from 0 (no snapshots) to 1, for example 0.01."
             )
+        self._check_memory()
         if self.grace_seconds is not None and (
             not _is_number(self.grace_seconds) or self.grace_seconds <= 0
         ):
@@ -127,6 +146,19 @@ class Settings:
         raise SettingsError(
             f"checkpoint_every={every!r} is neither a time nor a number of steps.\n"
             "Valid: 'auto', a duration such as '5min', or a number of steps, 1 or more."
+        )
+
+    def _check_memory(self) -> None:
+        found = self.memory
+        if found is None or (isinstance(found, str) and parse_bytes(found, "memory") > 0):
+            return
+        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+            return
+        if isinstance(found, float) and 0 < found <= 1:
+            return
+        raise SettingsError(
+            f"memory={found!r} is not an amount of memory.\n"
+            "Valid: None, a size such as '8GB', a number of bytes, or a fraction such as 0.25."
         )
 
     def _check_hang_timeout(self) -> None:
@@ -192,6 +224,14 @@ class Settings:
         if isinstance(self.checkpoint_every, int) or self.is_auto:
             return None
         return parse_seconds(self.checkpoint_every, "checkpoint_every")
+
+    def memory_bytes(self, total: Callable[[], int]) -> int | None:
+        """What snapshots may take; `total` gives the memory that a fraction is a part of."""
+        if isinstance(self.memory, str):
+            return parse_bytes(self.memory, "memory")
+        if isinstance(self.memory, float):
+            return int(self.memory * total())
+        return self.memory
 
     @property
     def hang_seconds(self) -> float | None:

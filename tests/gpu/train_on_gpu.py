@@ -64,7 +64,17 @@ def unregistered() -> None:
     """As where the driver refuses to register shared memory."""
     from holdfast.torch import device
 
-    device._register = lambda _: False
+    device.Devices.register = lambda *_: None
+
+
+def in_pieces() -> None:
+    """As with a large state: two slots, built in the background, of many registered pieces."""
+    from holdfast._run.saving import snapshots
+    from holdfast._store.memory import pages
+    from holdfast.torch import device
+
+    snapshots._SMALL_BYTES = 0
+    pages.PIECE_BYTES = device.PIECE_BYTES = 1 << 20
 
 
 def show_hash(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -85,6 +95,8 @@ def main() -> None:
     pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
     if way.startswith("no-room"):
         without_room()
+    if way.endswith("pieces"):
+        in_pieces()
     if way == "unregistered":
         unregistered()
     torch.use_deterministic_algorithms(True)

@@ -15,4 +15,6 @@ WAYS = (
     "no-room",
     "no-room-swapped",
     "unregistered",
+    "pieces",
+    "no-room-pieces",
 )

@@ -44,6 +44,14 @@ UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 8640
         ("max_overhead", math.inf, "from 0 (no snapshots) to 1"),
         ("max_overhead", "1%", "from 0 (no snapshots) to 1"),
         ("max_overhead", True, "from 0 (no snapshots) to 1"),
+        ("memory", "much", "KB, MB, GB, TB"),
+        ("memory", "-1GB", "KB, MB, GB, TB"),
+        ("memory", "0GB", "a size such as '8GB'"),
+        ("memory", 0, "a size such as '8GB'"),
+        ("memory", 1.5, "a fraction such as 0.25"),
+        ("memory", 0.0, "a fraction such as 0.25"),
+        ("memory", math.nan, "a fraction such as 0.25"),
+        ("memory", True, "a number of bytes"),
         ("grace_seconds", 0, "a number of seconds above 0"),
         ("grace_seconds", -1, "a number of seconds above 0"),
         ("grace_seconds", math.nan, "a number of seconds above 0"),
@@ -84,6 +92,9 @@ def test_a_settings_error_is_a_value_error_too():
         {"checkpoint_every": "auto"},
         {"max_overhead": 0},
         {"max_overhead": 1},
+        {"memory": 1},
+        {"memory": 1.0},
+        {"memory": "0.5GiB"},
         {"grace_seconds": 0.5},
         {"hang_timeout": 90},
         {"notices": "aws"},
@@ -101,6 +112,23 @@ def test_values_at_the_edge_of_what_is_valid_are_taken(good):
 def test_settings_cannot_be_changed_later():
     with pytest.raises(AttributeError):
         Settings().keep_last = 5
+
+
+@pytest.mark.parametrize(
+    ("memory", "found"),
+    [
+        (None, None),
+        (123, 123),
+        (0.25, 250),
+        ("8GB", 8 * 10**9),
+        ("1.5 gb", 1_500_000_000),
+        ("512MiB", 512 << 20),
+        ("2T", 2 * 10**12),
+        ("100", 100),
+    ],
+)
+def test_a_bound_on_memory_is_a_size_or_a_part_of_all(memory, found):
+    assert Settings(memory=memory).memory_bytes(lambda: 1000) == found
 
 
 def test_checkpoints_are_counted_in_time_or_in_steps_but_never_in_both():

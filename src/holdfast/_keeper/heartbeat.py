@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast._keeper.mapped_arenas import HeldArena
 from holdfast._store.memory import control
-from holdfast._store.memory.arena import SlotRecord
+from holdfast._store.memory.arena import SlotRecord, used_bytes
 
 _RECENT_SECONDS = 60.0
 _BEATS = 64  # at least _RECENT_SECONDS / BEAT_SECONDS
@@ -81,9 +81,18 @@ def held_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
     return {
         "memory_step": None if newest is None else newest[1].step,
         "memory_time": None if newest is None else newest[1].captured_at,
-        "slots": None if newest is None else newest[0].arena.slots,
+        **_memory_of(newest),
         "in_shm": newest is not None and newest[0].path is not None,
     }
+
+
+def _memory_of(newest: tuple[HeldArena, SlotRecord] | None) -> dict[str, Any]:
+    """The slots that have memory, and how much it is."""
+    if newest is not None:
+        arena = newest[0].arena
+        with contextlib.suppress(OSError, ValueError):  # another thread has just closed it
+            return {"slots": len(arena.present()), "slots_bytes": used_bytes(arena.descriptor)}
+    return {"slots": None, "slots_bytes": None}
 
 
 def is_looked_at(pid: int) -> bool:

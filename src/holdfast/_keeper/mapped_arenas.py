@@ -96,6 +96,13 @@ class HeldArena:
         hashing.work()
         return hashing.digests()
 
+    def hash_until_wanted(self, record: SlotRecord) -> None:
+        """Hash a pinned slot, or leave the rest if the trainer waits for the slot."""
+        hashing = self.source(record).hashing
+        hashing.work(until=lambda: self.arena.is_wanted(record.slot))
+        if hashing.is_done:
+            hashing.finish()  # raises what went wrong
+
     def whole(self) -> list[SlotRecord]:
         with self._guard:
             return [] if self._retired else self.arena.whole()
@@ -276,7 +283,7 @@ class Hasher:
             if held.pin(record):
                 try:
                     with QUIET.background():
-                        held.digests(record)
+                        held.hash_until_wanted(record)
                 except (ValueError, OSError, RuntimeError, SaveFailed) as error:
                     print(f"step {record.step} could not be hashed: {error}", flush=True)
                 finally:

@@ -168,10 +168,13 @@ class Session:
 
     def _start_saving(self) -> Cadence:
         spec, step = self.spec, self.boundary.step
-        cadence = begin_cadence(spec.settings, self.keeper.policy, step, self.attempt.journal)
+        cadence = begin_cadence(
+            spec.settings, self.keeper.policy, step, self.attempt.journal, self.keeper.words
+        )
         self.saver = Saver(
             *(spec.state, spec.metrics, self.keeper, cadence, self.loops.where, self.ranks),
             is_bad=self.ruling.is_bad,
+            settings=spec.settings,
         )
         self.found.hand_over(self.keeper, self.saver.snapshots)
         return cadence

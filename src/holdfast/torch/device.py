@@ -5,16 +5,18 @@ memory; only that delays the work that training queues next. The buffer is then 
 during the next steps, on a stream of its own, into memory that is registered with the driver.
 Without room, `HeldBack` copies straight into the slot.
 
+A slot is registered piece by piece, while the rest of it is still being touched. No copy crosses
+the edge between two pieces: the driver takes one only within one registered range.
+
 A slot is whole only when its last byte has arrived (see _run/saving/slots.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast._store.format.image import TensorSpec
+from holdfast._store.memory.pages import PIECE_BYTES
 from holdfast._text import say
 
 _ALIGNMENT = 512  # like the allocator: a kernel copies aligned memory faster
@@ -65,7 +68,9 @@ class Devices:
         self, mapped: Any, places: Sequence[tuple[TensorSpec, int]], slots: Sequence[int]
     ) -> None:
         self._slots = list(slots)
+        self._slot_bytes = len(mapped) - self._slots[-1]
         self._host = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._registered: dict[int, dict[int, int]] = {}  # by slot: bytes by address
         by_device: dict[str, list[int]] = {}
         for index, (spec, _) in enumerate(places):
             by_device.setdefault(spec.device, []).append(index)
@@ -74,11 +79,9 @@ class Devices:
         self._costs: deque[float] = deque([2 * size_bytes / _BYTES_PER_SECOND], _REMEMBERED)
         self._is_measured = False
         self.stall_seconds = 0.0  # how long the last copy delayed training
-        self.is_ahead = False  # True if the device still had queued work at the last copy
-        with torch.cuda.device(next(iter(by_device))):
-            self._is_registered = _register(mapped)
+        self._was_ahead = False  # True if the device still had queued work at the last copy
         self._parts = [
-            _OneDevice(torch.device(name), [places[i] for i in ones], self._is_registered)
+            _OneDevice(torch.device(name), [places[i] for i in ones])
             for name, ones in by_device.items()
         ]
 
@@ -86,14 +89,39 @@ class Devices:
     def cost_seconds(self) -> float:
         return statistics.median(self._costs)
 
+    @property
+    def is_ahead(self) -> bool:
+        """True if the device has had work since before the last copy was begun.
+
+        If it is idle by now, it has waited for the processor.
+        """
+        return self._was_ahead and self._has_work()
+
     def begin(self, slot: int, values: list[torch.Tensor], *, careful: bool) -> _AllCopies:
-        self.is_ahead = any(not part.is_idle() for part in self._parts)
+        self._was_ahead = self._has_work()
         home = self._host[self._slots[slot] :]
+        pieces = list(self._registered.get(slot, {}).values())  # another thread may add one
+        registered = sum(pieces) == self._slot_bytes
         copies = [
-            part.begin(home, [values[i] for i in indices], careful=careful)
+            part.begin(home, [values[i] for i in indices], registered, careful=careful)
             for indices, part in zip(self._indices, self._parts, strict=True)
         ]
         return _AllCopies(self, copies)
+
+    def _has_work(self) -> bool:
+        return any(not part.is_idle() for part in self._parts)
+
+    def register(self, slot: int, start: int, size_bytes: int) -> None:
+        """Register a piece with the driver, so that the device copies there by DMA."""
+        address = self._host.data_ptr() + start
+        with torch.cuda.device(self._parts[0].device):
+            result = torch.cuda.cudart().cudaHostRegister(address, size_bytes, _PORTABLE)
+        if int(result) == 0:
+            self._registered.setdefault(slot, {})[address] = size_bytes
+
+    def forget(self, slot: int) -> None:
+        for address in self._registered.pop(slot, {}):
+            torch.cuda.cudart().cudaHostUnregister(address)
 
     def note_cost(self, seconds: float) -> None:
         if not self._is_measured:
@@ -102,8 +130,8 @@ class Devices:
         self._costs.append(seconds)
 
     def close(self) -> None:
-        if self._is_registered:
-            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
+        for slot in list(self._registered):
+            self.forget(slot)
         for part in self._parts:
             part.close()
         self._parts = []
@@ -129,10 +157,8 @@ class _OneDevice:
         self,
         device: torch.device,
         places: Sequence[tuple[TensorSpec, int]],
-        is_registered: bool,
     ) -> None:
         self.device = device
-        self._is_registered = is_registered
         self._places = places
         self._stream = torch.cuda.Stream(device)
         self._others = _pool_streams(device, self._stream)
@@ -143,13 +169,15 @@ class _OneDevice:
         self._may_stage = True
         self._held_back: HeldBack | None = None
 
-    def begin(self, home: torch.Tensor, values: list[torch.Tensor], *, careful: bool) -> Any:
+    def begin(
+        self, home: torch.Tensor, values: list[torch.Tensor], registered: bool, *, careful: bool
+    ) -> Any:
         """Begin to copy into the slot that `home` is the beginning of."""
         if self._has_stage():
-            return self._by_stage(home, values)
+            return self._by_stage(home, values, registered)
         if self._held_back is None:
             self._held_back = HeldBack(self.device, self._stream, self._places)
-        careful = careful or not self._is_registered
+        careful = careful or not registered
         busy = self._busy_streams()
         return self._held_back.begin(home, values, busy, [busy[0], *self._others], careful=careful)
 
@@ -162,7 +190,9 @@ class _OneDevice:
         if self._held_back is not None:
             self._held_back.close()
 
-    def _by_stage(self, home: torch.Tensor, values: list[torch.Tensor]) -> _StagedCopy:
+    def _by_stage(
+        self, home: torch.Tensor, values: list[torch.Tensor], registered: bool
+    ) -> _StagedCopy:
         assert self._stage is not None
         timing = Timing.new()
         busy = self._busy_streams()
@@ -178,13 +208,14 @@ class _OneDevice:
             stream.wait_event(timing.freed)
         pieces = [
             (
-                home[span.offset : span.offset + span.size_bytes],
-                self._stage[span.staged : span.staged + span.size_bytes],
+                home[at : at + size],
+                self._stage[span.staged + at - span.offset :][:size],
             )
             for span in self._spans
+            for at, size in _between_edges(span.offset, span.size_bytes)
         ]
         copy = _StagedCopy(timing, self._stream, pieces)
-        if self._is_registered:
+        if registered:
             copy.send_home()
         return copy
 
@@ -302,11 +333,13 @@ def _pool_streams(device: torch.device, own: torch.cuda.Stream) -> list[torch.cu
     return list(found.values())
 
 
-def _register(mapped: Any) -> bool:
-    """Register the arena with the driver, so that the device copies there by DMA."""
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    result = torch.cuda.cudart().cudaHostRegister(address, len(mapped), _PORTABLE)
-    return int(result) == 0
+def _between_edges(start: int, size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Parts of a range of the image, none of which crosses the edge of a registered piece."""
+    end = start + size_bytes
+    while start < end:
+        size = min(end - start, PIECE_BYTES - start % PIECE_BYTES)
+        yield start, size
+        start += size
 
 
 # -- Without room on the device: straight into the slot --------------------------------
@@ -347,6 +380,15 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             copy.hold_back()
 
 
+def _find_cuts(places: Sequence[tuple[TensorSpec, int]]) -> dict[int, list[tuple[int, int]]]:
+    """By index, the parts of each tensor that crosses an edge."""
+    return {
+        index: cuts
+        for index, (spec, at) in enumerate(places)
+        if len(cuts := list(_between_edges(at, spec.size_bytes))) > 1
+    }
+
+
 class HeldBack:
     """Copies the tensors of one device."""
 
@@ -362,6 +404,7 @@ class HeldBack:
         self._device = device
         self._stream = stream
         self._places = places
+        self._cuts = _find_cuts(places)
         self._steps = _watch.steps
         self._may_hold_back = True
 
@@ -390,19 +433,31 @@ class HeldBack:
             copy.began.record()
             if later:
                 copy.expect(torch.stack([_sum(values[i]) for i in later]))
-            self._copy([targets[i] for i in at_once], [values[i] for i in at_once])
+            self._copy(at_once, targets, values)
             copy.freed.record()
             for stream in everyone:
                 stream.wait_event(copy.freed)
-            self._copy([targets[i] for i in later], [values[i] for i in later])
+            self._copy(later, targets, values)
             copy.landed.record()
         if later:
             _watch.copies.append(weakref.ref(copy))
         return copy
 
-    def _copy(self, targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value, non_blocking=True)
+    def _copy(
+        self, indices: list[int], targets: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> None:
+        for index in indices:
+            target, value = targets[index], values[index]
+            if index not in self._cuts:
+                target.copy_(value, non_blocking=True)
+                continue
+            # An edge is never within an item: items are aligned, and edges lie between pages.
+            target, value = target.view(-1), value.reshape(-1)
+            spec, offset = self._places[index]
+            for start, size in self._cuts[index]:
+                first = (start - offset) // spec.item_bytes
+                part = slice(first, first + size // spec.item_bytes)
+                target[part].copy_(value[part], non_blocking=True)
 
     def distrust(self) -> None:
         """Something other than an optimizer changes these tensors."""

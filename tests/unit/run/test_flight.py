@@ -47,6 +47,12 @@ class SlowDevice:
             self._mapped[start : start + spec.size_bytes] = value.tobytes()
         return self.goes_well
 
+    def register(self, slot, start, size_bytes) -> None:
+        pass
+
+    def forget(self, slot) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -51,9 +51,7 @@ def test_too_many_open_files_are_not_too_little_memory(monkeypatch):
     with pytest.raises(OSError, match="Too many open files"):
         backing.reserve(RUN_ID, 1, 1, 1 << 16)
     said = []
-    snapshots = Snapshots.__new__(Snapshots)
-    snapshots._owner = (RUN_ID, 1, 0)
-    snapshots._say = said.append
+    snapshots = Snapshots(run_id=RUN_ID, attempt=1, announce=lambda *_: None, say=said.append)
     snapshots._build([], 100, 1)
     assert "the system refuses the memory for them (Too many open files)" in said[0]
 

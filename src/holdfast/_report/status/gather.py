@@ -175,6 +175,7 @@ class RunSummary:
     disk_age_seconds: float | None
     disk_size_bytes: int | None
     slots: int | None
+    slots_bytes: int | None  # the memory that they take
     in_shm: bool | None  # None: no snapshots yet
     boundary_age_seconds: float | None
     pid: int | None
@@ -377,6 +378,7 @@ def summarize(
         disk_age_seconds=disk_age,
         disk_size_bytes=disk_size,
         slots=slots,
+        slots_bytes=_text.whole(beat.get("slots_bytes")) if live else None,
         in_shm=None if slots is None else bool(beat.get("in_shm")),
         boundary_age_seconds=_boundary_age(beat) if live else None,
         pid=_text.whole(holder.pid) if holder else None,

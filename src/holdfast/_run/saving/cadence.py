@@ -17,8 +17,10 @@ from holdfast._run.past import (
     live_interval,
     read_past_attempts,
 )
+from holdfast._run.saving.slowdown import SlowdownMeter
 from holdfast._settings import Settings
 from holdfast._store.commit.checkpoint import Policy
+from holdfast._store.memory.control import RING, RING_MASK
 from holdfast._text import count, duration, say
 
 # -- checkpoint_every="auto": the interval between checkpoints, from their cost and the deaths -----
@@ -89,7 +91,12 @@ class AutoInterval:
 _SHORTEST_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS = 0.1  # the first snapshot is cold, and predicts little
 _CREDIT_SECONDS = 0.5  # stall that an attempt may be ahead of its share
+_PAY_SECONDS = 20.0  # in which a small debt is paid off
+_SHORT_PAUSE_SECONDS, _STRETCHED_SECONDS = 0.4, 0.48  # a shorter pause grows to this at most
+_LONGEST_STRETCH = 1.5  # of a longer pause
 _REMEMBERED = 8
+_MANY = 16
+_REMEMBERED_LONG = 64
 _SMALL_SECONDS = 0.02
 _REST_SHARE = 0.05
 
@@ -97,16 +104,25 @@ _REST_SHARE = 0.05
 class Cadence:
     """Decides at each boundary; times are of one monotonic clock, in seconds.
 
-    Between snapshots that usually stall training for c seconds, c / max_overhead seconds pass:
-    they cost at most that share of the time. A slower one (another process ran) is paid off over
-    the next ones, since a kill would lose a long pause after it. So an attempt is never more than
-    half a second of stall ahead of its share. The first snapshot is not paid off: its setup of
-    tensors and devices comes once.
+    A snapshot costs the time for which it stalls training, and by which it slows down the steps
+    after it (slowdown.py), whichever is found to be more. If that is c seconds, c / max_overhead
+    seconds pass between snapshots: they cost at most that share of the time.
+
+    Whatever costs more than expected is a debt: a slower snapshot (another process ran), one that
+    found no slot, the first one with its setup, the building of the slots. Since a kill would lose
+    a long pause after it, a debt is paid off over minutes, by slightly longer pauses, and an
+    attempt is never more than half a second of stall ahead of its share.
     """
 
     def __init__(
-        self, settings: Settings, now: float, step: int, interval: AutoInterval | None = None
+        self,
+        settings: Settings,
+        now: float,
+        step: int,
+        interval: AutoInterval | None = None,
+        meter: SlowdownMeter | None = None,
     ) -> None:
+        self.meter = meter or SlowdownMeter(lambda _: 0.0)
         self._max_overhead = max_overhead = settings.max_overhead
         self._checkpoint_seconds = settings.checkpoint_seconds
         self._checkpoint_steps = settings.checkpoint_steps
@@ -117,6 +133,10 @@ class Cadence:
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._next_snapshot = now if max_overhead > 0 else float("inf")
         self._paid_until = now
+        self._long: deque[float] = deque(maxlen=_REMEMBERED_LONG)
+        self._told_seconds: list[float] | None = []  # the costs, until the meter knows more
+        self._debt_seconds = 0.0
+        self._earned_at = now  # until when the debt is paid off
         self._last_snapshot = now
         self._last_checkpoint = now
         self._last_checkpoint_step = step
@@ -171,20 +191,45 @@ class Cadence:
     def took_snapshot(self, now: float, seconds: float) -> None:
         """A snapshot ended at `now` and had stalled training for `seconds`."""
         self._costs.append(seconds)
+        self._long.append(seconds)
         self._last_snapshot = now
         pause = self.snapshot_seconds
         if pause is None:
             return
+        self._owe(now, self._cost_now(seconds) + self.meter.take_building_cost())
         if len(self._costs) == 1:
             self._next_snapshot = now + min(pause, _FIRST_PAUSE_SECONDS)
             return
         self._paid_until = max(self._paid_until, now) + seconds / self._max_overhead
         credit = _CREDIT_SECONDS / self._max_overhead
-        self._next_snapshot = max(now + pause, self._paid_until - credit)
+        self._next_snapshot = max(now + self._stretched(pause), self._paid_until - credit)
 
-    def missed_snapshot(self, now: float) -> None:
-        """No slot was free: try again soon, but not at every boundary."""
+    def missed_snapshot(self, now: float, seconds: float = 0.0) -> None:
+        """No slot was free, which was found out in `seconds`: try again soon."""
+        self._owe(now, seconds)
         self._next_snapshot = max(self._next_snapshot, now + _SHORTEST_SECONDS)
+
+    def _owe(self, now: float, seconds: float) -> None:
+        earned = self._max_overhead * max(0.0, now - self._earned_at)
+        self._debt_seconds = max(0.0, self._debt_seconds - earned) + seconds
+        self._earned_at = now
+
+    def _cost_now(self, seconds: float) -> float:
+        """Of a snapshot by what is known now, and of those before it that were underestimated."""
+        measured = self.meter.cost_seconds
+        if measured is None:
+            if self._told_seconds is not None:
+                self._told_seconds.append(seconds)
+            return seconds
+        before, self._told_seconds = self._told_seconds or [], None
+        return max(seconds, measured) + sum(max(0.0, measured - each) for each in before)
+
+    def _stretched(self, pause: float) -> float:
+        """A pause, longer by a part of the debt beyond what the pause itself pays off."""
+        beyond = max(0.0, self._debt_seconds - self._max_overhead * pause)
+        wanted = pause * (1.0 + beyond / (_PAY_SECONDS * self._max_overhead))
+        is_short = pause <= _SHORT_PAUSE_SECONDS
+        return min(wanted, _STRETCHED_SECONDS if is_short else _LONGEST_STRETCH * pause)
 
     def forget_snapshots(self) -> None:
         self._next_snapshot = float("inf")
@@ -203,18 +248,28 @@ class Cadence:
             self._interval.note_written(writing, now, step)
 
     def _expected_cost(self) -> float:
-        return sorted(self._costs)[(len(self._costs) - 1) // 2]
+        """By the median of the last ones, since one slow snapshot predicts nothing; by the mean
+        of many, since slow ones that keep coming do."""
+        usual = sorted(self._costs)[(len(self._costs) - 1) // 2]
+        if len(self._long) >= _MANY:
+            usual = max(usual, (sum(self._long) - max(self._long)) / (len(self._long) - 1))
+        return max(usual, self.meter.cost_seconds or 0.0)
 
 
 # -- The cadence of an attempt, and the line that explains an automatic interval -------------------
 
 
 def begin_cadence(
-    settings: Settings, policy: Policy, step: int, note: Callable[..., None]
+    settings: Settings,
+    policy: Policy,
+    step: int,
+    note: Callable[..., None],
+    words: Any,
 ) -> Cadence:
     now = time.monotonic()
+    meter = SlowdownMeter(lambda step: words[RING | step & RING_MASK] / 1e9)
     if not settings.is_auto:
-        return Cadence(settings, now, step)
+        return Cadence(settings, now, step, meter=meter)
 
     def tell(interval: AutoInterval) -> None:
         if not interval.is_known:
@@ -223,7 +278,7 @@ def begin_cadence(
 
     # Only rank 0 proposes checkpoints.
     past = PastAttempts() if policy.rank else read_past_attempts(policy.layout, policy.attempt)
-    return Cadence(settings, now, step, AutoInterval(past, now, tell))
+    return Cadence(settings, now, step, AutoInterval(past, now, tell), meter)
 
 
 def sentence_of(interval: AutoInterval) -> str:

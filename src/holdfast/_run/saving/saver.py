@@ -15,6 +15,7 @@ from holdfast._run.saving.direct import TimedHandle, write_direct
 from holdfast._run.saving.keeper_client import Handle, KeeperClient
 from holdfast._run.saving.script_state import ForgottenState
 from holdfast._run.signals.handlers import uninterruptible
+from holdfast._settings import Settings
 from holdfast._state.capture import Captured, capture_generators
 from holdfast._state.capture_cache import CaptureCache
 from holdfast._state.fit import class_names
@@ -45,6 +46,7 @@ class Saver:
         where: Callable[[], Mapping[str, Any]],
         ranks: RankAgreement | None = None,
         is_bad: Callable[[], bool] = lambda: False,
+        settings: Settings | None = None,
     ) -> None:
         self._is_bad = is_bad  # a state that a rule has called bad is never saved
         self._state = state
@@ -67,6 +69,7 @@ class Saver:
         self._in_flight_lock = threading.Lock()
         if keeper.has_keeper:
             from holdfast._run.saving.snapshots import Snapshots
+            from holdfast._store.memory.backing import total_bytes
 
             policy = keeper.policy
             self._snapshots = Snapshots(
@@ -80,6 +83,8 @@ class Saver:
                 landed=self._on_copied,
                 attend=keeper.check_keeper,
                 readers=keeper.keeper_pids,
+                most_bytes=None if settings is None else settings.memory_bytes(total_bytes),
+                has_peers=ranks is not None,
             )
             keeper.serve(self._snapshots)
 
@@ -101,9 +106,20 @@ class Saver:
         self._wanted.append(handle)
         return handle
 
+    def _measure(self, step: int) -> None:
+        """See whether the last snapshot, and the building of slots, are over."""
+        snapshots, meter = self._snapshots, self._cadence.meter
+        if snapshots is None:
+            return
+        if (ended := snapshots.hashed_at()) is not None:
+            meter.end_snapshot(step, ended)
+        if snapshots.newest is not None and not snapshots.is_building:
+            meter.end_building(step)
+
     def pass_boundary(self, now: float, step: int) -> None:
         """Save what is due at this boundary, without waiting for the disk."""
         self._trainer = threading.current_thread()
+        self._measure(step)
         if self._wanted:
             # This boundary was asked for, so it waits for a slot if it must.
             handles = list(self._wanted)
@@ -125,6 +141,7 @@ class Saver:
         """The same with several ranks, which save the same boundary."""
         assert self._ranks is not None
         self._trainer = threading.current_thread()
+        self._measure(step)
         ranks, cadence = self._ranks, self._cadence
         by_count = cadence.counts_steps and cadence.checkpoint_due(now, step)
         if decided is not None or by_count:
@@ -298,10 +315,11 @@ class Saver:
         if self._is_bad():
             return None
         assert self._snapshots is not None
-        if self._snapshots.is_busy and patience_seconds == 0:
+        if patience_seconds == 0 and not self._snapshots.is_ready:
             self._cadence.missed_snapshot(time.monotonic())
             return None
         began = time.perf_counter()
+        meter = self._cadence.meter
         with at_work(self._keeper.words, SAVES):
             captured, head = self._capture(step), self._head()
             capturing = time.perf_counter() - began
@@ -310,14 +328,20 @@ class Saver:
         if self._keeper.logged is not None and (late := self._metrics.take_late()):
             self._keeper.logged.append((step - 1, late))
         if taken is None:
-            self._cadence.missed_snapshot(time.monotonic())
+            if self._snapshots.is_building:
+                meter.begin_building(step)
+            waited = patience_seconds > 0  # that time was asked for
+            spent = 0.0 if waited else time.perf_counter() - began
+            self._cadence.missed_snapshot(time.monotonic(), spent)
             return None
+        meter.begin_snapshot(step)
         self._keeper.words[SNAPSHOTS] += 1
         if taken is self._snapshots.newest:
             self._keeper.snapshot_taken(taken)
         if self._ranks is not None:
             self._ranks.taken()
-        here = 0.0 if taken.is_hidden else capturing + taken.seconds
+        after = time.perf_counter() - taken.ended
+        here = 0.0 if taken.is_hidden else capturing + taken.seconds + after
         self._cadence.took_snapshot(time.monotonic(), here + taken.device_seconds)
         return taken
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast._adapters.registry import adapter_of
+from holdfast._run.saving.slot_memory import Registry, SlotMemory
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec
 from holdfast._store.memory.arena import Arena
@@ -210,10 +211,11 @@ class _Ways:
 class Generation:
     """An arena for one layout of the state, and the copies into its slots."""
 
-    def __init__(self, arena: Arena, backing: Backing, plan: ImagePlan) -> None:
+    def __init__(self, arena: Arena, backing: Backing, plan: ImagePlan, memory: SlotMemory) -> None:
         self.arena = arena
         self.backing = backing
         self.plan = plan
+        self.memory = memory
         places: dict[str, list[int]] = {}
         on_device: dict[str, list[int]] = {}
         for index, spec in enumerate(plan.specs):
@@ -231,6 +233,7 @@ class Generation:
                 [(plan.specs[i], plan.offsets[i]) for i in indices],
                 [arena.slot_offset(slot) for slot in range(arena.slots)],
             )
+        memory.registry = self._copies
 
     def fits(self, captured: Captured, scalars_bytes: int) -> bool:
         """True if a state has the layout that this arena was made for."""
@@ -297,6 +300,7 @@ class Generation:
 
     def close(self) -> None:
         self._ways.clear()
+        self.memory.close()
         if self._copies is not None:
             self._copies.close()
         self.arena.close()
@@ -315,11 +319,11 @@ class AsyncCopy(Protocol):
         """Return when it has ended: True if the slot holds the state of its boundary."""
 
 
-class DeviceCopies(Protocol):
+class DeviceCopies(Registry, Protocol):
     """Copies tensors of devices into the slots of one arena."""
 
     cost_seconds: float  # for which a copy keeps the device from its work
-    is_ahead: bool  # the device had work to do while the processor began the last copy
+    is_ahead: bool  # the device has had work since before the processor began the last copy
 
     def begin(self, slot: int, values: list[Any], *, careful: bool) -> AsyncCopy | None:
         """Start a copy; None if it has ended already. A careful one cannot fail."""

@@ -1,7 +1,8 @@
 """Snapshots: the state of one boundary, copied into a free slot.
 
-The trainer waits only if `patience_seconds` says so. While an arena is being built, a device
-copies, or every slot is being read, there is no snapshot, and the next boundary tries again.
+The trainer waits only if `patience_seconds` says so. While the first slot is being built, a device
+copies, or no slot is free, there is no snapshot, and the next boundary tries again. How many slots
+there are is in slot_memory.py.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast._environment.processes.proc import FairDeadline
+from holdfast._run.saving.slot_memory import SlotMemory, only_one
 from holdfast._run.saving.slots import AsyncCopies, Generation
 from holdfast._run.saving.takeover import WaitingArena
 from holdfast._state.capture import Captured
 from holdfast._store.format.image import ImagePlan, TensorSpec, plan_image
 from holdfast._store.memory.arena import Arena, arena_bytes
-from holdfast._store.memory.backing import Backing, populate, reserve
+from holdfast._store.memory.backing import Backing, reserve
+from holdfast._text import size
 
-_BUILD_AT_ONCE_BYTES = 32 << 20
-_BUILD_AT_ONCE_TENSORS = 2000
+_SMALL_BYTES = 32 << 20  # three slots that are built at once, and stay
+_SMALL_TENSORS = 2000
+_HASHING_SECONDS = 5.0  # for which a snapshot waits until the one before it is hashed
+_LINGER_SECONDS = 5.0  # for which a third slot stays after the last write
 _LOOK_SECONDS = 0.02
 _CLOSING_SECONDS = 5.0  # for a device that may never answer again
 _MOST_IN_VAIN = 3
@@ -38,6 +43,7 @@ class Taken:
     seconds: float  # the processor's part of the copy
     device_seconds: float = 0.0  # for which it keeps a device from its work
     is_hidden: bool = False  # the device had work meanwhile, so `seconds` cost training nothing
+    ended: float = 0.0  # when the processor's part was done, by time.perf_counter()
 
     @property
     def step(self) -> int:
@@ -60,7 +66,11 @@ class Snapshots:
         landed: Callable[[Taken, bool], None] = lambda *_: None,
         attend: Callable[[], None] = lambda: None,
         readers: Callable[[], list[int]] = list,
+        most_bytes: int | None = None,
+        has_peers: bool = False,
     ) -> None:
+        self._most_bytes = most_bytes  # that the slots may take
+        self._has_peers = has_peers  # there are other ranks
         self._owner = (run_id, attempt, rank)
         self._folder = folder
         self._common = common  # the mark of the newest snapshot that all ranks hold
@@ -74,6 +84,7 @@ class Snapshots:
         self._sequence = 0
         self._in_vain = 0  # arenas in a row whose layout changed before they were used
         self._promised: dict[int, int] = {}
+        self._settled_at = 0.0  # when the last write ended
         self._attend = attend  # called while waiting: replaces a keeper that died
         self._readers = readers  # pids of the processes that hold slots for a while
         self._landed = landed  # called with a copy of a device that has ended, and its success
@@ -92,19 +103,9 @@ class Snapshots:
         """Use the arena of the previous attempt from the first snapshot on, if it fits."""
         self._waiting = waiting
         self._number = 1
-        if len(waiting.arena.mapped) <= _BUILD_AT_ONCE_BYTES:
-            self._prepare(waiting)
-            return
-        self._building = threading.Thread(
-            target=self._prepare, args=(waiting,), name="holdfast-arena", daemon=True
-        )
-        self._building.start()
-
-    def _prepare(self, waiting: WaitingArena) -> None:
         try:
             waiting.repair_headers()
-            populate(waiting.arena.mapped)
-            self._built = Generation(waiting.arena, waiting.backing, waiting.plan)
+            self._built = self._take_over(waiting.arena, waiting.backing, waiting.plan)
         except Exception as error:  # noqa: BLE001  an arena of our own is built instead
             self._say(f"the memory of the previous attempt cannot be used: {error}")
             self._drop_waiting()
@@ -127,7 +128,8 @@ class Snapshots:
             began = time.perf_counter()  # an arena is built once: exclude it from the copy's time
         generation = self._current
         assert generation is not None
-        slot = generation.arena.begin(self._held(), self._common())
+        is_asked_for = patience_seconds > 0
+        slot = self._begin(generation, is_asked_for=is_asked_for)
         looked = time.monotonic()
         while slot is None:
             if deadline.is_over():
@@ -136,10 +138,10 @@ class Snapshots:
                 self._attend()  # the keeper may have died while it read a slot
                 looked = time.monotonic()
             time.sleep(0.001)
-            slot = generation.arena.begin(self._held(), self._common())
+            slot = self._begin(generation, is_asked_for=is_asked_for)
         copy = None
         try:
-            copy = generation.begin(slot, captured, careful=patience_seconds > 0)
+            copy = generation.begin(slot, captured, careful=is_asked_for)
             generation.fill(slot, captured, scalars)
         except BaseException:
             if copy is None:
@@ -153,7 +155,8 @@ class Snapshots:
             slot=slot,
             sequence=self._sequence,
             mark=mark,
-            seconds=time.perf_counter() - began,
+            seconds=(ended := time.perf_counter()) - began,
+            ended=ended,
             device_seconds=generation.device_seconds,
             is_hidden=generation.hides_the_processor,
         )
@@ -164,7 +167,59 @@ class Snapshots:
             self._copies_in_flight.expect(
                 copy, lambda good: self._land(generation.arena, taken, good)
             )
+        if not self._promised and time.monotonic() >= self._settled_at + _LINGER_SECONDS:
+            generation.memory.shrink(self._held())
         return taken
+
+    def _begin(self, generation: Generation, *, is_asked_for: bool) -> int | None:
+        slot = generation.arena.begin(
+            self._held(),
+            self._common(),
+            keep_hashed=self._keeps_hashed(generation) and not is_asked_for,
+            overwrite=generation.memory.overwrites,
+        )
+        if slot is None:
+            self._grow(generation)
+            if is_asked_for:
+                generation.arena.want()
+        return slot
+
+    def _grow(self, generation: Generation) -> None:
+        if self._promised:  # a write is in progress
+            generation.memory.grow()
+
+    def _keeps_hashed(self, generation: Generation) -> bool:
+        """True if a snapshot is to wait until the newest one is hashed.
+
+        Of two slots one is then always hashed: also a kill of trainer and keeper leaves a state.
+        A keeper that gets no processor is not waited for, since a kill of the trainer alone would
+        cost more and more.
+        """
+        newest = generation.arena.newest()
+        return (
+            generation.memory.is_double
+            and not self._has_peers
+            and newest is not None
+            and time.time() - newest.captured_at < _HASHING_SECONDS
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a snapshot can be taken now: else not even a capture is worth its time."""
+        if self.is_busy or (self._building is not None and self._building.is_alive()):
+            return False
+        generation = self._current
+        if generation is None or self._built is not None:
+            return True
+        has_free = generation.arena.has_free(
+            self._held(),
+            self._common(),
+            keep_hashed=self._keeps_hashed(generation),
+            overwrite=generation.memory.overwrites,
+        )
+        if not has_free:
+            self._grow(generation)
+        return has_free
 
     @property
     def in_flight(self) -> Taken | None:
@@ -177,6 +232,23 @@ class Snapshots:
 
     def wait_for_copies(self, seconds: float) -> bool:
         return self._copies_in_flight.wait(time.monotonic() + seconds)
+
+    @property
+    def is_building(self) -> bool:
+        """True while slots get their memory."""
+        if self._building is not None and self._building.is_alive():
+            return True
+        found = [each for each in (self._current, self._built) if each is not None]
+        return any(each.memory.is_at_work for each in found)
+
+    def hashed_at(self) -> float | None:
+        """When the newest snapshot was hashed, by the monotonic clock; None if it is not."""
+        newest, generation = self.newest, self._current
+        if newest is None or generation is None or self._in_flight is not None:
+            return None
+        if newest.generation != generation.arena.generation:
+            return None
+        return generation.arena.hashed_at(newest.slot, newest.sequence)
 
     def _finish(self, arena: Arena, taken: Taken) -> None:
         arena.finish(taken.slot, sequence=taken.sequence, mark=taken.mark)
@@ -213,6 +285,7 @@ class Snapshots:
         self._promised[taken.sequence] = taken.slot
 
     def settle(self, sequence: int) -> None:
+        self._settled_at = time.monotonic()
         self._promised.pop(sequence, None)
 
     def settle_all(self) -> None:
@@ -284,8 +357,7 @@ class Snapshots:
                 self._give_up("the state changes its tensors' names or sizes too often")
                 return
         self._number += 1
-        size_bytes = sum(spec.size_bytes for spec in specs) + scalars_bytes
-        if 3 * size_bytes <= _BUILD_AT_ONCE_BYTES and len(specs) <= _BUILD_AT_ONCE_TENSORS:
+        if self._is_small(specs, scalars_bytes):
             self._build(specs, scalars_bytes, self._number)
             return
         self._building = threading.Thread(
@@ -296,33 +368,62 @@ class Snapshots:
         )
         self._building.start()
 
+    @staticmethod
+    def _is_small(specs: list[TensorSpec], scalars_bytes: int) -> bool:
+        size_bytes = sum(spec.size_bytes for spec in specs) + scalars_bytes
+        return 3 * size_bytes <= _SMALL_BYTES and len(specs) <= _SMALL_TENSORS
+
     def _build(self, specs: list[TensorSpec], scalars_bytes: int, number: int) -> None:
         run_id, attempt, rank = self._owner
         plan = plan_image(specs, scalars_bytes)
-        for slots in (3, 2):
-            size = arena_bytes(plan.size_bytes, len(plan.specs) + 2, slots)
+        bytes_of = [arena_bytes(plan.size_bytes, len(specs) + 2, slots) for slots in range(4)]
+        most = float("inf") if self._most_bytes is None else self._most_bytes
+        allowed = max((slots for slots in (1, 2, 3) if bytes_of[slots] <= most), default=0)
+        is_small = self._is_small(specs, scalars_bytes)
+        wanted = 3 if self._has_peers or is_small else 2
+        least = 2 if self._has_peers else 1
+        if allowed < least:
+            self._give_up(f"memory={size(most)} is too little ({_slots_of(least, plan)})")
+            return
+        for usual in range(min(wanted, allowed), least - 1, -1):
+            # The file has a place for a third slot, which gets memory during a write.
+            slots = allowed if usual == wanted else usual
             try:
-                backing = reserve(run_id, attempt, number, size, rank)
+                backing = reserve(
+                    run_id,
+                    attempt,
+                    number,
+                    bytes_of[usual],
+                    rank,
+                    now_bytes=arena_bytes(0, len(specs) + 2, slots),
+                    file_bytes=bytes_of[slots],
+                )
             except OSError as error:
                 self._give_up(f"the system refuses the memory for them ({error.strerror})")
                 return
             if backing is not None:
                 break
         else:
-            self._give_up(f"too little memory (two slots of {plan.size_bytes / 2**30:.2f} GB)")
+            self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return
         try:
-            self._built = self._format(backing, plan, number, slots)
+            self._built = self._format(backing, plan, number, slots, usual, is_small=is_small)
         except Exception as error:  # noqa: BLE001  a thread's error would be lost
             backing.remove()
             self._give_up(f"{type(error).__name__}: {error}")
+            return
+        if self._built is None:
+            backing.remove()
+            self._give_up(f"too little memory ({_slots_of(least, plan)})")
             return
         if backing.path is None and self._current is None:
             self._say(
                 f"{backing.why_not_shm}, so the snapshots live in memory that goes with trainer "
                 "and keeper: if both are killed, what is left is the last checkpoint."
             )
-        if slots == 2:
+        if usual == 1:
+            self._say(only_one(f"memory={size(most)} allows" if allowed == 1 else "memory allows"))
+        elif usual < wanted:
             self._say(
                 "memory allows two snapshot slots, not three: while a checkpoint is being written "
                 "no newer snapshot is taken."
@@ -335,7 +436,17 @@ class Snapshots:
             "training while it is written."
         )
 
-    def _format(self, backing: Backing, plan: ImagePlan, number: int, slots: int) -> Generation:
+    def _format(
+        self,
+        backing: Backing,
+        plan: ImagePlan,
+        number: int,
+        slots: int,
+        usual: int,
+        *,
+        is_small: bool,
+    ) -> Generation | None:
+        """An arena with one slot, while the others are being built; None if there is no room."""
         run_id, attempt, _ = self._owner
         arena = Arena.create(
             backing.descriptor,
@@ -345,9 +456,24 @@ class Snapshots:
             slots=slots,
             plan=plan,
             folder=self._folder,
+            present=0,
         )
-        populate(arena.mapped)
-        return Generation(arena, backing, plan)
+        memory = SlotMemory(arena, backing, plan.header, usual, self._say)
+        generation = Generation(arena, backing, plan, memory)
+        if not all(memory.build(slot) for slot in range(usual if is_small else 1)):
+            generation.close()
+            return None
+        memory.build_rest()
+        return generation
+
+    def _take_over(self, arena: Arena, backing: Backing, plan: ImagePlan) -> Generation:
+        """A generation in the arena of an earlier attempt: slots without memory get it."""
+        is_small = self._is_small(list(plan.specs), plan.scalars.size_bytes)
+        usual = min(arena.slots, 3 if self._has_peers or is_small else 2)
+        memory = SlotMemory(arena, backing, plan.header, usual, self._say)
+        generation = Generation(arena, backing, plan, memory)
+        memory.take_over()
+        return generation
 
     def _adopt(self) -> None:
         former, self._current, self._built = self._current, self._built, None
@@ -359,3 +485,8 @@ class Snapshots:
         # this one is whole.
         if former is not None:
             former.close()
+
+
+def _slots_of(number: int, plan: ImagePlan) -> str:
+    slots = "two slots" if number == 2 else "one slot"
+    return f"{slots} of {size(plan.size_bytes)}"

@@ -40,7 +40,7 @@ class WaitingArena:
 
     def repair_headers(self) -> None:
         """Give every slot the header of the verified one: those of others are not verified."""
-        for slot in range(self.arena.slots):
+        for slot in self.arena.present():
             self.arena.image(slot)[: len(self.plan.header)] = self.plan.header
 
     def take(self) -> bool:

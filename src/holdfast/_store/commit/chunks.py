@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -124,9 +124,9 @@ class Pieces(Generic[Piece]):
     def is_done(self) -> bool:
         return not self._left and not self._taken
 
-    def work(self) -> None:
-        """Do chunks until none is left; several threads call this."""
-        while True:
+    def work(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Do chunks until none is left, or `until` is true; several threads call this."""
+        while not until():
             with self._change:
                 while not self._left and self._taken:
                     self._change.wait()  # another thread may return the rest of a large chunk

@@ -6,6 +6,9 @@
     tables     for each slot, the checksums of its ranges, filled by the keeper
     slots      each an image (see image.py), on a page of its own
 
+A slot may be absent: its range of the file has no memory, and nothing touches it. The writer adds
+and removes slots while it runs.
+
 The writer marks a slot as being written, copies, and marks it whole with the next sequence number;
 a kill at any instant leaves the slots before it whole. Each slot has a POSIX lock, which ends with
 its process: the writer holds it while it copies (also while a device still copies), a keeper while
@@ -25,6 +28,7 @@ import struct
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast._store.format.image import PAGE, ImagePlan, header_bytes, parse_header
@@ -32,9 +36,9 @@ from holdfast._store.format.image import PAGE, ImagePlan, header_bytes, parse_he
 _MAGIC = b"holdfast-arena-2"
 _HEAD = struct.Struct("<16s32sQQQQQQ")
 _ATTEMPT_OFFSET = 48  # of attempt and generation in the head
-_EMPTY, _WRITING, _WHOLE = 0, 1, 2
+_EMPTY, _WRITING, _WHOLE, _ABSENT = 0, 1, 2, 3
 _RECORD_WORDS = 8
-_STATE, _SEQUENCE, _MARK, _TIME, _HASHED = range(5)
+_STATE, _SEQUENCE, _MARK, _TIME, _HASHED, _HASHED_NS, _WANTED = range(7)
 DIGEST_BYTES = 16
 MAX_SLOTS = 8
 _WAITS_UNTIL = MAX_SLOTS * _RECORD_WORDS  # a time in nanoseconds; 0: its attempt goes on
@@ -62,6 +66,11 @@ class SlotRecord:
 def arena_bytes(plan_bytes: int, ranges: int, slots: int) -> int:
     """The size of an arena for images of `plan_bytes` with `ranges` checksums each."""
     return 2 * PAGE + slots * (_table_bytes(ranges) + plan_bytes)
+
+
+def used_bytes(file: int | Path) -> int:
+    """The memory that a file in memory takes now: less than its size, if slots are absent."""
+    return os.stat(file).st_blocks * 512  # noqa: PTH116  also of a descriptor
 
 
 def _table_bytes(ranges: int) -> int:
@@ -108,8 +117,9 @@ class Arena:
         slots: int,
         plan: ImagePlan,
         folder: str = "",
+        present: int | None = None,
     ) -> Arena:
-        """Format a file whose memory is already reserved."""
+        """Format a file; the first `present` slots (default: all) have their memory already."""
         ranges = len(plan.specs) + 2
         head = _HEAD.pack(
             _MAGIC,
@@ -125,8 +135,10 @@ class Arena:
         os.pwrite(descriptor, head if len(head) < PAGE else head[: _HEAD.size], 0)
         arena = cls(descriptor)
         for slot in range(slots):
-            start = arena.slot_offset(slot)
-            arena.mapped[start : start + len(plan.header)] = plan.header
+            if present is None or slot < present:
+                arena.add(slot, plan.header)
+            else:
+                arena._set(slot, _STATE, _ABSENT)
         return arena
 
     def slot_offset(self, slot: int) -> int:
@@ -151,18 +163,86 @@ class Arena:
 
     # -- the writer ---------------------------------------------------------
 
-    def begin(self, held: Collection[int] = (), mark: int = -1) -> int | None:
+    def add(self, slot: int, header: bytes) -> None:
+        """An absent slot has got its memory: from now on it can be chosen."""
+        start = self.slot_offset(slot)
+        self.mapped[start : start + len(header)] = header
+        self._set(slot, _SEQUENCE, 0)
+        self._set(slot, _STATE, _EMPTY)
+
+    def drop(self, held: Collection[int] = ()) -> int | None:
+        """Make a slot absent that is not needed, and return it; None if all are.
+
+        The newest whole slot, the newest hashed one and those that are held or in use stay. The
+        slot stays locked until `unlock`: first its memory is given back.
+        """
+        whole = self.whole()
+        needed = {record.slot for record in (*whole[:1], *[r for r in whole if r.is_hashed][:1])}
+        for slot in self.present():
+            if slot in held or slot in needed or self._word(slot, _STATE) == _WRITING:
+                continue
+            if self.try_lock(slot):
+                self._set(slot, _STATE, _ABSENT)
+                self._set(slot, _SEQUENCE, 0)
+                self._set(slot, _HASHED, 0)
+                return slot
+        return None
+
+    def begin(
+        self,
+        held: Collection[int] = (),
+        mark: int = -1,
+        *,
+        keep_hashed: bool = False,
+        overwrite: bool = False,
+    ) -> int | None:
         """Lock a slot for writing and mark it torn; None if no slot is free.
 
         The newest whole slot is never chosen: it is what remains after a kill. Nor is that of
-        `mark`, the newest that all ranks have. The newest hashed slot is the last choice: it is
-        what remains after a kill of trainer and keeper.
+        `mark`, the newest that all ranks have. The newest hashed slot is the last choice, or
+        with `keep_hashed` none: it is what remains after a kill of trainer and keeper.
+        `overwrite`: there is one slot only, and a kill during the copy leaves none.
         """
+        slot = self._lock_free(held, mark, keep_hashed=keep_hashed, overwrite=overwrite)
+        if slot is not None:
+            self._set(slot, _STATE, _WRITING)
+            self._set(slot, _HASHED, 0)
+            for each in range(self.slots):
+                self._set(each, _WANTED, 0)
+        return slot
+
+    def want(self) -> None:
+        """The trainer waits for a slot: a keeper that hashes an older one lets it go."""
+        for record in self.whole()[1:]:
+            self._set(record.slot, _WANTED, 1)
+
+    def is_wanted(self, slot: int) -> bool:
+        return self._word(slot, _WANTED) == 1
+
+    def has_free(
+        self,
+        held: Collection[int] = (),
+        mark: int = -1,
+        *,
+        keep_hashed: bool = False,
+        overwrite: bool = False,
+    ) -> bool:
+        """True if `begin` would find a slot now; only while nothing is being written."""
+        slot = self._lock_free(held, mark, keep_hashed=keep_hashed, overwrite=overwrite)
+        if slot is not None:
+            self.unlock(slot)
+        return slot is not None
+
+    def _lock_free(
+        self, held: Collection[int], mark: int, *, keep_hashed: bool, overwrite: bool
+    ) -> int | None:
         whole = self.whole()
-        newest = {record.slot for record in whole[:1]}
+        newest = set() if overwrite else {record.slot for record in whole[:1]}
         hashed = {record.slot for record in [r for r in whole if r.is_hashed][:1]}
+        if keep_hashed:
+            newest |= hashed
         oldest_first = sorted(
-            range(self.slots), key=lambda slot: (slot in hashed, self._word(slot, _SEQUENCE))
+            self.present(), key=lambda slot: (slot in hashed, self._word(slot, _SEQUENCE))
         )
         for slot in oldest_first:
             if slot in held or slot in newest:
@@ -170,8 +250,6 @@ class Arena:
             if self._word(slot, _STATE) == _WHOLE and self._word(slot, _MARK) == mark:
                 continue
             if self.try_lock(slot):
-                self._set(slot, _STATE, _WRITING)
-                self._set(slot, _HASHED, 0)
                 return slot
         return None
 
@@ -227,6 +305,10 @@ class Arena:
         ]
         return sorted(found, key=lambda record: -record.sequence)
 
+    def present(self) -> list[int]:
+        """The slots that have memory."""
+        return [slot for slot in range(self.slots) if self._word(slot, _STATE) != _ABSENT]
+
     def newest(self) -> SlotRecord | None:
         whole = self.whole()
         return whole[0] if whole else None
@@ -247,7 +329,7 @@ class Arena:
 
         The slots first: with the new number, they would be states that this attempt never had.
         """
-        for slot in range(self.slots):
+        for slot in self.present():
             self._set(slot, _STATE, _EMPTY)
             self._set(slot, _SEQUENCE, 0)
             self._set(slot, _HASHED, 0)
@@ -262,7 +344,14 @@ class Arena:
         start = 2 * PAGE + slot * self._table
         joined = b"".join(digests)
         self.mapped[start : start + len(joined)] = joined
+        self._set(slot, _HASHED_NS, time.monotonic_ns())
         self._set(slot, _HASHED, sequence)
+
+    def hashed_at(self, slot: int, sequence: int) -> float | None:
+        """When a slot was hashed, by the monotonic clock; None if it is not, or is another one."""
+        if self._word(slot, _SEQUENCE) != sequence or self._word(slot, _HASHED) != sequence:
+            return None
+        return self._word(slot, _HASHED_NS) / 1e9
 
     def digests(self, slot: int) -> list[bytes]:
         """The checksums of a hashed slot, in the order of its plan's extents."""

@@ -1,20 +1,20 @@
 """Where an arena's memory comes from, and whether there is enough of it.
 
 A file in /dev/shm survives both processes. Where that is too small (64 MB in a container), a memfd
-is used: it lives as long as trainer or keeper. The memory is reserved before it is mapped, since
-touching a page that a full file system cannot provide is a SIGBUS.
+is used: it lives as long as trainer or keeper.
+
+The file has the size of all slots that it may ever have, and memory for those that it has now
+(pages.py). The memory is allocated before it is touched, since touching a page
+that a full file system cannot provide is a SIGBUS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import mmap
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +22,12 @@ from pathlib import Path
 
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"holdfast-(\d+)-([0-9a-f]{32})-a(\d+)-g(\d+)(?:-r(\d+))?")
-_MADV_POPULATE_WRITE = 23
 _RESERVE_BYTES = 256 << 20
 _LEAST_RESERVE_BYTES = 32 << 20
 _LARGE_BYTES = 256 << 20
 _PATIENCE_SECONDS = 2.0
-_PIECE_BYTES = 64 << 20
-_MOST_THREADS = 8
 _UNLIMITED = 1 << 60
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -47,27 +45,36 @@ class Backing:
 
 
 def reserve(
-    run_id: str, attempt: int, generation: int, size_bytes: int, rank: int = 0
+    run_id: str,
+    attempt: int,
+    generation: int,
+    size_bytes: int,
+    rank: int = 0,
+    *,
+    now_bytes: int | None = None,
+    file_bytes: int | None = None,
 ) -> Backing | None:
-    """Reserve memory for an arena, in /dev/shm if possible; None if there is not enough.
+    """Make the file of an arena, in /dev/shm if possible; None if there is not enough memory.
 
-    OSError if the system refuses it for another reason.
+    `size_bytes` must be free. The first `now_bytes` are allocated now (default: all); the file
+    is `file_bytes` long. OSError if the system refuses it for another reason.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    # The training itself needs room to grow.
-    while (free := available_bytes()) - size_bytes < reserve_bytes(free):
+    while not has_memory(size_bytes):
         # The system may still be freeing the memory of the last attempt.
         if size_bytes < _LARGE_BYTES or time.monotonic() > deadline:
             return None
         time.sleep(0.1)
     path = arena_path(run_id, attempt, generation, rank)
+    now_bytes = size_bytes if now_bytes is None else now_bytes
+    file_bytes = max(size_bytes, now_bytes, file_bytes or 0)
     why = f"{SHM} has no room for the snapshots"
     try:
-        if (found := _reserve_shm(path, size_bytes)) is not None:
+        if (found := _reserve_shm(path, size_bytes, now_bytes, file_bytes)) is not None:
             return found
     except OSError as error:
         why = f"{path} cannot be made ({error.strerror})"
-    return _reserve_memfd(path.name, size_bytes, why)
+    return _reserve_memfd(path.name, now_bytes, file_bytes, why)
 
 
 def arena_path(run_id: str, attempt: int, generation: int, rank: int = 0) -> Path:
@@ -76,30 +83,48 @@ def arena_path(run_id: str, attempt: int, generation: int, rank: int = 0) -> Pat
     return SHM / (f"{name}-r{rank}" if rank else name)
 
 
-def _reserve_shm(path: Path, size_bytes: int) -> Backing | None:
+def has_memory(size_bytes: int) -> bool:
+    """True if so much memory is free, beside the room in which the training grows."""
+    free = available_bytes()
+    return free - size_bytes >= reserve_bytes(free)
+
+
+def has_plenty(backing: Backing, size_bytes: int) -> bool:
+    """True if so much memory is free twice: a third slot must not push anything out."""
+    if not has_memory(2 * size_bytes):
+        return False
+    return backing.path is None or _room_in(backing.path.parent) >= 2 * size_bytes
+
+
+def _room_in(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def _reserve_shm(path: Path, size_bytes: int, now_bytes: int, file_bytes: int) -> Backing | None:
     """None if it does not fit; OSError for any other reason."""
-    room = os.statvfs(path.parent)
-    if room.f_bavail * room.f_frsize < size_bytes:
+    if _room_in(path.parent) < size_bytes:
         return None
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     backing = Backing(os.open(path, flags, 0o600), path)
-    return backing if _allocate(backing, size_bytes) else None
+    return backing if _allocate(backing, now_bytes, file_bytes) else None
 
 
-def _reserve_memfd(name: str, size_bytes: int, why_not_shm: str) -> Backing | None:
+def _reserve_memfd(name: str, now_bytes: int, file_bytes: int, why_not_shm: str) -> Backing | None:
     backing = Backing(os.memfd_create(name, os.MFD_CLOEXEC), None, why_not_shm)
     os.fchmod(backing.descriptor, 0o600)
-    return backing if _allocate(backing, size_bytes) else None
+    return backing if _allocate(backing, now_bytes, file_bytes) else None
 
 
-def _allocate(backing: Backing, size_bytes: int) -> bool:
-    """Allocate the memory now; False if there is not enough."""
+def _allocate(backing: Backing, now_bytes: int, file_bytes: int) -> bool:
+    """Allocate the first bytes now; False if there is not enough memory."""
     try:
-        os.posix_fallocate(backing.descriptor, 0, size_bytes)
+        os.ftruncate(backing.descriptor, file_bytes)
+        os.posix_fallocate(backing.descriptor, 0, now_bytes)
     except OSError as error:
         backing.remove()
         os.close(backing.descriptor)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+        if error.errno in NO_ROOM:
             return False
         raise
     return True
@@ -169,30 +194,6 @@ def open_leftover(path: Path) -> int | None:
     return descriptor
 
 
-def populate(mapped: mmap.mmap) -> None:
-    """Touch every page now: a first touch costs many times the copy itself.
-
-    By several threads if there are cores to spare: one is slower than a disk.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 4))
-
-    def touch(number: int) -> None:
-        for at in range(number * _PIECE_BYTES, len(mapped), count * _PIECE_BYTES):
-            # ctypes releases the GIL, mmap.madvise does not. An older kernel refuses, and the
-            # first copies then touch the pages.
-            size = ctypes.c_size_t(min(_PIECE_BYTES, len(mapped) - at))
-            libc.madvise(ctypes.c_void_p(start + at), size, _MADV_POPULATE_WRITE)
-
-    threads = [threading.Thread(target=touch, args=(n,), daemon=True) for n in range(1, count)]
-    for thread in threads:
-        thread.start()
-    touch(0)
-    for thread in threads:
-        thread.join()
-
-
 def available_bytes() -> int:
     """Free memory of the machine and the cgroup."""
     return min(_machine_bytes(), _cgroup_bytes())
@@ -203,22 +204,32 @@ def reserve_bytes(available: int) -> int:
     return min(_RESERVE_BYTES, max(_LEAST_RESERVE_BYTES, available // 8))
 
 
-def _machine_bytes() -> int:
+def total_bytes() -> int:
+    """All memory of the machine, or the limit of the cgroup if that is less."""
+    limits = [_limit(limit) for limit, *_ in _cgroup_files()]
+    return min([_machine_bytes("MemTotal"), *limits])
+
+
+def _machine_bytes(field: str = "MemAvailable") -> int:
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return _UNLIMITED
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
     return int(found[1]) * 1024 if found else _UNLIMITED
 
 
 def _cgroup_bytes() -> int:
     """The memory that is left in this process's cgroups, v1 or v2."""
+    return min((_left(*files) for files in _cgroup_files()), default=_UNLIMITED)
+
+
+def _cgroup_files() -> Iterator[tuple[Path, Path, Path]]:
+    """The limit, the use and the statistics of each cgroup of this process."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return _UNLIMITED
-    room = _UNLIMITED
+        return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -232,18 +243,24 @@ def _cgroup_bytes() -> int:
         for place in (folder, *folder.parents):
             if not place.is_relative_to(root):
                 break
-            room = min(room, _left(place / limit, place / used, place / "memory.stat"))
-    return room
+            yield place / limit, place / used, place / "memory.stat"
+
+
+def _limit(limit: Path) -> int:
+    try:
+        text = limit.read_text().strip()
+        return _UNLIMITED if text == "max" else min(int(text), _UNLIMITED)
+    except (OSError, ValueError):
+        return _UNLIMITED
 
 
 def _left(limit: Path, used: Path, detail: Path) -> int:
+    if (most := _limit(limit)) == _UNLIMITED:
+        return _UNLIMITED
     try:
-        text = limit.read_text().strip()
-        if text == "max" or int(text) >= _UNLIMITED:
-            return _UNLIMITED
         # Page cache counts as use, but is freed on demand.
         found = re.search(r"^(?:total_)?inactive_file (\d+)", detail.read_text(), re.MULTILINE)
         cache = int(found[1]) if found else 0
-        return int(text) - int(used.read_text()) + cache
+        return most - int(used.read_text()) + cache
     except (OSError, ValueError):
         return _UNLIMITED

@@ -305,5 +305,5 @@ def _show_ways(screen: Screen, plan: Plan) -> None:
         screen.write(
             f"A snapshot in memory, every {shown(plan.model.snapshot_interval)}, is what is left "
             f"of the run after {shared:.0%} of the interruptions, those that end processes and "
-            "leave the hosts."
+            f"leave the hosts. Snapshots take {_text.size(plan.host_bytes)} of a host's memory."
         )

@@ -38,7 +38,7 @@ _STYLES = {
     "could not start": "bold red",
     "unreadable": "bold red",
 }
-_SLOTS = {2: "two", 3: "three"}
+_SLOTS = {1: "one slot", 2: "two slots", 3: "three slots"}
 _LONG_STEP_SECONDS = 30.0
 _MOST_ROWS = 200
 _NO_WIDTH = 1000  # of a pipe: a line is never broken
@@ -157,9 +157,14 @@ def _snapshots(run: RunSummary) -> str:
         return ""
     if run.slots is None:
         return "none so far: a kill would cost the work since the last checkpoint"
-    text = f"{_SLOTS.get(run.slots, run.slots)} slots in memory"
+    text = f"{_SLOTS.get(run.slots, f'{run.slots} slots')} in memory"
+    if run.slots_bytes:
+        text += f", {_text.size(run.slots_bytes)}"
+    if run.slots == 1:
+        text += "; a kill while it is being replaced would cost the work since the last checkpoint"
     if run.slots == 2:
-        text += "; while a checkpoint is being written, no newer snapshot is taken"
+        text += "; if there is no memory for a third one while a checkpoint is being written, "
+        text += "no newer snapshot is taken"
     if run.in_shm is False:
         text += (
             "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "

@@ -151,6 +151,7 @@ class Examination:
     def _memory(self) -> Iterator[Check | None]:
         if sys.platform != "linux":
             return
+        from holdfast._store.memory.arena import used_bytes
         from holdfast._store.memory.backing import available_bytes, find_leftovers, reserve_bytes
 
         room = shm_room()
@@ -158,7 +159,7 @@ class Examination:
         held = 0
         for path in find_leftovers(self.known.run_id) if self.known.run_id else ():
             try:
-                held += path.stat().st_size
+                held += used_bytes(path)
             except OSError:
                 continue
         available = available_bytes()

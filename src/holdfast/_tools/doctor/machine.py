@@ -1,8 +1,8 @@
 """What the machine gives a process: memory for snapshots, cores, a clock, and resource limits.
 
-The memory sums are those of `_store.memory.backing`: three slots if they fit, else two; in
-/dev/shm if they fit there, else in memory that is lost with trainer and keeper; a reserve is left
-to the training.
+The memory sums are those of `_run.saving.slot_memory`: two slots, or one if two do not fit, and a
+third one while a checkpoint is written; in /dev/shm if two fit there, else in memory that is lost
+with trainer and keeper; a reserve is left to the training.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def judge_shm(memory: HostMemory) -> Check:
         return check("ok", f"{left}: three snapshots of up to {size(free // 3)} fit")
     fits = free // state if state else 3
     if fits >= 3:
-        return check("ok", f"{left}: three snapshots of {size(state)} fit")
+        return check(
+            "ok",
+            f"{left}: three snapshots of {size(state)} fit; a run takes {size(2 * state)}, and "
+            f"{size(3 * state)} while a checkpoint is being written",
+        )
     if fits == 2:
         found = (
             f"{left}: two snapshots of {size(state)} fit, not three; while a checkpoint is being "
@@ -92,9 +96,15 @@ def judge_memory(memory: HostMemory) -> Check | None:
         return check("warn", found + "training itself", more)
     if room >= 2 * state:
         return check("warn", f"{left}: only two snapshots of {size(state)} fit, not three", more)
+    if room >= state:
+        found = (
+            f"{left}: only one snapshot of {size(state)} fits, not two; a kill while it is being "
+            "replaced costs all work since the last checkpoint"
+        )
+        return check("warn", found, more)
     found = (
-        f"{left}, and two snapshots of {size(state)} need {size(2 * state)}: there will be none, "
-        "and a kill costs all work since the last checkpoint"
+        f"{left}, and a snapshot needs {size(state)}: there will be none, and a kill costs all "
+        "work since the last checkpoint"
     )
     return check("fail", found, more)
 

@@ -73,6 +73,7 @@ class Plan:
     better: Better | None
     finished: Finished | None
     run_seconds: float
+    host_bytes: float  # that the snapshots take in the memory of one host
     seed: int
 
     @property
@@ -107,7 +108,7 @@ class Plan:
             "as_good_seconds": self.as_good,
             **{name: whole[name] for name in ("rows", "ways", "better")},
             "better_setting": self.better_setting,
-            **{name: whole[name] for name in ("run_seconds", "finished")},
+            **{name: whole[name] for name in ("run_seconds", "finished", "host_bytes")},
             "model": whole["model"] | derived,
             **{name: whole[name] for name in ("assumed", "seed")},
         }
@@ -146,6 +147,7 @@ def make_plan(given: Inputs, seed: int = 0) -> Plan:
         better=None if given.max_overhead is not None else _better(model, ways[-1].goodput, seed),
         finished=finished,
         run_seconds=given.run_seconds,
+        host_bytes=given.host_bytes,
         seed=seed,
     )
 

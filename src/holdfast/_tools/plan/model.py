@@ -143,6 +143,12 @@ class Inputs:
         return math.ceil(self.gpus / (self.gpus_per_host or GPUS_PER_HOST))
 
     @property
+    def host_bytes(self) -> float:
+        """Two snapshots of a host's share of the state; three with several ranks."""
+        size = STATE_BYTES if self.state_size is None else self.state_size
+        return (2 if self.gpus == 1 else 3) * size / self.hosts
+
+    @property
     def run_seconds(self) -> float:
         return RUN_SECONDS if self.run_time is None else self.run_time
 

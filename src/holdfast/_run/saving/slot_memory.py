@@ -1,0 +1,200 @@
+"""Which slots of an arena have memory.
+
+    at the start     one slot, so that the first snapshot comes soon; the second one follows in
+                     the background
+    usually          two: the newest whole one, which is never written to, and the other one
+    during a write   the keeper holds one slot, and the other one may become the newest: then no
+                     slot is free, and snapshots are skipped. So a third slot gets memory if there
+                     is plenty, and loses it after the write.
+
+With several ranks there are always three: the newest one, the newest that all ranks have, and one
+to write to. With fewer, a rank that is ahead of the others would wait for them.
+
+If two do not fit, one slot is used. It is written over, and a kill during the copy leaves none.
+
+Slots get and lose their memory in one thread, one after another. A slot that does not have all its
+memory is absent for every process (see _store/memory/arena.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from holdfast._store.commit.fault_points import pass_point
+from holdfast._store.memory.arena import Arena
+from holdfast._store.memory.backing import Backing, has_plenty
+from holdfast._store.memory.pages import give_memory, pieces_of, take_memory, touch
+
+_ASK_SECONDS = 1.0  # between two looks at the free memory
+
+
+class Registry(Protocol):
+    """A device that registers the memory of slots for its copies."""
+
+    def register(self, slot: int, start: int, size_bytes: int) -> None:
+        """A piece of a slot has its memory."""
+
+    def forget(self, slot: int) -> None:
+        """A slot is about to lose its memory."""
+
+
+class _Closed(Exception):
+    """The arena is closed while a slot gets its memory."""
+
+
+class SlotMemory:
+    """Gives the slots of one arena their memory, and takes it back."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        backing: Backing,
+        header: bytes,
+        usual: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._arena = arena
+        self._backing = backing
+        self._header = header
+        self._say = say
+        self.usual = usual  # slots that are kept
+        self.registry: Registry | None = None  # set before a slot gets memory
+        self._thread: threading.Thread | None = None
+        self._asked = 0.0
+        self._is_closed = False
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the only slot is written over."""
+        return self.usual == 1
+
+    @property
+    def is_double(self) -> bool:
+        """True if there are two slots now: the newest hashed one is then worth waiting for."""
+        return len(self._arena.present()) == 2
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def build(self, slot: int) -> bool:
+        """Give a slot its memory, in this thread; False if there is not enough."""
+        arena = self._arena
+
+        def has_memory(at: int, size_bytes: int) -> None:
+            pass_point(f"slot-{slot}-half-built")
+            self._register(slot, at, size_bytes)
+
+        try:
+            place = arena.slot_offset(slot), arena.slot_bytes
+            built = give_memory(arena.descriptor, arena.mapped, *place, has_memory)
+        except BaseException:
+            if self.registry is not None:
+                self.registry.forget(slot)
+            raise
+        if built:
+            pass_point(f"slot-{slot}-built")
+            arena.add(slot, self._header)
+            pass_point(f"slot-{slot}-added")
+        return built
+
+    def build_rest(self) -> None:
+        """Give the other usual slots their memory, in the background."""
+        if self._missing():
+            self._start(self._build_missing)
+
+    def take_over(self) -> None:
+        """Touch and register the slots that have memory, and build the others, in the background.
+
+        They can be used at once: a copy into pages that are not touched yet is only slower.
+        """
+
+        def work() -> None:
+            for slot in self._arena.present():
+                for piece in pieces_of(self._arena.slot_offset(slot), self._arena.slot_bytes):
+                    touch(self._arena.mapped, *piece)
+                    self._register(slot, *piece)
+            self._build_missing()
+
+        self._start(work)
+
+    def grow(self) -> None:
+        """No slot is free during a write: add one, in the background, if there is plenty."""
+        absent = [slot for slot in range(self._arena.slots) if slot not in self._arena.present()]
+        now = time.monotonic()
+        if self.usual != 2 or not absent or self.is_at_work or now < self._asked + _ASK_SECONDS:
+            return
+        self._asked = now
+        if has_plenty(self._backing, self._arena.slot_bytes):
+            self._start(lambda: self.build(absent[0]))
+
+    def shrink(self, held: Collection[int]) -> None:
+        """No write is in progress: give the memory of the third slot back, in the background."""
+        if self.usual != 2 or len(self._arena.present()) <= 2 or self.is_at_work:
+            return
+        slot = self._arena.drop(held)
+        if slot is not None:
+            pass_point("slot-dropped")
+            self._start(lambda: self._give_back(slot))
+
+    def close(self) -> None:
+        """Wait until the thread leaves the arena alone."""
+        self._is_closed = True
+        if self._thread is not None:
+            self._thread.join()
+
+    def _missing(self) -> list[int]:
+        absent = set(range(self._arena.slots)) - set(self._arena.present())
+        return sorted(absent)[: max(0, self.usual - len(self._arena.present()))]
+
+    def _register(self, slot: int, start: int, size_bytes: int) -> None:
+        if self._is_closed:
+            raise _Closed
+        if self.registry is not None:
+            self.registry.register(slot, start, size_bytes)
+
+    def _build_missing(self) -> None:
+        for slot in self._missing():
+            if self.build(slot):
+                continue
+            if len(self._arena.present()) == 1:
+                self.usual = 1
+                self._say(only_one("memory allows"))
+            return
+
+    def _give_back(self, slot: int) -> None:
+        arena = self._arena
+        if self.registry is not None:
+            self.registry.forget(slot)
+        taken = take_memory(arena.mapped, arena.slot_offset(slot), arena.slot_bytes)
+        pass_point("slot-given-back")
+        if not taken:  # the system refuses: it keeps the slot
+            arena.add(slot, self._header)
+        arena.unlock(slot)
+
+    def _start(self, work: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except _Closed:
+                pass
+            except Exception as error:  # noqa: BLE001  a thread's error would be lost
+                self._say(f"a slot for snapshots could not be made: {error}")
+
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = threading.Thread(target=run, name="holdfast-slots", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads: it is tried again
+            self._thread.start()
+
+
+def only_one(why: str) -> str:
+    """What one slot means, after its cause."""
+    return (
+        f"{why} one snapshot in memory, not two: a kill while it is being replaced costs the work "
+        "since the last checkpoint."
+    )

@@ -1,0 +1,64 @@
+"""What the keeper does with slots: it hashes them, and lets one go that the trainer waits for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from holdfast._keeper.mapped_arenas import HeldArena
+from holdfast._store.format.checksum import digest
+from holdfast._store.format.image import plan_image
+from holdfast._store.memory.arena import Arena, arena_bytes
+from holdfast.torch.adapter import ADAPTER as adapter
+
+PLAN = plan_image([adapter.spec("w", torch.zeros(5 << 20))], 100)  # more than one chunk
+
+
+@pytest.fixture
+def arena():
+    descriptor = os.memfd_create("test-arena")
+    os.fchmod(descriptor, 0o600)
+    os.posix_fallocate(descriptor, 0, arena_bytes(PLAN.size_bytes, len(PLAN.specs) + 2, 2))
+    made = Arena.create(descriptor, run_id="0" * 32, attempt=1, generation=1, slots=2, plan=PLAN)
+    for sequence in (1, 2):
+        slot = made.begin()
+        made.image(slot)[len(PLAN.header) :] = bytes([sequence]) * (
+            PLAN.size_bytes - len(PLAN.header)
+        )
+        made.finish(slot, sequence=sequence, mark=2 * sequence)
+    yield made
+    made.close()
+
+
+def test_a_slot_that_the_trainer_waits_for_is_let_go_and_the_newest_is_not(arena):
+    held = HeldArena(arena, None)
+    newest, older = arena.whole()
+    arena.want()
+    for record in (newest, older):
+        assert held.pin(record)
+        held.hash_until_wanted(record)
+        held.unpin(record.slot)
+    newest, older = arena.whole()
+    assert (newest.is_hashed, older.is_hashed) == (True, False)
+    assert arena.begin() == older.slot  # and from now on nothing is wanted
+    assert not any(arena.is_wanted(slot) for slot in range(2))
+
+
+def test_a_hashing_that_was_left_goes_on_later_to_the_same_checksums(arena):
+    held = HeldArena(arena, None)
+    older = arena.whole()[1]
+    assert held.pin(older)
+    hashing = held.source(older).hashing
+    looks = iter([False, True])
+    hashing.work(until=lambda: next(looks))  # one chunk
+    assert not hashing.is_done
+    held.hash_until_wanted(older)
+    assert arena.whole()[1].is_hashed
+    image = arena.image(older.slot)
+    expected = [digest(image[at : at + size]) for _, at, size in PLAN.extents()]
+    assert arena.digests(older.slot) == expected
+    assert arena.hashed_at(older.slot, older.sequence) is not None
+    assert arena.hashed_at(older.slot, older.sequence + 1) is None
+    held.unpin(older.slot)
