@@ -283,7 +283,14 @@ class _TimeoutType(click.ParamType[str]):
     metavar="SECONDS|auto",
     help="End it and start it again if it hangs for so long; auto: as the run has learned.",
 )
-def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | None) -> int:
+@click.option(
+    "--spare",
+    is_flag=True,
+    help="Have a second process ready that has done the imports: a restart goes on in it.",
+)
+def run(
+    command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | None, *, spare: bool
+) -> int:
     """Supervise a command: say why it died, start it again where that helps.
 
     The screen looks as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as ever. What COMMAND
@@ -324,7 +331,7 @@ def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | 
     """
     from holdfast._supervise.leader import lead
 
-    return lead(command, max_restarts, hang_timeout)
+    return lead(command, max_restarts, hang_timeout, spare=spare)
 
 
 for _command in (
