@@ -219,6 +219,8 @@ class WarmSpare:
             return
         if "ready" in answer:
             self._is_ready = True
+            if self._record is not None:
+                self._record.write(spare={"pid": process.pid, "memory": answer["ready"]})
             if "ready" not in self._said:
                 self._said.add("ready")
                 self._say_ready(process.pid, answer)

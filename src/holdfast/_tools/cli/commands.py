@@ -319,6 +319,12 @@ def run(
     SIGKILL if that is not enough. Time alone is no hang: what gets on is only slow. What is held in
     a debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed, however long it takes.
 
+    --spare is for `python SCRIPT` and `python -m MODULE`. A few seconds after the run has opened, a
+    second process does the imports at the top of the script, up to the first statement of another
+    kind, and waits. It takes no GPU, and what it takes of memory is said once. A restart goes on in
+    it. If a module of the script writes a file, starts a thread or a process, or connects while it
+    is imported, or if one has changed since, the restart is a plain start, and why is said.
+
     Leaves with the status of COMMAND; 128 + n if signal n has ended it, 127 if there is no such
     program, 77 if it was ended for a hang. `holdfast submit` writes the line that uses this.
 
@@ -326,6 +332,7 @@ def run(
     Example:
       holdfast run -- python train.py
       holdfast run --hang-timeout auto -- python train.py
+      holdfast run --spare -- python train.py
       holdfast run --max-restarts 10 -- torchrun --nproc-per-node=4 train.py
       srun holdfast run -- python train.py
     """
