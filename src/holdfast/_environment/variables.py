@@ -24,7 +24,7 @@ _OF_JOB = (
 # What sbatch would hand on to another job, which then takes itself for this one.
 _OF_THIS_JOB_ALONE = (
     *("SLURM_RESTART_COUNT", "HOLDFAST_MARKER", "HOLDFAST_LEADER"),
-    *("HOLDFAST_LED", "HOLDFAST_RESTART", "HOLDFAST_HANG_TIMEOUT"),
+    *("HOLDFAST_LED", "HOLDFAST_RESTART", "HOLDFAST_HANG_TIMEOUT", "HOLDFAST_SPARE"),
 )
 _NOT_FOR_CHILDREN = (
     *("PYTHONSTARTUP", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC"),
@@ -179,6 +179,36 @@ def led_folder() -> Path | None:
     """Where `holdfast run`, if it has started this process, keeps what it sees of it."""
     place = os.environ.get("HOLDFAST_LED", "")
     return Path(place) if place else None
+
+
+def has_spare() -> bool:
+    """Whether `holdfast run` would like to know what this process has imported."""
+    return os.environ.get("HOLDFAST_SPARE", "") == "1"
+
+
+def spare_delay_seconds() -> float:
+    """How long a run is open before `holdfast run` starts a spare; for the tests."""
+    try:
+        return max(0.0, float(os.environ.get("HOLDFAST_SPARE_SECONDS", "")))
+    except ValueError:
+        return 5.0
+
+
+def changed_since_start() -> dict[str, int | None]:
+    """A checksum of each variable that this process has set, None for each that it has removed."""
+    from zlib import crc32  # would make every start slower
+
+    try:
+        content = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in os.fsdecode(content).split("\0") if entry)
+    start = {name: value for name, _, value in pairs}
+    found: dict[str, int | None] = dict.fromkeys(start.keys() - os.environ.keys())
+    for name, value in os.environ.items():
+        if start.get(name) != value:
+            found[name] = crc32(os.fsencode(value))
+    return found
 
 
 def is_started_again() -> bool:

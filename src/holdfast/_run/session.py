@@ -56,7 +56,7 @@ from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.commit.write import is_replaced
 from holdfast._store.folder.attempts import beating, cannot_write, open_folder, release
-from holdfast._store.folder.opened import tell_leader
+from holdfast._store.folder.opened import tell_leader, tell_leader_of_modules
 from holdfast._store.format.version import __version__
 from holdfast._store.memory.control import DONE, STAYS, WORK
 from holdfast._text import say, speak_as
@@ -107,6 +107,9 @@ class Session:
             cadence = self._start_saving()
             self._watch_signals(cadence)
             self._begin()
+            led = variables.led_folder()
+            if led is not None and variables.has_spare():
+                tell_leader_of_modules(led)
         except BaseException as error:
             start.close()
             if self.attempt.party is not None:

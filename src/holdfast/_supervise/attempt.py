@@ -22,6 +22,7 @@ from holdfast._supervise.watch import CommandWatch
 
 if TYPE_CHECKING:
     from holdfast._supervise.ending import Timeout
+    from holdfast._supervise.spare.warm_spare import WarmSpare
 
 _FROM_THE_KERNEL = 0x80  # SI_KERNEL, as a terminal's keys are
 _FROM_A_PROCESS = (0, -1, -6)  # kill, sigqueue, tgkill: these have a sender
@@ -51,7 +52,10 @@ class SupervisedAttempt:
         timeout: Timeout | None,
         *,
         in_job: bool,
+        spare: WarmSpare | None = None,
     ) -> None:
+        self._spare = spare
+        self._apart = () if spare is None else spare.pids  # no part of the command
         self._child = child
         self._signals = signals
         self._streams = streams
@@ -62,7 +66,7 @@ class SupervisedAttempt:
         self._status: int | None = None
         self._maxrss_bytes = 0
         self._passed: dict[int, float] = {}
-        self._warnings = Warnings(self._me)
+        self._warnings = Warnings(self._me, self._apart)
         self._next_warning = 0.0
         self._session = child if streams.has_own_session else os.getsid(0)
         self._hangs = CommandHangs(
@@ -72,7 +76,7 @@ class SupervisedAttempt:
             is_held_up=lambda: any(each.has_waiting for each in outlets),
             has_keys=streams.master is not None,
         )
-        self._watch = CommandWatch(child, self._me, self._hangs.is_ours)
+        self._watch = CommandWatch(child, self._me, self._is_apart)
         self._is_stopped = False
         self._is_given_up = False
         self.was_asked = False  # to end, for whatever reason
@@ -118,6 +122,8 @@ class SupervisedAttempt:
         if self._status is None:
             deadlines.append(self._watch.next_poll_seconds())
             deadlines.append(self._hangs.next_poll_seconds())
+            if self._spare is not None:
+                deadlines.append(self._spare.next_poll_seconds())
         if self._keyboard is not None and self._status is None:
             deadlines.append(self._keyboard.next_poll_seconds())
         self._wait(min((each for each in deadlines if each is not None), default=_LONGEST_SECONDS))
@@ -127,6 +133,8 @@ class SupervisedAttempt:
         if self._status is None:
             self._watch.poll()
             self._hangs.poll()
+            if self._spare is not None:
+                self._spare.poll()
             if self._keyboard is not None:
                 self._keyboard.poll()
         if time.monotonic() >= self._next_warning:
@@ -230,7 +238,7 @@ class SupervisedAttempt:
 
     def _signal_the_rest(self, number: int) -> None:
         """The child is gone: trainers that it has left behind have to save and leave, too."""
-        for pid in children.catchers(self._me, number):
+        for pid in children.catchers(self._me, number, self._apart):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
 
@@ -268,6 +276,8 @@ class SupervisedAttempt:
                     continue
                 code = os.waitstatus_to_exitcode(status)
                 self._watch.observe_reaped(pid, code)
+                if self._spare is not None:
+                    self._spare.observe_reaped(pid, code)
                 if pid == self._child:
                     self._status = code
                     self._maxrss_bytes = used.ru_maxrss * 1024
@@ -311,7 +321,10 @@ class SupervisedAttempt:
             self._turn(_LOOK_SECONDS)
 
     def _left_behind(self) -> list[int]:
-        return children.left_behind(self._me, self._session)
+        return children.left_behind(self._me, self._session, self._apart)
+
+    def _is_apart(self, pid: int) -> bool:
+        return pid in self._apart or self._hangs.is_ours(pid)
 
     def _has_children(self) -> bool:
         self._reap()

@@ -19,7 +19,7 @@ import termios
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from holdfast._supervise.relay import Inlet, Outlet
-from holdfast._supervise.terminal import copy_size, open_pair
+from holdfast._supervise.terminal import copy_modes, copy_size, open_pair
 
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _LETS_READ = 0x59616D61  # PR_SET_PTRACER
@@ -95,6 +95,14 @@ class Streams:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGWINCH)  # its own terminal gets no SIGWINCH of this one
 
+    def copy_terminal(self, child: int) -> None:
+        """Copy modes and sizes: ours had others, for the keys, when these were opened."""
+        if self.master is not None:
+            copy_modes(0, self.given[0], is_screen_only=False)
+        for number, _ in self._screens:
+            copy_modes(number, self.given[number], is_screen_only=True)
+        self.pass_size_on(child)
+
     def close_given(self, *, is_over: bool) -> None:
         """Close the command's ends. Those of a terminal stay until it is over, since the command
         may close its streams and open them again."""
@@ -138,8 +146,14 @@ def start(
     environment: Mapping[str, str],
     streams: Streams,
     mask: set[int | signal.Signals],
+    *,
+    inherited: Collection[int] | None = None,
 ) -> int:
-    """Start the command and return its pid; OSError if it cannot be started."""
+    """Start the command and return its pid; OSError if it cannot be started.
+
+    `inherited` are further descriptors, for a spare. A spare that would be in our group is in one
+    of its own until it is needed: keys are not for it.
+    """
     library = ctypes.CDLL(None)
     leader = os.getpid()
     failure, failure_in_child = os.pipe()
@@ -147,6 +161,11 @@ def start(
     if child == 0:
         try:
             _take_streams(streams)
+            if inherited is not None:
+                if not streams.has_own_session:
+                    os.setpgid(0, 0)
+                for descriptor in inherited:
+                    os.set_inheritable(descriptor, True)
             library.prctl(_DIES_WITH_PARENT, signal.SIGTERM, 0, 0, 0)
             # Let the processes that we start read its stacks: many systems forbid that otherwise.
             library.prctl(_LETS_READ, ctypes.c_ulong(leader), 0, 0, 0)

@@ -63,14 +63,16 @@ def end_guards(top: int) -> None:
             time.sleep(0.005)
 
 
-def left_behind(top: int, session: int) -> list[int]:
+def left_behind(top: int, session: int, apart: Collection[int] = ()) -> list[int]:
     """The processes that a killed command leaves running.
 
     These are all in its session, and the ranks of a launcher, which have sessions of their own.
-    Other processes with their own session are daemons, and stay.
+    Other processes with their own session are daemons, and stay; so do those that are `apart`.
     """
     found: list[int] = []
     for pid in descendants(top):
+        if pid in apart:
+            continue
         with contextlib.suppress(OSError):
             if (os.getsid(pid) == session or _variables(pid, b"RANK=")) and not is_keeper(pid):
                 found.append(pid)

@@ -26,7 +26,7 @@ from holdfast._environment import variables
 from holdfast._environment.slurm.tasks import is_in_step, rank_environment
 from holdfast._environment.slurm.torchrun import starts_torchrun
 from holdfast._errors import HUNG
-from holdfast._store.folder.supervised import led_folder
+from holdfast._store.folder.supervised import led_folder, life_folder
 from holdfast._text import say
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast._supervise.ending import Timeout
     from holdfast._supervise.record import SupervisionRecord
     from holdfast._supervise.restart import Restarts
+    from holdfast._supervise.spare.warm_spare import WarmSpare
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -41,14 +42,18 @@ _ADOPTS_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 
 
 def lead(
-    command: Sequence[str], max_restarts: int | None = None, hang_timeout: str | None = None
+    command: Sequence[str],
+    max_restarts: int | None = None,
+    hang_timeout: str | None = None,
+    *,
+    spare: bool = False,
 ) -> int:
     """Start the command, stay until it and its keepers have ended, return its exit status."""
     if not sys.platform.startswith("linux"):
         return _step_aside(command)
     # The timeout of a leader above this one counts for all processes below it.
     timeout = _timeout(hang_timeout or variables.hang_timeout())
-    supervision = Supervision(command, max_restarts, timeout)
+    supervision = Supervision(command, max_restarts, timeout, has_spare=spare)
     try:
         return supervision.run()
     finally:
@@ -101,7 +106,12 @@ class Supervision:
     """One attempt of the command after the other, until there is no reason for another."""
 
     def __init__(
-        self, command: Sequence[str], max_restarts: int | None, timeout: Timeout | None = None
+        self,
+        command: Sequence[str],
+        max_restarts: int | None,
+        timeout: Timeout | None = None,
+        *,
+        has_spare: bool = False,
     ) -> None:
         # Not at the top: these modules can be imported on Linux only.
         from holdfast._supervise.child import find_outlets, hold_closed_streams
@@ -131,9 +141,17 @@ class Supervision:
         self._folder: Path | None = led_folder()
         self._restarts: Restarts | None = None
         self._has_run = False
+        self._spare = self._find_spare() if has_spare else None
 
     def run(self) -> int:
         """Return the exit status of the last attempt."""
+        try:
+            return self._run()
+        finally:
+            if self._spare is not None:
+                self._spare.close()
+
+    def _run(self) -> int:
         number = 1
         while True:
             from holdfast._supervise.record import SupervisionRecord
@@ -163,19 +181,45 @@ class Supervision:
         from holdfast._supervise.attempt import SupervisedAttempt
         from holdfast._supervise.child import Streams, start
 
-        environment = _for_child(self._command, self._environment)
-        environment["HOLDFAST_RESTART"] = str(number - 1)
-        if record.folder is not None:
-            environment["HOLDFAST_LED"] = str(record.folder.absolute())
-        if self._timeout is not None:
-            environment["HOLDFAST_HANG_TIMEOUT"] = self._timeout.for_child()
-        streams = Streams(self._by_number, record.add_output)
-        child = start(self._command, environment, streams, self._signals.mask_before)
+        taken = None if self._spare is None else self._spare.take(record)
+        if taken is not None:
+            child, streams = taken
+            record.write(is_spare=True)
+        else:
+            environment = self._environment_for(number, record.folder)
+            streams = Streams(self._by_number, record.add_output)
+            child = start(self._command, environment, streams, self._signals.mask_before)
         record.write(child_pid=child)
-        return SupervisedAttempt(
+        attempt = SupervisedAttempt(
             *(child, self._signals, streams, self._outlets, record, self._timeout),
             in_job=self._in_job,
+            spare=self._spare,
         )
+        if self._spare is not None:
+            after = None if self._folder is None else life_folder(self._folder, number + 1)
+            self._spare.watch(record, self._environment_for(number + 1, after), attempt.say)
+        return attempt
+
+    def _environment_for(self, number: int, folder: Path | None) -> dict[str, str]:
+        environment = _for_child(self._command, self._environment)
+        environment["HOLDFAST_RESTART"] = str(number - 1)
+        if folder is not None:
+            environment["HOLDFAST_LED"] = str(folder.absolute())
+        if self._timeout is not None:
+            environment["HOLDFAST_HANG_TIMEOUT"] = self._timeout.for_child()
+        if self._spare is not None:
+            environment["HOLDFAST_SPARE"] = "1"
+        return environment
+
+    def _find_spare(self) -> WarmSpare | None:
+        from holdfast._supervise.spare.command import parse_command
+        from holdfast._supervise.spare.warm_spare import WarmSpare
+
+        command = parse_command(self._command)
+        if isinstance(command, str):
+            say(f"no spare: {command}. A restart is a plain start.")
+            return None
+        return WarmSpare(command, self._by_number, self._signals.mask_before)
 
     def _goes_on(self, attempt: SupervisedAttempt, record: SupervisionRecord, status: int) -> bool:
         """Say what happened; True if there is another attempt."""

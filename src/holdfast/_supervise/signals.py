@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from holdfast._supervise import children
 
@@ -65,8 +65,10 @@ class Warnings:
     processes that catch it, and is kept until there are some.
     """
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, apart: Collection[int]) -> None:
+        """`apart` are those below `top` that are no part of the command."""
         self._top = top
+        self._apart = apart
         self._came: dict[int, float] = {}
         self._given: dict[int, float] = {}  # when the first process got it
         self._reached: dict[int, set[int]] = {}
@@ -81,7 +83,7 @@ class Warnings:
         """Send each to the processes that catch it by now and have not got it yet."""
         for number in self._came:
             reached = self._reached[number]
-            for pid in children.catchers(self._top, number, reached):
+            for pid in children.catchers(self._top, number, {*reached, *self._apart}):
                 if self._began_later(number, pid):
                     continue
                 reached.add(pid)

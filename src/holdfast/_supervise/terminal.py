@@ -26,14 +26,18 @@ _SIZE_BYTES = 8
 def open_pair(like: int, *, is_screen_only: bool = False) -> tuple[int, int]:
     """A terminal with the modes of another: the end for us and the end for the command."""
     master, slave = os.openpty()
-    with contextlib.suppress(termios.error, OSError):
-        modes = termios.tcgetattr(like)
-        if is_screen_only:
-            modes[1] &= ~termios.OPOST  # our own terminal does that
-        termios.tcsetattr(slave, termios.TCSANOW, modes)
+    copy_modes(like, slave, is_screen_only=is_screen_only)
     copy_size(like, master)
     os.set_blocking(master, False)
     return master, slave
+
+
+def copy_modes(source: int, target: int, *, is_screen_only: bool) -> None:
+    with contextlib.suppress(termios.error, OSError):
+        modes = termios.tcgetattr(source)
+        if is_screen_only:
+            modes[1] &= ~termios.OPOST  # our own terminal does that
+        termios.tcsetattr(target, termios.TCSANOW, modes)
 
 
 def copy_size(source: int, target: int) -> None:

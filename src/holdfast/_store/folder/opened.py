@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+from holdfast._environment import variables
 from holdfast._store.folder.atomic import create_atomic
 from holdfast._store.folder.attempts import read_json, write_json
-from holdfast._store.folder.supervised import led_hang
+from holdfast._store.folder.supervised import led_hang, led_modules
 
 
 def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
@@ -33,6 +35,16 @@ def tell_leader(place: Path, folder: Path, attempt: int, rank: int) -> None:
         other = there.get("rank")
         if not is_same_life or not isinstance(other, int) or other > rank:
             write_json(path, mine, durable=False)
+
+
+def tell_leader_of_modules(place: Path) -> None:
+    """Record what is imported, in the order of the imports, for a spare."""
+    specs = ((name, getattr(each, "__spec__", None)) for name, each in list(sys.modules.items()))
+    # An alias, such as os.path, cannot be imported under its own name.
+    names = [name for name, spec in specs if spec is not None and spec.name == name]
+    record = {"modules": names, "environment": variables.changed_since_start()}
+    with contextlib.suppress(OSError):
+        write_json(led_modules(place), record, durable=False)
 
 
 def tell_leader_of_hang(place: Path, hang: dict[str, Any]) -> None:

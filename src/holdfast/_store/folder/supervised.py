@@ -5,6 +5,7 @@ led/20250102-030405-node1-4711/    one supervision, by its beginning, host and p
     led.json  output.log           its process, how it ended, and what it printed
     run.json                       written by a run that opened in it: its folder and attempt
     hang.json                      by its keeper: that it hangs, and why
+    modules.json                   by a run for which there will be a spare: what it has imported
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ def led_output(life: Path) -> Path:
 
 def led_hang(life: Path) -> Path:
     return life / "hang.json"
+
+
+def led_modules(life: Path) -> Path:
+    return life / "modules.json"
 
 
 def write_led(path: Path, record: dict[str, Any]) -> None:

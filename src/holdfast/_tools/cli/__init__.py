@@ -34,7 +34,10 @@ def _run() -> int:
         from holdfast._supervise.leader import lead
 
         most = options.get("--max-restarts")
-        return lead(command, None if most is None else int(most), options.get("--hang-timeout"))
+        return lead(
+            *(command, None if most is None else int(most), options.get("--hang-timeout")),
+            spare="--spare" in options,
+        )
     for stream in (sys.stdout, sys.stderr):
         # A folder's name may hold bytes that are no text, and a pipe may be ASCII only.
         with contextlib.suppress(AttributeError, ValueError):
@@ -71,8 +74,13 @@ def _led_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
     if words[:1] != ["run"]:
         return [], {}
     rest, found = words[1:], dict[str, str]()
-    while rest and (name := rest[0].partition("=")[0]) in _LED_OPTIONS:
+    while rest and (name := rest[0].partition("=")[0]) in (*_LED_OPTIONS, "--spare"):
         word = rest.pop(0)
+        if word == "--spare":
+            found[word] = ""
+            continue
+        if name == "--spare":
+            return [], {}
         value = word.partition("=")[2] if "=" in word else "".join(rest[:1])
         if "=" not in word:
             del rest[:1]

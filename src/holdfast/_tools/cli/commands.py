@@ -283,7 +283,14 @@ class _TimeoutType(click.ParamType[str]):
     metavar="SECONDS|auto",
     help="End it and start it again if it hangs for so long; auto: as the run has learned.",
 )
-def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | None) -> int:
+@click.option(
+    "--spare",
+    is_flag=True,
+    help="Have a second process ready that has done the imports: a restart goes on in it.",
+)
+def run(
+    command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | None, *, spare: bool
+) -> int:
     """Supervise a command: say why it died, start it again where that helps.
 
     The screen looks as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as ever. What COMMAND
@@ -312,6 +319,12 @@ def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | 
     SIGKILL if that is not enough. Time alone is no hang: what gets on is only slow. What is held in
     a debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed, however long it takes.
 
+    --spare is for `python SCRIPT` and `python -m MODULE`. A few seconds after the run has opened, a
+    second process does the imports at the top of the script, up to the first statement of another
+    kind, and waits. It takes no GPU, and what it takes of memory is said once. A restart goes on in
+    it. If a module of the script writes a file, starts a thread or a process, or connects while it
+    is imported, or if one has changed since, the restart is a plain start, and why is said.
+
     Leaves with the status of COMMAND; 128 + n if signal n has ended it, 127 if there is no such
     program, 77 if it was ended for a hang. `holdfast submit` writes the line that uses this.
 
@@ -319,12 +332,13 @@ def run(command: tuple[str, ...], max_restarts: int | None, hang_timeout: str | 
     Example:
       holdfast run -- python train.py
       holdfast run --hang-timeout auto -- python train.py
+      holdfast run --spare -- python train.py
       holdfast run --max-restarts 10 -- torchrun --nproc-per-node=4 train.py
       srun holdfast run -- python train.py
     """
     from holdfast._supervise.leader import lead
 
-    return lead(command, max_restarts, hang_timeout)
+    return lead(command, max_restarts, hang_timeout, spare=spare)
 
 
 for _command in (

@@ -1,0 +1,1 @@
+"""`holdfast run --spare`: a process that has done the imports, and waits for its attempt."""

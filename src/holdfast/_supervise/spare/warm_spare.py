@@ -1,0 +1,258 @@
+"""The spare, as `holdfast run` has it: started once a run is open, given an attempt, or ended.
+
+It never outlives us: it gets SIGTERM at our death, as every command does, and leaves when the pipe
+for its orders closes. Whenever it cannot be used, the next attempt is a plain start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast._environment import variables
+from holdfast._store.folder.supervised import led_modules
+from holdfast._supervise.child import Streams, start
+from holdfast._supervise.record import SupervisionRecord
+from holdfast._supervise.relay import Outlet
+from holdfast._supervise.spare.command import PythonCommand
+from holdfast._text import size
+
+_PROGRAM = Path(__file__).with_name("process.py")
+_LOOK_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0  # it compares some files, which may be on a slow disk
+_END_SECONDS = 1.0
+_MOST_BYTES = 65536
+
+
+class SpareProcess:
+    """One process with the streams of the next attempt, and the two pipes to it."""
+
+    def __init__(
+        self,
+        command: PythonCommand,
+        environment: Mapping[str, str],
+        outlets: Mapping[int, Outlet],
+        mask: set[int | signal.Signals],
+        modules: str,
+    ) -> None:
+        """`modules` is the file with the names of what is imported late; empty: nothing is."""
+        self._record: SupervisionRecord | None = None
+        self.streams = Streams(outlets, self._add_output)
+        orders, self._orders = os.pipe()
+        self._answers, answers = os.pipe()
+        os.set_blocking(self._answers, False)
+        self._received = b""
+        words = command.running(str(_PROGRAM), str(orders), str(answers), modules)
+        try:
+            given = (orders, answers)
+            self.pid = start(words, environment, self.streams, mask, inherited=given)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(orders)
+            os.close(answers)
+
+    def receive(self) -> dict[str, Any] | None:
+        """Its next answer; None if there is none yet, or if it has ended."""
+        with contextlib.suppress(BlockingIOError):
+            self._received += os.read(self._answers, _MOST_BYTES)
+        line, end, rest = self._received.partition(b"\n")
+        if not end:
+            return None
+        self._received = rest
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+        return None
+
+    def order(self, record: SupervisionRecord) -> dict[str, Any] | None:
+        """Give it the attempt, and return its answer; None: it has ended, or does not answer."""
+        self._record = record
+        # In our group it has the keys of our terminal, as every command there.
+        group = None if self.streams.has_own_session else os.getpgrp()
+        self.streams.copy_terminal(self.pid)
+        with contextlib.suppress(OSError):
+            os.write(self._orders, json.dumps({"group": group}).encode())
+            poller = select.poll()
+            poller.register(self._answers, select.POLLIN)
+            poller.poll(_ANSWER_SECONDS * 1000)
+            return self.receive()
+        return None
+
+    def close_pipes(self) -> None:
+        os.close(self._orders)
+        os.close(self._answers)
+
+    def close(self) -> None:
+        self.close_pipes()
+        self.streams.close()
+
+    def _add_output(self, data: bytes) -> None:
+        if self._record is not None:
+            self._record.add_output(data)
+
+
+class WarmSpare:
+    """Starts one spare per attempt, and hands it over."""
+
+    def __init__(
+        self,
+        command: PythonCommand,
+        outlets: Mapping[int, Outlet],
+        mask: set[int | signal.Signals],
+    ) -> None:
+        self.pids: set[int] = set()  # below us, and no part of the command
+        self._command = command
+        self._outlets = outlets
+        self._mask = mask
+        self._delay_seconds = variables.spare_delay_seconds()
+        self._process: SpareProcess | None = None
+        self._is_ready = False
+        self._is_refused = False  # it would be refused again
+        self._is_due = False
+        self._sets = ""  # variables that the script sets after its imports
+        self._said: set[str] = set()
+        self._record: SupervisionRecord | None = None
+        self._environment: Mapping[str, str] = {}
+        self._say: Callable[[str], None] = lambda _: None
+        self._opened_at: float | None = None
+        self._next = 0.0
+
+    def watch(
+        self,
+        record: SupervisionRecord,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        """An attempt has begun. `environment` is that of the next one."""
+        self.pids.clear()
+        self._record, self._environment, self._say = record, environment, say
+        self._opened_at = None
+        self._is_due = record.folder is not None and not self._is_refused
+        self._next = time.monotonic() + _LOOK_SECONDS
+
+    def next_poll_seconds(self) -> float | None:
+        """None: there is nothing to wait for."""
+        is_starting = self._process is not None and not self._is_ready
+        return max(0.0, self._next - time.monotonic()) if self._is_due or is_starting else None
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_SECONDS
+        if self._is_due:
+            self._start_when_open(now)
+        elif self._process is not None and not self._is_ready:
+            self._receive(self._process)
+
+    def observe_reaped(self, pid: int, status: int) -> None:
+        """A child of ours has ended."""
+        if self._process is None or pid != self._process.pid:
+            return
+        if not self._is_ready:
+            self._receive(self._process)  # why it has ended
+        if self._process is not None:
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            self._say_once(f"the spare has ended ({how}): the next start is a plain one.")
+            self._drop()
+
+    def take(self, record: SupervisionRecord) -> tuple[int, Streams] | None:
+        """The process and the streams of the next attempt; None if it has to be a plain start."""
+        process = self._process
+        if process is None:
+            return None
+        answer = process.order(record) if self._is_ready else {"refused": "it is not ready yet"}
+        if answer is None or not answer.get("taken"):
+            why = "it does not answer" if answer is None else answer.get("refused")
+            self._say(f"not going on in the spare: {why}.")
+            self.close()
+            return None
+        self._process = None
+        process.close_pipes()
+        return process.pid, process.streams
+
+    def close(self) -> None:
+        """End the spare, if there is one."""
+        if self._process is None:
+            return
+        pid = self._process.pid
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        self._drop()
+        deadline = time.monotonic() + _END_SECONDS
+        # One that waits for a disk is not waited for: it is reaped by the next attempt, or by init.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.002)
+
+    def _start_when_open(self, now: float) -> None:
+        assert self._record is not None
+        assert self._record.folder is not None
+        modules = led_modules(self._record.folder)
+        if self._opened_at is None:
+            if not os.path.exists(modules):  # noqa: PTH110  cheap: it runs twice a second
+                return
+            self._opened_at = now
+        if now - self._opened_at < self._delay_seconds:
+            return
+        self._is_due = self._is_ready = False
+        given = "" if self._sets else str(modules)
+        with contextlib.suppress(OSError):  # no process or no terminal more: a plain start, then
+            self._process = SpareProcess(
+                self._command, self._environment, self._outlets, self._mask, given
+            )
+            self.pids.add(self._process.pid)
+
+    def _receive(self, process: SpareProcess) -> None:
+        answer = process.receive()
+        if answer is None:
+            return
+        if "ready" in answer:
+            self._is_ready = True
+            if self._record is not None:
+                self._record.write(spare={"pid": process.pid, "memory": answer["ready"]})
+            if "ready" not in self._said:
+                self._said.add("ready")
+                self._say_ready(process.pid, answer)
+            return
+        if "sets" in answer:
+            self._sets, self._is_due = answer["sets"], True
+            self.close()
+            return
+        self._is_refused = True
+        self._say_once(
+            f"no spare: {answer.get('refused')}.\n  A restart is a plain start, as without --spare."
+        )
+        self.close()
+
+    def _say_ready(self, pid: int, answer: dict[str, Any]) -> None:
+        lines = [f"a spare is ready (pid {pid}, {size(answer['ready'])} of memory)."]
+        if answer["note"]:
+            lines.append(f"{answer['note']}.")
+        if self._sets:
+            lines.append(
+                f"the script sets {self._sets} after its imports: modules that it imports later "
+                "are not in the spare."
+            )
+        self._say("\n  ".join(lines))
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+            self._is_ready = False
