@@ -47,16 +47,18 @@ _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _ASSIGNED = re.compile(r"[+~]{0,2}-{0,2}[A-Za-z_][\w./@-]*")
 
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)",
+    re.DOTALL,
 )
 # user:password@, and of http a name alone, since tokens are given so.
 _IN_ADDRESS = re.compile(
-    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/@\"']*:[^\s/\"']*|(?<=http://)[^\s/@:\"']+|"
-    r"(?<=https://)[^\s/@:\"']+)@"
+    r"(?P<scheme>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://)"
+    r"(?:[^\s/@\"']{0,200}:[^\s/\"']{0,400}|(?<=http://)[^\s/@:\"']{1,400}"
+    r"|(?<=https://)[^\s/@:\"']{1,400})@"
 )
 _HEADER = re.compile(
-    r"(?i)(?P<name>\b(?:proxy-)?authorization\b|\bx-[\w-]*(?:key|token)\b|\b(?:set-)?cookie\b)"
-    r"(?P<sign>[\\\"']*\s*[:=]\s*[\\\"']*)[^\n\"'\\]+"
+    r"(?i)(?P<name>\b(?:proxy-)?authorization\b|\bx-[\w-]{0,40}(?:key|token)\b|\b(?:set-)?cookie\b)"
+    r"(?P<sign>[\\\"']{0,8}\s{0,8}[:=]\s{0,8}[\\\"']{0,8})[^\n\"'\\]+"
 )
 _BEARER = re.compile(r"(?i)\b(?P<name>bearer)\s+[\w.~+/=-]{8,}")
 # The services that give out tokens with a form of their own.
@@ -66,7 +68,7 @@ _FORMS = re.compile(
     r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|npm_\w{20,}|pypi-[\w-]{16,}|SG\.[\w.-]{20,}"
     r"|dapi[0-9a-f]{32}|dop_v1_\w{16,}|dckr_pat_[\w-]{16,}|r8_\w{20,}|gsk_\w{20,}|lin_api_\w{16,}"
     r"|nvapi-[\w-]{16,}|PMAK-[\w-]{16,}|\d{8,10}:[A-Za-z0-9_-]{35}"
-    r"|eyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)?)"
+    r"|eyJ[\w-]{6,4000}\.[\w-]{6,4000}(?:\.[\w-]{0,4000})?)"
 )
 _WEBHOOK = re.compile(
     r"(?P<name>https://(?:hooks\.slack\.com/services|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/)"
@@ -77,14 +79,16 @@ _RANDOM = re.compile(
     r"(?<![\w/])(?=[A-Za-z0-9]{0,200}[a-z])(?=[A-Za-z0-9]{0,200}[A-Z])(?=[A-Za-z0-9]{0,200}[0-9])"
     r"[A-Za-z0-9]{32,}(?!\w)"
 )
-_PAIR = re.compile(
-    r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<sign>[\\\"'\]]*\s*(?:=>|:=|=|:)\s*)"
-    r"(?P<quote>[\\]*[\"']?)(?P<value>(?<=\")(?:\\.|[^\"\\\n])+|(?<=')[^'\n]+|[^\s,;&}\])\"'\\]+)"
+_NAME = re.compile(
+    r"(?P<name>(?<![\w.-])-{0,2}[A-Za-z_][\w.-]{0,100})"
+    r"[\\\"'\]]{0,8}\s{0,40}(?:=>|:=|=|:)\s{0,40}"
 )
-_OPTION_IN_TEXT = re.compile(
-    r"(?P<name>(?<!\S)--?[A-Za-z][\w-]*)(?P<sign>\s+)(?P<quote>)(?P<value>[^\s-]\S*)"
+_VALUE = re.compile(
+    r"[\\]{0,8}[\"']?(?P<value>(?<=\")(?:\\.|[^\"\\\n])+|(?<=')[^'\n]+|[^\s,;&}\])\"'\\]+)"
 )
-_OPEN_PAIR = re.compile(r"([A-Za-z_][\w.-]*)[\"'\]]*\s*(?:=|:)\W*$")
+_OPTION_IN_TEXT = re.compile(r"(?P<name>(?<!\S)--?[A-Za-z][\w-]{0,100})\s{1,40}")
+_VALUE_OF_OPTION = re.compile(r"(?P<value>[^\s-]\S*)")
+_OPEN_PAIR = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,100})[\"'\]]{0,8}\s{0,40}(?:=|:)\W{0,40}$")
 _ENCODED_LINE = re.compile(r"[+ -]?\s*[\"']?[A-Za-z0-9+/]{40,}={0,2}[\"',\\n]*\s*")
 
 
@@ -131,16 +135,27 @@ def redact_text(text: str) -> str:
     text = _WEBHOOK.sub(rf"\g<name>{LEFT_OUT}", text)
     text = _HEADER.sub(rf"\g<name>\g<sign>{LEFT_OUT}", text)
     text = _BEARER.sub(rf"\g<name> {LEFT_OUT}", text)
-    text = _PAIR.sub(_without_value, text)
-    text = _OPTION_IN_TEXT.sub(_without_value, text)
+    text = _without_values(text, _NAME, _VALUE)
+    text = _without_values(text, _OPTION_IN_TEXT, _VALUE_OF_OPTION)
     text = _FORMS.sub(LEFT_OUT, text)
     return _RANDOM.sub(LEFT_OUT, text)
 
 
-def _without_value(found: re.Match[str]) -> str:
-    if LEFT_OUT.startswith(found["value"]) or not is_secret(found["name"], found["value"]):
-        return found[0]
-    return f"{found['name']}{found['sign']}{found['quote']}{LEFT_OUT}"
+def _without_values(text: str, names: re.Pattern[str], values: re.Pattern[str]) -> str:
+    """The text without the values of secret names; other values may have such names in them."""
+    parts: list[str] = []
+    kept = at = 0
+    while (named := names.search(text, at)) is not None:
+        at = named.end()
+        if not is_secret(named["name"]):
+            continue
+        found = values.match(text, at)
+        if found is None or LEFT_OUT.startswith(found["value"]):
+            continue
+        if is_secret(named["name"], found["value"]):
+            parts += [text[kept : found.start("value")], LEFT_OUT]
+            kept = at = found.end()
+    return "".join(parts) + text[kept:]
 
 
 def redact_words(words: Iterable[str]) -> Redacted:

@@ -216,7 +216,7 @@ def _words(started: dict[str, Any], folder: Path) -> list[str]:
     left_out = [str(each) for each in started.get("left_out") or ()]
     if left_out:
         shown = shlex.join(word.replace(LEFT_OUT, "VALUE") for word in command)
-        values = "a secret, and is" if len(left_out) == 1 else "secrets, and are"
+        values = "a secret, which is" if len(left_out) == 1 else "secrets, which are"
         raise FolderError(
             f"{folder}: its command has {values} not recorded: {', '.join(left_out)}.\n"
             f"Give the whole command: {_text.command('resume', folder)} -- {shown}"

@@ -18,7 +18,7 @@ from holdfast._tools.cli.group import RUN
 @RUN
 @click.argument("command", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "--detach", is_flag=True, help="In the background; its output goes to RUN/resume.log."
+    "--detach", is_flag=True, help="In the background; the output goes to RUN/resume.log."
 )
 def resume(run: Path, command: tuple[str, ...], detach: bool) -> int:
     """Start a run again as it was started: by python, torchrun, `holdfast run` or sbatch.
