@@ -8,7 +8,7 @@ from tests.cli.command import environment, holdfast, succeed
 
 GROUPS = {
     "Look": ["status", "ui", "report", "ls", "verify", "why", "stacks", "doctor", "metrics"],
-    "Ask": ["stop", "save"],
+    "Ask": ["stop", "save", "resume"],
     "Use": ["export", "adopt", "mirror", "clean"],
     "Cluster": ["plan", "submit", "run", "lint"],
     "Try": ["demo", "prove", "completion"],

@@ -283,9 +283,21 @@ def of_job() -> dict[str, str]:
 
 def of_ranks_at_start(process: int | str = "self") -> dict[str, str]:
     """The same as a process was started with, whatever it has done since; none without a /proc."""
+    found = _at_start(process)
+    return {name: value for name, value in found.items() if name in _OF_RANKS}
+
+
+def whole_at_start() -> dict[str, str]:
+    """All that this process was started with; as it is now where the system does not say."""
+    found = _at_start("self")
+    # A program that has changed its title may have written over its first environment.
+    return found if "PATH" in found or "PATH" not in os.environ else dict(os.environ)
+
+
+def _at_start(process: int | str) -> dict[str, str]:
     try:
         content = Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
         return {}
     pairs = (entry.partition("=") for entry in os.fsdecode(content).split("\0"))
-    return {name: value for name, _, value in pairs if name in _OF_RANKS}
+    return {name: value for name, _, value in pairs if name}

@@ -26,6 +26,7 @@ from holdfast._keeper.memory_alarm import MemoryWatch
 from holdfast._keeper.postmortem import PostMortem
 from holdfast._keeper.series import SeriesWriter
 from holdfast._keeper.signals import SignalReader
+from holdfast._keeper.start_facts import complete_start
 from holdfast._keeper.storage import Storage
 from holdfast._keeper.time_limit import TimeLimit, in_background
 from holdfast._keeper.timers import Timers
@@ -91,6 +92,8 @@ class Keeper:
             self.policy, lambda text: self.trainer.send(protocol.MirrorReport(text=text))
         )
         self._open_notices()
+        if self.policy.rank == 0:
+            in_background(lambda: complete_start(self.policy.layout, self.policy.attempt))
         self.timers.after(0.0, self._watch_memory, "memory")
         self.timers.after(0.0, self._beat)
         self.timers.after(0.0, self._poll)

@@ -33,6 +33,7 @@ class RunSpec:
     rule: Rule | None
     state: dict[str, Any]
     metrics: Metrics
+    config: dict[str, Any]  # hyperparameters, as JSON values
 
 
 class RunAttempt:

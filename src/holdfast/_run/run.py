@@ -45,6 +45,7 @@ class Run:
         *unnamed: Any,
         settings: Settings | None = None,
         stop_when: Rule | None = None,
+        config: Any = None,
         **state: Any,
     ) -> None:
         speak_plainly()
@@ -58,8 +59,14 @@ class Run:
         place = as_the_script_means(Path(folder))
         place = place if errand is None else errand.redirected(place)
         settings, rule = checked(settings, state), checked_rule(stop_when)
+        known: dict[str, Any] = {}
+        if config is not None:
+            from holdfast._run.config import checked_config  # few scripts give one
+
+            known = checked_config(config)
         refuse_unstorable(state)  # now, and not at the first save
-        self._spec = RunSpec(place, settings, rule, dict(state), Metrics(settings.best_metric))
+        metrics = Metrics(settings.best_metric)
+        self._spec = RunSpec(place, settings, rule, dict(state), metrics, known)
         self._session: Session | None = None  # the last one stays, closed
         self._stops: StopState | None = None  # of the session, also while that is being opened
         self._view = StateView(self._spec.state, 0)

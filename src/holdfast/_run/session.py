@@ -51,6 +51,7 @@ from holdfast._run.saving.script_state import watch_optimizers
 from holdfast._run.signals.children import children_deferred
 from holdfast._run.signals.guard import Guard
 from holdfast._run.signals.handlers import uninterruptible
+from holdfast._run.start_record import StartRecord
 from holdfast._run.stop_state import StopState
 from holdfast._run.witness.observer import RunObserver, open_run_observer
 from holdfast._store.commit.checkpoint import Policy
@@ -70,6 +71,7 @@ class Session:
     # Made by `open`, in this order:
     mirror: MirrorClient
     attempt: RunAttempt
+    record: StartRecord
     found: Resumed
     log: MetricLog
     ruling: Ruling
@@ -102,6 +104,7 @@ class Session:
         self.attempt = RunAttempt(folder, layout, run_id)
         try:
             self.attempt.claim(world, self.spec.state)
+            self.record = StartRecord(self.attempt, self.spec.config)
             self._restore(start)
             self._start_keeper()
             cadence = self._start_saving()
@@ -130,6 +133,7 @@ class Session:
             self.mirror.bring(start, attempt.party)
             found = resume(start, attempt.number, spec.state, attempt.party)
         self.found = found
+        self.record.say_changes(None if found.found is None else found.found.attempt)
         spec.metrics.restore(found.metrics, found.best)
         self.ruling = Ruling(self, found, found.step)
         self.log = MetricLog(spec.metrics, self.ruling.judge)

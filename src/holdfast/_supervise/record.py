@@ -174,7 +174,9 @@ class SupervisionRecord:
     def _copy_to_run(self) -> None:
         """Into the run's own folder, which may be copied to another machine."""
         for run in () if self.is_cut_off else self.runs():
-            from holdfast._store.folder.layout import RunLayout  # slow to import, and rarely needed
+            # Slow to import, and rarely needed.
+            from holdfast._environment.secrets import redact_words
+            from holdfast._store.folder.layout import RunLayout
 
             attempt, rank = run.get("attempt"), run.get("rank")
             if not isinstance(attempt, int) or self.folder is None:
@@ -183,7 +185,10 @@ class SupervisionRecord:
             layout = RunLayout(Path(run["folder"]))
             with contextlib.suppress(OSError):
                 output = layout.output(attempt, rank)
-                write_led(layout.led(attempt, rank), self._record | {"output": output.name})
+                # This folder is shared more widely than our own.
+                command = redact_words(self._record["command"]).words
+                record = self._record | {"output": output.name, "command": command}
+                write_led(layout.led(attempt, rank), record)
                 write_atomic(output, read_plain(led_output(self.folder)), durable=False)
 
 

@@ -145,9 +145,11 @@ def program_of(pid: int) -> str | None:
 
 
 def command_of(pid: int, most: int = 200) -> str | None:
-    """Its words, shortened. Reads the memory of the process, and can wait for it."""
+    """Its words without secrets, shortened. Reads its memory, and can wait for it."""
+    from holdfast._environment.secrets import redact_words  # slow to import, and rarely needed
+
     words = (read_bytes(f"/proc/{pid}/cmdline") or b"").decode(errors="replace")
-    text = " ".join(words.replace("\0", " ").split())
+    text = " ".join(" ".join(redact_words(words.split("\0")).words).split())
     return (text if len(text) <= most else f"{text[: most - 1]}…") or None
 
 

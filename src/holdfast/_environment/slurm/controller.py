@@ -88,12 +88,16 @@ def requeue(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
     return lines[-1] if lines else f"scontrol left with status {said.returncode}"
 
 
+def batch_script(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
+    """The script of a batch job, as it was submitted."""
+    said = _scontrol("write", "batch_script", job, "-", seconds=seconds)
+    return None if said is None or said.returncode != 0 else said.stdout
+
+
 def warning_seconds(job: str, seconds: float = ANSWER_SECONDS) -> float | None:
     """How long before its end SLURM warns the job, if its script says so."""
-    said = _scontrol("write", "batch_script", job, "-", seconds=seconds)
-    if said is None or said.returncode != 0:
-        return None
-    wish = batch_options(said.stdout).get("signal")
+    script = batch_script(job, seconds)
+    wish = None if script is None else batch_options(script).get("signal")
     found = parse_signal(wish) if wish else None
     return None if found is None else float(found.seconds)
 

@@ -8,6 +8,7 @@ runs/demo/
   attempts/0002/                   one attempt: one training process
     lease.json  heartbeat.json     which process has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
+    start.json                     how it was started: command, environment, versions, config
     series.jsonl                   steps, metrics, memory: a row about every second
     exit.json                      how it ended
     requeue.json                   what SLURM was asked then, and how many attempts made no step
@@ -26,6 +27,7 @@ runs/demo/
   checkpoints/step-000000001240-a0002-turn/    the same step, at the end of its epoch
   loggers/tensorboard.json  .log   what was sent to loggers, and their output
   requests/stop-0002.json          a request of another process
+  resume.log                       the output of the last `holdfast resume --detach`
   set-aside/                       damaged or unfinished checkpoints; void-…: called bad by a rule
 """
 
@@ -162,6 +164,10 @@ class RunLayout:
     def set_aside(self) -> Path:
         return self.folder / "set-aside"
 
+    @property
+    def resume_log(self) -> Path:
+        return self.folder / "resume.log"
+
     def attempt(self, number: int) -> Path:
         return self.attempts / f"{number:04d}"
 
@@ -173,6 +179,9 @@ class RunLayout:
 
     def origin(self, attempt: int) -> Path:
         return self.attempt(attempt) / "origin.json"
+
+    def start(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "start.json"
 
     def series(self, attempt: int) -> Path:
         return self.attempt(attempt) / "series.jsonl"

@@ -24,6 +24,7 @@ from holdfast._tools.cli.lint import lint
 from holdfast._tools.cli.pages import metrics, report, ui
 from holdfast._tools.cli.plan import plan
 from holdfast._tools.cli.prove import prove
+from holdfast._tools.cli.resume import resume
 from holdfast._tools.cli.stacks import stacks
 from holdfast._tools.cli.submit import submit
 from holdfast._tools.cli.using import adopt, clean, completion, export, mirror
@@ -343,6 +344,6 @@ def run(
 
 for _command in (
     *(adopt, clean, completion, doctor, export, lint, metrics, mirror, plan, prove, report),
-    *(stacks, submit, ui, why),
+    *(resume, stacks, submit, ui, why),
 ):
     cli.add_command(_command)

@@ -32,6 +32,7 @@ _GROUPS = {
     "Ask": {
         "stop": "holdfast stop runs/a --wait",
         "save": "holdfast save runs/a",
+        "resume": "holdfast resume runs/a --detach",
     },
     "Use": {
         "export": "holdfast export runs/a out.safetensors",

@@ -1,0 +1,365 @@
+"""`holdfast resume`: starts a run again by the record of how it was started.
+
+A wrong start is worse than none: it would train another folder, or with another environment. So
+everything that is not as recorded is an error or a note, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast import _text
+from holdfast._environment import variables
+from holdfast._environment.processes.identity import host_name
+from holdfast._environment.secrets import LEFT_OUT
+from holdfast._environment.slurm import controller
+from holdfast._environment.slurm.batch import digest_of
+from holdfast._environment.started import environment_again
+from holdfast._errors import FolderError, SettingsError
+from holdfast._report.status.gather import summarize
+from holdfast._store.folder.attempts import (
+    find_run,
+    identity_in,
+    is_live_here,
+    lease_holder,
+    read_json,
+)
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.plain_file import open_plain
+
+_ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "TIMEOUT", "REVOKED"),
+)
+_COMPLETING_SECONDS = 30.0
+_OPEN_SECONDS = 120.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The start of the next attempt."""
+
+    layout: RunLayout
+    attempt: int  # whose record it follows
+    launcher: str
+    command: list[str]
+    cwd: Path
+    environment: dict[str, str]
+    script: str | None = None  # of a batch job, where it is not a file
+    notes: list[str] = field(default_factory=list)
+
+
+def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
+    """How the run is started again; FolderError if it must not be, or cannot be.
+
+    `given` is a command that takes the place of the recorded one.
+    """
+    layout, _ = find_run(folder)
+    _refuse_if_live_or_finished(folder)
+    attempt, record = _newest_record(layout, folder)
+    started = _text.record(record.get("start"))
+    _refuse_another_folder(layout, folder, record)
+    _refuse_if_launched(folder, started)
+    batch = _text.record(record.get("batch"))
+    job = _text.text(record.get("job"))
+    _refuse_if_queued(folder, job)
+    is_batch = bool(batch) and not given
+    now = variables.whole()
+    recorded = _texts(record.get("environment"))
+    hidden = [str(each) for each in record.get("left_out") or ()]
+    environment = environment_again(
+        recorded,
+        now,
+        hidden,
+        was_in_job=bool(job),
+        is_in_job="SLURM_JOB_ID" in now and bool(job) and not is_batch,
+    )
+    notes = _notes(record, hidden, now)
+    if is_batch:
+        command, script = _submission(folder, batch)
+        place = Path(_text.text(batch.get("folder")))
+        found = Resumption(layout, attempt, "sbatch", command, place, environment, script, notes)
+        _refuse_missing(found, folder)
+        return found
+    if not given:
+        _refuse_what_no_command_starts(layout, attempt, record, folder, now)
+    command = list(given) or _words(started, folder)
+    if given:
+        environment["PATH"] = os.pathsep.join(filter(None, [recorded.get("PATH"), now.get("PATH")]))
+    place = Path(_text.text(started.get("cwd")))
+    launcher = "the given command" if given else _text.text(record.get("launcher"))
+    found = Resumption(layout, attempt, launcher, command, place, environment, None, notes)
+    _refuse_missing(found, folder)
+    return found
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {name: each for name, each in _text.record(value).items() if isinstance(each, str)}
+
+
+def _refuse_if_live_or_finished(folder: Path) -> None:
+    found = summarize(folder)
+    if found.is_live:
+        raise FolderError(
+            f"{folder}: is live: pid {found.pid} on {found.host} trains here.\n"
+            f"To look: {_text.command('status', folder)}\n"
+            f"To stop it: {_text.command('stop', folder)}"
+        )
+    if found.state == "finished":
+        raise FolderError(
+            f"{folder}: has finished, at step {found.step}. Nothing is left to train.\n"
+            "To train further, start the script with a larger total."
+        )
+
+
+def _newest_record(layout: RunLayout, folder: Path) -> tuple[int, dict[str, Any]]:
+    """The newest attempt that began to train and has a record; else the newest with one."""
+    found: tuple[int, dict[str, Any]] | None = None
+    for number in reversed(layout.attempt_numbers()):
+        record = read_json(layout.start(number))
+        if not _text.record(record.get("start")):
+            continue
+        found = found or (number, record)
+        how = str(read_json(layout.exit(number)).get("how", ""))
+        if not how.startswith("could not start"):
+            return number, record
+    if found is None:
+        raise FolderError(
+            f"{folder}: there is no record of how it was started; an older version made it.\n"
+            "Start the script itself, as before: it goes on from its last state."
+        )
+    return found
+
+
+def _refuse_another_folder(layout: RunLayout, folder: Path, record: dict[str, Any]) -> None:
+    then = _text.text(record.get("folder"))
+    with contextlib.suppress(OSError):
+        if Path(then).samefile(layout.folder):
+            return
+    raise FolderError(
+        f"{folder}: was started as {_text.name(then)}, and its command would train there.\n"
+        "The folder was moved or copied. Start the script with this folder."
+    )
+
+
+def _refuse_if_launched(folder: Path, started: dict[str, Any]) -> None:
+    """A launcher that lives may start the run again by itself."""
+    process = identity_in(started.get("process"))
+    if process is not None and process.is_here() and process.is_alive():
+        raise FolderError(
+            f"{folder}: the process that started it still runs (pid {process.pid}), and may start "
+            f"it again by itself.\nTo look: {_text.command('status', folder)}. To end it: kill "
+            f"{process.pid}"
+        )
+
+
+def _refuse_if_queued(folder: Path, job: str) -> None:
+    """The same for its job: SLURM starts a requeued one by itself."""
+    if not job or not controller.can_ask():
+        return
+    deadline = time.monotonic() + _COMPLETING_SECONDS
+    while (facts := controller.show_job(job)) is not None and facts.state not in _ENDED:
+        if facts.state != "COMPLETING" or time.monotonic() > deadline:
+            raise FolderError(
+                f"{folder}: job {job} is {facts.state.lower()}, and starts it by itself.\n"
+                f"To look: squeue -j {job}. To end it: scancel {job}"
+            )
+        time.sleep(0.5)
+
+
+def _refuse_what_no_command_starts(
+    layout: RunLayout,
+    attempt: int,
+    record: dict[str, Any],
+    folder: Path,
+    now: dict[str, str],
+) -> None:
+    launcher, job = _text.text(record.get("launcher")), _text.text(record.get("job"))
+    process = identity_in(_text.record(record.get("start")).get("process"))
+    holder = lease_holder(layout, attempt)
+    ranks = _text.whole(record.get("ranks")) or 1
+    is_by_hand = launcher == "python" and process == holder and ranks > 1
+    how = ""
+    if launcher == "interactive":
+        how = "It was started from a notebook or a prompt. Run its cells again."
+    elif launcher == "ray":
+        how = "A worker of Ray trained it. Start the script that calls Ray again."
+    elif job and ranks > 1 and launcher in ("python", "holdfast run"):
+        how = f"srun started its {ranks} ranks, outside of a batch job. Start srun again."
+    elif is_by_hand:
+        how = f"Its {ranks} ranks were started one by one. Start each of them again."
+    elif job and "SLURM_JOB_ID" not in now:
+        how = (
+            f"It ran in job {job}, whose script is not recorded. Submit it again, or call "
+            f"{_text.command('resume', folder)} within an allocation."
+        )
+    elif not job and "SLURM_PROCID" in _texts(record.get("environment")):
+        how = "It was a task of SLURM. Submit it again."
+    if how:
+        raise FolderError(f"{folder}: one command cannot start it again.\n{how}")
+
+
+def _words(started: dict[str, Any], folder: Path) -> list[str]:
+    command = [str(word) for word in started.get("command") or ()]
+    left_out = [str(each) for each in started.get("left_out") or ()]
+    if left_out:
+        shown = shlex.join(word.replace(LEFT_OUT, "VALUE") for word in command)
+        values = "a secret, which is" if len(left_out) == 1 else "secrets, which are"
+        raise FolderError(
+            f"{folder}: its command has {values} not recorded: {', '.join(left_out)}.\n"
+            f"Give the whole command: {_text.command('resume', folder)} -- {shown}"
+        )
+    if len(command) < 2 or command[1] == "-":
+        raise FolderError(
+            f"{folder}: its script was read from standard input, and is not recorded.\n"
+            f"Give the whole command: {_text.command('resume', folder)} -- python train.py"
+        )
+    return command
+
+
+def _submission(folder: Path, batch: dict[str, Any]) -> tuple[list[str], str | None]:
+    """The command that submits the job again, and the script if no file has it."""
+    options = [str(each) for each in batch.get("options") or ()]
+    arguments = [str(each) for each in batch.get("arguments") or ()]
+    path, text = _text.text(batch.get("path")), batch.get("script")
+    with contextlib.suppress(OSError, ValueError):
+        is_same = path and digest_of(Path(path).read_text()) == batch.get("digest")
+        if is_same and not any(LEFT_OUT in each for each in arguments):
+            return ["sbatch", "--parsable", *options, path, *arguments], None
+    if batch.get("has_left_out") or not isinstance(text, str):
+        what = "a secret in it" if batch.get("has_left_out") else "too long a text"
+        raise FolderError(
+            f"{folder}: its batch script is not recorded, since there is {what}.\n"
+            f"Submit it again: sbatch {shlex.quote(path) if path else 'THE-SCRIPT'}"
+        )
+    words = ["/dev/stdin", *arguments] if arguments else []
+    return ["sbatch", "--parsable", *options, *words], text
+
+
+def _notes(record: dict[str, Any], hidden: Sequence[str], now: dict[str, str]) -> list[str]:
+    found = []
+    host = _text.text(record.get("host"))
+    if host and host != host_name() and not record.get("batch"):
+        found.append(f"it ran on {_text.name(host)}, and this is {host_name()}.")
+    missing = [name for name in hidden if name not in now]
+    if missing:
+        verb = "was" if len(missing) == 1 else "were"
+        found.append(
+            f"{_text.name(', '.join(missing[:8]))} {verb} set then, and not recorded, as a secret. "
+            "Set it first if the script needs it."
+        )
+    environment = _texts(record.get("environment"))
+    local, world = environment.get("LOCAL_WORLD_SIZE"), environment.get("WORLD_SIZE")
+    if record.get("launcher") == "torchrun" and local != world and not record.get("batch"):
+        found.append("it had several nodes: start it on each of the others too.")
+    return found
+
+
+def _refuse_missing(found: Resumption, folder: Path) -> None:
+    """The folder, the program and the script must be there."""
+    other = f"Or give a command: {_text.command('resume', folder)} -- python train.py"
+    if not found.cwd.is_dir():
+        raise FolderError(
+            f"{folder}: the folder that it was started in is gone: {_text.name(found.cwd)}\n{other}"
+        )
+    program = found.command[0]
+    where = shutil.which(program, path=found.environment.get("PATH"))
+    if "/" in program:
+        where = str(path) if (path := found.cwd / program).is_file() else None
+    if where is None:
+        what = "its interpreter is gone" if "python" in program else "there is no such program here"
+        raise FolderError(
+            f"{folder}: {what}: {_text.name(program)}\nMake its virtual environment again. {other}"
+        )
+    for word in found.command[1:]:
+        if word == "-m" or not word.startswith("-"):
+            if word.endswith(".py") and not (found.cwd / word).exists():
+                raise FolderError(
+                    f"{folder}: its script is gone: {_text.name(found.cwd / word)}\n{other}"
+                )
+            break
+
+
+# -- starting ------------------------------------------------------------------------------------
+
+
+def replace_this_process(found: Resumption) -> None:
+    """Become the command: it gets our terminal, our signals and our exit status."""
+    os.chdir(found.cwd)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(found.command[0], found.command, found.environment)
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A start in the background."""
+
+    pid: int
+    status: int | None  # with which it has ended already
+    attempt: int | None  # that it has opened
+
+
+def start_detached(found: Resumption) -> Detached:
+    """Start it in a session of its own, and wait until it has opened the run or has ended."""
+    before = found.layout.attempt_numbers()[-1]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    log = open_plain(found.layout.resume_log, flags, 0o600)
+    try:
+        process = subprocess.Popen(
+            found.command,
+            cwd=found.cwd,
+            env=found.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    deadline = time.monotonic() + _OPEN_SECONDS
+    while time.monotonic() < deadline:
+        newest = found.layout.attempt_numbers()[-1]
+        if newest > before and is_live_here(found.layout, newest) is not False:
+            return Detached(process.pid, None, newest)
+        if process.poll() is not None:
+            return Detached(process.pid, process.returncode, newest if newest > before else None)
+        time.sleep(_POLL_SECONDS)
+    return Detached(process.pid, None, None)
+
+
+def submit_again(found: Resumption) -> str:
+    """Submit the batch job, and return its number."""
+    try:
+        done = subprocess.run(
+            found.command,
+            cwd=found.cwd,
+            env=found.environment,
+            input=found.script,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+    except FileNotFoundError:
+        raise SettingsError(
+            "sbatch: there is no such program here.\nResume it on a machine of the cluster."
+        ) from None
+    if done.returncode != 0:
+        raise FolderError(
+            f"{found.layout.folder}: sbatch has refused the job.\n{done.stderr.strip()}"
+        )
+    return done.stdout.strip().partition(";")[0]
