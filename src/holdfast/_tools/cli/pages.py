@@ -155,7 +155,7 @@ def _write(path: Path, text: str) -> int:
 def _tell(folder: Path, found: View, path: Path, size: int) -> None:
     goodput, count = found["goodput"], len(found["attempts"])
     attempts = _text.count(count, "attempt")
-    wall = _text.duration(goodput["wall_seconds"])
+    wall = _text.duration(goodput["wall_seconds"] - goodput["stopped_seconds"])
     share = 100 * goodput["share"]
     headline = found["run"]["headline"]
     click.echo(f"{_text.name(folder)}: {_text.name(headline)}")

@@ -75,6 +75,8 @@
   }
 
   function drawRows(shown) {
+    // On a workstation there are no jobs, and the column would be empty.
+    table.classList.toggle("has-no-jobs", ![...rows.values()].some((row) => row.job));
     const keep = new Set(shown.map((row) => row.key));
     for (const [key, made] of drawn) {
       if (!keep.has(key)) {

@@ -80,7 +80,7 @@ const holdfastRows = (function () {
     const under = element("div");
     head.append(link, under);
     const cells = ["State", "Progress", "Safe", "SLURM", "Last sign"].map((label) => {
-      const td = element("td", label === "State" ? "" : "wide");
+      const td = element("td", label === "State" ? "" : label === "SLURM" ? "wide slurm" : "wide");
       td.setAttribute("role", "cell");
       td.dataset.label = label;
       return td;
