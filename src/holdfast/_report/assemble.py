@@ -15,6 +15,7 @@ from holdfast._report import goodput, verdicts, view
 from holdfast._report.attempts import AttemptHistory, Point
 from holdfast._report.checkpoints import Frequent
 from holdfast._report.events import EventMarks
+from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.hangs import (
@@ -55,6 +56,7 @@ class Records:
     stragglers: dict[tuple[int | None, int | None], str] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=dict)
+    labels: Labels = field(default_factory=Labels)
 
     def in_order(self) -> list[AttemptHistory]:
         return [self.histories[number] for number in sorted(self.histories)]
@@ -331,6 +333,9 @@ def _run(
         ranks=max(1, len(run.ranks), newest.ranks if newest is not None else 1),
         job=job,
         warnings=warnings_of(run),
+        tags=list(known.labels.tags),
+        note=known.labels.note,
+        is_archived=known.labels.is_archived,
     )
 
 

@@ -91,6 +91,9 @@ class RunView(TypedDict):
     ranks: int
     job: JobView | None
     warnings: list[str]
+    tags: list[str]
+    note: str
+    is_archived: bool
 
 
 class Span(TypedDict):

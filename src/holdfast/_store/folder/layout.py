@@ -4,10 +4,12 @@ runs/demo/
   run.json                         the run's random id
   run.key                          the secret by which its keepers authenticate each other
   journal.jsonl                    what happened, one line each
+  labels.json                      tags, a note and whether it is archived: set on the page
   mirror.json  mirror.lock         what is known of its mirror, and the lock of the uploader
   attempts/0002/                   one attempt: one training process
     lease.json  heartbeat.json     which process has the folder, and that it lives
     origin.json                    the (attempt, step) it came from
+    start.json                     how it was started: command, environment, versions, config
     series.jsonl                   steps, metrics, memory: a row about every second
     exit.json                      how it ended
     requeue.json                   what SLURM was asked then, and how many attempts made no step
@@ -124,6 +126,10 @@ class RunLayout:
         return self.folder / "journal.jsonl"
 
     @property
+    def labels(self) -> Path:
+        return self.folder / "labels.json"
+
+    @property
     def mirror(self) -> Path:
         return self.folder / "mirror.json"
 
@@ -173,6 +179,9 @@ class RunLayout:
 
     def origin(self, attempt: int) -> Path:
         return self.attempt(attempt) / "origin.json"
+
+    def start(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "start.json"
 
     def series(self, attempt: int) -> Path:
         return self.attempt(attempt) / "series.jsonl"

@@ -232,5 +232,6 @@
         connection("busy", "connecting", "");
         buttons();
         now();
+        hf.followOutput();
     };
 })(holdfast);

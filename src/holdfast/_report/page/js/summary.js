@@ -230,6 +230,7 @@
         "metrics",
         "speed",
         "memory",
+        "output",
         "checkpoints",
         "postmortems",
         "proofs",
