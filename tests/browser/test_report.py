@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.browser.browser import NARROW, WIDE
+from tests.browser.labels import covered_labels, forget_labels, note_labels
 from tests.report_runs import MAKERS
+from tests.unit.report_folder import Book
 
 _QUICK_SECONDS = 2.0
 # Who measures shares the machine with others: one good look shows what the page can do.
@@ -78,6 +82,41 @@ def test_on_paper_all_charts_are_drawn(browser, runs, report):
     assert browser.run(blank), "those out of sight wait"
     browser.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert browser.run(blank) == []
+
+
+def test_paper_has_the_colours_of_the_bars(browser, runs, report):
+    browser.open(report(runs / "few-attempts"))
+    adjust = "return getComputedStyle(document.querySelector('.shares > .share')).printColorAdjust"
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert browser.run(adjust) == "exact"
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_no_label_covers_another(browser, tmp_path, report):
+    for name, steps_apart in (("seconds", 0.3), ("minutes", 20.0)):
+        _stopped_often(tmp_path / name, steps_apart)
+    key = note_labels(browser)
+    try:
+        for run, size in itertools.product(sorted(tmp_path.iterdir()), (WIDE, NARROW)):
+            browser.open(report(run), size=size)
+            painted = "return [...document.querySelectorAll('canvas')].flatMap(e => e.paintedTexts)"
+            assert len(browser.run(painted)) > 10
+            assert covered_labels(browser) == [], (run.name, size)
+    finally:
+        forget_labels(browser, key)
+
+
+def _stopped_often(folder: Path, step_seconds: float) -> None:
+    """Some attempts with nights between them: the timeline folds those."""
+    book, at, step = Book(folder), 0.0, 0
+    for number in range(1, 7):
+        book.begin(number, at, step, origin=number - 1 or None)
+        book.rows(number, at + 2, step, step + 60, step_seconds)
+        at, step = at + 3 + 60 * step_seconds, step + 60
+        book.end(number, at, status=130, how="Ctrl-C", step=step, durable_step=step)
+        at += 40_000.0
 
 
 def test_a_person_may_want_it_dark(browser, runs, report):

@@ -89,11 +89,11 @@ class Ui:
         """As the browser that has been there with the token."""
         return self.ask("GET", self.place + path, {"Cookie": self.cookie, **headers})
 
-    def post(self, path: str, **headers: str) -> Answer:
+    def post(self, path: str, body: bytes = b"{}", **headers: str) -> Answer:
         """As a page of the server does."""
         given = {"Cookie": self.cookie, "Origin": f"http://{self.host}:{self.port}"}
         given |= {"X-Holdfast-Token": self.posting(path), "Content-Type": "application/json"}
-        return self.ask("POST", self.place + path, given | headers, b"{}")
+        return self.ask("POST", self.place + path, given | headers, body)
 
     def posting(self, path: str) -> str:
         """What a run's page has for its requests."""

@@ -66,7 +66,7 @@ def test_read_only_has_no_buttons(tmp_path, start, serve):
     ui = serve(tmp_path, "--read-only")
     here = f"run/{live_row(ui, 'a')['key']}"
     page = ui.see(here).text
-    for kind in ("stop", "save", "stacks"):
+    for kind in ("stop", "save", "stacks", "labels"):
         assert f'data-{kind}="' not in page
         assert ui.post(f"{here}/{kind}").status in (403, 404, 405)
     assert 'data-token="' not in page

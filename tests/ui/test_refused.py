@@ -44,7 +44,13 @@ def test_no_path_leads_out_of_the_folder(ui, path):
         assert b"root:" not in answer.body
 
 
-@pytest.mark.parametrize("path", ["", "runs", "runs?since=0", "run/KEY", "run/KEY/view", "nothing"])
+ADDRESSES = [
+    *("", "runs", "runs?since=0", "run/KEY", "run/KEY/view", "run/KEY/output", "nothing"),
+    *("compare?run=KEY", "compared?run=KEY"),
+]
+
+
+@pytest.mark.parametrize("path", ADDRESSES)
 def test_without_the_cookie_every_address_is_closed(ui, path):
     path = path.replace("KEY", ui.key("a"))
     known = {}

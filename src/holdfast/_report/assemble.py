@@ -15,9 +15,15 @@ from holdfast._report import goodput, verdicts, view
 from holdfast._report.attempts import AttemptHistory, Point
 from holdfast._report.checkpoints import Frequent
 from holdfast._report.events import EventMarks
+from holdfast._report.labels import Labels
 from holdfast._report.series import Curve, Rows, Times
 from holdfast._report.status.gather import RunSummary
-from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
+from holdfast._report.status.hangs import (
+    describe_disturbed,
+    describe_paused,
+    describe_stuck,
+    tell_duration,
+)
 from holdfast._report.status.job import describe_job
 from holdfast._report.status.ranks import describe_death, describe_straggler
 from holdfast._store.folder import series
@@ -50,6 +56,7 @@ class Records:
     stragglers: dict[tuple[int | None, int | None], str] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=dict)
+    labels: Labels = field(default_factory=Labels)
 
     def in_order(self) -> list[AttemptHistory]:
         return [self.histories[number] for number in sorted(self.histories)]
@@ -182,7 +189,8 @@ def _ends(known: Records, histories: Sequence[AttemptHistory], run: RunSummary) 
         how = outcomes.sentence(history, outcome, run.state)
         verdict = known.verdicts.known(history.number) if history.number in judged else None
         if verdict is not None:
-            outcome = outcomes.by_verdict(verdict.cause.value, outcome)
+            cause, has_died = verdict.cause.value, history.has_died
+            outcome = outcomes.by_verdict(cause, outcome, has_died=has_died)
             # The records name the rule, and what it found.
             how = how if verdict.cause.value in ("unknown", "bad-training") else verdict.sentence
         found.append(AttemptEnd(history, outcome, how, verdict))
@@ -284,7 +292,9 @@ def _hangs(
         until = now if is_live else history.ended or history.last_seen
         if history.stuck[-1].end == float("inf") and until is not None:
             # The record is of the moment when it was found, and the hang has gone on since.
-            found = {**found, "seconds": max(found["seconds"] or 0.0, until - found["t"])}
+            seconds = max(found["seconds"] or 0.0, until - found["t"])
+            sentence = tell_duration(found["sentence"], seconds)
+            found = {**found, "seconds": seconds, "sentence": sentence}
         hangs.append(found)
     return hangs
 
@@ -323,6 +333,9 @@ def _run(
         ranks=max(1, len(run.ranks), newest.ranks if newest is not None else 1),
         job=job,
         warnings=warnings_of(run),
+        tags=list(known.labels.tags),
+        note=known.labels.note,
+        is_archived=known.labels.is_archived,
     )
 
 

@@ -207,6 +207,11 @@ class AttemptHistory:
             self.undrawn_phase_seconds += sum(each.end - each.start for each in short)
 
     @property
+    def has_died(self) -> bool:
+        """Whether it, or one of its ranks, ended without leaving by itself."""
+        return bool(self.lost_ranks) or (self.status is None and not self.is_finished)
+
+    @property
     def has_stepped(self) -> bool:
         return (self.last_step or 0) > (self.first_step or 0)
 
@@ -322,7 +327,8 @@ def by_record(history: AttemptHistory, *, is_live: bool) -> Outcome:
         return "running"
     if history.is_finished and history.status in (0, None):
         return "finished"
-    if history.lost_ranks and history.status in (None, _errors.REQUEUE):
+    # When a rank dies, the launcher ends the others by a signal that they answer.
+    if history.lost_ranks and history.status in (None, *_errors.ASKED):
         return _of_death(history.lost_ranks[0])
     if history.status is not None:
         found = _BY_STATUS.get(history.status, "failed")
@@ -333,18 +339,25 @@ def by_record(history: AttemptHistory, *, is_live: bool) -> Outcome:
 
 
 def _of_death(how: str) -> Outcome:
-    if "SIGKILL" in how:
-        return "killed"
-    return "crashed" if any(name in how for name in _CRASHES) else "lost"
+    if any(name in how for name in _CRASHES):
+        return "crashed"
+    return "killed" if "SIG" in how else "lost"
 
 
-def by_verdict(cause: str, otherwise: Outcome) -> Outcome:
-    """By the verdict of `holdfast why`, where the records alone say little."""
+def by_verdict(cause: str, otherwise: Outcome, *, has_died: bool = False) -> Outcome:
+    """By the verdict of `holdfast why`, where the records alone say little.
+
+    A process that has died by a signal was not stopped, even if a person sent the signal: stopped
+    means that the process saved its state and left.
+    """
     if cause.startswith("hang-"):
         return "hung"
     if cause == "unknown":
         return otherwise
-    return _BY_CAUSE.get(cause, "failed" if otherwise in ("lost", "closed") else otherwise)
+    found = _BY_CAUSE.get(cause, "failed" if otherwise in ("lost", "closed") else otherwise)
+    if found == "stopped" and has_died:
+        return "killed" if otherwise in QUIET or otherwise == "lost" else otherwise
+    return found
 
 
 def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training") -> str:

@@ -155,8 +155,8 @@ def _memory(event: Record) -> Described:
 
 def _hang(event: Record) -> Described:
     stood = real(event.get("stood"))
-    since = "" if stood is None else f" since {_text.duration(stood)}"
-    return "hang", "bad", f"No step{since}", text(event.get("sentence"))
+    standing = "" if stood is None else f" for {_text.duration(stood)}"
+    return "hang", "bad", f"No step{standing}", text(event.get("sentence"))
 
 
 def _rule(event: Record) -> Described:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from holdfast import _text
-from holdfast._report.attempts import AttemptHistory, Point, at_step
+from holdfast import _errors, _text
+from holdfast._report.attempts import AttemptHistory, Point, at_step, by_record
 from holdfast._report.view import Goodput, GoodputPart, PartKind, Segment, SegmentKind
 
 MOST = 4000
@@ -163,6 +163,8 @@ def _layers(
 def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float) -> list[Segment]:
     if not end > start:
         return []
+    if _was_stopped(before):
+        return [Segment(kind="stopped", start=start, end=end, attempt=None)]
     if after.job is None:
         return [Segment(kind="down", start=start, end=end, attempt=None)]
     began = after.job_started
@@ -176,6 +178,17 @@ def _gap(before: AttemptHistory, after: AttemptHistory, start: float, end: float
         Segment(kind="queue", start=start, end=began, attempt=None),
         Segment(kind="starting", start=began, end=end, attempt=after.number),
     ]
+
+
+def _was_stopped(before: AttemptHistory) -> bool:
+    """Whether it was meant to stay away: a person ended it, or it left by itself.
+
+    A hangup is no such end: the connection to the terminal may have been lost.
+    """
+    outcome = by_record(before, is_live=False)
+    if outcome == "stopped":
+        return before.status != _errors.HUNG_UP
+    return outcome in ("finished", "closed")
 
 
 def _segment(layer: Layer, attempt: int) -> Segment:
@@ -229,7 +242,9 @@ _LABELS: dict[PartKind, str] = {
     "paused": "held by a debugger or a signal",
     "queue": "waiting for the queue",
     "down": "down",
+    "stopped": "stopped on purpose",
 }
+_NEUTRAL: tuple[PartKind, ...] = (*PROGRESS, "stopped")  # neither is lost
 _MOST_NAMED = 4
 _CRUMB_SHARE = 2e-4  # of the whole time
 _LEAST_SHARE = 0.01  # of what was lost, to be named
@@ -253,7 +268,7 @@ def account(segments: Sequence[Segment], held: SpreadSeconds) -> Goodput:
         seconds[kind] += taken
     _fold_crumbs(seconds)
     wall = sum(seconds.values())
-    progress = sum(seconds[kind] for kind in PROGRESS)
+    progress, stopped = sum(seconds[kind] for kind in PROGRESS), seconds["stopped"]
     parts = [
         GoodputPart(kind=kind, seconds=each, share=each / wall, label=_label(kind, segments))
         for kind, each in seconds.items()
@@ -262,16 +277,17 @@ def account(segments: Sequence[Segment], held: SpreadSeconds) -> Goodput:
     return Goodput(
         wall_seconds=wall,
         progress_seconds=progress,
-        share=progress / wall if wall else 0.0,
+        stopped_seconds=stopped,
+        share=progress / (wall - stopped) if wall > stopped else 0.0,
         parts=parts,
-        sentence=_sentence(parts, wall - progress),
+        sentence=_sentence(parts, wall - stopped - progress),
     )
 
 
 def _fold_crumbs(seconds: dict[PartKind, float]) -> None:
     """Add losses too small to be seen to the greatest."""
     wall = sum(seconds.values())
-    lost = [kind for kind in seconds if kind not in PROGRESS and seconds[kind] > 0]
+    lost = [kind for kind in seconds if kind not in _NEUTRAL and seconds[kind] > 0]
     greatest = max(lost, key=lambda kind: seconds[kind], default=None)
     for kind in lost:
         if kind != greatest and seconds[kind] < _CRUMB_SHARE * wall and greatest is not None:
@@ -293,7 +309,7 @@ def _sentence(parts: Sequence[GoodputPart], lost: float) -> str:
         return "no time has passed yet"
     if lost < 0.001:
         return "nothing lost"
-    found = [each for each in parts if each["kind"] not in PROGRESS]
+    found = [each for each in parts if each["kind"] not in _NEUTRAL]
     found.sort(key=lambda each: -each["seconds"])
     named = [each for each in found if each["seconds"] >= _LEAST_SHARE * lost][:_MOST_NAMED]
     told = [f"{100 * each['seconds'] / lost:.0f}% {each['label']}" for each in named]

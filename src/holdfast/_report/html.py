@@ -16,9 +16,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast._report.view import View
+
+if TYPE_CHECKING:
+    from holdfast._report.compare import Comparison
 
 _PAGE = Path(__file__).with_name("page")
 _FILE = re.compile(r"\{\{file ([\w./-]+)\}\}")
@@ -28,19 +31,34 @@ _ESCAPED = {
 }
 
 
+RUN_PAGE, COMPARE_PAGE = "page.html", "compare.html"
+
+
 def render(view: View, attributes: Mapping[str, str] | None = None) -> str:
     """The report of a run."""
-    return _fill(view["run"]["name"], to_json(view), attributes or {}, live=False)
+    return _fill(RUN_PAGE, view["run"]["name"], to_json(view), attributes or {}, live=False)
 
 
 def page(title: str, attributes: Mapping[str, str], view: View | None = None) -> str:
     """The live page, which requests its data from the addresses in `attributes`."""
-    return _fill(title, "null" if view is None else to_json(view), attributes, live=True)
+    text = "null" if view is None else to_json(view)
+    return _fill(RUN_PAGE, title, text, attributes, live=True)
+
+
+def render_comparison(found: Comparison, title: str) -> str:
+    """Runs side by side, as one file."""
+    return _fill(COMPARE_PAGE, title, to_json(found), {}, live=False)
+
+
+def comparison_page(title: str, attributes: Mapping[str, str], found: Comparison | None) -> str:
+    """Runs side by side, live."""
+    text = "null" if found is None else to_json(found)
+    return _fill(COMPARE_PAGE, title, text, attributes, live=True)
 
 
 @functools.cache
-def policy(*, live: bool) -> str:
-    return policy_of(_template(), live=live)
+def policy(*, live: bool, page: str = RUN_PAGE) -> str:
+    return policy_of(_template(page), live=live)
 
 
 def policy_of(page: str, *, live: bool) -> str:
@@ -76,8 +94,8 @@ def finite(value: Any) -> Any:
 
 
 @functools.cache
-def _template() -> str:
-    page = (_PAGE / "page.html").read_text(encoding="utf-8")
+def _template(name: str) -> str:
+    page = (_PAGE / name).read_text(encoding="utf-8")
     return _FILE.sub(lambda found: (_PAGE / found[1]).read_text(encoding="utf-8"), page)
 
 
@@ -87,14 +105,14 @@ def _hashes(tag: str, text: str) -> str:
     return " ".join(f"'sha256-{each}'" for each in sums) or "'none'"
 
 
-def _fill(title: str, view: str, attributes: Mapping[str, str], *, live: bool) -> str:
+def _fill(page: str, title: str, view: str, attributes: Mapping[str, str], *, live: bool) -> str:
     values = {
         "title": html.escape(title.encode("utf-8", errors="replace").decode()),
         "view": view,
         "attributes": " ".join(
             f'{name}="{html.escape(text)}"' for name, text in attributes.items()
         ),
-        "csp": html.escape(policy(live=live), quote=True),
+        "csp": html.escape(policy(live=live, page=page), quote=True),
     }
     # In one pass, so that no place is filled inside of what was filled in.
-    return _PLACE.sub(lambda found: values[found[1]], _template())
+    return _PLACE.sub(lambda found: values[found[1]], _template(page))

@@ -16,6 +16,7 @@ from holdfast._report import events
 from holdfast._report.assemble import Records, assemble, to_be_judged
 from holdfast._report.attempts import AttemptHistory
 from holdfast._report.json_lines import Lines, Record, parse
+from holdfast._report.labels import read_labels
 from holdfast._report.series import Rows
 from holdfast._report.status.gather import JournalHistory, RunSummary, summarize
 from holdfast._report.verdicts import Verdicts
@@ -64,6 +65,15 @@ class RunModel:
         self._lineage_of: object = None
 
     @property
+    def layout(self) -> RunLayout:
+        return self._layout
+
+    @property
+    def histories(self) -> dict[int, AttemptHistory]:
+        """The attempts by number, as of the last update; not to be changed."""
+        return self._known.histories
+
+    @property
     def reading(self) -> float:
         """The share of the files that has been read and judged."""
         return min(self._journal.share, self._attempts_share, self._judged_share)
@@ -80,6 +90,8 @@ class RunModel:
         before = self._summary
         self._summary = summarize(self._folder, look=self._look, history=self._history)
         is_new = self._judge(self._summary, deadline) or is_new
+        labels = read_labels(self._layout)
+        is_new, self._known.labels = is_new or labels != self._known.labels, labels
         return is_new or before is None or _ageless(before) != _ageless(self._summary)
 
     def summary(self) -> RunSummary:

@@ -20,8 +20,8 @@ Outcome = Literal[
     "bad",  # a rule called the training bad
     "failed",  # an exception, or a state that could not be made durable
     "hung",  # ended for a hang
-    "killed",  # SIGKILL, from outside
-    "crashed",  # any other signal: a segmentation fault, an abort
+    "killed",  # by a signal from outside that it did not answer
+    "crashed",  # by a signal of its own: a segmentation fault, an abort
     "out-of-memory",
     "lost",  # with its machine, or for an unknown reason
 ]
@@ -39,6 +39,7 @@ SegmentKind = Literal[
     "leaving",  # asked to stop, or dying, until the process had gone
     "queue",  # no process; the job waited in SLURM's queue
     "down",  # no process, and no job in the queue
+    "stopped",  # no process: a person had stopped it, or it had left by itself
 ]
 SEGMENT_KINDS: tuple[SegmentKind, ...] = get_args(SegmentKind)
 
@@ -55,6 +56,7 @@ PartKind = Literal[
     "leaving",
     "queue",
     "down",
+    "stopped",  # neither progress nor loss
 ]
 Level = Literal["info", "good", "warn", "bad"]
 
@@ -89,6 +91,9 @@ class RunView(TypedDict):
     ranks: int
     job: JobView | None
     warnings: list[str]
+    tags: list[str]
+    note: str
+    is_archived: bool
 
 
 class Span(TypedDict):
@@ -151,10 +156,15 @@ class GoodputPart(TypedDict):
 
 
 class Goodput(TypedDict):
-    """`parts` has the progress too, and sums to the wall time."""
+    """`parts` has the progress too, and sums to the wall time.
+
+    `share` is the progress divided by the wall time without `stopped_seconds`: the time in which
+    a person had stopped the run is not lost.
+    """
 
     wall_seconds: float
     progress_seconds: float
+    stopped_seconds: float
     share: float
     parts: list[GoodputPart]
     sentence: str

@@ -191,6 +191,74 @@ def test_a_rank_that_died_is_a_death_though_the_job_was_to_come_back(folder):
     assert [death["attempt"] for death in view["deaths"]] == [1]
 
 
+@pytest.mark.parametrize("status", [143, 130, 129])
+def test_ranks_that_were_ended_after_a_death_were_not_stopped(folder, status):
+    book = Book(folder)
+    book.begin(1, 0, ranks=4)
+    book.note(40, "rank-died", rank=3, how="was killed by SIGKILL", host="n2", step=20, attempt=1)
+    book.end(1, 50, status=status, how="SIGTERM", step=20, durable_step=20)
+    view = view_of(folder)
+    assert view["run"]["state"] == "died"
+    assert view["attempts"][0]["outcome"] == "killed"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGQUIT", "SIGHUP", "SIGINT"])
+def test_a_death_by_a_signal_that_nothing_answered_is_no_stop(folder, name):
+    book = Book(folder)
+    book.begin(1, 0)
+    book.rows(1, 2, 0, 10)
+    book.end(1, 13, "death", status=None, how=f"was killed by {name}", step=10, durable_step=10)
+    view = view_of(folder)
+    assert view["run"]["state"] == "died"
+    assert view["attempts"][0]["outcome"] == "killed"
+
+
+def test_a_death_after_a_request_to_stop_is_no_stop(folder):
+    book = Book(folder)
+    book.begin(1, 0)
+    book.rows(1, 2, 0, 10)
+    book.note(12, "signal", attempt=1, name="SIGINT")
+    book.end(1, 13, "death", status=None, how="was killed by SIGKILL", step=10, durable_step=10)
+    assert view_of(folder)["attempts"][0]["outcome"] == "killed"
+
+
+_NIGHT = 9 * 3600.0
+
+
+def _stopped_for_a_night(folder, status, how="Ctrl-C", **start):
+    book = Book(folder)
+    book.begin(1, 0, **start)
+    book.rows(1, 2, 0, 100)
+    book.end(1, 102, status=status, how=how, step=100, durable_step=100)
+    book.begin(2, _NIGHT, 100, origin=1, **start)
+    book.rows(2, _NIGHT + 2, 100, 200)
+    book.end(2, _NIGHT + 102, status=0, how="closed", step=200, durable_step=200)
+    return view_of(folder)["goodput"]
+
+
+@pytest.mark.parametrize("status", [130, 143, 0])
+def test_a_night_for_which_the_user_had_stopped_the_run_is_not_lost(folder, status):
+    goodput = _stopped_for_a_night(folder, status)
+    assert goodput["share"] == pytest.approx(200 / 204)
+    assert goodput["stopped_seconds"] == pytest.approx(_NIGHT - 102)
+    assert "down" not in goodput["sentence"]
+    assert sum(part["seconds"] for part in goodput["parts"]) == pytest.approx(
+        goodput["wall_seconds"]
+    )
+
+
+@pytest.mark.parametrize(("status", "how"), [(129, "SIGHUP"), (1, "ValueError"), (75, "SIGUSR2")])
+def test_a_night_after_any_other_end_is_lost(folder, status, how):
+    goodput = _stopped_for_a_night(folder, status, how)
+    assert goodput["share"] < 0.01
+    assert goodput["stopped_seconds"] == 0
+
+
+def test_a_job_that_slurm_ended_was_not_stopped_by_its_user(folder):
+    goodput = _stopped_for_a_night(folder, 143, "SIGTERM", job="7")
+    assert goodput["stopped_seconds"] == 0
+
+
 def test_a_hang_and_a_pause_have_their_time(folder):
     book = Book(folder)
     book.begin(1, 0)

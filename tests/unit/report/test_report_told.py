@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast._report import html, openmetrics
 from holdfast._report.model import RunModel
+from holdfast._report.status.hangs import Stuck, describe_stuck, tell_duration
 from holdfast._report.view import View
 from tests.unit.report_folder import BEGIN, Book, killed_and_resumed
 
@@ -158,3 +160,36 @@ def test_ranks_of_a_finished_run_are_where_it_ended(folder):
     beat = {"time": BEGIN + 321, "step": 198, "ranks": [{"step": 198}, {"step": 199}]}
     (folder / "attempts/0002/heartbeat.json").write_text(json.dumps(beat))
     assert [rank["step"] for rank in view_of(folder)["ranks"]] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "No step for 28 s: it waits for a lock.",
+        "No step for 1.5 h: it waits for a lock.",
+        "No step for 2.3 days: it waits for a lock.",
+        "it waits for a lock.",
+    ],
+)
+def test_a_hang_is_told_with_the_time_that_it_has_lasted_until_now(sentence):
+    found = Stuck(since=time.time() - 15 * 60, cause="hang-lock", sentence=sentence)
+    told = describe_stuck(found, Path("runs/a"))
+    assert told.startswith("No step for 15 min: it waits for a lock. More: holdfast why ")
+
+
+def test_a_command_without_steps_is_told_by_its_output():
+    said = "No output and no work for 28 s: it sleeps."
+    assert tell_duration(said, 900) == "No output and no work for 15 min: it sleeps."
+
+
+def test_a_post_mortem_has_one_duration_of_its_hang(folder):
+    book = Book(folder)
+    book.begin(1, 0)
+    book.rows(1, 2, 0, 10)
+    book.note(40, "hang", attempt=1, step=10, stood=28.0, sentence="No step for 28 s: it waits.")
+    record = {"began": BEGIN + 12, "found": BEGIN + 40, "sentence": "No step for 28 s: it waits."}
+    book.layout.hang(1).write_text(json.dumps({**record, "cause": "hang-lock", "looks": []}))
+    book.end(1, 912, status=77, how="no step", step=10, durable_step=10)
+    (hang,) = view_of(folder)["hangs"]
+    assert hang["seconds"] == pytest.approx(900)
+    assert hang["sentence"] == "No step for 15 min: it waits."

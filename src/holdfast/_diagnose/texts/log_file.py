@@ -13,6 +13,7 @@ from typing import BinaryIO
 from holdfast._diagnose.evidence.evidence import Evidence
 from holdfast._diagnose.texts.lines import Text
 from holdfast._diagnose.texts.signs import Sign, read_signs
+from holdfast._store.folder.plain_file import open_file
 
 HEAD_BYTES = 64 << 10
 TAIL_BYTES = 4 << 20
@@ -71,6 +72,17 @@ def read_log(path: Path) -> tuple[list[Sign], str]:
         for sign in read_signs(first)
     ]
     return [*early, *last], _end_of(whole)
+
+
+def read_tail(path: Path, size_bytes: int = OUTPUT_CHARACTERS) -> str:
+    """The end of a log as plain text, without colours; empty if it is not a readable file."""
+    try:
+        with open_file(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - size_bytes))
+            return _end_of(decode(file.read(size_bytes)))
+    except OSError:
+        return ""
 
 
 def _last_of(file: BinaryIO, data: bytes) -> bytes:

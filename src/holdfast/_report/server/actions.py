@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from holdfast import _text
 from holdfast._diagnose.hangs.stacks import merge_looks
-from holdfast._errors import HoldfastError
+from holdfast._errors import HoldfastError, SettingsError
+from holdfast._report.labels import change_labels
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import Watched
 from holdfast._report.status.ask import ask_look
@@ -31,6 +34,20 @@ def act(kind: str, watched: Watched) -> Answer:
         sentence = str(error).partition("\n")[0]
         # The page shows the name of the run, not its path.
         return {"ok": False, "sentence": sentence.removeprefix(f"{watched.follower.folder}: ")}
+
+
+def label(watched: Watched, body: bytes) -> Answer:
+    """Set tags, note or archive of a run, by a request of its page."""
+    try:
+        watched.follower.check()
+        try:
+            change = json.loads(body)
+        except ValueError:
+            raise SettingsError("The request is not JSON.") from None
+        found = change_labels(watched.follower.layout, _text.record(change))
+    except (Odd, HoldfastError) as error:
+        return {"ok": False, "sentence": str(error).partition("\n")[0]}
+    return {"ok": True, "sentence": "Written into the run folder.", "labels": asdict(found)}
 
 
 def _stop(watched: Watched) -> Answer:

@@ -23,6 +23,8 @@ from holdfast import __version__, _text
 from holdfast._errors import HoldfastError
 from holdfast._report import html as report_page
 from holdfast._report import openmetrics
+from holdfast._report.compare import MOST_RUNS
+from holdfast._report.output import read_output
 from holdfast._report.server import pages
 from holdfast._report.server.access import (
     HEADERS,
@@ -31,7 +33,8 @@ from holdfast._report.server.access import (
     Gate,
     RequestHead,
 )
-from holdfast._report.server.actions import ACTIONS, act
+from holdfast._report.server.actions import ACTIONS, act, label
+from holdfast._report.server.comparing import Comparisons
 from holdfast._report.server.find import Odd
 from holdfast._report.server.index import RunIndex, Watched
 from holdfast._report.server.live import LiveViews, ThreadLimit, TooBusy
@@ -54,21 +57,27 @@ class Application:
         self._index = index
         self._gate = gate
         self._is_read_only = is_read_only
-        self._views = LiveViews()
+        self._views, self._comparisons = LiveViews(), Comparisons()
         index.gives_way = self._views.is_busy
         # Views and requests do not wait for each other's threads.
         self._reading, self._acting = ThreadLimit(16), ThreadLimit(16)
         self._routes = [
             Route("/{place}/", self._list, methods=["GET"]),
             Route("/{place}/runs", self._changes, methods=["GET"]),
+            Route("/{place}/compare", self._compare, methods=["GET"]),
+            Route("/{place}/compared", self._compared, methods=["GET"]),
             Route("/{place}/run/{key}", self._run, methods=["GET"]),
             Route("/{place}/run/{key}/view", self._view, methods=["GET"]),
+            Route("/{place}/run/{key}/output", self._output, methods=["GET"]),
         ]
         if not is_read_only:
             self._routes += [
                 Route(f"/{{place}}/run/{{key}}/{kind}", self._action(kind), methods=["POST"])
                 for kind in ACTIONS
             ]
+            self._routes.append(
+                Route("/{place}/run/{key}/labels", self._change_labels, methods=["POST"])
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -121,7 +130,8 @@ class Application:
             if not gate.may_post(asked):
                 said = "This request did not come from a page of this server."
                 return _words(403, said, asked)
-            await _drain(request)
+            # Read here, with its limits: an endpoint gets what was kept.
+            request.state.body = await _read_body(request)
         return await self._route(request)
 
     async def _route(self, request: Request) -> Response:
@@ -143,6 +153,7 @@ class Application:
         attributes = {
             "runs": f"{here}/runs",
             "run": f"{here}/run/",
+            "compare": f"{here}/compare",
             "folder": _text.name(index.root),
             "version": __version__,
         }
@@ -177,13 +188,53 @@ class Application:
             raise HTTPException(404, "This run is gone.")
         return watched
 
+    def _find_all(self, request: Request) -> list[Watched]:
+        keys = dict.fromkeys(request.query_params.getlist("run"))
+        found = [self._index.get(key) for key in list(keys)[:MOST_RUNS]]
+        return [each for each in found if each is not None]
+
+    async def _compare(self, request: Request) -> Response:
+        runs = self._find_all(request)
+        here = f"/{self._gate.keys.place}"
+        attributes = {
+            "data-compared": f"{here}/compared",
+            "data-index": f"{here}/",
+            "data-run": f"{here}/run/",
+        }
+        title = f"{len(runs)} runs" if len(runs) != 1 else "1 run"
+        # It is small beside the time to read many runs: the page comes first and requests it.
+        page = report_page.comparison_page(title, attributes, None)
+        policy = report_page.policy(live=True, page=report_page.COMPARE_PAGE)
+        headers = {"content-security-policy": f"{policy}; frame-ancestors 'none'"}
+        return HTMLResponse(page, headers=headers)
+
+    async def _compared(self, request: Request) -> Response:
+        metric = request.query_params.get("metric")
+        runs = self._find_all(request)
+        sent = await self._reading.run(self._comparisons.newest, runs, metric)
+        return _send(request, sent.tag, sent.body, sent.packed)
+
+    async def _output(self, request: Request) -> Response:
+        watched = self._find(request)
+        return JSONResponse(await self._reading.run(read_output, watched.follower.folder))
+
+    async def _change_labels(self, request: Request) -> Response:
+        watched = self._find(request)
+        said = await self._acting.run(label, watched, request.state.body)
+        self._index.look_soon(watched)
+        return JSONResponse(said, status_code=200 if said["ok"] else 409)
+
     async def _run(self, request: Request) -> Response:
         watched = self._find(request)
         here = f"/{self._gate.keys.place}"
         address = f"{here}/run/{watched.key}"
-        attributes = {"data-live": f"{address}/view", "data-index": f"{here}/"}
+        attributes = {
+            "data-live": f"{address}/view",
+            "data-output": f"{address}/output",
+            "data-index": f"{here}/",
+        }
         if not self._is_read_only:
-            attributes |= {f"data-{kind}": f"{address}/{kind}" for kind in ACTIONS}
+            attributes |= {f"data-{kind}": f"{address}/{kind}" for kind in (*ACTIONS, "labels")}
             attributes["data-token"] = self._gate.keys.posting
         view = await self._view_within(watched, _PAGE_SECONDS)
         page = await self._reading.run(report_page.page, watched.name, attributes, view)
@@ -202,13 +253,7 @@ class Application:
     async def _view(self, request: Request) -> Response:
         watched = self._find(request)
         sent = await self._reading.run(self._views.newest, watched)
-        headers = {"etag": sent.tag}
-        if request.headers.get("if-none-match") == sent.tag:
-            return Response(status_code=304, headers=headers)
-        if _takes_packed(request):
-            headers["content-encoding"] = "gzip"
-            return Response(sent.packed, media_type="application/json", headers=headers)
-        return Response(sent.body, media_type="application/json", headers=headers)
+        return _send(request, sent.tag, sent.body, sent.packed)
 
     def _action(self, kind: str) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -224,17 +269,18 @@ class Application:
         return Response(text, headers={"content-type": openmetrics.CONTENT_TYPE})
 
 
-async def _drain(request: Request) -> None:
-    """Read and drop the body of a request, with limits on size and time."""
-    size = 0
+async def _read_body(request: Request) -> bytes:
+    """The body of a request, with limits on size and time."""
+    body = b""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for piece in request.stream():
-                size += len(piece)
-                if size > MOST_BODY_BYTES:
+                body += piece
+                if len(body) > MOST_BODY_BYTES:
                     raise HTTPException(413, "That is more than this server takes.")
     except TimeoutError:
         raise HTTPException(408, "The request did not come to its end.") from None
+    return body
 
 
 def _words(status: int, sentence: str, asked: RequestHead) -> Response:
@@ -242,6 +288,17 @@ def _words(status: int, sentence: str, asked: RequestHead) -> Response:
     if "text/html" in (asked.header("accept") or ""):
         return HTMLResponse(pages.word_page(sentence), status)
     return JSONResponse({"ok": False, "sentence": sentence}, status)
+
+
+def _send(request: Request, tag: str, body: bytes, packed: bytes) -> Response:
+    """JSON with a tag: a page that has it already gets no body."""
+    headers = {"etag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    if _takes_packed(request):
+        headers["content-encoding"] = "gzip"
+        body = packed
+    return Response(body, media_type="application/json", headers=headers)
 
 
 def _json(request: Request, body: bytes) -> Response:

@@ -19,7 +19,7 @@ from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.plain_file import MOST_RECORD_BYTES
 
 _OURS = (
-    *("run.json", "run.key", "mirror.json", "journal.jsonl"),
+    *("run.json", "run.key", "mirror.json", "labels.json", "journal.jsonl"),
     *("attempts", "checkpoints", "requests", "set-aside"),
 )
 

@@ -41,9 +41,10 @@ class RunFollower:
         self.changed_at = 0.0  # of its files, by the clock of the disk
         self.is_watched = False  # more heartbeats are needed to see whether it lives
         self._plain = PlainCheck(folder, root)
-        self._layout = layout = RunLayout(folder)
+        self.layout = layout = RunLayout(folder)
         known = (layout.journal, layout.attempts, layout.checkpoints, layout.identity)
         self._paths = tuple(map(str, known))
+        self._labels = str(layout.labels)
         self._history = FollowedHistory(layout.journal)
         self._signature: tuple[int, ...] = ()
         self._attempt = 0
@@ -65,7 +66,7 @@ class RunFollower:
     def look(self) -> RunSummary:
         """The run as it is now; Odd if it cannot be read, NotARun if it is gone."""
         self._plain.check()
-        numbers = self._layout.attempt_numbers()
+        numbers = self.layout.attempt_numbers()
         self._attempt = numbers[-1] if numbers else 0
         # Before the rest is read, so that a write meanwhile counts as a change.
         self._signature = self._sign()
@@ -84,15 +85,22 @@ class RunFollower:
         self.is_watched = is_recent and not self._has_beaten
         return is_recent and self._has_beaten
 
+    def signature(self) -> tuple[int, ...]:
+        """Changes with its files; of one thread at a time with the rest."""
+        return self._sign()
+
     def _sign(self) -> tuple[int, ...]:
         paths = self._paths
         if self._attempt:
-            paths = (*paths, str(self._layout.attempt(self._attempt)))
-        times = []
-        for path in paths:
-            try:
-                times.append(os.lstat(path).st_mtime_ns)
-            except OSError:
-                times.append(-1)
+            paths = (*paths, str(self.layout.attempt(self._attempt)))
+        times = tuple(map(_changed_ns, paths))
+        # A new tag is no sign of life.
         self.changed_at = max(times) / 1e9
-        return tuple(times)
+        return (*times, _changed_ns(self._labels))
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return -1

@@ -19,9 +19,11 @@ from pathlib import Path
 
 from holdfast import _text
 from holdfast._errors import HoldfastError
+from holdfast._report.labels import read_labels
 from holdfast._report.server.find import Odd, RunFinder
 from holdfast._report.server.follow import RunFollower
 from holdfast._report.server.rows import Row, RunTable, odd_row, row_of
+from holdfast._report.started import read_config
 from holdfast._report.status.gather import RunSummary
 
 _THREADS = 4
@@ -223,7 +225,12 @@ class RunIndex:
         try:
             watched.run = follower.look()
             row = row_of(
-                watched.name, watched.run, follower.changed_at, is_watched=follower.is_watched
+                watched.name,
+                watched.run,
+                follower.changed_at,
+                is_watched=follower.is_watched,
+                labels=read_labels(follower.layout),
+                config=read_config(follower.layout, watched.run.attempt),
             )
         except (Odd, HoldfastError) as error:
             row = odd_row(watched.name, str(error).partition("\n")[0])

@@ -12,10 +12,15 @@ from typing import Any
 
 from holdfast import _text
 from holdfast._report.assemble import warnings_of
+from holdfast._report.labels import Labels
+from holdfast._report.started import Config
 from holdfast._report.status.gather import RunSummary
 from holdfast._report.status.job import JobSummary
+from holdfast._report.status.progress import main_metric
 
 Row = dict[str, Any]
+
+_NO_LABELS = Labels()
 
 _TROUBLED = ("stuck", "died", "failed", "could not start", "unreadable")
 _MOST_WARNINGS = 4
@@ -24,7 +29,15 @@ _MOST_NAME = 80
 _OLD_SECONDS = 3 * 86400.0
 
 
-def row_of(name: str, run: RunSummary, changed_at: float, *, is_watched: bool) -> Row:
+def row_of(
+    name: str,
+    run: RunSummary,
+    changed_at: float,
+    *,
+    is_watched: bool,
+    labels: Labels = _NO_LABELS,
+    config: Config | None = None,
+) -> Row:
     warnings = [_short(text) for text in warnings_of(run)]
     state = "watching" if is_watched else run.state
     ended = run.last_exit
@@ -48,8 +61,14 @@ def row_of(name: str, run: RunSummary, changed_at: float, *, is_watched: bool) -
         "job": _job(run.job),
         "how": None if run.is_live or ended is None else _short(ended.how.partition("\n")[0]),
         "warnings": warnings[:_MOST_WARNINGS],
+        "left": None if run.eta_seconds is None else round(run.eta_seconds),
+        "metric": _metric(run),
+        "tags": list(labels.tags),
+        "note": labels.note and _short(labels.note),
+        "archived": labels.is_archived or None,
+        "config": _settings(config or {}),
     }
-    return {key: value for key, value in row.items() if value not in (None, [])}
+    return {key: value for key, value in row.items() if value not in (None, [], "")}
 
 
 def odd_row(name: str, sentence: str) -> Row:
@@ -71,6 +90,17 @@ def attention(row: Row) -> tuple[int, float, str]:
         rank = 3  # old trouble
     # Live ones by name: all of them have just changed, and rows must not move around.
     return rank, 0.0 if row["live"] else -row["at"], row["name"]
+
+
+def _metric(run: RunSummary) -> list[Any] | None:
+    """The name and the newest value of the metric that a reader wants to see first."""
+    name = main_metric(run.metrics)
+    return None if name is None else [_short(name, _MOST_NAME), run.metrics[name]]
+
+
+def _settings(config: Config) -> str:
+    """The hyperparameters in one line, to be searched: `lr=0.1 seed=7`."""
+    return " ".join(f"{key}={value}" for key, value in config.items())[:_MOST_TEXT]
 
 
 def _job(job: JobSummary | None) -> Row | None:

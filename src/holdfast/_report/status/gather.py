@@ -25,6 +25,7 @@ from holdfast._report.status.hangs import (
     read_stuck,
 )
 from holdfast._report.status.job import JobSummary, MirrorSummary, read_job, read_mirror
+from holdfast._report.status.progress import Progress, read_progress, seconds_left
 from holdfast._report.status.ranks import (
     RankDeath,
     RankSummary,
@@ -191,6 +192,9 @@ class RunSummary:
     job: JobSummary | None  # of SLURM
     mirror: MirrorSummary | None
     waiting: WaitingMemory | None
+    rate_per_second: float | None = None  # of a live run, as the next
+    eta_seconds: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # the newest value of each
 
 
 @dataclass(slots=True)
@@ -320,7 +324,7 @@ def summarize_all(folders: list[Path]) -> list[RunSummary]:
 def _unreadable(folder: Path) -> RunSummary:
     found: dict[str, Any] = dict.fromkeys(RunSummary.__dataclass_fields__)
     found |= {"folder": str(folder), "run_id": "", "state": "unreadable", "is_live": False}
-    return RunSummary(**found | {"ranks": [], "deaths": []})
+    return RunSummary(**found | {"ranks": [], "deaths": [], "metrics": {}})
 
 
 def _look_here(layout: RunLayout, attempt: int) -> bool:
@@ -361,6 +365,8 @@ def summarize(
     keeper = identity_in(beat.get("keeper"))
     keeper_here = keeper is not None and keeper.is_here() and keeper.is_alive()
     slots = _text.whole(beat.get("slots")) if live else None
+    progress = read_progress(layout.series(attempt), time.time()) if attempt else Progress()
+    rate = progress.rate_per_second if live else None
     return RunSummary(
         folder=str(folder),
         run_id=run_id,
@@ -394,6 +400,9 @@ def summarize(
         job=read_job(layout, attempt, beat, live),
         mirror=read_mirror(layout),
         waiting=find_waiting(run_id) if in_memory and not live else None,
+        rate_per_second=rate,
+        eta_seconds=seconds_left(step, history.total, rate),
+        metrics=progress.metrics,
     )
 
 

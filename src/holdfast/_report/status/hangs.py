@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from holdfast import _text
 
 _SLOWER = 1.5  # times as long as usual, to be worth a line
+_STANDING = re.compile(r"^(No step|No output and no work) for [\d.]+ (?:ms|s|min|h|days)(?=[:.]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,20 @@ def read_disturbed(beat: dict[str, Any]) -> Disturbed | None:
 def describe_stuck(found: Stuck | None, folder: Path) -> str:
     if found is None:
         return ""
-    said = _text.name(found.sentence) or "no step is made any more."
-    return f"{_since(found.since)}{said} More: {_text.command('why', folder)}"
+    said = _text.name(found.sentence) or "No step is made any more."
+    if found.since is not None:
+        said = tell_duration(said, max(0.0, time.time() - found.since))
+    return f"{said} More: {_text.command('why', folder)}"
+
+
+def tell_duration(sentence: str, seconds: float) -> str:
+    """The sentence on a hang with the duration as it is now.
+
+    The keeper wrote the sentence when it found the hang, and the hang has gone on since.
+    """
+    standing = f"for {_text.duration(seconds)}"
+    found, count = _STANDING.subn(rf"\1 {standing}", sentence, count=1)
+    return found if count else f"No step {standing}: {sentence}"
 
 
 def describe_paused(found: Paused | None, *, has_ranks: bool) -> str:

@@ -4,6 +4,7 @@ runs/demo/
   run.json                         the run's random id
   run.key                          the secret by which its keepers authenticate each other
   journal.jsonl                    what happened, one line each
+  labels.json                      tags, a note and whether it is archived: set on the page
   mirror.json  mirror.lock         what is known of its mirror, and the lock of the uploader
   attempts/0002/                   one attempt: one training process
     lease.json  heartbeat.json     which process has the folder, and that it lives
@@ -124,6 +125,10 @@ class RunLayout:
     @property
     def journal(self) -> Path:
         return self.folder / "journal.jsonl"
+
+    @property
+    def labels(self) -> Path:
+        return self.folder / "labels.json"
 
     @property
     def mirror(self) -> Path:

@@ -9,6 +9,7 @@ import click
 
 from holdfast import _text
 from holdfast._supervise.ending import Timeout
+from holdfast._tools.cli.compare import compare
 from holdfast._tools.cli.doctor import doctor
 from holdfast._tools.cli.group import (
     AS_JSON,
@@ -343,7 +344,7 @@ def run(
 
 
 for _command in (
-    *(adopt, clean, completion, doctor, export, lint, metrics, mirror, plan, prove, report),
-    *(resume, stacks, submit, ui, why),
+    *(adopt, clean, compare, completion, doctor, export, lint, metrics, mirror, plan, prove),
+    *(report, resume, stacks, submit, ui, why),
 ):
     cli.add_command(_command)

@@ -22,6 +22,7 @@ _GROUPS = {
         "status": "holdfast status runs",
         "ui": "holdfast ui runs",
         "report": "holdfast report runs/a",
+        "compare": "holdfast compare runs/a runs/b",
         "ls": "holdfast ls runs/a",
         "verify": "holdfast verify runs/a",
         "why": "holdfast why runs/a",

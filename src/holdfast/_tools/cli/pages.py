@@ -70,10 +70,10 @@ def report(
         click.echo(text, nl=False)
         return
     path = _place(output, found["run"]["name"], "json" if as_json else "html")
-    size = _write(path, text)
+    size = write_page(path, text)
     _tell(folder, found, path, size)
     if wants_browser:
-        _open(path)
+        open_page(path)
 
 
 @click.command(short_help="Write the state of runs as metrics, for Prometheus.")
@@ -102,7 +102,7 @@ def metrics(path: Path, output: Path | None) -> None:
         raise SettingsError(
             f"{output}: is a folder.\nName a file in it: {output / 'holdfast.prom'}"
         )
-    _write(output, text)
+    write_page(output, text)
     click.echo(f"{_text.name(output)}: the state of {_text.count(len(runs), 'run')}.")
 
 
@@ -133,7 +133,8 @@ def _place(output: Path | None, name: str, kind: str) -> Path:
     return output / usual if output.is_dir() else output
 
 
-def _write(path: Path, text: str) -> int:
+def write_page(path: Path, text: str) -> int:
+    """Replace a file; returns its size."""
     from holdfast._store.folder.atomic import write_atomic
 
     data = text.encode("utf-8", errors="replace")
@@ -155,7 +156,7 @@ def _write(path: Path, text: str) -> int:
 def _tell(folder: Path, found: View, path: Path, size: int) -> None:
     goodput, count = found["goodput"], len(found["attempts"])
     attempts = _text.count(count, "attempt")
-    wall = _text.duration(goodput["wall_seconds"])
+    wall = _text.duration(goodput["wall_seconds"] - goodput["stopped_seconds"])
     share = 100 * goodput["share"]
     headline = found["run"]["headline"]
     click.echo(f"{_text.name(folder)}: {_text.name(headline)}")
@@ -169,7 +170,8 @@ def _tell(folder: Path, found: View, path: Path, size: int) -> None:
         click.echo(f"{does} To see it live: {_text.command('ui', folder)}")
 
 
-def _open(path: Path) -> None:
+def open_page(path: Path) -> None:
+    """In a browser, or a line that there is none."""
     import webbrowser
 
     if not webbrowser.open(path.absolute().as_uri()):

@@ -80,6 +80,17 @@
             },
             "whole",
         );
+        const save = (kind) =>
+            el(
+                "button",
+                {
+                    className: "button is-small is-quiet download",
+                    type: "button",
+                    aria: { label: `${kind} of ${spec.title}` },
+                    on: { click: () => chart.save(kind) },
+                },
+                kind,
+            );
         const title = el("h3", { title: spec.title }, spec.title);
         const named = spec.series.filter((series) => series.name);
         const key =
@@ -103,7 +114,7 @@
         const box = el(
             "figure",
             { className: "chart" },
-            el("div", { className: "chart-head" }, title, reading, reset, spec.canLog ? log : null),
+            el("div", { className: "chart-head" }, title, reading, reset, spec.canLog ? log : null, save("CSV"), save("PNG")),
             key,
             stage,
             summary,
@@ -294,6 +305,28 @@
         stage.addEventListener("focus", () => reading.setAttribute("aria-live", "polite"));
         stage.addEventListener("blur", () => reading.removeAttribute("aria-live"));
 
+        /** What is drawn, as a file: the numbers, or the picture. */
+        chart.save = (kind) => {
+            chart.draw();
+            const names = spec.series.map((series) => series.name || spec.title);
+            const file = `${document.title.replace(/ · holdfast$/, "")} ${spec.title}`;
+            if (kind === "CSV") {
+                const isTime = spec.x === "time";
+                const when = (x) => (isTime ? hf.span.axis.from(x).toFixed(3) : x);
+                const rows = data[0].map((x, at) => [
+                    when(x),
+                    ...data.slice(1).map((column) => column[at]),
+                ]);
+                hf.saveCsv(file, [isTime ? "time" : "step", ...names], rows);
+                return;
+            }
+            const key = named.map((series) => ({
+                name: series.name,
+                colour: hf.colour(series.colour),
+                dash: series.dash,
+            }));
+            hf.savePng(file, chart.plot.ctx.canvas, key);
+        };
         chart.size = () => {
             if (!chart.plot) return;
             const width = Math.max(120, stage.clientWidth);

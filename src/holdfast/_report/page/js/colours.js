@@ -14,6 +14,7 @@
         paused: ["held by a debugger or a signal", "dots"],
         queue: ["waiting for the queue", "dots"],
         down: ["down", ""],
+        stopped: ["stopped on purpose", ""],
     };
     // Parts of the goodput that are no segments borrow a colour.
     const borrowed = { progress: "training", waiting: "other" };

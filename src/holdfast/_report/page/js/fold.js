@@ -4,7 +4,7 @@
 (function (hf) {
     "use strict";
 
-    const WAITS = { queue: true, down: true, paused: true };
+    const WAITS = { queue: true, down: true, stopped: true, paused: true };
 
     function longWaits(segments) {
         const waits = [];

@@ -16,7 +16,8 @@
 
     function connection(tone, text, why) {
         const chip = id("connection");
-        chip.hidden = false;
+        // A good connection needs no word: beside the state of a dead run it would be read as one.
+        chip.hidden = tone === "good";
         chip.dataset.tone = tone;
         chip.title = why || "";
         say(chip, text);
@@ -60,7 +61,7 @@
                 hf.show(view);
             }
             failures = 0;
-            connection("good", "live", "Read again every two seconds");
+            connection("good", "", "");
             buttons();
         } catch (problem) {
             failures += 1;
@@ -231,5 +232,6 @@
         connection("busy", "connecting", "");
         buttons();
         now();
+        hf.followOutput();
     };
 })(holdfast);

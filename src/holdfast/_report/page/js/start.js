@@ -12,6 +12,7 @@
     hf.show = function (view) {
         hf.view = view;
         hf.summary(view);
+        hf.labels(view);
         hf.timeline(view);
         hf.metrics(view);
         hf.resources(view);

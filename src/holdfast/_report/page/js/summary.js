@@ -129,7 +129,12 @@
         const good = view.goodput;
         id("goodput").hidden = !(good && good.wall_seconds > 0);
         if (id("goodput").hidden || !hf.changed("goodput", good)) return;
-        const parts = good.parts.filter((part) => part.seconds >= 1 || part.share >= 0.001);
+        // The time in which it was stopped on purpose is neither progress nor loss.
+        const counted = good.wall_seconds - (good.stopped_seconds || 0);
+        const parts = good.parts
+            .filter((part) => part.kind !== "stopped")
+            .map((part) => ({ ...part, share: part.seconds / (counted || 1) }))
+            .filter((part) => part.seconds >= 1 || part.share >= 0.001);
         const isProgress = (part) => ["progress", "training", "phase"].includes(part.kind);
         parts.sort((a, b) => isProgress(b) - isProgress(a) || b.seconds - a.seconds);
         const bar = el("div", { className: "shares", aria: { hidden: "true" } });
@@ -167,8 +172,15 @@
                 el(
                     "p",
                     { className: "small muted" },
-                    `${hf.duration(good.progress_seconds)} of progress in ${hf.duration(good.wall_seconds)}`,
+                    `${hf.duration(good.progress_seconds)} of progress in ${hf.duration(counted)}`,
                 ),
+                good.stopped_seconds > 0
+                    ? el(
+                          "p",
+                          { className: "small muted" },
+                          `${hf.duration(good.stopped_seconds)} stopped on purpose, not counted`,
+                      )
+                    : null,
             ),
             el(
                 "div",
@@ -218,6 +230,7 @@
         "metrics",
         "speed",
         "memory",
+        "output",
         "checkpoints",
         "postmortems",
         "proofs",

@@ -9,7 +9,7 @@
     function band(context, kind, x0, x1, y, height) {
         const width = Math.max(LOUD[kind] ? 2 : 1, x1 - x0);
         context.fillStyle = hf.fill(context, kind);
-        if (kind === "down" || kind === "queue") {
+        if (kind === "down" || kind === "stopped" || kind === "queue") {
             // No process: a thinner band than the ones in which something ran.
             context.fillRect(x0, y + height * 0.3, width, height * 0.4);
         } else context.fillRect(x0, y, width, height);
@@ -70,6 +70,7 @@
         const x = (place) => gutter + ((place - state.from) / (state.to - state.from)) * wide;
         context.lineWidth = 1;
         context.textAlign = "left";
+        const folds = foldLabels(context, axis, x, [gutter, gutter + wide]);
         for (const tick of state.ticks) {
             const at = Math.round(x(tick.place)) + 0.5;
             context.strokeStyle = hf.colour("line-2");
@@ -86,9 +87,10 @@
             }
             context.fillStyle = hf.colour("ink-2");
             context.font = `11px ${hf.sans()}`;
-            if (at + 6 + context.measureText(tick.clock).width < width) {
-                context.fillText(tick.clock, at + 4, y + 24);
-            }
+            const end = at + 6 + context.measureText(tick.clock).width;
+            // How long a fold is, is told nowhere else; the clock is told by the next tick.
+            const isFree = folds.every((fold) => end < fold.left || at > fold.right);
+            if (end < width && isFree) context.fillText(tick.clock, at + 4, y + 24);
         }
         for (const fold of axis.folds) {
             const middle = (x(fold.p0) + x(fold.p1)) / 2;
@@ -100,19 +102,33 @@
                 context.lineTo(middle + shift + 2, y + axisHeight - 9);
             }
             context.stroke();
-            if (x(fold.p1) - x(fold.p0) < 22) continue;
-            context.fillStyle = hf.colour("ink-2");
-            context.font = `10px ${hf.sans()}`;
-            context.textAlign = "center";
-            const short = hf
+        }
+        context.fillStyle = hf.colour("ink-2");
+        context.font = `10px ${hf.sans()}`;
+        context.textAlign = "center";
+        for (const fold of folds) context.fillText(fold.text, fold.middle, y + axisHeight - 16);
+        context.textAlign = "left";
+    };
+
+    /** How long each wide fold is, and from where to where that is written. */
+    function foldLabels(context, axis, x, [from, to]) {
+        context.font = `10px ${hf.sans()}`;
+        const found = [];
+        for (const fold of axis.folds) {
+            const middle = (x(fold.p0) + x(fold.p1)) / 2;
+            if (middle < from || middle > to || x(fold.p1) - x(fold.p0) < 22) continue;
+            const text = hf
                 .duration(fold.t1 - fold.t0)
                 .split(" ")
                 .slice(0, 2)
                 .join(" ");
-            context.fillText(short, middle, y + axisHeight - 16);
-            context.textAlign = "left";
+            const half = context.measureText(text).width / 2 + 3;
+            const last = found[found.length - 1];
+            if (last && last.right > middle - half) continue;
+            found.push({ text, middle, left: middle - half, right: middle + half });
         }
-    };
+        return found;
+    }
 
     const SHAPES = {
         cross(c, x, y, r) {

@@ -7,8 +7,10 @@
   const OFTEN = 1500;
   const HIDDEN = 15000;
   const OLD = 3 * 86400;
+  const MOST_COMPARED = 100; // as the server
   const rows = new Map(); // by key
   const drawn = new Map(); // by key, what stands in the table
+  const picked = new Set(); // keys, to be compared
   const table = document.querySelector("table.runs");
   const body = table.tBodies[0];
   const wish = { q: "", show: "all", order: "attention", page: 0 };
@@ -24,7 +26,9 @@
     return row.troubled && (!row.at || holdfastRows.now() - row.at < OLD) ? 2 : 3;
   }
 
-  const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
+  // One for all: to make it takes longer than a hundred comparisons.
+  const alphabet = new Intl.Collator("en", { numeric: true });
+  const byName = (a, b) => alphabet.compare(a.name, b.name);
   const orders = {
     // Live ones by name: all of them have just changed, and rows must not dance.
     attention: (a, b) => rank(a) - rank(b) || (a.live ? 0 : b.at - a.at) || byName(a, b),
@@ -32,10 +36,11 @@
     name: byName,
   };
   const kinds = {
-    all: () => true,
+    all: (row) => !row.archived,
     live: (row) => row.live,
-    trouble: (row) => row.troubled,
-    ended: (row) => !row.live,
+    trouble: (row) => row.troubled && !row.archived,
+    ended: (row) => !row.live && !row.archived,
+    archived: (row) => Boolean(row.archived),
   };
 
   function chosen() {
@@ -45,8 +50,11 @@
       if (!kinds[wish.show](row)) continue;
       if (wanted.length) {
         const job = row.job ? row.job.id : "";
-        const text = `${row.name} ${row.state} ${row.host || ""} ${job} ${(row.warnings || []).join(" ")}`.toLowerCase();
-        if (!wanted.every((word) => text.includes(word))) continue;
+        if (row.text === undefined) {
+          const all = [row.name, row.state, row.host, job, row.config, row.note, ...(row.tags || []), ...(row.warnings || [])];
+          row.text = all.filter(Boolean).join(" ").toLowerCase();
+        }
+        if (!wanted.every((word) => row.text.includes(word))) continue;
       }
       found.push(row);
     }
@@ -71,10 +79,13 @@
     const number = holdfastRows.number;
     setText($("where"), shown.length ? `${number(from + 1)} to ${number(from + shown.length)} of ${number(found.length)}` : "");
     drawCounts();
+    drawCompare(found);
     return found.length;
   }
 
   function drawRows(shown) {
+    // On a workstation there are no jobs, and the column would be empty.
+    table.classList.toggle("has-no-jobs", ![...rows.values()].some((row) => row.job));
     const keep = new Set(shown.map((row) => row.key));
     for (const [key, made] of drawn) {
       if (!keep.has(key)) {
@@ -86,9 +97,10 @@
     for (const row of shown) {
       let made = drawn.get(row.key);
       if (!made) {
-        made = holdfastRows.make(root.dataset.run + encodeURIComponent(row.key));
+        made = holdfastRows.make(root.dataset.run + encodeURIComponent(row.key), (isPicked) => pick(row.key, isPicked));
         drawn.set(row.key, made);
       }
+      made.box.checked = picked.has(row.key);
       holdfastRows.fill(made, row);
       const due = before ? before.nextSibling : body.firstChild;
       if (due !== made.tr) body.insertBefore(made.tr, due); // else it would lose the focus
@@ -102,11 +114,33 @@
     return `There is no run in ${root.dataset.folder} yet. One appears here as soon as it begins.`;
   }
 
+  // -- a selection to be compared ------------------------------------------------------
+
+  function pick(key, isPicked) {
+    if (isPicked) picked.add(key);
+    else picked.delete(key);
+    drawCompare(chosen());
+  }
+
+  function drawCompare(found) {
+    for (const key of picked) if (!rows.has(key)) picked.delete(key);
+    const keys = picked.size ? [...picked] : found.slice(0, MOST_COMPARED).map((row) => row.key);
+    const link = $("compare");
+    const wanted = new URLSearchParams(keys.map((key) => ["run", key]));
+    link.href = `${root.dataset.compare}?${wanted}`;
+    link.hidden = keys.length === 0;
+    const number = holdfastRows.number;
+    const rest = found.length > keys.length ? `Compare the first ${number(keys.length)}` : `Compare all ${number(keys.length)}`;
+    setText(link, picked.size ? `Compare ${number(picked.size)} selected` : rest);
+    $("unpick").hidden = picked.size === 0;
+  }
+
   function drawCounts() {
-    const counts = { all: 0, live: 0, trouble: 0, ended: 0 };
+    const counts = { all: 0, live: 0, trouble: 0, ended: 0, archived: 0 };
     for (const row of rows.values()) {
       for (const kind of Object.keys(counts)) counts[kind] += kinds[kind](row) ? 1 : 0;
     }
+    $("count-archived").parentElement.hidden = !counts.archived && wish.show !== "archived";
     for (const kind of Object.keys(counts)) setText($(`count-${kind}`), holdfastRows.number(counts[kind]));
     const reading = status.done ? "" : `, ${holdfastRows.number(status.read)} of ${holdfastRows.number(status.found)} read so far`;
     setText($("state"), `${root.dataset.folder}${reading}. holdfast ${root.dataset.version}`);
@@ -205,6 +239,11 @@
   }
   $("search").addEventListener("input", () => want({ q: $("search").value }));
   $("order").addEventListener("change", () => want({ order: $("order").value }));
+  $("unpick").addEventListener("click", () => {
+    picked.clear();
+    draw();
+    $("search").focus();
+  });
   $("before").addEventListener("click", () => turn(-1));
   $("after").addEventListener("click", () => turn(1));
   document.querySelector("form.tools").addEventListener("submit", (event) => event.preventDefault());
@@ -212,7 +251,7 @@
     if (!document.hidden) ask();
   });
   document.addEventListener("keydown", (event) => {
-    const inField = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    const inField = event.target.type !== "checkbox" && /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "/" && !inField && !event.ctrlKey && !event.metaKey && !event.altKey) {
       event.preventDefault();
       $("search").focus();

@@ -28,6 +28,20 @@ const holdfastRows = (function () {
     return `${epoch}step ${number(row.step)}${total}`;
   }
 
+  /* What a live run still needs, and its newest loss; of an ended one the last loss. */
+  function outlook(row) {
+    const found = [];
+    if (row.live && row.left !== undefined) found.push(`about ${span(row.left)} left`);
+    if (row.metric) found.push(`${row.metric[0]} ${figure(row.metric[1])}`);
+    return found.join(", ");
+  }
+
+  function figure(value) {
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
+    return String(Number(value.toPrecision(4)));
+  }
+
   function share(row) {
     if (!row.total || row.step === undefined) return null;
     return Math.max(0, Math.min(1, row.step / row.total));
@@ -37,7 +51,7 @@ const holdfastRows = (function () {
     const memory = row.memory_step;
     const disk = row.disk_step;
     if (memory === undefined && disk === undefined) {
-      return row.state === "unreadable" ? [] : ["nothing yet"];
+      return row.state === "unreadable" ? [] : [row.live || row.state === "new" ? "nothing yet" : "nothing"];
     }
     const lines = [];
     if (memory !== undefined && (row.live || disk === undefined || memory > disk)) {
@@ -69,9 +83,17 @@ const holdfastRows = (function () {
   }
 
   /* Make a row once; `fill` sets what has changed, so that focus and selection stay. */
-  function make(address) {
+  function make(address, onPick) {
     const tr = element("tr");
     tr.setAttribute("role", "row");
+    const pick = element("td", "pick");
+    pick.setAttribute("role", "cell");
+    const box = element("input");
+    box.type = "checkbox";
+    box.addEventListener("change", () => onPick(box.checked));
+    const held = element("label");
+    held.append(box);
+    pick.append(held);
     const head = element("th");
     head.scope = "row";
     head.setAttribute("role", "rowheader");
@@ -80,15 +102,15 @@ const holdfastRows = (function () {
     const under = element("div");
     head.append(link, under);
     const cells = ["State", "Progress", "Safe", "SLURM", "Last sign"].map((label) => {
-      const td = element("td", label === "State" ? "" : "wide");
+      const td = element("td", label === "State" ? "" : label === "SLURM" ? "wide slurm" : "wide");
       td.setAttribute("role", "cell");
       td.dataset.label = label;
       return td;
     });
     const chip = element("span", "chip");
     cells[0].append(chip);
-    tr.append(head, ...cells);
-    return { tr, link, under, chip, cells, told: "" };
+    tr.append(pick, head, ...cells);
+    return { tr, box, link, under, chip, cells, told: "" };
   }
 
   function fill(made, row) {
@@ -97,6 +119,7 @@ const holdfastRows = (function () {
     if (told === made.told) return;
     made.told = told;
     made.link.textContent = row.name;
+    made.box.setAttribute("aria-label", `Select ${row.name}`);
     made.chip.textContent = row.state;
     made.chip.dataset.state = row.state;
     const worse = row.state === "stuck" || row.state === "unreadable";
@@ -105,6 +128,12 @@ const holdfastRows = (function () {
     const where = [row.host && `on ${row.host}`, row.ranks && `${row.ranks} ranks`, row.attempt > 1 && `attempt ${row.attempt}`];
     const place = where.filter(Boolean).join(", ");
     if (place) under.unshift(element("span", "more", place));
+    if (row.tags) {
+      const tags = element("span", "tags");
+      tags.append(...row.tags.map((tag) => element("span", "tag", tag)));
+      under.push(tags);
+    }
+    if (row.note) under.push(element("span", "more", row.note));
     made.under.replaceChildren(...under);
     fillProgress(made.cells[1], row, shown.progress);
     lines(made.cells[2], shown.safe);
@@ -124,6 +153,8 @@ const holdfastRows = (function () {
       bar.append(inner);
       box.append(bar);
     }
+    const next = outlook(row);
+    if (next) box.append(element("span", "more", next));
     if (row.phase) box.append(element("span", "more", `in ${row.phase}`));
     cell.replaceChildren(...(box.childNodes.length ? [box] : []));
   }

@@ -1,0 +1,236 @@
+"""Runs side by side: what each was started with, what came of it, and its curves.
+
+The page, `holdfast compare` and its JSON all use exactly this. Every string in it may be hostile.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from holdfast._report.attempts import AttemptHistory, at_step
+from holdfast._report.labels import read_labels
+from holdfast._report.model import RunModel
+from holdfast._report.started import Config, Scalar, read_config
+from holdfast._report.status.progress import main_metric
+from holdfast._report.view import AttemptView, Metric, View
+from holdfast._store.format import version
+
+SCHEMA = 1
+MOST_RUNS = 100
+_MOST_POINTS = 400  # of a curve
+_MOST_METRICS = 60
+_HIGHER = (
+    *("acc", "auc", "f1", "bleu", "rouge", "reward", "return", "score", "precision", "recall"),
+    *("map", "iou", "dice", "psnr", "ssim", "r2", "win", "throughput", "per_second"),
+)
+
+
+class ComparedCurve(TypedDict):
+    """`seconds` is the time in which processes of the run lived, up to the step."""
+
+    step: list[int]
+    seconds: list[float | None]
+    value: list[float | None]
+
+
+class Result(TypedDict):
+    """Of one metric: its newest value, and its extremes over all steps that count."""
+
+    last: float | None
+    low: float | None
+    high: float | None
+
+
+class ComparedRun(TypedDict):
+    key: str
+    name: str
+    state: str
+    is_live: bool
+    step: int | None
+    total: int | None
+    attempts: int
+    started: float | None
+    seconds: float
+    config: Config
+    results: dict[str, Result]
+    tags: list[str]
+    note: str
+
+
+class Comparison(TypedDict):
+    """`curves` has for each metric one curve for each run, or null."""
+
+    schema: int
+    made_at: float
+    version: str
+    metric: str | None
+    metrics: list[str]
+    differing: list[str]
+    runs: list[ComparedRun]
+    curves: dict[str, list[ComparedCurve | None]]
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run of a comparison."""
+
+    run: ComparedRun
+    curves: dict[str, ComparedCurve] = field(default_factory=dict)
+
+
+def gather_facts(model: RunModel, key: str, name: str) -> RunFacts:
+    """What a comparison shows of a run, as of the model's last update."""
+    view = model.view()
+    layout, attempt = model.layout, view["run"]["attempt"]
+    labels, clock = read_labels(layout), _Clock(view, model.histories)
+    metrics = view["metrics"][:_MOST_METRICS]
+    run = ComparedRun(
+        key=key,
+        name=name,
+        state=view["run"]["state"],
+        is_live=view["run"]["is_live"],
+        step=view["run"]["step"],
+        total=view["run"]["total"],
+        attempts=len(view["attempts"]),
+        started=view["attempts"][0]["start"] if view["attempts"] else None,
+        seconds=clock.total,
+        config=read_config(layout, attempt),
+        results={metric["name"]: _result(metric) for metric in metrics},
+        tags=list(labels.tags),
+        note=labels.note,
+    )
+    return RunFacts(run, {metric["name"]: _curve(metric, clock) for metric in metrics})
+
+
+def assemble_comparison(
+    found: Sequence[RunFacts], metric: str | None = None, *, has_all_curves: bool = True
+) -> Comparison:
+    """Side by side; without `has_all_curves` only the curves of the one metric."""
+    runs = [each.run for each in found]
+    names = metric_names(runs)
+    chosen = metric if metric in names else main_metric(names)
+    wanted = names if has_all_curves else [chosen] if chosen is not None else []
+    return Comparison(
+        schema=SCHEMA,
+        made_at=time.time(),
+        version=version.__version__,
+        metric=chosen,
+        metrics=names,
+        differing=differing_keys([run["config"] for run in runs]),
+        runs=runs,
+        curves={name: [each.curves.get(name) for each in found] for name in wanted},
+    )
+
+
+def metric_names(runs: Iterable[ComparedRun]) -> list[str]:
+    """All metrics, those that most runs have first."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        for name in run["results"]:
+            counts[name] = counts.get(name, 0) + 1
+    return sorted(counts, key=lambda name: -counts[name])[:_MOST_METRICS]
+
+
+def differing_keys(configs: Sequence[Mapping[str, Scalar]]) -> list[str]:
+    """The hyperparameters that are not the same in all runs; a missing one differs.
+
+    >>> differing_keys([{"lr": 0.1, "seed": 1}, {"lr": 0.2, "seed": 1}, {"seed": 1, "wd": 0}])
+    ['lr', 'wd']
+    """
+    keys = dict.fromkeys(key for config in configs for key in config)
+    missing = object()
+    return [key for key in keys if len({_same(c.get(key, missing)) for c in configs}) > 1]
+
+
+def is_higher_better(metric: str) -> bool:
+    """By the name of a metric; the reader of a page can say otherwise.
+
+    >>> is_higher_better("val_accuracy"), is_higher_better("loss")
+    (True, False)
+    """
+    words = metric.lower()
+    return "loss" not in words and "error" not in words and any(w in words for w in _HIGHER)
+
+
+def best_run(runs: Sequence[ComparedRun], metric: str, *, is_higher: bool) -> int | None:
+    """The place of the run with the best value so far; None if none has one."""
+    side, sign = ("high", -1.0) if is_higher else ("low", 1.0)
+    known = [
+        (sign * value, at)
+        for at, run in enumerate(runs)
+        if (value := _side(run["results"].get(metric), side)) is not None
+    ]
+    return min(known)[1] if known else None
+
+
+def _side(result: Result | None, side: str) -> float | None:
+    if result is None:
+        return None
+    return result["high"] if side == "high" else result["low"]
+
+
+def _same(value: object) -> object:
+    # 1, 1.0 and True are one key of a set, and three values to a reader.
+    return (type(value).__name__, value) if isinstance(value, bool) else value
+
+
+class _Clock:
+    """The time that a run has spent in its processes, by attempt and step."""
+
+    def __init__(self, view: View, histories: Mapping[int, AttemptHistory]) -> None:
+        self._before: dict[int, float] = {}
+        self._start: dict[int, float] = {}
+        self._course = {number: history.course() for number, history in histories.items()}
+        self.total = 0.0
+        for attempt in view["attempts"]:
+            number, start = attempt["number"], attempt["start"]
+            self._before[number], self._start[number] = self.total, start
+            self.total += max(0.0, _end(attempt, view) - start)
+
+    def seconds(self, attempt: int, step: int) -> float | None:
+        course = self._course.get(attempt)
+        if not course or attempt not in self._start:
+            return None
+        within = at_step(course, step).t - self._start[attempt]
+        return self._before[attempt] + max(0.0, within)
+
+
+def _end(attempt: AttemptView, view: View) -> float:
+    return view["made_at"] if attempt["end"] is None else attempt["end"]
+
+
+def _result(metric: Metric) -> Result:
+    values = [value for value in metric["value"] if value is not None]
+    return Result(
+        last=values[-1] if values else None,
+        low=min((v for v in metric["low"] if v is not None), default=None),
+        high=max((v for v in metric["high"] if v is not None), default=None),
+    )
+
+
+def _curve(metric: Metric, clock: _Clock) -> ComparedCurve:
+    found = ComparedCurve(step=[], seconds=[], value=[])
+    rising = _rising(metric["step"])
+    stride = max(1, math.ceil(len(rising) / _MOST_POINTS))
+    for at in sorted({*rising[::stride], *rising[-1:]}):
+        step = metric["step"][at]
+        seconds = clock.seconds(metric["attempt"][at], step)
+        found["step"].append(step)
+        found["seconds"].append(None if seconds is None else round(seconds, 3))
+        found["value"].append(metric["value"][at])
+    return found
+
+
+def _rising(steps: Sequence[int]) -> list[int]:
+    """The places at which the steps rise: a chart goes from left to right."""
+    found: list[int] = []
+    last = -1
+    for at, step in enumerate(steps):
+        if step > last:
+            found.append(at)
+            last = step
+    return found

@@ -1,0 +1,78 @@
+"""The last lines that a run printed, where its output is kept.
+
+`holdfast run` keeps the output: while the command runs in its own folder, after that in the run
+folder. SLURM keeps the output of a job in a file that its controller names. Other output goes to
+a terminal, and nothing has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+from holdfast import _text
+from holdfast._diagnose.texts.log_file import read_tail
+from holdfast._environment.slurm.controller import can_ask, describe_job
+from holdfast._store.folder.attempts import find_run, read_json
+from holdfast._store.folder.layout import RunLayout
+from holdfast._store.folder.supervised import led_output, lives, read_runs, supervisions
+
+_MOST_CHARACTERS = 20_000
+_NEWEST = 3  # attempts, and supervisions of this machine for each of them
+_STDOUT = re.compile(r"\bStdOut=(\S+)")
+_JOB = re.compile(r"\d{1,20}(?:_\d{1,10})?")
+
+
+class Output(TypedDict):
+    """`where` is the file; both are empty where no output is kept."""
+
+    attempt: int | None
+    where: str
+    text: str
+
+
+def read_output(folder: Path) -> Output:
+    """The end of the newest output."""
+    layout, _ = find_run(folder)
+    for attempt in reversed(layout.attempt_numbers()[-_NEWEST:]):
+        for path in _places(layout, attempt):
+            text = _clean(read_tail(path))
+            if text:
+                return Output(attempt=attempt, where=_text.name(path), text=text)
+    return Output(attempt=None, where="", text="")
+
+
+def _places(layout: RunLayout, attempt: int) -> Iterator[Path]:
+    yield layout.output(attempt)
+    yield from _of_leader(layout, attempt)
+    yield from _of_job(layout, attempt)
+
+
+def _of_leader(layout: RunLayout, attempt: int) -> Iterator[Path]:
+    """The output of a command that `holdfast run` leads on this machine."""
+    here = layout.folder.resolve()
+    for supervision in reversed(supervisions()[-_NEWEST * 10 :]):
+        for life in reversed(lives(supervision)[-_NEWEST:]):
+            for run in read_runs(life):
+                if run.get("attempt") == attempt and Path(run["folder"]).resolve() == here:
+                    yield led_output(life)
+
+
+def _of_job(layout: RunLayout, attempt: int) -> Iterator[Path]:
+    """The file of a SLURM job, by its controller; a few minutes after its end it is forgotten."""
+    lease = _text.record(read_json(layout.lease(attempt)).get("job"))
+    job = str(lease.get("number") or "")
+    if not _JOB.fullmatch(job) or not can_ask():
+        return
+    for line in describe_job(job)[:1]:
+        # Before it is the name of the job, which can be anything.
+        found = _STDOUT.search(line.partition(" UserId=")[2])
+        if found is not None and found[1].startswith("/") and found[1] != "/dev/null":
+            yield Path(found[1])
+
+
+def _clean(text: str) -> str:
+    tail = text.strip("\n")[-_MOST_CHARACTERS:]
+    return "\n".join(_text.printable(line) for line in tail.split("\n"))

@@ -1,0 +1,195 @@
+/* The chart of a comparison: one curve for each run, read at one x for all of them. */
+(function (hf) {
+    "use strict";
+    const { el, id } = hf;
+    const COLOURS = 10;
+    const DASHES = [null, [7, 4], [2, 3]];
+    const LOOKS = ["", "is-dashed", "is-dotted"];
+    const MOST_READ = 24;
+    const STEPS = [1, 2, 5]
+        .flatMap((digit) => Array.from({ length: 13 }, (_, power) => digit * 10 ** power))
+        .sort((a, b) => a - b);
+    const SECONDS = [
+        0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
+        43200, 86400, 172800, 432000, 864000, 2592000,
+    ];
+
+    /** The look of a run, by its place in the comparison: colour first, then dashes. */
+    hf.lookOf = (place) => ({
+        colour: `r-${place % COLOURS}`,
+        dash: DASHES[Math.floor(place / COLOURS) % DASHES.length],
+        className: `line r-${place % COLOURS} ${LOOKS[Math.floor(place / COLOURS) % LOOKS.length]}`,
+    });
+
+    let plot = null;
+    let data = [[]];
+    let now = null; // what is drawn: {runs, metric, over, weight, isLog, isHigher}
+
+    const atX = (x) => (now.over === "step" ? `step ${hf.whole(x)}` : hf.duration(x));
+
+    function axis(values, extra) {
+        return {
+            stroke: () => hf.colour("ink-2"),
+            font: `11px ${hf.sans()}`,
+            grid: { stroke: () => hf.colour("line"), width: 1 },
+            ticks: { show: false },
+            gap: 6,
+            values,
+            ...extra,
+        };
+    }
+
+    function read(index) {
+        const box = id("reading");
+        const isRead = hf.isNumber(index);
+        const rows = now.runs
+            .map((run, at) => {
+                const column = data[at + 1];
+                let value = isRead ? column[index] : null;
+                if (!isRead) value = [...column].reverse().find(hf.isNumber);
+                return { run, value };
+            })
+            .filter((row) => hf.isNumber(row.value))
+            .sort((a, b) => (now.isHigher ? b.value - a.value : a.value - b.value));
+        const where = isRead ? `At ${atX(data[0][index])}` : "Newest values";
+        const more = rows.length > MOST_READ ? `, the best ${MOST_READ} of ${rows.length}` : "";
+        box.replaceChildren(
+            el("p", { className: "muted" }, rows.length ? `${where}${more}` : "No values to show."),
+            el(
+                "ul",
+                {},
+                rows
+                    .slice(0, MOST_READ)
+                    .map(({ run, value }, at) =>
+                        el(
+                            "li",
+                            { className: at ? "" : "is-best" },
+                            el("span", { className: run.look.className, aria: { hidden: "true" } }),
+                            el("span", { className: "name", title: run.name }, run.name),
+                            el("span", { className: "num" }, hf.number(value)),
+                        ),
+                    ),
+            ),
+        );
+    }
+
+    function make() {
+        const stage = id("stage");
+        const range = plot && plot.isZoomed ? { ...plot.scales.x } : null;
+        const pointer = plot && { left: plot.cursor.left, top: plot.cursor.top };
+        if (plot) plot.destroy();
+        const isTime = now.over === "seconds";
+        const longest = () => hf.whole(data[0][data[0].length - 1] || 0).length;
+        plot = new uPlot(
+            {
+                width: Math.max(120, stage.clientWidth),
+                height: window.innerWidth < 640 ? 240 : 340,
+                legend: { show: false },
+                padding: [8, isTime ? 26 : () => 6 + longest() * 3.2, 0, 0],
+                cursor: { points: { size: 6 }, drag: { x: true, y: false }, y: false },
+                scales: {
+                    x: {
+                        time: false,
+                        range: (_, low, high) =>
+                            low === null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high],
+                    },
+                    y: { distr: now.isLog ? 3 : 1 },
+                },
+                axes: [
+                    axis(
+                        (_, splits) =>
+                            splits.map((x) => (isTime ? hf.duration(x) : hf.whole(x))),
+                        { size: 26, incrs: isTime ? SECONDS : STEPS, space: () => 24 + longest() * 7 },
+                    ),
+                    axis((_, splits) => splits.map((y) => (y === null ? "" : hf.number(y))), {
+                        size: (_, values) =>
+                            16 +
+                            6.6 *
+                                (values || []).reduce((most, text) => Math.max(most, text.length), 3),
+                        space: 28,
+                    }),
+                ],
+                series: [
+                    {},
+                    ...now.runs.map((run) => ({
+                        stroke: () => hf.colour(run.look.colour),
+                        width: 1.6,
+                        dash: run.look.dash || undefined,
+                        points: { show: (_, at) => data[at].filter(hf.isNumber).length === 1 },
+                        spanGaps: true,
+                    })),
+                ],
+                hooks: {
+                    setCursor: [(chart) => read(chart.cursor.idx)],
+                    setScale: [
+                        (chart, name) => {
+                            if (name !== "x" || !data[0].length) return;
+                            const { min, max } = chart.scales.x;
+                            chart.isZoomed = min > data[0][0] || max < data[0][data[0].length - 1];
+                        },
+                    ],
+                },
+            },
+            data,
+            stage,
+        );
+        if (range) plot.setScale("x", { min: range.min, max: range.max });
+        if (pointer && pointer.left >= 0) plot.setCursor(pointer);
+        else read(null);
+    }
+
+    /** Draw the runs: each with `name`, `look` and `curve`. */
+    hf.drawComparison = function (wanted) {
+        now = wanted;
+        const curves = now.runs.map((run) => run.curve);
+        data = hf.aligned(curves, now.over, now.weight, now.isLog);
+        make();
+        hf.say(
+            id("summary"),
+            `${now.metric || "No metric"} of ${hf.plural(now.runs.length, "run")} over ` +
+                `${now.over === "step" ? "steps" : "time"}.`,
+        );
+    };
+
+    hf.saveComparison = function (kind) {
+        const title = now.metric || "comparison";
+        const names = [now.over, ...now.runs.map((run) => run.name)];
+        if (kind === "csv") {
+            hf.saveCsv(
+                title,
+                names,
+                data[0].map((_, row) => data.map((column) => column[row])),
+            );
+            return;
+        }
+        const key = now.runs.map((run) => ({
+            name: run.name,
+            colour: hf.colour(run.look.colour),
+            dash: run.look.dash,
+        }));
+        hf.savePng(title, plot.ctx.canvas, key);
+    };
+
+    id("stage").addEventListener("keydown", (event) => {
+        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        if (!by || !plot || !data[0].length || event.ctrlKey || event.metaKey || event.altKey)
+            return;
+        event.preventDefault();
+        const last = data[0].length - 1;
+        const stride = event.shiftKey ? Math.max(1, Math.round(last / 20)) : 1;
+        const held = plot.cursor.idx;
+        const next = hf.isNumber(held)
+            ? Math.min(last, Math.max(0, held + by * stride))
+            : by > 0
+              ? 0
+              : last;
+        plot.setCursor({ left: plot.valToPos(data[0][next], "x"), top: 100 });
+    });
+    id("stage").addEventListener("focus", () => id("reading").setAttribute("aria-live", "polite"));
+    id("stage").addEventListener("blur", () => id("reading").removeAttribute("aria-live"));
+    new ResizeObserver(() => {
+        const width = Math.max(120, id("stage").clientWidth);
+        if (plot && width !== plot.width) plot.setSize({ width, height: plot.height });
+    }).observe(id("stage"));
+    document.addEventListener("holdfast-theme", () => plot && plot.redraw(false, true));
+})(holdfast);

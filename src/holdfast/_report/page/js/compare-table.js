@@ -1,0 +1,201 @@
+/* The table of a comparison: a row for each run, sorted by any column. */
+(function (hf) {
+    "use strict";
+    const { el, id } = hf;
+    const order = { name: "", isDown: false };
+    let columns = [];
+
+    const text = (value) => {
+        if (value === undefined) return "";
+        if (value === null) return "None";
+        if (typeof value === "boolean") return value ? "True" : "False";
+        return typeof value === "number" ? hf.number(value) : String(value);
+    };
+
+    /** Numbers by size before texts by alphabet; what is missing stays at the end. */
+    function compare(a, b) {
+        const rank = (value) =>
+            value === undefined || value === null || value === "" ? 2 : typeof value === "string" ? 1 : 0;
+        const way = order.isDown ? -1 : 1;
+        if (rank(a) !== rank(b)) return rank(a) === 2 || rank(b) === 2 ? rank(a) - rank(b) : way * (rank(a) - rank(b));
+        if (rank(a) === 2) return 0;
+        if (rank(a) === 1) return way * a.localeCompare(b, "en", { numeric: true });
+        return way * (Number(a) - Number(b));
+    }
+
+    /** Columns: {name, title, group, isNumber, value(run), cell(run)}. */
+    function columnsOf(shown) {
+        const { view, metric, isHigher } = shown;
+        const result = (name, side) => (run) => {
+            const found = run.results[name];
+            return found ? found[side] : undefined;
+        };
+        const found = [
+            { name: "state", title: "State", value: (run) => run.state, cell: (run) =>
+                el("span", { className: "chip", data: { state: run.state } }, run.state) },
+            { name: "step", title: "Step", isNumber: true, value: (run) => run.step, cell: (run) =>
+                hf.whole(run.step) + (run.total ? ` of ${hf.whole(run.total)}` : "") },
+            { name: "time", title: "Time", isNumber: true, value: (run) => run.seconds, cell: (run) =>
+                hf.duration(run.seconds) },
+        ];
+        if (view.runs.some((run) => run.tags.length)) {
+            found.push({ name: "tags", title: "Tags", value: (run) => run.tags.join(" "), cell: (run) =>
+                el("span", {}, run.tags.map((tag) => el("span", { className: "tag" }, tag))) });
+        }
+        if (metric) {
+            found.push({ name: "best", title: `${metric}, best`, group: "Results", isNumber: true,
+                value: result(metric, isHigher ? "high" : "low") });
+        }
+        for (const name of view.metrics) {
+            found.push({ name: `last ${name}`, title: name, group: "Results", isNumber: true,
+                value: result(name, "last") });
+        }
+        const keys = [...new Set(view.runs.flatMap((run) => Object.keys(run.config)))];
+        const wanted = shown.onlyDiffering ? keys.filter((key) => view.differing.includes(key)) : keys;
+        for (const key of wanted) {
+            const isNumber = view.runs.every((run) => !(key in run.config) || typeof run.config[key] === "number");
+            found.push({ name: `config ${key}`, title: key, group: "Hyperparameters", isNumber,
+                value: (run) => (key in run.config ? run.config[key] : undefined) });
+        }
+        if (view.runs.some((run) => run.note)) {
+            found.push({ name: "note", title: "Note", value: (run) => run.note });
+        }
+        return found;
+    }
+
+    function sorted(shown) {
+        const column = columns.find((each) => each.name === order.name);
+        const runs = [...shown.view.runs];
+        if (order.name === "run") return runs.sort((a, b) => compare(a.name, b.name));
+        return column ? runs.sort((a, b) => compare(column.value(a), column.value(b))) : runs;
+    }
+
+    function head(column, redraw) {
+        const isSorted = order.name === column.name;
+        const button = el(
+            "button",
+            {
+                className: "sort",
+                type: "button",
+                on: {
+                    click: () => {
+                        order.isDown = isSorted ? !order.isDown : false;
+                        order.name = column.name;
+                        redraw();
+                        const way = order.isDown ? "descending" : "ascending";
+                        hf.say(id("said"), `Sorted by ${column.title}, ${way}.`);
+                    },
+                },
+                data: { of: column.name },
+            },
+            column.title,
+        );
+        const cell = el("th", { scope: "col", className: column.isNumber ? "num" : "" }, button);
+        if (isSorted) cell.setAttribute("aria-sort", order.isDown ? "descending" : "ascending");
+        return cell;
+    }
+
+    function groups() {
+        const cells = [el("td", {})];
+        for (const column of columns) {
+            const last = cells[cells.length - 1];
+            const name = column.group || "";
+            if (cells.length > 1 && last.dataset.group === name) last.colSpan += 1;
+            else cells.push(el(name ? "th" : "td", { data: { group: name }, ...(name ? { scope: "colgroup" } : {}) }, name));
+        }
+        return el("tr", { className: "group" }, cells);
+    }
+
+    function row(run, shown, redraw) {
+        const box = el("input", {
+            type: "checkbox",
+            checked: !shown.hidden.has(run.key),
+            aria: { label: `Show ${run.name} in the chart` },
+            data: { of: run.key },
+            on: {
+                change: () => {
+                    if (!shown.hidden.delete(run.key)) shown.hidden.add(run.key);
+                    redraw();
+                },
+            },
+        });
+        const isBest = run.key === shown.best;
+        const name = run.href ? el("a", { href: run.href }, run.name) : el("span", {}, run.name);
+        name.title = run.name;
+        return el(
+            "tr",
+            { className: isBest ? "is-best" : "", data: { key: run.key } },
+            el(
+                "th",
+                { scope: "row", className: shown.hidden.has(run.key) ? "is-hidden" : "" },
+                el(
+                    "span",
+                    { className: "run" },
+                    box,
+                    el("span", { className: run.look.className, aria: { hidden: "true" } }),
+                    isBest ? el("span", { className: "chip", data: { tone: "good" } }, "best") : null,
+                    name,
+                ),
+            ),
+            columns.map((column) => {
+                const held = column.cell ? column.cell(run) : text(column.value(run));
+                const cell = el("td", { className: column.isNumber ? "num" : "" }, held);
+                if (typeof held === "string") cell.title = held;
+                return cell;
+            }),
+        );
+    }
+
+    /** What had the focus has it after the table was made again. */
+    function keepingFocus(make) {
+        const body = id("table-body");
+        const of = body.contains(document.activeElement) && document.activeElement.dataset.of;
+        make(body);
+        const again = of && [...body.querySelectorAll("[data-of]")].find((each) => each.dataset.of === of);
+        if (again) again.focus();
+    }
+
+    /** Draw it; `shown` is what the page shows, `redraw` draws the whole page again. */
+    hf.drawTable = function (shown, redraw) {
+        columns = columnsOf(shown);
+        const runs = sorted(shown);
+        const names = [{ name: "run", title: "Run" }, ...columns];
+        const table = el(
+            "table",
+            { className: "data compare" },
+            el("caption", { className: "sr-only" }, "Hyperparameters and results"),
+            el(
+                "thead",
+                {},
+                groups(),
+                el(
+                    "tr",
+                    {},
+                    names.map((column) => head(column, redraw)),
+                ),
+            ),
+            el(
+                "tbody",
+                {},
+                runs.map((run) => row(run, shown, redraw)),
+            ),
+        );
+        keepingFocus((body) => body.replaceChildren(table));
+        const count = new Set(shown.view.runs.flatMap((run) => Object.keys(run.config))).size;
+        const differ = hf.plural(shown.view.differing.length, "differs", "differ");
+        hf.say(
+            id("table-words"),
+            count
+                ? `${hf.plural(count, "hyperparameter")}, of which ${differ}.`
+                : "No hyperparameters were recorded: holdfast.Run(…, config={…}) records them.",
+        );
+    };
+
+    hf.saveTable = function (shown) {
+        const rows = sorted(shown).map((run) => [
+            run.name,
+            ...columns.map((column) => column.value(run)),
+        ]);
+        hf.saveCsv("runs", ["run", ...columns.map((column) => column.title)], rows);
+    };
+})(holdfast);
