@@ -254,7 +254,7 @@ class Loops:
             self._has_warned = True
             say(
                 "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
-                "known, so an interrupted epoch begins anew.\n"
+                "known, so an interrupted epoch starts over.\n"
                 "Loop over run.batches(loader), which knows, or keep the position in the state."
             )
 

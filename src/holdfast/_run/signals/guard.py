@@ -197,7 +197,5 @@ def _what_is_certain(held: int | None, durable: int | None, time_left: TimeLeft)
     if needed is not None and time_left.grace is not None and needed > time_left.grace:
         return f"a save takes about {needed:.0f} s here, and there are {grace}: {certain}"
     if held is None or held == durable:
-        return f"if that takes too long for the {grace} there are, {certain}"
-    return (
-        f"if that takes too long for the {grace} there are, step {held} is likely kept; {certain}"
-    )
+        return f"if {grace} are not enough, {certain}"
+    return f"if {grace} are not enough, step {held} is likely kept; {certain}"

@@ -86,7 +86,7 @@ def doctor(
 
     Everything is measured on the machine where this runs, so run it where the training will: under
     `srun`, in the container. RUN is a run folder, also one that is not there yet; without it, the
-    current folder. The size of its newest checkpoint is held against memory, disk and the time that
+    current folder. The size of its newest checkpoint is compared with memory, disk and the time that
     a signal leaves.
 
     With COMMAND, the one that is to train, with all its launchers: real signals are sent through
@@ -179,7 +179,7 @@ def _show(checks: list[Check], known: RunFacts, size_bytes: int | None) -> None:
     warnings = _text.count(counts["warn"], "warning")
     if known.state_bytes is not None and size_bytes is None:
         screen.write(
-            f"held against {_text.size(known.state_bytes)}, the checkpoint of step {known.step}",
+            f"compared with {_text.size(known.state_bytes)}, the checkpoint of step {known.step}",
             style="dim",
         )
     if counts["fail"]:
