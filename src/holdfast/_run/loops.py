@@ -125,7 +125,7 @@ class Loops:
             raise HoldfastError(
                 f"the loop over data in which the run was interrupted (number "
                 f"{course.position.lap + 1} of its epoch) did not come again: the loops of "
-                "an epoch must come in the same order in every life.\n"
+                "an epoch must come in the same order in every attempt.\n"
                 "Nothing was trained. Give each epoch the same loops, or use another folder."
             )
         if not course.end_epoch(self._boundary.step):

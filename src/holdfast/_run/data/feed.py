@@ -448,7 +448,7 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
         say(
             f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
-            f"behind the first {lap.skip}, but these are not the ones it had used."
+            f"behind the first {lap.skip}, but these are not the batches that it had used."
         )
     return start, batches
 

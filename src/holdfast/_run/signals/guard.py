@@ -96,7 +96,7 @@ class Guard:
     def _take_back(self) -> None:
         if self._watch is not None and threading.current_thread() is threading.main_thread():
             for what in self._watch.mend():
-                say(f"{what} had been replaced by another library; taken back.")
+                say(f"{what} had been replaced by another library; it is restored now.")
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:
         """The stop that a signal has asked for, or `asked`.

@@ -147,7 +147,7 @@ def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
     if strangers and not damaged:
         raise NoGoodCheckpoint(
             f"{layout.folder}: none of the {strangers} checkpoints here is on this run's own line "
-            "of attempts, and training from the beginning must be somebody's wish.\n"
+            "of attempts, and holdfast does not start over by itself.\n"
             f"See them with: holdfast ls {layout.folder}. To start over, use another folder."
         )
     if damaged or any(layout.set_aside.glob("step-*")):
