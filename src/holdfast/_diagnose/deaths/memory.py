@@ -299,7 +299,8 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
         evidence.append("the machine did count an OOM kill, but of a process of another cgroup")
     if counted.kills_in_life:
         evidence.append(
-            f"earlier in this life its cgroup had {_text.count(counted.kills_in_life, 'OOM kill')}"
+            "earlier in this attempt its cgroup had "
+            f"{_text.count(counted.kills_in_life, 'OOM kill')}"
         )
     if use.used and use.limit:
         evidence.append(f"memory was below its limit: {_text.size_of(use.used, use.limit)}")
