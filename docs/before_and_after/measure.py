@@ -282,12 +282,12 @@ def write_page(
     return f"""# Before and after
 
 Scripts as people write them, each with its own way to survive an interruption, and the same ones
-with holdfast in its place ([`before_and_after/`](before_and_after)). `make table` puts both through
-`holdfast prove`: undisturbed twice, then interrupted by one signal at {KILLS} random instants (seed
+with holdfast instead ([`before_and_after/`](before_and_after)). `make table` puts both through
+`holdfast prove`: undisturbed twice, then interrupted by one signal at {KILLS} random moments (seed
 {SEED}), started again until complete, and compared with the undisturbed run to the bit.
 
 Equal to the bit: {equal["before"]} of {len(measured)} before, {equal["after"]} after. Steps that
-had to be made again: {lost["before"]} before, {lost["after"]} after.
+had to be repeated: {lost["before"]} before, {lost["after"]} after.
 
 {table}
 
@@ -302,15 +302,15 @@ last interruption. *Lost* are steps that had been made when the signal came and 
 * A script that starts from its beginning after each interruption, as `plain_loop` does, is *equal*:
   nothing is wrong with its end. It only never gets there when interruptions come more often than it
   takes to train.
-* The scripts train for about half a second. After a kill holdfast goes on from the last snapshot in
-  memory, up to about a second old: here that can be a good part of the training, in one of hours it
-  is not. How many steps that is changes with the machine, and from one measurement to the next.
-* {KILLS} interruptions by each signal meet few of the instants at which something can go wrong.
-  That no difference was found does not say that there is none.
-* DDP runs with two ranks on one machine; torchrun's own restarts are off. A signal meets one rank,
+* The scripts train for about half a second. After a kill holdfast continues from the last snapshot
+  in memory, up to about a second old: here that can be a good part of the training, in one of hours
+  it is not. How many steps that is changes with the machine, and from one measurement to the next.
+* {KILLS} interruptions by each signal hit few of the moments at which something can go wrong.
+  That no difference was found does not mean that there is none.
+* DDP runs with two ranks on one machine; torchrun's own restarts are off. A signal hits one rank,
   all of them, or torchrun.
 * A strategy of TensorFlow has two devices of one processor in one process. Nothing can be seen in
-  the middle of a `tf.function`, so its update is one instant.
+  the middle of a `tf.function`, so its update is one moment.
 * GPUs, other file systems, a full disk and a real SLURM are not in this table.
 * The scripts before holdfast were written for this page, after common patterns. They are not the
   best that can be done by hand.

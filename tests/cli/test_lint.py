@@ -49,14 +49,14 @@ def test_each_finding_has_its_line_what_happens_and_the_correction(script):
     assert lines[at].endswith(" [signal-never-arrives]")
     assert lines[at + 1 : at + 3] == ["    python train.py", f"  → {STEP}"]
     assert lines[-1] == (
-        "1 script: 2 errors, 2 warnings. To put 4 of them right: holdfast lint --fix job.sbatch"
+        "1 script: 2 errors, 2 warnings. To fix them: holdfast lint --fix job.sbatch"
     )
     assert script.read_text() == BAD  # only looked at
 
 
 def test_a_good_script_passes(script):
     script.write_text(GOOD)
-    assert succeed("lint", script) == "1 script: nothing is lost here.\n"
+    assert succeed("lint", script) == "1 script: no problem found.\n"
     assert json.loads(succeed("lint", "--json", script)) == []
 
 
@@ -93,14 +93,14 @@ def test_fix_writes_the_script_makes_the_folder_and_says_so(script):
     assert "logs: made, for the log." in shown
     assert "  - python train.py\n" in shown
     assert f"  + {STEP}\n" in shown
-    assert shown.endswith("1 script: nothing is lost here.\n")
+    assert shown.endswith("1 script: no problem found.\n")
 
 
 def test_a_second_fix_changes_nothing(script):
     succeed("lint", "--fix", script, cwd=script.parent)
     before = script.stat()
     shown = succeed("lint", "--fix", script, cwd=script.parent)
-    assert "nothing to put right" in shown
+    assert "nothing to fix" in shown
     assert (script.stat().st_ino, script.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert script.read_text() == CORRECTED
 

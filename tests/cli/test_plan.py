@@ -23,14 +23,14 @@ SPOT = (
 def test_without_any_option_it_is_of_use_and_says_what_it_assumes():
     shown = succeed("plan")
     lines = shown.splitlines()
-    assert lines[0] == "1 GPU in 1 host: an interruption every 1 d."
+    assert lines[0].startswith('Settings(checkpoint_every="')
+    assert lines[2] == "1 GPU in 1 host: an interruption every 1 d."
     (best,) = [line for line in lines if line.strip().startswith(">")]
     assert best.endswith(" best")
     assert "Young (1974): " in shown
     assert "Daly (2006): " in shown
     assert "The simulation: " in shown
-    assert '\n  Settings(checkpoint_every="' in shown
-    assumed = shown.partition("Assumed, where nothing was said:\n")[2]
+    assumed = shown.partition("Assumed, because you did not say it:\n")[2]
     for option in ("--state-size", "--write-bandwidth", "--mtbf-per-gpu", "--restart-time"):
         assert f"  {option}" in assumed
     assert max(map(len, lines)) < 240
@@ -125,7 +125,7 @@ def test_wrong_input_gives_two_lines(arguments, fact, tmp_path):
 def test_a_terminal_of_80_columns_shows_the_table_whole():
     screen = TerminalScreen(PROGRAM, "plan", *SPOT, columns=80, rows=60)
     try:
-        screen.wait_for("Settings(")
+        screen.wait_for("Assumed")
         (best,) = [line for line in screen.lines if line.strip().startswith(">")]
         assert best.endswith("best")
         head = next(line for line in screen.lines if "goodput" in line)

@@ -6,6 +6,7 @@ A comment above a block says what it takes to run it:
     needs: keras: model      the same for another framework
     joined                   it goes on with the names and the folder of the block before it
     file: job.sbatch         the block is a file of that name for the blocks behind it
+    script: plain.py         the block is a whole script, which another test runs as well
     output: exact            what the commands print is compared, folded lines apart
     output: begins           the same, and the page shows only the beginning
     diff: OLD NEW            the block leads from the one script to the other

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, Block, all_blocks
+from tests.docs.pages import ROOT, Block, all_blocks, blocks_of
 from tests.support import environment
 
 # A block that cannot be run is one that nobody checks: there are to be few, each with its reason.
@@ -41,18 +41,31 @@ def _framework(story: list[Block]) -> str:
     return "others" if frameworks else "torch"
 
 
-# The plain script and the one that cannot be lost, as the README shows them, for one epoch.
-_SAME_WEIGHTS = f"""
-from pathlib import Path
-
-def weights_of(name):
+# The plain script and the one that cannot be lost end with the same weights. Once as the picture
+# of the README was made from them, once as the README shows them, both for one epoch.
+_SAME_WEIGHTS = """
+def weights_of(text, epochs):
     names = {{}}
-    text = (Path({str(ROOT)!r}) / "docs" / "first_minute" / name).read_text()
-    exec(text.replace("(10)", "(1)"), names)
-    return names["weights"]
+    exec(text.replace(epochs, "(1)"), names)
+    return [each.detach().clone() for each in names["model"].parameters()]
 
-assert bool((weights_of("plain.py") == weights_of("train.py")).all())
+before, after = (weights_of(text, {epochs!r}) for text in {texts!r})
+assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
 """
+
+
+def _same_weights() -> list[list[Block]]:
+    first = ROOT / "docs" / "first_minute"
+    files = [(first / name).read_text() for name in ("plain.py", "train.py")]
+    shown = [block.text for block in blocks_of(ROOT / "README.md") if "script" in block.marks]
+    assert len(shown) == 2
+    return [
+        [Block(name, 1, "python", _SAME_WEIGHTS.format(epochs=epochs, texts=texts))]
+        for name, epochs, texts in (
+            ("docs/first_minute", "(10)", files),
+            ("README's scripts", "(20)", shown),
+        )
+    ]
 
 
 def _missing(story: list[Block]) -> list[str]:
@@ -83,7 +96,7 @@ def _layer(story: list[Block]) -> str:
     return next((name for name in _LAYERS if name in names), "test")
 
 
-STORIES = [*_stories(), [Block("docs/first_minute", 1, "python", _SAME_WEIGHTS)]]
+STORIES = [*_stories(), *_same_weights()]
 MISSING = {block.name: _missing(story) for story in STORIES for block in story}
 IN_STORIES = [block for story in STORIES for block in story]
 LAYER = {block.name: _layer(story) for story in STORIES for block in story}

@@ -97,6 +97,20 @@ def check_an_equinox_module_keeps_its_functions(folder: Path) -> None:
     assert now.activation is fresh.activation
 
 
+def check_nnx_generators_alone_are_saved_and_nothing_is_drawn_from_them(folder: Path) -> None:
+    def draw(folder: Path, steps: int) -> list[Any]:
+        rngs, drawn = nnx.Rngs(3), []
+        with holdfast.Run(folder, rngs=rngs) as run:
+            for _ in run.steps(steps):
+                drawn.append(bits(rngs()))
+        return drawn
+
+    plain = nnx.Rngs(3)
+    expected = [bits(plain()) for _ in range(6)]
+    assert draw(folder, 3) == expected[:3]
+    assert draw(folder, 6) == expected[3:]
+
+
 def check_nnx_objects_change_in_place(folder: Path) -> None:
     class Net(nnx.Module):
         def __init__(self, seed: int) -> None:

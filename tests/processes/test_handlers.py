@@ -139,7 +139,7 @@ def test_what_asyncio_replaces_is_taken_back_at_the_next_boundary(folder, gate, 
     )
     trainer.wait_for("holding")
     what = "the handler of SIGTERM" if "loop" in how else "the wakeup descriptor"
-    said = f"{what} had been replaced by another library; taken back."
+    said = f"{what} had been replaced by another library; it is restored now."
     assert sum(said in line for line in trainer.lines) == 1
     assert trainer.output.index(said) < trainer.output.index("holding")
     trainer.send(signal.SIGTERM)

@@ -102,7 +102,7 @@ def test_a_plateau_ends_the_loop_at_the_very_step_interrupted_or_not(train, fold
     assert checkpoint_steps(folder) == [6]
     second = train(**plan)
     assert second.wait() == 0, second.output
-    assert "after 9 Plateau: loss has not become better than 3 of step 3 in 6 values" in (
+    assert "after 9 Plateau: loss has not improved for 6 values; the best is 3 (step 3)" in (
         second.output
     )
     assert checkpoint_steps(folder)[-1] == 9

@@ -142,7 +142,7 @@ def test_three_lives_without_a_new_step_are_the_last(supervised, state):
     trainer = supervised(ends)
     assert trainer.wait() == 137, trainer.output
     assert len(_lives(state)) == 4  # the first made ten
-    assert "3 lives in a row have made no new step" in trainer.output
+    assert "3 attempts in a row have made no new step" in trainer.output
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT"])

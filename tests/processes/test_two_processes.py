@@ -147,7 +147,7 @@ def test_a_silent_process_of_another_host_is_taken_over_after_a_bounded_watch(
     _move_elsewhere(folder)
     second = light(folder, "--total", 40)
     second.wait_for("was last used on elsewhere")
-    assert "watching up to 15 s whether it still lives" in second.output
+    assert "watching up to 15 s whether it is still alive" in second.output
     assert second.ready() == in_memory
     assert second.state_hash() == light_reference(40)
 

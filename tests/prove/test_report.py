@@ -32,7 +32,7 @@ def test_equal_says_what_was_compared_how_often_and_how_long():
     shown = report.plain_text(PROOFS[EQUAL])
     assert shown.startswith("Equal to the bit: interrupted 4 times and started again")
     assert "12 tensors of weights, the loss" in shown
-    assert "100 steps, 4 of 5 interruptions, 5 lives, in 12 s (seed 7)" in shown
+    assert "100 steps, 4 of 5 interruptions, 5 starts, in 12 s (seed 7)" in shown
     assert "The budget was used up after 5 of 20." in shown
     assert "replay" not in shown
 

@@ -161,7 +161,7 @@ def disk_full(case: Case, path: str) -> list[str]:
 def killed(case: Case, *, knows_counters: bool) -> list[str]:
     """Somebody's SIGKILL."""
     said = [
-        "Nobody records who sends a SIGKILL. Ask those who may: you (kill -9, an IDE's stop "
+        "Linux does not record the sender of a SIGKILL. Candidates: you (kill -9, an IDE's stop "
         "button), another of the machine's users, a script that cleans up, a container's runtime."
     ]
     if case.is_in_slurm:

@@ -27,7 +27,7 @@ _ROWS = (
     ),
     (
         r"(?i)address already in use|EADDRINUSE",
-        "Another process has the port, often an earlier life of the same job: ss -tlnp | grep "
+        "Another process has the port, often an earlier start of the same job: ss -tlnp | grep "
         "PORT. Choose another: torchrun --master-port=29501, or --rdzv-endpoint=localhost:0",
     ),
     (

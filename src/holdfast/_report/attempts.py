@@ -379,4 +379,4 @@ def sentence(history: AttemptHistory, outcome: Outcome, state: str = "training")
         return f"It left with status {history.status}{why}"
     if why != ".":
         return f"It {_text.sentence(how)}" if how.startswith("was ") else f"It died{why}"
-    return "It ended without a word: nothing has been recorded of its end."
+    return "It ended without a message: its end was not recorded."

@@ -116,5 +116,5 @@ def close_forgotten(folder: Path) -> None:
             pid=pid,
             host=host_name(),
         )
-    say(f"{folder} had been left open; closed, and going on from there. `with` closes it in time.")
+    say(f"{folder} was still open; closed, and continued from there. `with` closes it in time.")
     session.close_forgotten()

@@ -125,7 +125,7 @@ class Loops:
             raise HoldfastError(
                 f"the loop over data in which the run was interrupted (number "
                 f"{course.position.lap + 1} of its epoch) did not come again: the loops of "
-                "an epoch must come in the same order in every life.\n"
+                "an epoch must come in the same order in every attempt.\n"
                 "Nothing was trained. Give each epoch the same loops, or use another folder."
             )
         if not course.end_epoch(self._boundary.step):
@@ -254,7 +254,7 @@ class Loops:
             self._has_warned = True
             say(
                 "run.boundary() inside run.epochs(): where in the epoch a step stands cannot be "
-                "known, so an interrupted epoch begins anew.\n"
+                "known, so an interrupted epoch starts over.\n"
                 "Loop over run.batches(loader), which knows, or keep the position in the state."
             )
 

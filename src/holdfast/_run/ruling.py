@@ -152,7 +152,7 @@ class Ruling:
             note_void(attempt.layout, attempt.number, step, reason, attempt.rank)
         except OSError as error:  # the slots in memory still go, and nothing is saved
             say(
-                f"{attempt.folder}: it could not be noted that step {step} is bad "
+                f"{attempt.folder}: could not record that step {step} is bad "
                 f"({error.strerror or error}).\n"
                 f"Remove the checkpoints from step {step} on before the next start."
             )
@@ -248,7 +248,7 @@ def first_tainted(
     if always and not suspects:
         say(
             f"not finite in the oldest state that is saved already: {', '.join(sorted(always))}.\n"
-            "If that is not meant so, the next start ends in the same way: use another folder."
+            "If that is not intended, the next start ends in the same way: use another folder."
         )
     found = step
     for at, inspect in candidates:

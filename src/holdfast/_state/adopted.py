@@ -197,7 +197,7 @@ def _refuse(
             lines.append(f"  {what}: {name_some(names)}")
     lines.append(
         f"Nothing was changed. {build}, or adopt into a new folder, with --name NEW=OLD for "
-        f"another name and {fresh} for what is to begin anew."
+        f"another name and {fresh} for what is to start over."
     )
     raise StateMismatch(
         "\n".join(lines),

@@ -58,6 +58,6 @@ def _describe(captured: Captured, state: Mapping[str, Any]) -> bytes | None:
         say(
             "what TensorFlow's objects are made of could not be written down "
             f"({type(error).__name__}: {error}): `holdfast export --to tensorflow` will refuse the "
-            "checkpoints of this run. All else of them is whole."
+            "checkpoints of this run. Everything else in them is whole."
         )
         return None

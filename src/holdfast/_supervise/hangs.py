@@ -141,7 +141,7 @@ class CommandHangs:
         pids = ", ".join(map(str, keepers))
         self._say(
             f"its keeper (pid {pids}) waits for a disk that does not answer: leaving without it.\n"
-            "  what was in memory is on disk once that answers, if nobody ends the keeper before."
+            "  the snapshot is on disk once that answers, unless the keeper is killed before."
         )
         self._is_cut_off = True
         return True

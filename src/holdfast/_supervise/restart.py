@@ -118,7 +118,7 @@ class Restarts:
     def _why_no_longer(self, end: CommandEnd) -> str:
         """Empty: no limit is reached."""
         if self._idle >= _ATTEMPTS_WITHOUT_PROGRESS:
-            return f"{self._idle} lives in a row have made no new step"
+            return f"{self._idle} attempts in a row have made no new step"
         if end.kind is Restart.ONCE and self._used_once:
             return "it has been restarted once for want of memory, and ran out of it again"
         is_counted = end.kind is not Restart.ONCE and not self._is_free(end)

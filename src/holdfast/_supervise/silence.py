@@ -219,5 +219,5 @@ def _why_wait(held: str, processes: list[dict[str, Any]]) -> str:
     if held == "FROZEN":
         return "the command is frozen with its cgroup: no hang, waiting until it is thawed."
     if held == "KEYS":
-        return "the command waits for somebody at its terminal: no hang, waiting for that."
+        return "the command waits for input at its terminal: no hang. The watch waits too."
     return "the command is paused in a debugger: no hang, waiting until that lets it go on."

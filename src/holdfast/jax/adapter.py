@@ -107,6 +107,10 @@ class JaxAdapter(Adapter):
     def node_from(self, live: Any, parts: Mapping[str, Any]) -> Any:
         return trees.node_from(live, parts)
 
+    def overrides_state_dict(self, value: object) -> bool:
+        # nnx.Rngs makes a stream of any attribute: calling its "state_dict" would draw a key.
+        return trees.is_object(value) and not hasattr(type(value), "state_dict")
+
     def is_object(self, value: object) -> bool:
         return trees.is_object(value)
 

@@ -196,7 +196,8 @@ class _Fit:
         self._others.load(self._record.get("others", {}))
         self._driver.pass_over()
         folder = self._driver.folder
-        say(f"{folder}: this fit was finished after {made} epochs; nothing left to fit.")
+        epochs = "1 epoch" if made == 1 else f"{made} epochs"
+        say(f"{folder}: this fit was finished after {epochs}; nothing left to fit.")
         self._model._initial_epoch = self._epochs
 
     def _recall(self) -> None:

@@ -58,7 +58,7 @@ class WandB(Logger):
         for name in _CHOSEN_BY_US:
             if name in init:
                 raise SettingsError(
-                    f"WandB(run, {name}=…): holdfast chooses it, so that all lives are one run.\n"
+                    f"WandB(run, {name}=…): holdfast sets it, so that all attempts are one run.\n"
                     "Leave it out; rewind=True takes the curve back when the run resumes."
                 )
         target = "/".join(str(init.get(name) or "") for name in ("entity", "project", "id"))

@@ -121,7 +121,7 @@ class Writer:
                     how = f"killed by {signal.Signals(-status).name}"
                 say(
                     f"{self._label}: its process has ended ({how}). The training goes on without "
-                    f"it.\nIts last words: {self._log}"
+                    f"it.\nIts last output: {self._log}"
                 )
             self._over.set()
 

@@ -84,12 +84,11 @@ class Plateau(Leaf):
     def because(self) -> str:
         best = "no finite value"
         if self._best is not None:
-            best = f"{told(self._best)} of step {self._best_step}"
+            best = f"{told(self._best)} (step {self._best_step})"
         delta = f" by more than {told(self.min_delta)}" if self.min_delta else ""
-        last = "" if self._last is None else f", the last one {told(self._last)}"
-        return (
-            f"{self.metric} has not become better than {best}{delta} in {self._waited} values{last}"
-        )
+        last = "" if self._last is None else f", the last is {told(self._last)}"
+        values = "1 value" if self._waited == 1 else f"{self._waited} values"
+        return f"{self.metric} has not improved{delta} for {values}; the best is {best}{last}"
 
     def state(self) -> dict[str, Any]:
         return {

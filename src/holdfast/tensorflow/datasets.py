@@ -151,7 +151,7 @@ class Habits:
         if self.draws_seeded and self.draws_in_parallel:
             lines.append(
                 f"the dataset draws random numbers by {', '.join(self.draws)} in parallel calls: "
-                "which element gets which is another in every life.\n"
+                "which element gets which differs in every attempt.\n"
                 "To be exact, use tf.random.stateless_… with seeds from the data, for example of "
                 "Dataset.random(seed), or no num_parallel_calls."
             )
@@ -181,7 +181,7 @@ class Habits:
         if not self.is_ordered:
             lines.append(
                 "the dataset's order is not deterministic, as it was told: which batch comes "
-                "next depends on what is ready first, in every life."
+                "next depends on what is ready first, in every attempt."
             )
         return lines
 

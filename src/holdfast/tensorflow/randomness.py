@@ -149,7 +149,7 @@ def find_hidden_draws() -> None:
             if len(_drawing) == 1:
                 say(
                     f"a tf.function draws random numbers by {', '.join(ops)}, whose count nobody "
-                    f"can read ({plain_name(name)}): after a restart they begin anew, so the run "
+                    f"can read ({plain_name(name)}): after a restart they start over, so the run "
                     "does not go on to the same bits.\n"
                     "To be exact, draw from a tf.random.Generator that is part of the state, or "
                     "by tf.random.stateless_… and Keras layers, which keep their seeds."

@@ -315,7 +315,7 @@ def _settle(module: DistributedDataParallel) -> Iterator[str]:
         if kind in _HOOK_MEMORIES:
             yield (
                 f"DistributedDataParallel({name}): {hook.__qualname__} remembers earlier steps in "
-                f"a {kind}, which no checkpoint has.\nAfter a resume it begins anew, so the run "
+                f"a {kind}, which no checkpoint has.\nAfter a resume it starts over, so the run "
                 "will not be the same to the bit."
             )
 

@@ -174,7 +174,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any], str, str]] = {
         ("train.py:5",),
         {"wchan": "wait_woken", "call": "read", "call_path": "/dev/pts/3"},
         "input",
-        "waits for somebody to type at train.py:5",
+        "waits for keyboard input at train.py:5",
     ),
     "a socket, where the kernel's word is that of a terminal": (
         ("train.py:5",),

@@ -15,14 +15,13 @@ from holdfast._run.signals.guard import TimeLeft, announce_signal
     [
         (
             *(202, 130, 4.0),
-            "if that takes too long for the 10 s there are, step 202 is likely kept; "
-            "step 130 is durable already",
+            "if 10 s are not enough, step 202 is likely kept; step 130 is durable already",
         ),
         (202, 130, 16.0, "a save takes about 16 s here, and there are 10 s: step 130 is durable"),
         (202, None, 16.0, "a save takes about 16 s here, and there are 10 s: nothing is durable"),
-        (202, 202, 4.0, "if that takes too long for the 10 s there are, step 202 is durable"),
+        (202, 202, 4.0, "if 10 s are not enough, step 202 is durable"),
         (202, None, None, "step 202 is likely kept; nothing is durable yet"),
-        (None, None, None, "if that takes too long for the 10 s there are, nothing is durable yet"),
+        (None, None, None, "if 10 s are not enough, nothing is durable yet"),
     ],
 )
 def test_only_what_is_durable_is_certain(monkeypatch, held, durable, needed, promise):

@@ -88,7 +88,7 @@ def test_three_lives_without_a_new_step_are_enough():
     ends = [_at(KILLED, 50, began_at=None)] + [_at(KILLED, 50, began_at=45)] * 3
     decisions = [restarts.after(end) for end in ends]
     assert [each.restart for each in decisions] == [True, True, True, False]
-    assert decisions[-1].why == "3 lives in a row have made no new step"
+    assert decisions[-1].why == "3 attempts in a row have made no new step"
     assert decisions[-1].is_news
 
 

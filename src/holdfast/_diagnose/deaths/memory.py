@@ -286,7 +286,7 @@ def _maxrss(led: Record | None) -> list[str]:
 
 def _killed(case: Case, use: Use, counted: Moved) -> Finding:
     """Nothing speaks for the OOM killer: by exclusion, somebody's `kill -9`."""
-    evidence = [f"{case.who} died of SIGKILL, which no process can answer"]
+    evidence = [f"{case.who} died of SIGKILL, which no process can handle"]
     before, after = counted.values
     if counted.is_known:
         evidence.append(
@@ -299,26 +299,27 @@ def _killed(case: Case, use: Use, counted: Moved) -> Finding:
         evidence.append("the machine did count an OOM kill, but of a process of another cgroup")
     if counted.kills_in_life:
         evidence.append(
-            f"earlier in this life its cgroup had {_text.count(counted.kills_in_life, 'OOM kill')}"
+            "earlier in this attempt its cgroup had "
+            f"{_text.count(counted.kills_in_life, 'OOM kill')}"
         )
     if use.used and use.limit:
         evidence.append(f"memory was below its limit: {_text.size_of(use.used, use.limit)}")
     elif use.available is not None and use.total:
         evidence.append(f"the machine had {_text.size_of(use.available, use.total)} available")
-    evidence.append("nobody had asked it to stop, and its keeper did not end it")
+    evidence.append("no stop was requested, and its keeper did not end it")
     if counted.is_known:
-        sentence = f"Somebody killed {case.who} with SIGKILL (kill -9)."
+        sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
         sure = Sure.BY_EXCLUSION
     else:
         sentence = (
-            f"{case.opening} was killed with SIGKILL: by somebody (kill -9) or by the OOM killer. "
-            "Nothing that was recorded tells which."
+            f"{case.opening} was killed with SIGKILL: by another process (kill -9) or by the "
+            "OOM killer. Nothing that was recorded tells which."
         )
         sure = Sure.BY_EXCLUSION if counted.machine_kills == 0 else Sure.UNKNOWN
         if sure is Sure.UNKNOWN:
             evidence[-1:] = ["no counter of OOM kills could be read"]
         else:
-            sentence = f"Somebody killed {case.who} with SIGKILL (kill -9)."
+            sentence = f"Another process killed {case.who} with SIGKILL (kill -9)."
     said = advice.killed(case, knows_counters=counted.is_known)
     return Finding(Cause.KILLED, sentence, sure, evidence, said)
 

@@ -233,7 +233,7 @@ def judge_collective(case: Case) -> Finding | None:
         evidence.append("no rank is known to have ended before the others")
     sentence = f"{case.opening} lost its connection to another rank."
     if named:
-        sentence = f"{case.opening} went away without a word, and the others lost it."
+        sentence = f"{case.opening} ended without a message, and the others lost it."
     return Finding(Cause.PEER_LOST, sentence, Sure.LIKELY, evidence, advice.peer_lost(case))
 
 

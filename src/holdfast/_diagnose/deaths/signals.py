@@ -28,7 +28,7 @@ _MEANINGS = {
     "SIGINT": "that is Ctrl-C, or what a launcher passes on of it",
     "SIGQUIT": "that is Ctrl-\\",
     "SIGTERM": "that is what kill, docker stop, a scheduler or a shutdown send",
-    "SIGPIPE": "it wrote into a pipe that nobody reads any more",
+    "SIGPIPE": "it wrote into a pipe whose reader is gone",
     "SIGXCPU": "it used more processor time than it may: ulimit -t",
     "SIGXFSZ": "it wrote a larger file than it may: ulimit -f",
     "SIGUSR1": "a scheduler's warning, and nothing in the script answered it",
@@ -61,9 +61,7 @@ def judge_crash(case: Case) -> Finding | None:
     if cause is Cause.ABORT and (what := end.has("cxx_exception")):
         cause = Cause.CXX_EXCEPTION
         said = _text.text(what.details.get("what")) or what.text
-        words_for_it = (
-            f"was ended by a C++ exception that nobody caught: {_text.one_line(said, 160)}"
-        )
+        words_for_it = f"was ended by an uncaught C++ exception: {_text.one_line(said, 160)}"
         evidence.append(f"it printed: {_text.one_line(what.text)}")
     elif cause is Cause.ABORT and _TERMINATE in case.evidence.output:
         cause = Cause.CXX_EXCEPTION
@@ -93,10 +91,10 @@ def judge_crash(case: Case) -> Finding | None:
     sent = [s for s in led_signals(case.evidence.led) if s.get("name") == name]
     if sent:
         evidence.append(tell_sender(sent[-1]))
-        sentence = f"Somebody ended {case.who} with {name}: {tell_sender(sent[-1])}."
+        sentence = f"Another process ended {case.who} with {name}: {tell_sender(sent[-1])}."
         return Finding(Cause.TERMINATED, sentence, Sure.CERTAIN, evidence, advice.go_on(case))
     if not stack and cause is not Cause.CXX_EXCEPTION:
-        evidence.append(f"a {name} that somebody sends (kill -{name[3:]}) looks the same")
+        evidence.append(f"a {name} sent by another process (kill -{name[3:]}) looks the same")
     said_next = advice.crashed(case, has_stack=bool(stack))
     if cause is Cause.BUS_ERROR:
         said_next.insert(

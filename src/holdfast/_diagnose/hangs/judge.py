@@ -322,7 +322,7 @@ def _missing(record: Record) -> list[int]:
 
 def _unseen(record: Record) -> HangFinding:
     missing = _missing(record)
-    said = "it does not get on, and nobody could look at it"
+    said = "it makes no progress, and could not be inspected"
     if missing:
         said = f"it does not get on, and {name_ranks(missing)} gave no answer"
     return HangFinding(

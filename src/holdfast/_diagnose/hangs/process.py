@@ -85,7 +85,7 @@ def _what_holds(look: Record) -> Held:
             return found
     if unread_of(look):
         at = f" at {standing.place}" if standing.place else ""
-        said = f"waits until somebody reads what it prints{at}"
+        said = f"waits until its output is read{at}"
         hint = "Read on there: leave the pager, or press Ctrl-Q after Ctrl-S"
         return Held(Cause.HANG_CALL, said, Sure.CERTAIN, standing, _state(look), hint)
     crew = crew_of(look, standing.kind)

@@ -178,13 +178,13 @@ WCHANS = (
         "child",
         "waits for a process to end",
     ),
-    (re.compile(r"n_tty|tty_read"), "input", "waits for somebody to type"),
+    (re.compile(r"n_tty|tty_read"), "input", "waits for keyboard input"),
     (
         re.compile(r"pipe_read|pipe_wait|unix_stream"),
         "pipe",
         "waits for a message of another process",
     ),
-    (re.compile(r"pipe_write"), "pipe", "waits until somebody reads what it writes into a pipe"),
+    (re.compile(r"pipe_write"), "pipe", "waits until its pipe is read"),
     (re.compile(r"skb_|inet_|tcp_|sk_wait|sock_|udp_"), "network", "waits for the network"),
     (
         re.compile(r"epoll|poll_schedule|do_sys_poll|do_poll|do_select|^poll|core_sys_select"),
@@ -199,7 +199,7 @@ WCHANS = (
 
 # What the user's own line says, where it is what calls into C.
 TEXTS = (
-    (re.compile(r"\binput\("), "input", "waits for somebody to type"),
+    (re.compile(r"\binput\("), "input", "waits for keyboard input"),
     (re.compile(r"\bsleep\("), "sleep", "sleeps"),
     (re.compile(r"^\s*(?:async )?with\b|\.acquire\("), "lock", "waits for a lock"),
     (re.compile(r"\.backward\("), "backward", "is in backward()"),

@@ -184,7 +184,7 @@ def _meaning(
     if any(each.file.startswith(_IMPORT) for each in inside):
         return "import", "is in an import", "import"
     if is_terminal(path) and call in ("read", "select", "pselect6"):
-        return "input", "waits for somebody to type", ""
+        return "input", "waits for keyboard input", ""
     named_file = path.startswith("/") and not path.startswith(("/dev/", "/memfd:"))
     if kernel is None and call in FILE_CALLS and (named_file or not path) and state != "R":
         return "file", f"is in {call}{_of_file(path)}", ""
@@ -223,8 +223,8 @@ _CALLS = {
     "flock": ("filelock", "waits for a lock on a file"),
     "recvfrom": ("network", "waits for the network"),
     "recvmsg": ("network", "waits for the network"),
-    "accept": ("network", "waits for somebody to connect"),
-    "accept4": ("network", "waits for somebody to connect"),
+    "accept": ("network", "waits for a connection"),
+    "accept4": ("network", "waits for a connection"),
     "connect": ("network", "waits for a connection"),
 }
 

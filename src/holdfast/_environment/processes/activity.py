@@ -100,7 +100,7 @@ def held_thread(look: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Mappin
 
 
 def unread_of(look: Mapping[str, Any]) -> list[int]:
-    """If it waits until somebody reads what it prints: the descriptors, 1 or 2 or both."""
+    """If it waits until its output is read: the descriptors, 1 or 2 or both."""
     for process in _list(look, "processes"):
         for thread in _list(process, "threads"):
             if thread.get("unread"):

@@ -359,7 +359,7 @@ def feed_of(source: Any, kit: Kit) -> Feed:
         kit.warn_once(
             f"run.batches was given {what} may be another after a restart: the run will go on "
             "behind as many batches as it had used, counted from its beginning.\n"
-            "To be exact, give it a DataLoader, a list, an object whose __iter__ begins anew, "
+            "To be exact, give it a DataLoader, a list, an object whose __iter__ starts over, "
             "or one with state_dict and load_state_dict."
         )
     elif not hasattr(source, "__iter__"):
@@ -448,7 +448,7 @@ def begin_in_the_middle(feed: Feed, lap: Lap) -> tuple[Any, Iterator[Any]]:
     if lap.goal.length != feed.length and None not in (lap.goal.length, feed.length):
         say(
             f"the loader had {lap.goal.length} batches and has {feed.length} now: the run goes on "
-            f"behind the first {lap.skip}, but these are not the ones it had used."
+            f"behind the first {lap.skip}, but these are not the batches that it had used."
         )
     return start, batches
 

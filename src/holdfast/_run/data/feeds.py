@@ -38,7 +38,7 @@ class Feeds:
         if any(source is other for source in sources for other in self._once):
             raise HoldfastError(
                 "run.batches() over the same loader a second time, outside of run.epochs(): after "
-                "a restart nobody could tell which of the two it was.\n"
+                "a restart the two could not be told apart.\n"
                 "Write `for epoch in run.epochs(n):` around it."
             )
         self._once += sources

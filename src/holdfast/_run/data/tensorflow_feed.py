@@ -186,8 +186,8 @@ class DatasetFeed(Feed):
         except self._tf.CannotWrite:
             return  # another dataset by now, with new seeds
         say(
-            f"the {self._kind} repeats what it shuffles: its last pass is gone through once "
-            "more, so that the next one has its order."
+            f"the {self._kind} repeats what it shuffles: its last pass is read once more, "
+            "so that the next one has the right order."
         )
         for _ in iterator:
             pass

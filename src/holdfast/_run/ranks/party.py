@@ -157,6 +157,6 @@ def make_key(layout: RunLayout) -> None:
     status = layout.key.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise FolderError(
-            f"{layout.key}: this key must belong to you, and nobody else may read it.\n"
+            f"{layout.key}: this key must belong to you, and no other user may read it.\n"
             "Remove it; the next start makes another."
         )

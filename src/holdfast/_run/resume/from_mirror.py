@@ -188,7 +188,7 @@ class MirrorClient:
         elif kind == "nothing" and told["damaged"]:
             raise NoGoodCheckpoint(
                 f"{address}: none of the {told['damaged']} checkpoints in this mirror is whole.\n"
-                "To begin anew, use another address."
+                "To start over, use another address."
             )
 
     # -- the end ----------------------------------------------------------------------

@@ -246,7 +246,7 @@ def resume(
     origin = (found.attempt, found.step)
     flushing = Background(lambda: note_origin(layout, attempt, origin) if is_first else None)
     for changed in restore_state(state, found.loaded):
-        say(f"{changed} did not stay as it was stored; its object does not keep it.")
+        say(f"{changed} is not as it was stored: its object did not keep the value.")
     flushing.join()
     resumed = _resumed(start, attempt, found, origins, party)
     say(

@@ -473,7 +473,7 @@ def grace_of(settings: Settings) -> float | None:
     if seconds > 0:
         return seconds
     say(
-        f"HOLDFAST_GRACE_SECONDS={text!r} is not a time, and is passed over.\n"
-        "Write seconds above 0: those between SIGTERM and the kill, less a few."
+        f"HOLDFAST_GRACE_SECONDS={text!r} is not a time, and is ignored.\n"
+        "Write the seconds between SIGTERM and the kill, minus a few: above 0."
     )
     return None

@@ -81,7 +81,7 @@ def _check_replaced(formed: list[Adapter], value: Any, name: str, restored: Stat
         more = "needless if each step computes it from the rest alone"
         return [f"{fact.format('has replaced it by')}.\n{remedy} ({more})"]
     raise HoldfastError(
-        f"{fact.format('is about to replace it by')}: the training would begin anew.\n{remedy}"
+        f"{fact.format('is about to replace it by')}: the training would start over.\n{remedy}"
     )
 
 
@@ -143,9 +143,9 @@ class ForgottenState:
         numbers = [name for name, value in self._state.items() if type(value) in (int, float)]
         for name in sorted(set(numbers) - self._handed):
             yield (
-                f"{name} is a number, and no step has handed over a new one: the next start finds "
+                f"{name} is a number that run.update() never changed: the next start finds "
                 f"{self._state[name]} again.\n"
-                f"Where it changes, write: run.update({name}={name})"
+                f"If your script changes it, write: run.update({name}={name})"
             )
 
     def _check_optimizers(self) -> Iterator[str]:

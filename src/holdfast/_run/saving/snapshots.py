@@ -418,8 +418,8 @@ class Snapshots:
             return
         if backing.path is None and self._current is None:
             self._say(
-                f"{backing.why_not_shm}, so the snapshots live in memory that goes with trainer "
-                "and keeper: if both are killed, what is left is the last checkpoint."
+                f"{backing.why_not_shm}, so the snapshots are in memory that ends with trainer "
+                "and keeper: if both are killed, only the last checkpoint is left."
             )
         if usual == 1:
             self._say(only_one(f"memory={size(most)} allows" if allowed == 1 else "memory allows"))

@@ -96,7 +96,7 @@ class Guard:
     def _take_back(self) -> None:
         if self._watch is not None and threading.current_thread() is threading.main_thread():
             for what in self._watch.mend():
-                say(f"{what} had been replaced by another library; taken back.")
+                say(f"{what} had been replaced by another library; it is restored now.")
 
     def request(self, asked: StopRequest | None) -> StopRequest | None:
         """The stop that a signal has asked for, or `asked`.
@@ -197,7 +197,5 @@ def _what_is_certain(held: int | None, durable: int | None, time_left: TimeLeft)
     if needed is not None and time_left.grace is not None and needed > time_left.grace:
         return f"a save takes about {needed:.0f} s here, and there are {grace}: {certain}"
     if held is None or held == durable:
-        return f"if that takes too long for the {grace} there are, {certain}"
-    return (
-        f"if that takes too long for the {grace} there are, step {held} is likely kept; {certain}"
-    )
+        return f"if {grace} are not enough, {certain}"
+    return f"if {grace} are not enough, step {held} is likely kept; {certain}"

@@ -83,8 +83,8 @@ class Reaper:
         if len(ended) - len(reaped) > _MANY and not self._has_told:
             self._has_told = True
             say(
-                f"{len(ended)} processes have ended and nobody takes note of them: this one is the "
-                "container's first, and cannot tell whose they are.\n"
+                f"{len(ended)} processes have ended and were not reaped: this one is the "
+                "container's first process, and cannot tell whose children they are.\n"
                 "Start it as: holdfast run -- python …"
             )
         return reaped

@@ -252,8 +252,8 @@ def _refuse_if_live(
         )
     if not holder.is_here():
         say(
-            f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not say "
-            f"goodbye; watching up to {SILENT_SECONDS:.0f} s whether it still lives."
+            f"{folder} was last used on {holder.host} (pid {holder.pid}), which did not "
+            f"close it; watching up to {SILENT_SECONDS:.0f} s whether it is still alive."
         )
     if is_live(layout, attempt):
         raise RunIsLive(

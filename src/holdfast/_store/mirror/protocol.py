@@ -70,7 +70,7 @@ class Answers:
             return MirrorError(fact)
         return MirrorError(
             f"{fact.rstrip('.')}.\nNothing was begun: there may be a run in the mirror. Make it "
-            "reachable, or leave out Settings(mirror=…) to begin anew."
+            "reachable, or leave out Settings(mirror=…) to start over."
         )
 
 

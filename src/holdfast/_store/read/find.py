@@ -147,15 +147,15 @@ def refuse_to_begin_anew(layout: RunLayout, damaged: int) -> None:
     if strangers and not damaged:
         raise NoGoodCheckpoint(
             f"{layout.folder}: none of the {strangers} checkpoints here is on this run's own line "
-            "of attempts, and training from the beginning must be somebody's wish.\n"
-            f"See them with: holdfast ls {layout.folder}. To begin anew, use another folder."
+            "of attempts, and holdfast does not start over by itself.\n"
+            f"See them with: holdfast ls {layout.folder}. To start over, use another folder."
         )
     if damaged or any(layout.set_aside.glob("step-*")):
         # Also at every later start.
         raise NoGoodCheckpoint(
             f"{layout.folder}: no checkpoint of this run is whole; "
             f"the damaged ones are in {layout.set_aside}.\n"
-            "To begin anew, use another folder."
+            "To start over, use another folder."
         )
 
 

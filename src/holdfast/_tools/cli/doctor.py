@@ -86,8 +86,8 @@ def doctor(
 
     Everything is measured on the machine where this runs, so run it where the training will: under
     `srun`, in the container. RUN is a run folder, also one that is not there yet; without it, the
-    current folder. The size of its newest checkpoint is held against memory, disk and the time that
-    a signal leaves.
+    current folder. The size of its newest checkpoint is compared with memory, disk and the time
+    that a signal leaves.
 
     With COMMAND, the one that is to train, with all its launchers: real signals are sent through
     the real launchers to see who swallows them, and the real ranks meet and do a real all_reduce. A
@@ -106,7 +106,7 @@ def doctor(
     command: tuple[str, ...] = context.meta[_COMMAND]
     if context.meta[_COMMAND + " given"] and not command:
         raise SettingsError(
-            "There is no command behind the dashes.\nName the one that is to train: "
+            "There is no command after the dashes.\nName the command that trains: "
             "holdfast doctor -- python train.py"
         )
     from holdfast._tools.doctor.check import worst
@@ -179,7 +179,7 @@ def _show(checks: list[Check], known: RunFacts, size_bytes: int | None) -> None:
     warnings = _text.count(counts["warn"], "warning")
     if known.state_bytes is not None and size_bytes is None:
         screen.write(
-            f"held against {_text.size(known.state_bytes)}, the checkpoint of step {known.step}",
+            f"compared with {_text.size(known.state_bytes)}, the checkpoint of step {known.step}",
             style="dim",
         )
     if counts["fail"]:

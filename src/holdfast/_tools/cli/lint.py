@@ -271,10 +271,10 @@ def _show_changes(screen: Any, checked: _Checked) -> None:
     if checked.fixed is None:
         if not checked.made:
             is_done = checked.is_good and checked.is_understood
-            nothing = "nothing to put right." if is_done else "nothing that --fix can do."
+            nothing = "nothing to fix." if is_done else "nothing that --fix can do."
             screen.write(f"{name}: {nothing}")
         return
-    screen.write(f"{name}: {'corrected' if checked.name == _STDIN else 'written'}:", style="bold")
+    screen.write(f"{name}: fixed:", style="bold")
     if "\r\n" in checked.text:
         screen.write("  - CR LF at the ends of lines", style="red")
     before = checked.text.replace("\r\n", "\n").splitlines()
@@ -290,14 +290,16 @@ def _show_summary(screen: Any, checked: list[_Checked], wants_fix: bool) -> None
     told = [f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items() if n]
     files = f"{len(checked)} script{'s' if len(checked) > 1 else ''}"
     if not told:
-        screen.write(f"{files}: nothing is lost here.", style="green")
+        screen.write(f"{files}: no problem found.", style="green")
         return
     rest = ""
     if not wants_fix:
         fixable = sum(map(_is_fixed, left))
         names = [Path(each.name) for each in checked if any(map(_is_fixed, each.left))]
         if fixable:
-            rest = f" To put {fixable} of them right: {_text.command('lint --fix', *names)}"
+            them = "it" if len(left) == 1 else "them"
+            these = them if fixable == len(left) else f"{fixable} of {len(left)}"
+            rest = f" To fix {these}: {_text.command('lint --fix', *names)}"
     unclear = [_text.name(each.name) for each in checked if not each.is_understood]
     if unclear:
         rest += f" Not understood: {', '.join(unclear)}."

@@ -166,7 +166,7 @@ def _tell(folder: Path, found: View, path: Path, size: int) -> None:
         )
     click.echo(f"Written to {_text.name(path)} ({_text.size(size)}); it needs no network.")
     if found["run"]["is_live"]:
-        does = "It trains on." if found["run"]["state"] == "training" else "Its process lives."
+        does = "It trains on." if found["run"]["state"] == "training" else "Its process is alive."
         click.echo(f"{does} To see it live: {_text.command('ui', folder)}")
 
 

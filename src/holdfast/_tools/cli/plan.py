@@ -173,8 +173,10 @@ def percent(share: float) -> str:
 
 
 def show_plan(plan: Plan, given: Inputs) -> None:
-    """The table, the reasons and the line to write."""
+    """The line to write, then its reasons."""
     screen = Screen()
+    screen.write(Text(plan.setting, style="bold green"))
+    screen.write()
     screen.write(_headline(plan, given), style="bold")
     screen.write(_interruptions(plan))
     screen.write()
@@ -185,10 +187,8 @@ def show_plan(plan: Plan, given: Inputs) -> None:
     _show_rest(screen, plan)
     screen.write()
     _show_ways(screen, plan)
-    screen.write()
-    screen.write("Write:")
-    screen.write(Text(f"  {plan.setting}", style="bold green"))
     if plan.better is not None:
+        screen.write()
         fewer = "Fewer" if plan.better.max_overhead < plan.model.max_overhead else "More"
         screen.write(
             f"{fewer} snapshots in memory would make it {percent(plan.better.goodput)}; a process "
@@ -198,7 +198,7 @@ def show_plan(plan: Plan, given: Inputs) -> None:
         screen.write(Text(f"  {plan.better_setting}", style="green"))
     if plan.assumed:
         screen.write()
-        screen.write("Assumed, where nothing was said:", style="dim")
+        screen.write("Assumed, because you did not say it:", style="dim")
         for sentence in plan.assumed:
             screen.write(f"  {sentence}", style="dim")
 
@@ -211,14 +211,14 @@ def _headline(plan: Plan, given: Inputs) -> str:
 
 def _interruptions(plan: Plan) -> str:
     model = plan.model
-    anyway = f" ({shown(model.snapshot)} of it in place of another snapshot)"
+    anyway = f" ({shown(model.snapshot)} of that replaces a snapshot)"
     text = (
-        f"A checkpoint takes {shown(model.cost)} from training"
+        f"A checkpoint stops training for {shown(model.cost)}"
         f"{anyway if model.has_snapshots else ''} and is on disk after {shown(model.latency)}."
     )
     if model.losing_mtbf == float("inf"):
-        return f"{text} By what you say, no interruption ever costs more than what is in memory."
-    return f"{text} The work since the last one is lost every {shown(model.losing_mtbf)}."
+        return f"{text} With these numbers, the work since the last checkpoint is never lost."
+    return f"{text} The work since the last checkpoint is lost every {shown(model.losing_mtbf)}."
 
 
 def _show_rows(screen: Screen, plan: Plan) -> None:
@@ -246,8 +246,8 @@ def _show_intervals(screen: Screen, plan: Plan) -> None:
     low, high = plan.as_good
     screen.write(
         f"Young (1974): {shown(plan.young)}. Daly (2006): {shown(plan.daly)}. "
-        f"The simulation: {shown(plan.best)}, and {shown(low)} to {shown(high)} is as good to "
-        "0.1 points."
+        f"The simulation: {shown(plan.best)}; from {shown(low)} to {shown(high)} the goodput is "
+        "the same within 0.1 points."
     )
     if plan.young < plan.model.least_interval:
         screen.write(
@@ -262,9 +262,9 @@ def _show_rest(screen: Screen, plan: Plan) -> None:
     parts = sorted(row.parts.items(), key=lambda part: -part[1])
     told = ", ".join(f"{_LABELS[name]} {percent(share)}" for name, share in parts if share >= 5e-5)
     screen.write(
-        f"Every {shown(row.interval)}: {percent(row.goodput)} (±{100 * row.error:.2f} by chance) "
-        f"makes progress, {percent(rest)} "
-        f"does not{f': {told}' if told else ''}."
+        f"Every {shown(row.interval)}: {percent(row.goodput)} of the time "
+        f"(±{100 * row.error:.2f} by chance) makes progress. "
+        f"The other {percent(rest)}{f': {told}' if told else ' do not'}."
     )
     done, needed = plan.finished, shown(plan.run_seconds)
     if row.goodput < _NOWHERE:
@@ -303,7 +303,7 @@ def _show_ways(screen: Screen, plan: Plan) -> None:
     shared = (1 - plan.model.notice_share) * (1 - plan.model.host_loss_share)
     if plan.model.has_snapshots and shared > 0:
         screen.write(
-            f"A snapshot in memory, every {shown(plan.model.snapshot_interval)}, is what is left "
-            f"of the run after {shared:.0%} of the interruptions, those that end processes and "
-            f"leave the hosts. Snapshots take {_text.size(plan.host_bytes)} of a host's memory."
+            f"A snapshot in memory, every {shown(plan.model.snapshot_interval)}, saves the run in "
+            f"{shared:.0%} of the interruptions: those that end processes but not hosts. "
+            f"Snapshots take {_text.size(plan.host_bytes)} of a host's memory."
         )

@@ -191,7 +191,7 @@ def _last_exit(run: RunSummary) -> str:
         return ""
     what = _text.name(ended.how.partition("\n")[0])  # the rest of it is for `holdfast why`
     if ended.status is None:
-        what = "died without a word (killed, out of memory, or a crash outside Python)"
+        what = "died without a message (killed, out of memory, or a crash outside Python)"
         if run.deaths and ended.attempt == run.attempt:
             what = describe_death(run.deaths[0])
     elif ended.how == "closed":

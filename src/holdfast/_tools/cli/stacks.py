@@ -126,7 +126,7 @@ def _of_number(what: str) -> Record:
     if not of_process(pid).started:
         raise SettingsError(
             f"{pid}: there is no such process on {host_name()}.\n"
-            f"How one ended that has been there: holdfast why {pid}"
+            f"If it has ended: holdfast why {pid}"
         )
     look = look_at_process(pid)
     if look is None:

@@ -260,7 +260,7 @@ def adopt(
     elif found.left_out:
         click.echo(
             f"Left out, for it is no variable with numbers: {_some(found.left_out)}. "
-            "An iterator of tf.data begins anew, at the top of an epoch."
+            "An iterator of tf.data starts over, at the top of an epoch."
         )
 
 

@@ -37,7 +37,7 @@ _STILL_SECONDS = 3.0  # in which a process that works does something
 @click.command(short_help="Say why a training ended, hangs or is slow, and how sure that is.")
 @click.argument("what", metavar="[WHAT]", required=False)
 @click.option("--attempt", metavar="N", type=click.IntRange(min=1), help="Of a run: its attempt N.")
-@click.option("--all", "wants_all", is_flag=True, help="Of a run or a command: each of its lives.")
+@click.option("--all", "wants_all", is_flag=True, help="Of a run or a command: all attempts.")
 @click.option("--pid", "is_pid", is_flag=True, help="WHAT is the number of a process.")
 @click.option("--job", "is_job", is_flag=True, help="WHAT is the number of a job of SLURM.")
 @AS_JSON
@@ -320,7 +320,7 @@ def _command(evidence: Evidence) -> str:
         return ""
     shown = " ".join(_text.name(str(word)) for word in command)
     shown = shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]}…"
-    return f"{shown} (life {life})" if isinstance(life, int) and life > 1 else shown
+    return f"{shown} (attempt {life})" if isinstance(life, int) and life > 1 else shown
 
 
 def _section(screen: Any, title: str, lines: Any, *, numbered: bool) -> None:

@@ -212,7 +212,7 @@ def judge_clock(
         found = f"the file system's is {side} this machine's: ages of files and of checkpoints are "
         return check("warn", found + "wrong by that", _KEEP_CLOCK)
     if is_kept is False:
-        found = "nobody keeps it right (the kernel calls it unsynchronised): logs of several "
+        found = "it is not synchronised (so says the kernel): logs of several "
         return check("warn", found + "machines do not fit together", _KEEP_CLOCK)
     with_disk = "" if skew is None or not is_remote else ", and the file server's is the same"
     return check("ok", f"{'synchronised' if is_kept else 'plausible'}{with_disk}")

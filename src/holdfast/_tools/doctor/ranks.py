@@ -147,7 +147,7 @@ def _check_sum(probes: Sequence[Probe], seconds: float) -> Check:
     # A doctor in each task, or on each node, sees only its own ranks.
     size = max(len(probes), *(one.world or 1 for one in probes))
     if size < 2:
-        return _check("ok", "one process: there is nobody to reduce with")
+        return _check("ok", "one process: there is nothing to reduce")
     errors = [(one.rank, each) for one in probes for each in one.events("error")]
     if errors:
         # The first rank that fails ends the connections of all others.

@@ -65,7 +65,7 @@ class _SignalToBatch:
             return
         trap = traps[-1]
         if trap.ignores:
-            text = f"B: sends {name} to bash alone, which ignores it: nobody hears the warning."
+            text = f"B: sends {name} to bash alone, which ignores it: the warning is lost."
             edits, lines = self._send_to_steps(launches), self._shared(launches)
             at = trap.command.start
             yield report(job, "signal-ignored", ERROR, at, text, edits=edits, corrected=lines)

@@ -196,8 +196,8 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
         yield report(job, "requeue-refused", WARNING, refused.start, text, edits=edits)
     elif wanted is None and not is_refused and expects_return:
         text = (
-            "without --requeue it is the site's setting (JobRequeue) whether the job comes back "
-            "after a preemption or a node failure, or is lost."
+            "without --requeue the site's setting (JobRequeue) decides whether the job comes back "
+            "after a preemption or a node failure."
         )
         edits = [add_option(job, "--requeue")]
         yield report(job, "requeue-missing", WARNING, last, text, edits=edits)
@@ -207,7 +207,7 @@ def _check_requeue(job: BatchScript) -> Iterator[LintFinding]:
     if output is not None and output.value == "/dev/null":
         return
     name = "slurm-%j.out" if output is None else output.value
-    text = "a job that is requeued begins its log anew: what the attempts before wrote to "
+    text = "a requeued job truncates its log: what earlier attempts wrote to "
     text = f"{text}{name} is lost."
     if mode is None:
         at = last if output is None else output.start

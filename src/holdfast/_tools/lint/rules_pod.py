@@ -141,7 +141,7 @@ def _check_memory(container: Container) -> Iterator[LintFinding]:
             yield _finding("shm-over-the-limit", ERROR, volume.line, text)
     if limit is None:
         text = (
-            f"{name}: has no memory limit: when the node is full, whoever uses most is "
+            f"{name}: has no memory limit: when the node is full, the process that uses most is "
             "killed, and nothing warns before."
         )
         yield _finding("no-memory-limit", HINT, line, text, "resources: {limits: {memory: 64Gi}}")
@@ -231,7 +231,7 @@ def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
         )
         yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
     elif job is None:
-        text = "nobody makes another pod when this one's node is drained, preempted or gone."
+        text = "no other pod is made when this one's node is drained, preempted or gone."
         yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
         if policy == "Always":
             text = "Always starts a training again that is done (0) or that a person has stopped."

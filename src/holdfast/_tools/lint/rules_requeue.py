@@ -113,7 +113,7 @@ def _check_missing_trap(job: BatchScript) -> Iterator[LintFinding]:
             continue
         text = (
             "at the limit, or when SLURM requeues the job, bash dies of SIGTERM and srun with it: "
-            "the state is saved all the same, but the last lines of the log are lost."
+            "the state is saved, but the last lines of the log are lost."
         )
         right = ["trap : TERM   (in a line before it)"]
         yield report(job, "trap-missing", HINT, command.start, text, corrected=right)
@@ -178,7 +178,7 @@ def _check_trap(job: BatchScript, trap: Trap) -> Iterator[LintFinding]:
     why = (
         "also a training that is done starts again, for ever"
         if "EXIT" in dangerous
-        else "scancel sends it too, and the job comes back: nobody can cancel it"
+        else "scancel sends it too, and the job comes back: it cannot be cancelled"
     )
     text = f"{what} {'submits' if does_submit else 'requeues'} the job here: {why}."
     at = trap.command.start

@@ -597,7 +597,7 @@ def volatile_items(first: RankHistory, again: RankHistory) -> frozenset[str]:
 #: Each cause with its sentence and its remedy. The words on the left never change.
 CAUSES: dict[str, tuple[str, str]] = {
     "scheduler-not-saved": (
-        "The scheduler begins anew after the restart while the weights go on: it is not saved.",
+        "The scheduler starts over after the restart while the weights continue: it is not saved.",
         "Save scheduler.state_dict() in the checkpoint and load it before the loop.",
     ),
     "data-position-lost": (
@@ -616,7 +616,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Save scaler.state_dict() in the checkpoint and load it.",
     ),
     "ema-not-saved": (
-        "A moving average or another copy of the weights begins anew after the restart: it is not "
+        "A moving average or another copy of the weights starts over after the restart: it is not "
         "saved.",
         "Save the averaged or copied weights in the checkpoint and load them.",
     ),
@@ -637,7 +637,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "draws the seeds of its workers.",
     ),
     "optimizer-state-lost": (
-        "The optimizer's moments begin anew after the restart: they are not restored.",
+        "The optimizer's moments start over after the restart: they are not restored.",
         "Save optimizer.state_dict() in the checkpoint and load it after the model; with "
         "TensorFlow, name the optimizer in tf.train.Checkpoint.",
     ),
@@ -651,7 +651,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Save all of the weights at one moment, between two steps, and load all of them.",
     ),
     "buffers-not-saved": (
-        "Buffers of a module begin anew after the restart.",
+        "Buffers of a module start over after the restart.",
         "Save model.state_dict(), which has the buffers, and load it with strict=True.",
     ),
     "setting-differs": (
@@ -664,15 +664,15 @@ CAUSES: dict[str, tuple[str, str]] = {
         "Save what the loop's end depends on.",
     ),
     "progress-lost": (
-        "A checkpoint is there and cannot be read, and the script begins anew without a word.",
+        "A checkpoint is there but cannot be read, and the script starts over silently.",
         "Let an error in loading end the script, or fall back to an older checkpoint.",
     ),
     "state-not-saved": (
-        "It begins anew after the restart: it is not saved.",
+        "It starts over after the restart: it is not saved.",
         "Save it in the checkpoint and load it.",
     ),
     "state-not-named": (
-        "After the restart something begins anew that the run does not know of: this, or what it "
+        "After the restart something starts over that the run does not know of: this, or what it "
         "is made from.",
         "Give it to holdfast.Run as a keyword. What was given already was computed from it.",
     ),

@@ -65,7 +65,7 @@ class InterruptedRun:
         file_log = self._script.file_log
         goes_on = any(each.resumed_at for each in self.interruptions)
         if file_log.saved and not file_log.loaded and self.repeated and not goes_on:
-            found.append("The script saves but loads nothing: it begins anew each time.")
+            found.append("The script saves but loads nothing: it starts over each time.")
         if self._left_unfinished:
             numbers = ", ".join(map(str, self._left_unfinished))
             found.append(
@@ -182,7 +182,7 @@ class InterruptedRun:
             return
         if comparison is not None and comparison.started_at == 0:
             expected = f"goes on from step {newest.place}"
-            self._fail_to_load("progress-lost", expected, "begins anew")
+            self._fail_to_load("progress-lost", expected, "starts over")
 
     def _is_complete(self) -> bool:
         if not self._has_updates():

@@ -186,7 +186,8 @@ class _Prover:
                 break
             left = interrupted.leftover
         if repeated and proof.verdict == EQUAL:
-            self._add_note(f"{repeated} steps were made again: those since what was saved last.")
+            steps = "1 step was" if repeated == 1 else f"{repeated} steps were"
+            self._add_note(f"{steps} repeated: made after the last save, lost, and made again.")
         made = len(proof.interruptions)
         if made < wanted and proof.verdict != DIFFERS:
             why = "time was up" if self._is_late() else "the script ended"

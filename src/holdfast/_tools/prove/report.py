@@ -219,7 +219,7 @@ def _made(proof: Proof) -> str:
     parts = [
         _text.count(proof.steps, "step"),
         f"{count} {'interruption' if count == '1' else 'interruptions'}",
-        f"{proof.lives} {'life' if proof.lives == 1 else 'lives'}",
+        f"{proof.lives} {'start' if proof.lives == 1 else 'starts'}",
     ]
     if proof.ranks > 1:
         parts += [f"{proof.ranks} ranks"]

@@ -49,7 +49,7 @@ def write_script(
     lines = _option_lines(words)
     if not command:
         raise SettingsError(
-            f"There is no command to submit.\nWrite it behind --, for example: {_EXAMPLE}"
+            f"There is no command to submit.\nWrite it after --, for example: {_EXAMPLE}"
         )
     given = batch_options("\n".join(lines))
     _refuse(given, lead_seconds)
@@ -167,7 +167,7 @@ def _quote(text: str) -> str:
 def _refuse(given: Mapping[str, str], lead_seconds: int | None) -> None:
     if "wrap" in given:
         raise SettingsError(
-            f"--wrap: holdfast writes the script itself.\nPut the command behind --: {_EXAMPLE}"
+            f"--wrap: holdfast writes the script itself.\nPut the command after --: {_EXAMPLE}"
         )
     if lead_seconds is not None and "signal" in given:
         raise SettingsError(

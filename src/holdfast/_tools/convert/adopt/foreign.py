@@ -307,4 +307,4 @@ def _find_epoch(foreign: Foreign, wanted: Adoption) -> tuple[int, list[str]]:
                 f"The data begins at the top of epoch {found} (by {name}). "
                 f"If that one is over, say so: --epoch {found + 1}."
             ]
-    return 0, ["The data begins at epoch 0: it does not say another. To say it: --epoch N."]
+    return 0, ["The data begins at epoch 0: the file names no epoch. For another: --epoch N."]

@@ -71,7 +71,7 @@ _HUGGINGFACE_FILES = (_WEIGHTS, _TRAINER_STATE, *_BESIDE.values(), *_OF_A_MODEL)
 
 def is_taken(out: Path) -> FolderError:
     return FolderError(
-        f"{out}: there is such a file already, and it was left as it is.\n"
+        f"{out}: this file exists already; it was left as it is.\n"
         "To replace it: --force. Or choose another name."
     )
 
