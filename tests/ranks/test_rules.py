@@ -45,9 +45,7 @@ def test_a_step_that_only_the_bad_rank_has_saved_keeps_no_memory(jobs, undisturb
     """The other rank is far behind when it hears that step 12 is bad, and never saves step 10."""
     plan = {"meets": "files", "total": 20, "stop_when": NOT_FINITE}
     plan["settings"] = {"checkpoint_every": 5}
-    job = jobs.start(**plan, events=[(1, 11, "log", BAD), (0, 7, "gate", str(jobs.gate))])
-    wait_until(lambda: void_steps(RunLayout(jobs.folder)), what="the word that it is bad")
-    jobs.open_gate()
+    job = jobs.start(**plan, events=[(1, 11, "log", BAD), (0, 7, "until_bad", None)])
     assert job.statuses() == [65, 65], job.outputs
     jobs.check_nothing_left()
     assert checkpoint_steps(jobs.folder) == [5]

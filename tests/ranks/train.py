@@ -167,6 +167,13 @@ class Rank:
         while not Path(name).exists() and time.monotonic() < deadline:
             time.sleep(0.005)
 
+    def _do_until_bad(self, _: Any) -> None:
+        """Wait, in the first life, until this rank has heard that another one is bad."""
+        deadline = time.monotonic() + 60.0
+        ruling = session_of(self.run).ruling
+        while self.run.attempt == 1 and not ruling.is_bad() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def _do_hang(self, _: Any) -> None:
         """A lock that is taken twice, in the first life only."""
         if self.run.attempt == 1:

@@ -20,7 +20,7 @@ _OURS = frozenset(
     for name in (
         *("ADDRESS", "ERRAND", "FAULT", "GRACE_SECONDS", "HANG_TIMEOUT", "KEEP_MEMORY"),
         *("LEADER", "LED", "MARKER", "MIRROR_PIECE_BYTES", "NOTICES", "NOTICES_ADDRESS"),
-        *("PAUSE_SECONDS", "PROGRESS", "PY_SPY", "RESTART", "STATE"),
+        *("PAUSE_SECONDS", "PROGRESS", "PY_SPY", "RESTART", "SPARE", "SPARE_SECONDS", "STATE"),
     )
 )
 # Switched on, they slow a training down.
