@@ -105,6 +105,22 @@ def test_a_killed_run_goes_on_from_memory_to_the_same_bits_twice_in_a_row(folder
     wait_until(lambda: not guards(folder), what="the guards' end")
 
 
+def test_a_large_state_is_taken_over_while_the_training_goes_on(folder, start, light_reference):
+    size = ("--size", 2_000_000)  # three slots of 16 MB are prepared by a thread
+    train_and_kill(folder, start, *size)
+    (path,) = arena_files(folder)
+    inode = path.stat().st_ino
+    total = max(checkpoint_steps(folder)) + 40
+    again = start(folder, "--total", total, "--sleep", 0.02, *KEPT, *size, script=LIGHT)
+    again.ready()
+    taken = path.with_name(path.name.replace("-a1-", "-a2-"))
+    wait_until(taken.exists, what="the takeover")
+    assert arena_files(folder) == [taken]
+    assert taken.stat().st_ino == inode
+    assert again.state_hash() == light_reference(total, 2_000_000)
+    assert "from memory" in again.output
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGUSR1, 75), (signal.SIGSEGV, -signal.SIGSEGV)]
 )

@@ -132,7 +132,7 @@ class Storage:
 
         Before exit.json is there: the next attempt begins as soon as it sees that.
         """
-        newest = self.holdings.newest()
+        newest = None if self._waiting is not None else self.holdings.newest()
         if newest is not None and newest[1].sequence <= self.durable_sequence:
             until = time.time() + self._policy.keep_memory_seconds
             self._waiting = self.holdings.begin_waiting(until)

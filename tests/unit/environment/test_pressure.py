@@ -21,13 +21,17 @@ class Machine:
         self.root = root
         self._now = 1000.0
         monkeypatch.setattr(pressure.time, "monotonic", lambda: self._now)
-        self.write("proc/meminfo", f"MemTotal: {64 * GB} kB\nMemAvailable: {32 * GB} kB\n")
+        self.free(20)
         self.stall(5_000_000)
 
     def write(self, path: str, text: str) -> None:
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
+
+    def free(self, gigabytes: int) -> None:
+        free = f"MemAvailable: {gigabytes * GB} kB\n"
+        self.write("proc/meminfo", f"MemTotal: {64 * GB} kB\n{free}")
 
     def stall(self, total_us: int, path: str = "proc/pressure/memory") -> None:
         line = "avg10=99.00 avg60=0.00 avg300=0.00"
@@ -76,7 +80,16 @@ def test_processes_that_wait_for_memory_are_noticed(machine):
     assert watch.reason() == "processes wait for memory"
 
 
+def test_processes_that_wait_within_limits_of_their_own_do_not_count(machine):
+    machine.free(40)
+    watch = machine.open()
+    machine.wait()
+    machine.stall(5_000_000 + 900_000)
+    assert watch.reason() == ""
+
+
 def test_a_stall_within_the_cgroup_is_noticed(machine):
+    machine.free(40)
     machine.cgroup(1 << 30, 8 << 30)
     machine.stall(0, "sys/fs/cgroup/job/memory.pressure")
     watch = machine.open()
@@ -96,7 +109,7 @@ def test_a_cgroup_with_less_than_a_tenth_left_is_short(machine, used, is_short):
 def test_a_machine_with_less_than_a_tenth_left_is_short(machine):
     watch = machine.open()
     machine.wait()
-    machine.write("proc/meminfo", f"MemTotal: {64 * GB} kB\nMemAvailable: {3 * GB} kB\n")
+    machine.free(3)
     assert watch.reason() == "the machine's memory is nearly full"
 
 

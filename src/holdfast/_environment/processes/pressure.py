@@ -46,17 +46,21 @@ class MemoryPressure:
 
     def _share_stalled(self, seconds: float) -> float:
         """The kernel's own count (PSI), of the machine or the cgroup, whichever stalled longer."""
-        longest = 0.0
-        places = [f"{self._root}/proc/pressure/memory"]
+        whole = f"{self._root}/proc/pressure/memory"
+        places = [whole]
         if self._cgroup is not None:
-            places += [f"{folder}/memory.pressure" for folder in self._cgroup.folders]
+            places.append(f"{self._cgroup.folders[0]}/memory.pressure")
+        shares = {}
         for place in places:
             total = _stalled_us(read_bytes(place) or b"")
             if total is not None:
-                before = self._stalled.get(place, total)
-                longest = max(longest, (total - before) / 1e6 / seconds)
+                shares[place] = (total - self._stalled.get(place, total)) / 1e6 / seconds
                 self._stalled[place] = total
-        return longest
+        free, total = self._machine_bytes()
+        if free > total // 2:
+            # Others wait for memory within limits of their own: ours would not help them.
+            shares.pop(whole, None)
+        return max(shares.values(), default=0.0)
 
     def _is_cgroup_full(self) -> bool:
         usage = None if self._cgroup is None else self._cgroup.usage()
@@ -65,11 +69,13 @@ class MemoryPressure:
         return _is_short(usage.limit - usage.used, usage.limit)
 
     def _is_machine_full(self) -> bool:
+        return _is_short(*self._machine_bytes())
+
+    def _machine_bytes(self) -> tuple[int, int]:
+        """What is free, and all; both 0 if the kernel does not say."""
         text = read_bytes(f"{self._root}/proc/meminfo") or b""
         free, total = field(text, b"MemAvailable:"), field(text, b"MemTotal:")
-        if free is None or total is None:
-            return False
-        return _is_short(free * 1024, total * 1024)
+        return (0, 0) if free is None or total is None else (free * 1024, total * 1024)
 
     def _is_shm_full(self) -> bool:
         try:
