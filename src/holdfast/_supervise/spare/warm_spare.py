@@ -101,6 +101,13 @@ class SpareProcess:
             self._record.add_output(data)
 
 
+def _import_ahead() -> None:
+    """Import what we need ourselves between an end and the next start."""
+    import holdfast._diagnose.deaths.judge
+    import holdfast._diagnose.evidence.gather
+    import holdfast._supervise.restart  # noqa: F401
+
+
 class WarmSpare:
     """Starts one spare per attempt, and hands it over."""
 
@@ -219,6 +226,7 @@ class WarmSpare:
             return
         if "ready" in answer:
             self._is_ready = True
+            _import_ahead()
             if self._record is not None:
                 self._record.write(spare={"pid": process.pid, "memory": answer["ready"]})
             if "ready" not in self._said:
