@@ -98,7 +98,7 @@ class Spared:
         paths = sorted((self.place / "state").glob("led/*/life-*/led.json"))
         return [json.loads(path.read_text()) for path in paths]
 
-    def wait_for_spare(self, life: int) -> int:
+    def wait_for_spare(self, life: int, seconds: float = 30) -> int:
         """Wait until the leader of a life has a spare that is ready; its pid."""
 
         def look() -> int | None:
@@ -106,7 +106,7 @@ class Spared:
             spare = lives[life - 1].get("spare") if len(lives) >= life else None
             return None if spare is None else int(spare["pid"])
 
-        return wait_until(look, 30, "a spare")
+        return wait_until(look, seconds, "a spare")
 
     def kill_life(self, trainer: Trainer, life: int) -> None:
         trainer.wait_for(f"waits {life}")
@@ -150,7 +150,7 @@ import os, time
 from pathlib import Path
 with Path(os.environ["IMPORTS"]).open("a") as file:
     file.write(f"{os.getpid()}\\n")
-time.sleep(2)
+time.sleep(0.5)
 """
 
 
@@ -170,6 +170,25 @@ def test_a_slow_import_is_done_before_it_is_needed(spared):
     assert trainer.wait() == 0, trainer.output
     assert pid_of(trainer, 2) == spare
     assert imports.read_text().split()[:2] == before.split()
+
+
+@pytest.mark.nightly  # torch and what its optimizers import, twice
+def test_what_torch_imports_late_is_in_the_spare(spared):
+    body = """
+        print("dynamo", life, "torch._dynamo" in sys.modules, flush=True)
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.AdamW([parameter])
+        print("cuda", torch.cuda.is_initialized(), flush=True)
+    """
+    spared.write("import torch", body)
+    trainer = spared.start()
+    spare = spared.wait_for_spare(1, seconds=240)
+    spared.kill_life(trainer, 1)
+    assert trainer.wait() == 0, trainer.output
+    assert pid_of(trainer, 2) == spare
+    assert "dynamo 1 False" in trainer.output
+    assert "dynamo 2 True" in trainer.output
+    assert trainer.output.count("cuda False") == 2
 
 
 # As a process finds itself; without what is told of the life, and of the process.
@@ -327,7 +346,7 @@ def test_an_error_in_the_spare_shows_the_script_and_nothing_of_ours(spared):
     spared.kill_life(trainer, 1)
     assert trainer.wait() == 0, trainer.output  # in a third life
     text = trainer.output[trainer.output.index("Traceback") :]
-    assert "spare" not in text.partition("ValueError: planted")[0]
+    assert "_supervise" not in text.partition("ValueError: planted")[0]
     assert text.splitlines()[1] == f'  File "{spared.place}/train.py", line 14, in <module>'
 
 
@@ -388,8 +407,16 @@ def test_a_request_to_stop_ends_both(spared, number, life):
     assert len(spared.lives()) == life
 
 
-@pytest.mark.parametrize("command", [["bash", "-c", "exit 3"], [sys.executable, "-c", "exit(3)"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bash", "-c", "exit 3"],
+        [sys.executable, "-c", "exit(3)"],
+        ["sh", "torchrun"],  # whatever its interpreter
+    ],
+)
 def test_another_command_has_none_and_runs_as_without_it(spared, command):
+    (spared.place / "torchrun").write_text("exit 3\n")
     trainer = spared.run(*command)
     assert trainer.returncode == 3
     assert trainer.stderr.count("holdfast: no spare: ") == 1

@@ -216,6 +216,8 @@ class Supervision:
         from holdfast._supervise.spare.warm_spare import WarmSpare
 
         command = parse_command(self._command)
+        if starts_torchrun(self._command):
+            command = "torchrun starts the ranks itself"
         if isinstance(command, str):
             say(f"no spare: {command}. A restart is a plain start.")
             return None

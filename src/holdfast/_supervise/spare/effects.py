@@ -55,7 +55,7 @@ _WORK_SECONDS = 0.01  # of imports, then a pause
 _PAUSE_RATIO = 1.0
 
 
-class Refused(BaseException):
+class SpareRefused(BaseException):
     """The spare cannot be used. Not an Exception: the module may catch those."""
 
 
@@ -100,7 +100,7 @@ class ImportAudit:
     def _refuse(self, frame: FrameType, act: str) -> None:
         place = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119  as above
         self.why = self.why or f"{place}, line {frame.f_lineno}, {act} while it is imported"
-        raise Refused(self.why)
+        raise SpareRefused(self.why)
 
     def _pause(self) -> None:
         """Leave the processors to the training.

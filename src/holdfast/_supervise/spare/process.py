@@ -45,7 +45,7 @@ def main() -> None:
     import contextlib
     import json
 
-    from holdfast._supervise.spare.effects import ImportAudit, Refused, found_alive, open_files
+    from holdfast._supervise.spare.effects import ImportAudit, SpareRefused, found_alive, open_files
     from holdfast._supervise.spare.program import Program
 
     score = ""
@@ -61,25 +61,30 @@ def main() -> None:
     for each in (orders, answers):
         os.set_inheritable(int(each), False)
     main_module = type(sys)("__main__")
-    main_module.__dict__.update(__builtins__=builtins, __cached__=None)
-    if "__annotations__" in globals():
-        main_module.__dict__["__annotations__"] = {}  # noqa: RUF063  a module, and no class
+    main_module.__dict__["__builtins__"] = builtins
+    # Not every version of Python has these.
+    for name, value in (("__annotations__", {}), ("__cached__", None)):
+        if name in globals():
+            main_module.__dict__[name] = value
     sys.modules["__main__"] = main_module
     sys.modules["holdfast._supervise.spare.process"] = _THIS
     files, audit = open_files(), ImportAudit()
     try:
         program = Program(module, main_module)
         program.run_leading()
-        sets = program.import_later(names) if names else ""
-        program.add_files(audit.files)
         if why := audit.why or found_alive(files):
-            raise Refused(why)
+            raise SpareRefused(why)
+        later = ""
+        if names:
+            sets = program.import_later(names)
+            later = f"the script sets {sets} after its imports" if sets else found_alive(files)
+        program.add_files(audit.files)
     except BaseException as error:  # noqa: BLE001  whatever it is, this process is of no use
-        why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, SpareRefused) else f"{type(error).__name__}: {error}"
         answer(refused=audit.why or why)
         os._exit(0)
-    if sets:
-        answer(sets=sets)
+    if later:
+        answer(later=later)
         os._exit(0)
     answer(ready=_private_bytes(), note=program.note)
     order = os.read(int(orders), 4096)
@@ -102,8 +107,11 @@ def main() -> None:
 
 def _private_bytes() -> int:
     """What the system would get back if this process ended."""
-    with open("/proc/self/smaps_rollup") as file:  # noqa: PTH123
-        lines = [line.split() for line in file]
+    try:
+        with open("/proc/self/smaps_rollup") as file:  # noqa: PTH123
+            lines = [line.split() for line in file]
+    except OSError:  # not every system tells
+        return 0
     private = ("Private_Clean:", "Private_Dirty:", "Swap:")
     return sum(int(words[1]) for words in lines if words[0] in private) * 1024
 

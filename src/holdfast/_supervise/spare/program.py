@@ -14,7 +14,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from holdfast._environment import variables
-from holdfast._supervise.spare.effects import Refused, is_installed, signature
+from holdfast._supervise.spare.effects import SpareRefused, is_installed, signature
 from holdfast._supervise.spare.leading import count_leading, later_import
 
 _FUTURES = {name: getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
@@ -44,7 +44,7 @@ class Program:
         try:
             tree = ast.parse(source, self._path)
         except (SyntaxError, ValueError):
-            raise Refused(f"{self._path} is no text of Python") from None
+            raise SpareRefused(f"{self._path} is no text of Python") from None
         count = count_leading(tree.body)
         leading, rest = tree.body[:count], tree.body[count:]
         flags = 0
@@ -119,7 +119,7 @@ class Program:
 
         _, spec, _ = runpy._get_module_details(name)  # type: ignore[attr-defined]
         if spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
-            raise Refused(f"the module {name} has no source file")
+            raise SpareRefused(f"the module {name} has no source file")
         sys.argv[0] = spec.origin
         self._main.__dict__.update(
             __file__=spec.origin,

@@ -44,6 +44,7 @@ class SpareProcess:
     ) -> None:
         """`modules` is the file with the names of what is imported late; empty: nothing is."""
         self._record: SupervisionRecord | None = None
+        self.is_reaped = False  # its pid may be another's
         self.streams = Streams(outlets, self._add_output)
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
@@ -101,6 +102,13 @@ class SpareProcess:
             self._record.add_output(data)
 
 
+def _import_ahead() -> None:
+    """Import what we need ourselves between an end and the next start."""
+    import holdfast._diagnose.deaths.judge
+    import holdfast._diagnose.evidence.gather
+    import holdfast._supervise.restart  # noqa: F401
+
+
 class WarmSpare:
     """Starts one spare per attempt, and hands it over."""
 
@@ -119,7 +127,7 @@ class WarmSpare:
         self._is_ready = False
         self._is_refused = False  # it would be refused again
         self._is_due = False
-        self._sets = ""  # variables that the script sets after its imports
+        self._why_no_later = ""  # modules that are imported late are not for the spare
         self._said: set[str] = set()
         self._record: SupervisionRecord | None = None
         self._environment: Mapping[str, str] = {}
@@ -159,6 +167,7 @@ class WarmSpare:
         """A child of ours has ended."""
         if self._process is None or pid != self._process.pid:
             return
+        self._process.is_reaped = True
         if not self._is_ready:
             self._receive(self._process)  # why it has ended
         if self._process is not None:
@@ -185,10 +194,12 @@ class WarmSpare:
         """End the spare, if there is one."""
         if self._process is None:
             return
-        pid = self._process.pid
+        process, pid = self._process, self._process.pid
+        self._drop()
+        if process.is_reaped:
+            return
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-        self._drop()
         deadline = time.monotonic() + _END_SECONDS
         # One that waits for a disk is not waited for: it is reaped by the next attempt, or by init.
         with contextlib.suppress(ChildProcessError):
@@ -206,7 +217,7 @@ class WarmSpare:
         if now - self._opened_at < self._delay_seconds:
             return
         self._is_due = self._is_ready = False
-        given = "" if self._sets else str(modules)
+        given = "" if self._why_no_later else str(modules)
         with contextlib.suppress(OSError):  # no process or no terminal more: a plain start, then
             self._process = SpareProcess(
                 self._command, self._environment, self._outlets, self._mask, given
@@ -219,14 +230,15 @@ class WarmSpare:
             return
         if "ready" in answer:
             self._is_ready = True
+            _import_ahead()
             if self._record is not None:
                 self._record.write(spare={"pid": process.pid, "memory": answer["ready"]})
             if "ready" not in self._said:
                 self._said.add("ready")
                 self._say_ready(process.pid, answer)
             return
-        if "sets" in answer:
-            self._sets, self._is_due = answer["sets"], True
+        if "later" in answer:
+            self._why_no_later, self._is_due = answer["later"], True
             self.close()
             return
         self._is_refused = True
@@ -236,13 +248,13 @@ class WarmSpare:
         self.close()
 
     def _say_ready(self, pid: int, answer: dict[str, Any]) -> None:
-        lines = [f"a spare is ready (pid {pid}, {size(answer['ready'])} of memory)."]
+        memory = f", {size(answer['ready'])} of memory" if answer["ready"] else ""
+        lines = [f"a spare is ready (pid {pid}{memory})."]
         if answer["note"]:
             lines.append(f"{answer['note']}.")
-        if self._sets:
+        if self._why_no_later:
             lines.append(
-                f"the script sets {self._sets} after its imports: modules that it imports later "
-                "are not in the spare."
+                f"{self._why_no_later}: modules that are imported later are not in the spare."
             )
         self._say("\n  ".join(lines))
 
