@@ -184,7 +184,7 @@ def test_a_file_that_is_there_is_replaced_only_by_force(run, tmp_path):
     out = tmp_path / "out.safetensors"
     out.write_text("mine")
     done = holdfast("export", run, out)
-    two_lines(done, 2, "there is such a file already", "--force")
+    two_lines(done, 2, "this file exists already", "--force")
     assert out.read_text() == "mine"
     succeed("export", run, out, "--force")
     assert weights(out).shape == (1000,)

@@ -171,7 +171,7 @@ def test_what_asyncio_installed_during_the_run_works_after_it(folder, script):
         """,
     )
     assert trainer.wait() == 0, trainer.output
-    assert "taken back" in trainer.output
+    assert "it is restored now" in trainer.output
     assert "asyncio heard it\n" in trainer.lines
 
 

@@ -35,7 +35,7 @@ def test_a_run_left_open_is_closed_by_the_next_opening(folder, notebook, light_r
     assert cell.error is not None
     assert cell.error["ename"] == "KeyboardInterrupt"  # nobody was there to say more
     again = notebook.run(without_with(folder))
-    assert f"{folder} had been left open; closed, and going on from there." in again.output
+    assert f"{folder} was still open; closed, and continued from there." in again.output
     assert line_of(again, "hash") == light_reference(TOTAL)
     notebook.run("run.__exit__(None, None, None)")
     wait_for_keeper_gone(folder)

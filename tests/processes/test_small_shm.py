@@ -51,7 +51,7 @@ def test_with_a_small_shm_a_kill_is_survived_exactly_and_what_is_lost_is_said(
     in_memory = int(trainer.wait_for("holding").split()[1])
     assert in_memory > 0
     assert "/dev/shm has no room for the snapshots" in trainer.output
-    assert "if both are killed, what is left is the last checkpoint" in trainer.output
+    assert "if both are killed, only the last checkpoint is left" in trainer.output
     assert arena_files(folder) == []
     trainer.kill()
     trainer.wait()

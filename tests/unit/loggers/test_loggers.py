@@ -246,7 +246,7 @@ def test_what_cannot_go_to_another_process_is_refused(open_run, monkeypatch):
 
 @pytest.mark.parametrize("name", ["resume", "resume_from", "reinit", "fork_from"])
 def test_what_holdfast_chooses_is_refused(open_run, name):
-    with pytest.raises(holdfast.SettingsError, match=rf"WandB\(run, {name}=…\): holdfast chooses"):
+    with pytest.raises(holdfast.SettingsError, match=rf"WandB\(run, {name}=…\): holdfast sets"):
         holdfast.loggers.WandB(open_run, **{name: "must"})
 
 

@@ -32,7 +32,7 @@ def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFindin
     found: list[LintFinding] = []
     pods = list(find_pods(read_documents(name, text)))
     if not pods:
-        # Without this, "nothing is lost here" would be said of a manifest that was not checked.
+        # Without this, "no problem found" would be said of a manifest that was not checked.
         text = "no container in it trains, as far as its commands show: there is nothing to check."
         found.append(_finding("no-training", HINT, 1, text))
     for pod in pods:
