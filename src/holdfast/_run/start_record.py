@@ -102,7 +102,7 @@ def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any
         "host": host_name(),
         "python": platform.python_version(),
         "packages": package_versions(),
-        "git": None if commit is None else {"commit": commit, "folder": str(work_tree)},
+        "git": {} if commit is None else {"commit": commit, "folder": str(work_tree)},
         "config": redact_tree(config),
         "launcher": start.launcher,
         "folder": run_folder,
