@@ -69,6 +69,8 @@ class StartCommand:
 def own_command() -> list[str]:
     """The command of this process, with the whole path of its interpreter."""
     words = list(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])
+    if "--multiprocessing-fork" in words:  # its other words are numbers of this one start
+        words = [sys.executable, *sys.argv]
     return [sys.executable or words[0], *words[1:]]
 
 

@@ -171,6 +171,18 @@ def test_nothing_is_said_where_nothing_has_changed():
     assert find_changes({}, new) == []
 
 
+def test_the_commands_of_a_kernel_are_not_compared():
+    old, new = (_record("-m", "ipykernel_launcher", "-f", f"kernel-{n}.json") for n in "12")
+    assert find_changes({**old, "launcher": "interactive"}, new) == []
+
+
+def test_the_command_of_a_spawned_rank_has_no_numbers_of_its_start(monkeypatch):
+    words = ["python", "-c", "spawn_main(tracker_fd=5, pipe_handle=7)", "--multiprocessing-fork"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
+    assert started.own_command() == [sys.executable, "train.py", "--lr", "1"]
+
+
 def test_command_commit_and_versions_are_named():
     old = _record("train.py", "--lr", "1", "-v", commit="a" * 40, torch="2.12.0", numpy="2.0")
     new = _record("train.py", "--lr", "2", "-v", commit="b" * 40, torch="2.13.0", jax="0.1")
