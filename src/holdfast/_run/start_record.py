@@ -56,6 +56,10 @@ class StartRecord:
         if self._thread is not None and before is not None:
             self._thread.join(_PATIENCE_SECONDS)
 
+    def close(self) -> None:
+        """The run could not be opened: the thread waits for nothing any more."""
+        self._may_speak.set()
+
     def _work(self) -> None:
         with contextlib.suppress(Exception):  # no run fails because of it
             facts = _facts(str(self._layout.folder), self._ranks, self._config)
