@@ -319,6 +319,15 @@ def test_a_copied_run_is_not_resumed_by_the_command_of_its_original(folder, ligh
     assert f"{copy}: was started as {folder}, and its command would train there." in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away: run it as root")
+def test_a_command_that_another_user_has_recorded_is_not_run(folder, light, elsewhere):
+    kill_and_wait(light(folder, "--total", 5, "--hold-at", 2, "--once"), folder)
+    os.chown(folder / "attempts/0001/start.json", 12345, 12345)
+    done = holdfast("resume", folder)
+    assert done.returncode != 0
+    assert "its recorded command would run as you" in done.stderr
+
+
 def test_a_run_of_an_older_version_is_refused(folder, light):
     kill_and_wait(light(folder, "--total", 5, "--hold-at", 2, "--once"), folder)
     (folder / "attempts/0001/start.json").unlink()

@@ -8,6 +8,7 @@ one. Only variables whose meaning is known are recorded, so that no secret is am
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from holdfast._environment.slurm.torchrun import starts_torchrun
 from holdfast._errors import is_interactive
 
 _MOST_LEVELS = 16
@@ -24,6 +24,12 @@ _LAUNCHERS = {
     "accelerate": "accelerate",
     "deepspeed": "deepspeed",
     "torchrun": "torchrun",
+}
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
 }
 
 # Set by a launcher or a job for one life of the run. Another life gets its own.
@@ -63,6 +69,8 @@ class StartCommand:
 def own_command() -> list[str]:
     """The command of this process, with the whole path of its interpreter."""
     words = list(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])
+    if "--multiprocessing-fork" in words:  # its other words are numbers of this one start
+        words = [sys.executable, *sys.argv]
     return [sys.executable or words[0], *words[1:]]
 
 
@@ -117,8 +125,12 @@ def _launcher(words: Sequence[str]) -> str:
         name = _LAUNCHERS.get(PurePath(word).name)
         if name is not None:
             return name
-    is_python = PurePath(words[0]).name.startswith("python")
-    return "torchrun" if is_python and starts_torchrun(words[:4]) else ""
+    for first, second in itertools.pairwise(words[1:]):
+        if first == "-m":
+            return _MODULES.get(second, "")
+        if not first.startswith("-"):
+            break  # the script of a Python
+    return ""
 
 
 def _parent(pid: int) -> int:

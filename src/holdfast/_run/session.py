@@ -117,6 +117,8 @@ class Session:
             start.close()
             if self.attempt.party is not None:
                 self.attempt.party.fail(error)
+            if hasattr(self, "record"):
+                self.record.close()
             if self.attempt.number:
                 self._abort(error)
             if isinstance(error, OSError):

@@ -56,6 +56,10 @@ class StartRecord:
         if self._thread is not None and before is not None:
             self._thread.join(_PATIENCE_SECONDS)
 
+    def close(self) -> None:
+        """The run could not be opened: the thread waits for nothing any more."""
+        self._may_speak.set()
+
     def _work(self) -> None:
         with contextlib.suppress(Exception):  # no run fails because of it
             facts = _facts(str(self._layout.folder), self._ranks, self._config)
@@ -102,7 +106,7 @@ def _facts(run_folder: str, ranks: int, config: dict[str, Any]) -> dict[str, Any
         "host": host_name(),
         "python": platform.python_version(),
         "packages": package_versions(),
-        "git": None if commit is None else {"commit": commit, "folder": str(work_tree)},
+        "git": {} if commit is None else {"commit": commit, "folder": str(work_tree)},
         "config": redact_tree(config),
         "launcher": start.launcher,
         "folder": run_folder,
@@ -149,7 +153,9 @@ def find_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The command, the commit, and the versions that two records do not share."""
     found: list[str] = []
     words = _script_and_arguments(old), _script_and_arguments(new)
-    if words[0] and words[1] and words[0] != words[1]:
+    # A kernel and a worker of Ray have other numbers in their commands at each start.
+    is_own = not {old.get("launcher"), new.get("launcher")} & {"interactive", "ray"}
+    if is_own and words[0] and words[1] and words[0] != words[1]:
         found.append(f"the command ({_difference(*words)})")
     commits = [text(record_in(each.get("git")).get("commit")) for each in (old, new)]
     if all(commits) and commits[0] != commits[1]:

@@ -70,6 +70,8 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
     _refuse_if_live_or_finished(folder)
     attempt, record = _newest_record(layout, folder)
     started = _text.record(record.get("start"))
+    if _is_of_another_user(layout.start(attempt)):
+        return _by_given_command(layout, attempt, folder, given)
     _refuse_another_folder(layout, folder, record)
     _refuse_if_launched(folder, started)
     batch = _text.record(record.get("batch"))
@@ -101,6 +103,27 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
     place = Path(_text.text(started.get("cwd")))
     launcher = "the given command" if given else _text.text(record.get("launcher"))
     found = Resumption(layout, attempt, launcher, command, place, environment, None, notes)
+    _refuse_missing(found, folder)
+    return found
+
+
+def _is_of_another_user(path: Path) -> bool:
+    """Whether somebody else could have written the command that would run as us."""
+    return hasattr(os, "geteuid") and path.lstat().st_uid != os.geteuid()
+
+
+def _by_given_command(
+    layout: RunLayout, attempt: int, folder: Path, given: Sequence[str]
+) -> Resumption:
+    """Nothing of another user's record is used: neither its command nor its variables."""
+    if not given:
+        raise FolderError(
+            f"{folder}: another user has started it, and its recorded command would run as you.\n"
+            f"Give the command: {_text.command('resume', folder)} -- python train.py"
+        )
+    found = Resumption(
+        layout, attempt, "the given command", list(given), Path.cwd(), variables.whole()
+    )
     _refuse_missing(found, folder)
     return found
 

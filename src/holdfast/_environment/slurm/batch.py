@@ -99,7 +99,9 @@ def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
         found.append(f"--{option}={value}")
     number, out = line.partition(" ")[0].partition("=")[2], _field(line, "StdOut", "Power")
     if "output" not in given and out not in _NOTHING and not out.endswith(f"/slurm-{number}.out"):
-        found.append(f"--output={out.replace(number, '%j')}")
+        folder, slash, name = out.rpartition("/")
+        name = re.sub(rf"(?<!\d){re.escape(number)}(?!\d)", "%j", name)
+        found.append(f"--output={folder}{slash}{name}")
     return found
 
 
