@@ -58,7 +58,10 @@
         const shown = view.gpus ? CHARTS.filter(([key]) => known(key).length) : [];
         id("gpus").hidden = !shown.length;
         if (!shown.length) return;
-        hf.say(id("gpus-words"), "All GPUs of this run together; the temperature is of the hottest.");
+        hf.say(
+            id("gpus-words"),
+            "All GPUs of this run together; the temperature is of the hottest.",
+        );
         for (const [key, ...rest] of shown) {
             if (made.has(key)) made.get(key).update();
             else {
