@@ -282,8 +282,12 @@ class Story:
             "shm": 3 * self.pace.state_bytes,
             "available": 300 * GB,
             "total": 512 * GB,
-            "gpu": 61 * GB,
+            "gpu": [self._gpu(index) for index in range(2)],
         }
+
+    def _gpu(self, index: int) -> list[int]:
+        busy = 82 + self.random.randrange(16)
+        return [index, 62 * GB, 80 * GB, 61 * GB, busy, 3 * busy + 40 + index, busy // 2 + 20]
 
     def _seat(self, rank: int) -> dict[str, Any]:
         return {

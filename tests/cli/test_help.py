@@ -7,7 +7,18 @@ import pytest
 from tests.cli.command import environment, holdfast, succeed
 
 GROUPS = {
-    "Look": ["status", "ui", "report", "ls", "verify", "why", "stacks", "doctor", "metrics"],
+    "Look": [
+        "status",
+        "ui",
+        "report",
+        "compare",
+        "ls",
+        "verify",
+        "why",
+        "stacks",
+        "doctor",
+        "metrics",
+    ],
     "Ask": ["stop", "save", "resume"],
     "Use": ["export", "adopt", "mirror", "clean"],
     "Cluster": ["plan", "submit", "run", "lint"],

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import asdict
 
 import pytest
 
+from holdfast._environment.processes.identity import of_process
 from tests.cli.command import TRAIN_NUMPY, environment, holdfast, status_of, succeed
 from tests.cli.screen import Picture
+from tests.many_runs import make_one
 from tests.support import keepers, wait_for_keeper_gone, wait_until
+from tests.unit.report_folder import BEGIN, Book
 
 MIB = 1 << 20
+_SAFE = ("memory", "disk", "age")
 
 
 def training(start, folder, *arguments):
@@ -217,3 +225,38 @@ def test_looking_needs_neither_numpy_nor_a_framework(folder, start):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.fixture
+def half_way(folder):
+    """A run that seems to train in this process, at two steps a second."""
+    book, now = Book(folder), time.time() - BEGIN
+    book.begin(1, now - 102)
+    lease = {"process": asdict(of_process(os.getpid())), "since": time.time() - 102}
+    book.layout.lease(1).write_text(json.dumps(lease))
+    book.rows(1, now - 250, 0, 500, 0.5)
+    beat = {"beat": 1, "time": time.time(), "step": 500, "slots": 3, "in_shm": True}
+    book.layout.heartbeat(1).write_text(json.dumps(beat))
+    return folder
+
+
+def test_a_live_run_tells_its_progress_the_time_left_and_its_newest_loss(half_way):
+    lines = succeed("status", half_way).splitlines()
+    progress = next(line for line in lines if "progress" in line)
+    assert "[##########..........] 50%, about 4 min left, 2 steps/s" in progress
+    assert any(line.split() == ["newest", "loss", "-399.9"] for line in lines)
+
+
+def test_the_table_has_columns_of_live_runs_as_far_as_there_is_room(half_way, tmp_path):
+    make_one(tmp_path / "ended", 1)
+    wide = succeed("status", tmp_path, env=environment(COLUMNS="140"))
+    head, *rows = wide.splitlines()
+    assert head.split() == ["run", "state", "step", "progress", "left", "newest", *_SAFE]
+    live = next(row for row in rows if "training" in row)
+    assert "[#####.....]  50%" in live
+    assert "loss -399.9" in live
+    narrow = succeed("status", tmp_path, env=environment(COLUMNS="80"))
+    assert narrow.splitlines()[0].split() == ["run", "state", "step", "done", "left", *_SAFE]
+    shutil.rmtree(half_way)
+    make_one(tmp_path / "other", 2)
+    assert "left" not in succeed("status", tmp_path)

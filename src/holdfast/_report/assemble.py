@@ -147,6 +147,7 @@ def assemble(
         ranks=_ranks(known, histories, run),
         stragglers=list(dict.fromkeys(known.stragglers.values())),
         memory=_memory(known.rows),
+        gpus=known.rows.gpus.view(),
         checkpoints=saved.checkpoints(checkpoints.events(), _kept(known.layout)),
         deaths=_deaths(known, ends, {each["attempt"] for each in hangs}),
         hangs=hangs,
@@ -403,8 +404,8 @@ def _step_time(times: Times) -> view.StepTime:
 
 
 def _memory(rows: Rows) -> view.MemoryView:
-    t, used, limit, gpu = rows.levels.columns()
-    found = view.MemoryView(t=t, used=used, limit=limit, limit_name=rows.limit_name)
+    t, used, limit, gpu, run = rows.levels.columns()
+    found = view.MemoryView(t=t, used=used, limit=limit, run=run, limit_name=rows.limit_name)
     if rows.has_gpu:
         found["gpu"] = gpu
     return found

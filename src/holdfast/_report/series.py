@@ -7,12 +7,14 @@ no second reading of the rows, and keeps the lowest and the highest values.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from holdfast._report.attempts import AttemptHistory
+from holdfast._report.gpus import GpuLevels
 from holdfast._report.json_lines import Lines, parse
+from holdfast._report.thinned import Thinned
 from holdfast._report.view import Event
 from holdfast._store.folder import series
 from holdfast._store.folder.layout import RunLayout
@@ -30,44 +32,6 @@ _OF_CGROUP = "the limit of its cgroup"
 _OF_MACHINE = "the memory of the machine"
 
 Number = float | None
-P = TypeVar("P")
-
-
-class Thinned(Generic[P]):
-    """Points in order; each stands for up to `stride` of those that were added.
-
-    When there are too many, each two neighbours are merged and the stride doubles. `merge` takes
-    the earlier and the later, and returns None if they must stay apart (of two attempts).
-    """
-
-    def __init__(self, most: int, merge: Callable[[P, P], P | None]) -> None:
-        self.points: list[P] = []
-        self._most = most
-        self._merge = merge
-        self._stride, self._filled = 1, 0
-
-    def add(self, point: P) -> None:
-        if self._filled < self._stride and self.points:
-            merged = self._merge(self.points[-1], point)
-            if merged is not None:
-                self.points[-1] = merged
-                self._filled += 1
-                return
-        if len(self.points) >= self._most:
-            self._halve()
-        self.points.append(point)
-        self._filled = 1
-
-    def _halve(self) -> None:
-        old, self.points = self.points, []
-        at = 0
-        while at < len(old):
-            merged = self._merge(old[at], old[at + 1]) if at + 1 < len(old) else None
-            self.points.append(old[at] if merged is None else merged)
-            at += 1 if merged is None else 2
-        self._stride *= 2
-        # Of many attempts with one point each, none can be merged.
-        self._most = max(self._most, len(self.points) + len(self.points) // 2)
 
 
 class CurvePoint(NamedTuple):
@@ -175,12 +139,13 @@ def _counts(pairs: Iterable[Any]) -> dict[int, int]:
     return found
 
 
-Level = tuple[float, Number, Number, Number]  # t, used, limit, GPU
+Level = tuple[float, Number, Number, Number, Number]  # t, used, limit, GPU, this run
 
 
 def _merge_levels(first: Level, second: Level) -> Level:
     limit = first[2] if second[2] is None else second[2]
-    return second[0], _most(first[1], second[1]), limit, _most(first[3], second[3])
+    gpu, run = _most(first[3], second[3]), _most(first[4], second[4])
+    return second[0], _most(first[1], second[1]), limit, gpu, run
 
 
 class Levels:
@@ -189,12 +154,13 @@ class Levels:
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._thinned: Thinned[Level] = Thinned(most, _merge_levels)
 
-    def add(self, t: float, used: Number, limit: Number, gpu: Number) -> None:
-        self._thinned.add((t, used, limit, gpu))
+    def add(self, t: float, used: Number, limit: Number, gpu: Number, run: Number = None) -> None:
+        self._thinned.add((t, used, limit, gpu, run))
 
-    def columns(self) -> tuple[list[float], list[Any], list[Any], list[Any]]:
-        """Times, used, limit and GPU."""
-        columns: tuple[list[float], list[Any], list[Any], list[Any]] = ([], [], [], [])
+    def columns(self) -> tuple[list[float], list[Any], list[Any], list[Any], list[Any]]:
+        """Times, used, limit, GPU and what the run's own processes use."""
+        columns: tuple[list[float], list[Any], list[Any], list[Any], list[Any]]
+        columns = ([], [], [], [], [])
         for t, *figures in self._thinned.points:
             columns[0].append(t)
             for column, figure in zip(columns[1:], figures, strict=True):
@@ -254,6 +220,7 @@ class Rows:
         self.levels = Levels()
         self.limit_name = ""
         self.has_gpu = False
+        self.gpus = GpuLevels()
         self.snapshots = SnapshotMarks()
         self._recent: deque[tuple[float, int]] = deque()
         self._newest = 0
@@ -330,7 +297,10 @@ class Rows:
                 used, limit = sum(each for each in known if each is not None) or None, None
         gpu = _gpu(memory.get("gpu"))
         self.has_gpu = self.has_gpu or gpu is not None
-        self.levels.add(t, used, limit, gpu)
+        own = [real(memory.get(name)) for name in ("rss", "workers")]
+        run = sum(each for each in own if each is not None) or None
+        self.levels.add(t, used, limit, gpu, run)
+        self.gpus.add(t, memory.get("gpu"))
 
 
 def _gpu(value: object) -> float | None:

@@ -232,13 +232,29 @@ class Rank(TypedDict):
 
 
 class MemoryView(TypedDict):
-    """Bytes; null where it was not measured. `gpu` only where there is one."""
+    """Bytes; null where it was not measured. `gpu` only where there is one.
+
+    `used` is of the cgroup or of the machine, whichever has the limit. `run` is of the run's own
+    processes.
+    """
 
     t: list[float]
     used: list[int | None]
+    run: list[int | None]
     limit: list[int | None]
     gpu: NotRequired[list[int | None]]
     limit_name: str
+
+
+class GpuView(TypedDict):
+    """The GPUs of the run together; `busy` is a percentage, `celsius` of the hottest."""
+
+    t: list[float]
+    busy: list[float | None]
+    used: list[float | None]
+    total: float | None
+    watts: list[float | None]
+    celsius: list[float | None]
 
 
 class Checkpoint(TypedDict):
@@ -304,6 +320,7 @@ class View(TypedDict):
     ranks: list[Rank]
     stragglers: list[str]
     memory: MemoryView
+    gpus: GpuView | None
     checkpoints: list[Checkpoint]
     deaths: list[Death]
     hangs: list[Hang]

@@ -86,7 +86,10 @@ def test_the_program_knows_the_gpus_of_this_machine() -> None:
     found: list[list[Any]] | None = json.loads(run.stdout)
     if not found:
         pytest.skip("there is no NVIDIA GPU here")
-    for index, used, total, mine in found:
+    for index, used, total, mine, busy, watts, celsius in found:
         assert 0 <= used <= total
         assert index >= 0
         assert mine is None or mine <= used
+        assert busy is None or 0 <= busy <= 100
+        assert watts is None or 0 < watts < 5000
+        assert celsius is None or 0 < celsius < 150

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast._errors import NotARun
 from holdfast._report import view as shape
+from holdfast._report.gpus import read_level
 from holdfast._report.html import to_json
 from holdfast._report.model import RunModel
 from tests.unit.report_folder import BEGIN, Book, killed_and_resumed
@@ -405,3 +406,40 @@ def test_one_that_fell_silent_has_a_mark_at_its_end(folder):
     book.rows(1, 2, 0, 10)
     marks = [each for each in view_of(folder)["events"] if each["kind"] == "death"]
     assert [(each["t"], each["step"]) for each in marks] == [(BEGIN + 12, 10)]
+
+
+def test_memory_of_the_run_is_told_beside_that_of_the_machine(folder):
+    book = Book(folder)
+    book.begin(1, 0)
+    sample = {"rss": 10, "workers": 5, "total": 100, "available": 30}
+    book.row(1, 3, 1, mem=sample)
+    memory = view_of(folder)["memory"]
+    assert (memory["run"], memory["used"], memory["limit"]) == ([15], [70], [100])
+
+
+def test_gpus_of_the_run_have_their_load_memory_power_and_temperature(folder):
+    book = Book(folder)
+    book.begin(1, 0)
+    busy = [[0, 70, 80, 50, 90, 300, 60], [1, 70, 80, 40, 70, 250, 71], [2, 9, 80, None, 5, 60, 30]]
+    book.row(1, 3, 1, mem={"rss": 10, "gpu": busy})
+    gpus = view_of(folder)["gpus"]
+    # The third one is of somebody else.
+    assert (gpus["busy"], gpus["used"], gpus["total"]) == ([80.0], [90.0], 160.0)
+    assert (gpus["watts"], gpus["celsius"]) == ([550.0], [71.0])
+
+
+@pytest.mark.parametrize(
+    ("sample", "told"),
+    [
+        (None, None),
+        (61, None),
+        ([], None),
+        ([[0, 1]], None),
+        ([[0, 7, 80, 5]], (None, 5.0, 80.0, None, None)),  # of an earlier version
+        ([[0, 7, 80, None]], (None, 7.0, 80.0, None, None)),  # a container shows no processes
+        ([[0, 7, 80, None, "x", None, float("nan")], "y"], (None, 7.0, 80.0, None, None)),
+    ],
+)
+def test_a_sample_of_gpus_may_say_little(sample, told):
+    found = read_level(1.0, sample)
+    assert (None if found is None else tuple(found[1:])) == told

@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 20.0
 _STALE_SECONDS = 300.0
 _MOST_PIDS = 64
 
-# [index, used, total, what the given processes hold or None]
+# [index, used, total, what the given processes hold or None, percent busy, watts, celsius]
 Memory = list[list[int | None]]
 
 

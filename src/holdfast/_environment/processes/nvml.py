@@ -2,8 +2,9 @@
 
     python -I -S nvml.py PID…
 
-One line of JSON: [index, used, total, what the given processes hold or null] of each GPU. It
-imports nothing of holdfast, so that it starts in a moment.
+One line of JSON, of each GPU: [index, used, total, what the given processes hold, percent of the
+time in which it was busy, watts, degrees Celsius]; null where the driver does not say it.
+It imports nothing of holdfast, so that it starts in a moment.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from typing import Any
 _LIBRARY = "libnvidia-ml.so.1"
 _TOO_SMALL = 7  # NVML_ERROR_INSUFFICIENT_SIZE
 _NOT_TOLD = 2**64 - 1
+_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 
 
 class _Memory(ctypes.Structure):
@@ -22,6 +24,10 @@ class _Memory(ctypes.Structure):
         ("free", ctypes.c_ulonglong),
         ("used", ctypes.c_ulonglong),
     )
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
 class _GpuProcess(ctypes.Structure):
@@ -49,8 +55,21 @@ def read(pids: set[int]) -> list[list[int | None]]:
         held = [each.used for each in _running(library, device) if each.pid in pids]
         # A container may number its processes otherwise than the driver does.
         mine = sum(held) if held and _NOT_TOLD not in held else None
-        found.append([index, memory.used, memory.total, mine])
+        found.append([index, memory.used, memory.total, mine, *_figures(library, device)])
     return found
+
+
+def _figures(library: Any, device: ctypes.c_void_p) -> list[int | None]:
+    """How busy it is, its power and its temperature."""
+    busy, milliwatts, celsius = _Utilization(), ctypes.c_uint(), ctypes.c_uint()
+    is_known = not library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy))
+    has_power = not library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts))
+    has_heat = not library.nvmlDeviceGetTemperature(device, _GPU_SENSOR, ctypes.byref(celsius))
+    return [
+        busy.gpu if is_known else None,
+        round(milliwatts.value / 1000) if has_power else None,
+        celsius.value if has_heat else None,
+    ]
 
 
 def _running(library: Any, device: ctypes.c_void_p) -> list[_GpuProcess]:

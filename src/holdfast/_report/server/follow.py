@@ -86,17 +86,17 @@ class RunFollower:
         return is_recent and self._has_beaten
 
     def signature(self) -> tuple[int, ...]:
-        """Changes with its files; of one thread at a time with the rest."""
-        return self._sign()
-
-    def _sign(self) -> tuple[int, ...]:
+        """Changes with its files; any thread may ask."""
         paths = self._paths
         if self._attempt:
             paths = (*paths, str(self.layout.attempt(self._attempt)))
-        times = tuple(map(_changed_ns, paths))
-        # A new tag is no sign of life.
-        self.changed_at = max(times) / 1e9
-        return (*times, _changed_ns(self._labels))
+        return (*map(_changed_ns, paths), _changed_ns(self._labels))
+
+    def _sign(self) -> tuple[int, ...]:
+        found = self.signature()
+        # The last one is of the labels: a new tag is no sign of life.
+        self.changed_at = max(found[:-1]) / 1e9
+        return found
 
 
 def _changed_ns(path: str) -> int:

@@ -12,7 +12,7 @@ from holdfast._report.json_lines import Record, parse_lines
 from holdfast._store.folder import series
 from holdfast._store.folder.plain_file import MOST_LINES_BYTES, open_file
 
-_TAIL_BYTES = 32 << 10
+_TAIL_BYTES = 16 << 10  # about a minute of rows
 _RATE_SECONDS = 60.0
 _MOST_METRICS = 50
 _MOST_NAME = 200

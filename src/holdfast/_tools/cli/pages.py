@@ -193,7 +193,7 @@ _REDIRECT_SECONDS = 60.0
     help="Where to listen; 0, as without it, is any free port.",
 )
 @click.option("--host", metavar="NAME", default="127.0.0.1", help="127.0.0.1, localhost or ::1.")
-@click.option("--read-only", is_flag=True, help="Look only: no stop, save or stacks.")
+@click.option("--read-only", is_flag=True, help="Look only: no stop, save, stacks or labels.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
 def ui(folder: Path, port: int, host: str, read_only: bool, no_open: bool) -> int:
     """Open a page over all runs below a folder, and of each run its report, live.

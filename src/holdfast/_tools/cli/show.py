@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from holdfast import _text
 from holdfast._report.status.gather import RunSummary, describe_waiting
 from holdfast._report.status.hangs import describe_disturbed, describe_paused, describe_stuck
 from holdfast._report.status.job import describe_job, describe_mirror
+from holdfast._report.status.progress import bar, main_metric, share_done
 from holdfast._report.status.ranks import describe_death, describe_ranks, describe_straggler
 from holdfast._tools.cli.checkpoints import CheckpointList, CheckpointSummary, Verified
 
@@ -41,6 +42,9 @@ _STYLES = {
 _SLOTS = {1: "one slot", 2: "two slots", 3: "three slots"}
 _LONG_STEP_SECONDS = 30.0
 _MOST_ROWS = 200
+_MOST_METRICS = 6
+_SHORT_BAR = 10  # cells, in a table
+_WIDE_COLUMNS = 110
 _NO_WIDTH = 1000  # of a pipe: a line is never broken
 
 
@@ -103,6 +107,8 @@ def show_run(screen: Screen, run: RunSummary) -> None:
     headline.append(_progress(run))
     screen.write(headline)
     rows = [
+        ("progress", _outlook(run)),
+        ("newest", _newest(run)),
         ("stuck", describe_stuck(run.stuck, folder)),
         ("paused", describe_paused(run.paused, has_ranks=bool(run.ranks))),
         ("slowed", describe_disturbed(run.disturbed)),
@@ -134,6 +140,36 @@ def _progress(run: RunSummary) -> str:
     elif late > _LONG_STEP_SECONDS:
         slow = f", in its next step since {_text.duration(late)}"
     return f"{epoch}, step {run.step}{total} (attempt {run.attempt}){slow}"
+
+
+def _outlook(run: RunSummary) -> str:
+    """How far a live run is, how fast, and how long it will take."""
+    share = share_done(run.step, run.total)
+    if not run.is_live or share is None:
+        return ""
+    parts = [f"{bar(share)} {int(100 * share)}%"]
+    if run.eta_seconds is not None and share < 1:
+        parts.append(f"about {_text.duration(run.eta_seconds)} left")
+    if run.rate_per_second is not None:
+        parts.append(_rate(run.rate_per_second))
+    return ", ".join(parts)
+
+
+def _rate(per_second: float) -> str:
+    if per_second >= 1:
+        return f"{_text.number(float(f'{per_second:.3g}'))} steps/s"
+    return f"{_text.duration(1 / per_second)} per step"
+
+
+def _newest(run: RunSummary) -> str:
+    """The newest values of a live run, the loss first."""
+    first = main_metric(run.metrics)
+    if not run.is_live or first is None:
+        return ""
+    names = [first, *(name for name in run.metrics if name != first)]
+    shown = [f"{_text.name(name)} {_text.number(run.metrics[name])}" for name in names]
+    more = f", and {len(shown) - _MOST_METRICS} more" if len(shown) > _MOST_METRICS else ""
+    return ", ".join(shown[:_MOST_METRICS]) + more
 
 
 def _safe(run: RunSummary) -> str:
@@ -252,30 +288,69 @@ def show_runs(screen: Screen, runs: Sequence[RunSummary]) -> None:
         _show_very_many(screen, runs)
         return
     table = screen.columns()
+    outlooks = _outlook_columns(screen, runs)
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for label in ("step", "memory", "disk", "age"):
+    for label in _labels(outlooks):
         table.add_column(label, justify="right", no_wrap=True)
-    for name, state, *rest in map(_row, runs):
+    for run in runs:
+        name, state, *rest = _row(run, outlooks)
         table.add_row(Text(name), Text(state, style=_STYLES.get(state, "")), *rest)
     screen.table(table)
 
 
-def _row(run: RunSummary) -> tuple[str, ...]:
+_Outlooks = Mapping[str, Callable[[RunSummary], str]]
+
+
+def _outlook_columns(screen: Screen, runs: Sequence[RunSummary]) -> _Outlooks:
+    """The columns of live runs; in a narrow terminal fewer, or names would be broken."""
+    if not any(run.is_live for run in runs):
+        return {}
+    if screen.width < _WIDE_COLUMNS:
+        return {"done": _percent, "left": _left}
+    return {"progress": _short_bar, "left": _left, "newest": _newest_value}
+
+
+def _labels(outlooks: _Outlooks) -> tuple[str, ...]:
+    return ("step", *outlooks, "memory", "disk", "age")
+
+
+def _row(run: RunSummary, outlooks: _Outlooks) -> tuple[str, ...]:
     total = f"/{run.total}" if run.total is not None else ""
     return (
         _text.name(run.folder),
         run.state,
         "" if run.step is None else f"{run.step}{total}",
+        *(cell(run) if run.is_live else "" for cell in outlooks.values()),
         "" if run.memory_step is None else str(run.memory_step),
         "" if run.disk_step is None else str(run.disk_step),
         "" if run.disk_age_seconds is None else _text.duration(run.disk_age_seconds),
     )
 
 
+def _percent(run: RunSummary) -> str:
+    share = share_done(run.step, run.total)
+    return "" if share is None else f"{int(100 * share)}%"
+
+
+def _short_bar(run: RunSummary) -> str:
+    share = share_done(run.step, run.total)
+    return "" if share is None else f"{bar(share, _SHORT_BAR)} {int(100 * share):3}%"
+
+
+def _left(run: RunSummary) -> str:
+    return "" if run.eta_seconds is None else _text.duration(run.eta_seconds)
+
+
+def _newest_value(run: RunSummary) -> str:
+    metric = main_metric(run.metrics)
+    return "" if metric is None else f"{_text.name(metric)} {_text.number(run.metrics[metric])}"
+
+
 def _show_very_many(screen: Screen, runs: Sequence[RunSummary]) -> None:
     """The same table without rich, which takes a millisecond for each row."""
-    rows = [("run", "state", "step", "memory", "disk", "age"), *map(_row, runs)]
+    outlooks = _outlook_columns(screen, runs)
+    rows = [("run", "state", *_labels(outlooks)), *(_row(run, outlooks) for run in runs)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -114,7 +114,16 @@
         const box = el(
             "figure",
             { className: "chart" },
-            el("div", { className: "chart-head" }, title, reading, reset, spec.canLog ? log : null, save("CSV"), save("PNG")),
+            el(
+                "div",
+                { className: "chart-head" },
+                title,
+                reading,
+                reset,
+                spec.canLog ? log : null,
+                save("CSV"),
+                save("PNG"),
+            ),
             key,
             stage,
             summary,

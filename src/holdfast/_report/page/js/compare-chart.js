@@ -91,7 +91,11 @@
                     x: {
                         time: false,
                         range: (_, low, high) =>
-                            low === null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high],
+                            low === null
+                                ? [0, 1]
+                                : low === high
+                                  ? [low - 1, high + 1]
+                                  : [low, high],
                     },
                     y: { distr: now.isLog ? 3 : 1 },
                 },
@@ -99,7 +103,11 @@
                     axis(
                         (_, splits) =>
                             splits.map((x) => (isTime ? hf.duration(x) : hf.whole(x))),
-                        { size: 26, incrs: isTime ? SECONDS : STEPS, space: () => 24 + longest() * 7 },
+                        {
+                            size: 26,
+                            incrs: isTime ? SECONDS : STEPS,
+                            space: () => 24 + longest() * 7,
+                        },
                     ),
                     axis((_, splits) => splits.map((y) => (y === null ? "" : hf.number(y))), {
                         size: (_, values) =>

@@ -13,13 +13,17 @@
     };
 
     /** Numbers by size before texts by alphabet; what is missing stays at the end. */
+    const MISSING = 2;
+    function rank(value) {
+        if (value === undefined || value === null || value === "") return MISSING;
+        return typeof value === "string" ? 1 : 0;
+    }
     function compare(a, b) {
-        const rank = (value) =>
-            value === undefined || value === null || value === "" ? 2 : typeof value === "string" ? 1 : 0;
+        const [one, other] = [rank(a), rank(b)];
         const way = order.isDown ? -1 : 1;
-        if (rank(a) !== rank(b)) return rank(a) === 2 || rank(b) === 2 ? rank(a) - rank(b) : way * (rank(a) - rank(b));
-        if (rank(a) === 2) return 0;
-        if (rank(a) === 1) return way * a.localeCompare(b, "en", { numeric: true });
+        if (one === MISSING || other === MISSING) return one - other;
+        if (one !== other) return way * (one - other);
+        if (one === 1) return way * a.localeCompare(b, "en", { numeric: true });
         return way * (Number(a) - Number(b));
     }
 
@@ -27,35 +31,62 @@
     function columnsOf(shown) {
         const { view, metric, isHigher } = shown;
         const result = (name, side) => (run) => {
-            const found = run.results[name];
-            return found ? found[side] : undefined;
+            return Object.hasOwn(run.results, name) ? run.results[name][side] : undefined;
         };
         const found = [
-            { name: "state", title: "State", value: (run) => run.state, cell: (run) =>
-                el("span", { className: "chip", data: { state: run.state } }, run.state) },
-            { name: "step", title: "Step", isNumber: true, value: (run) => run.step, cell: (run) =>
-                hf.whole(run.step) + (run.total ? ` of ${hf.whole(run.total)}` : "") },
-            { name: "time", title: "Time", isNumber: true, value: (run) => run.seconds, cell: (run) =>
-                hf.duration(run.seconds) },
+            {
+                name: "state",
+                title: "State",
+                value: (run) => run.state,
+                cell: (run) =>
+                    el("span", { className: "chip", data: { state: run.state } }, run.state),
+            },
+            {
+                name: "step",
+                title: "Step",
+                isNumber: true,
+                value: (run) => run.step,
+                cell: (run) => hf.whole(run.step) + (run.total ? ` of ${hf.whole(run.total)}` : ""),
+            },
+            {
+                name: "time",
+                title: "Time",
+                isNumber: true,
+                value: (run) => run.seconds,
+                cell: (run) => hf.duration(run.seconds),
+            },
         ];
         if (view.runs.some((run) => run.tags.length)) {
-            found.push({ name: "tags", title: "Tags", value: (run) => run.tags.join(" "), cell: (run) =>
-                el("span", {}, run.tags.map((tag) => el("span", { className: "tag" }, tag))) });
+            found.push({
+                name: "tags",
+                title: "Tags",
+                value: (run) => run.tags.join(" "),
+                cell: (run) =>
+                    el(
+                        "span",
+                        {},
+                        run.tags.map((tag) => el("span", { className: "tag" }, tag)),
+                    ),
+            });
         }
-        if (metric) {
-            found.push({ name: "best", title: `${metric}, best`, group: "Results", isNumber: true,
-                value: result(metric, isHigher ? "high" : "low") });
-        }
-        for (const name of view.metrics) {
-            found.push({ name: `last ${name}`, title: name, group: "Results", isNumber: true,
-                value: result(name, "last") });
-        }
+        const results = (name, title, value) =>
+            found.push({ name, title, group: "Results", isNumber: true, value });
+        if (metric) results("best", `${metric}, best`, result(metric, isHigher ? "high" : "low"));
+        for (const name of view.metrics) results(`last ${name}`, name, result(name, "last"));
         const keys = [...new Set(view.runs.flatMap((run) => Object.keys(run.config)))];
-        const wanted = shown.onlyDiffering ? keys.filter((key) => view.differing.includes(key)) : keys;
-        for (const key of wanted) {
-            const isNumber = view.runs.every((run) => !(key in run.config) || typeof run.config[key] === "number");
-            found.push({ name: `config ${key}`, title: key, group: "Hyperparameters", isNumber,
-                value: (run) => (key in run.config ? run.config[key] : undefined) });
+        const differing = new Set(view.differing);
+        for (const key of keys) {
+            if (shown.onlyDiffering && !differing.has(key)) continue;
+            const has = (run) => Object.hasOwn(run.config, key);
+            found.push({
+                name: `config ${key}`,
+                title: key,
+                group: "Hyperparameters",
+                isNumber: view.runs.every(
+                    (run) => !has(run) || typeof run.config[key] === "number",
+                ),
+                value: (run) => (has(run) ? run.config[key] : undefined),
+            });
         }
         if (view.runs.some((run) => run.note)) {
             found.push({ name: "note", title: "Note", value: (run) => run.note });
@@ -101,7 +132,10 @@
             const last = cells[cells.length - 1];
             const name = column.group || "";
             if (cells.length > 1 && last.dataset.group === name) last.colSpan += 1;
-            else cells.push(el(name ? "th" : "td", { data: { group: name }, ...(name ? { scope: "colgroup" } : {}) }, name));
+            else {
+                const scope = name ? { scope: "colgroup" } : {};
+                cells.push(el(name ? "th" : "td", { data: { group: name }, ...scope }, name));
+            }
         }
         return el("tr", { className: "group" }, cells);
     }
@@ -133,7 +167,9 @@
                     { className: "run" },
                     box,
                     el("span", { className: run.look.className, aria: { hidden: "true" } }),
-                    isBest ? el("span", { className: "chip", data: { tone: "good" } }, "best") : null,
+                    isBest
+                        ? el("span", { className: "chip", data: { tone: "good" } }, "best")
+                        : null,
                     name,
                 ),
             ),
@@ -151,7 +187,8 @@
         const body = id("table-body");
         const of = body.contains(document.activeElement) && document.activeElement.dataset.of;
         make(body);
-        const again = of && [...body.querySelectorAll("[data-of]")].find((each) => each.dataset.of === of);
+        const all = [...body.querySelectorAll("[data-of]")];
+        const again = of && all.find((each) => each.dataset.of === of);
         if (again) again.focus();
     }
 

@@ -5,8 +5,11 @@
     const root = document.documentElement;
     const PERIOD = 4000;
     const LONGEST = 30000;
-    const HIGHER =
-        /acc|auc|f1|bleu|rouge|reward|return|score|precision|recall|map|iou|dice|psnr|ssim|r2|win|throughput|per_second/i;
+    const HIGHER = new RegExp(
+        "acc|auc|f1|bleu|rouge|reward|return|score|precision|recall|map|iou|dice|psnr|ssim|r2|win|" +
+            "throughput|per_second",
+        "i",
+    );
 
     const shown = {
         view: null,
@@ -30,9 +33,11 @@
         const side = shown.isHigher ? "high" : "low";
         let best = null;
         for (const run of runs) {
-            const value = run.results[shown.metric] && run.results[shown.metric][side];
+            if (!Object.hasOwn(run.results, shown.metric)) continue;
+            const value = run.results[shown.metric][side];
             if (!hf.isNumber(value)) continue;
-            if (!best || (shown.isHigher ? value > best.value : value < best.value)) best = { run, value };
+            const isBetter = !best || (shown.isHigher ? value > best.value : value < best.value);
+            if (isBetter) best = { run, value };
         }
         return best;
     }
@@ -49,7 +54,7 @@
                     ? `Best so far by ${shown.metric}: ${best.run.name}, ${hf.number(best.value)}.`
                     : "No metrics were logged."),
         );
-        const curves = view.curves[shown.metric] || [];
+        const curves = Object.hasOwn(view.curves, shown.metric) ? view.curves[shown.metric] : [];
         const runs = view.runs
             .map((run, at) => ({ key: run.key, name: run.name, look: run.look, curve: curves[at] }))
             .filter((run) => run.curve && !shown.hidden.has(run.key));
@@ -110,7 +115,10 @@
             failures += 1;
         }
         id("trouble").hidden = failures < 2;
-        say(id("trouble"), "holdfast ui does not answer. What you see is how things were when it last did.");
+        say(
+            id("trouble"),
+            "holdfast ui does not answer. What you see is how things were when it last did.",
+        );
         const wait = document.hidden || !isLive ? LONGEST : PERIOD * 2 ** Math.min(failures, 3);
         timer = setTimeout(poll, Math.min(LONGEST, wait));
     }
@@ -119,7 +127,7 @@
 
     id("metric").addEventListener("change", () => {
         choose(id("metric").value);
-        if (shown.view.curves[shown.metric]) draw();
+        if (Object.hasOwn(shown.view.curves, shown.metric)) draw();
         else {
             etag = null;
             poll();

@@ -28,6 +28,7 @@
         });
         return columns;
     }
+    hf.placed = placed;
     const when = (place) => hf.moment(hf.span.axis.from(place));
     /** At most so many rows of a column of times, newest first. */
     function newestRows(t, most) {
@@ -223,6 +224,7 @@
     function memoryChart() {
         const column = (name) => view.memory[name] || [];
         const hasGpu = column("gpu").some(hf.isNumber);
+        const hasOwn = column("run").some(hf.isNumber);
         const top = () => largest(column("used"));
         const limit = () => largest(column("limit"));
         // A limit far above would press the curve to the floor; it is said instead.
@@ -244,7 +246,12 @@
                     dash: [6, 4],
                     name: isNear() ? "limit" : "limit, far above",
                 },
-                { colour: "s-training", name: "in use" },
+                ...(hasOwn ? [{ colour: "s-training", width: 2, name: "this run" }] : []),
+                {
+                    colour: hasOwn ? "s-other" : "s-training",
+                    width: hasOwn ? 1.2 : undefined,
+                    name: `in use, of ${view.memory.limit_name.replace(/^the (limit|memory) of /, "") || "this run"}`,
+                },
                 ...(hasGpu ? [{ colour: "s-phase", width: 1.3, name: "GPU" }] : []),
             ],
             data: () =>
@@ -252,13 +259,15 @@
                     true,
                     view.memory.t,
                     isNear() ? column("limit") : [],
+                    ...(hasOwn ? [column("run")] : []),
                     column("used"),
                     ...(hasGpu ? [column("gpu")] : []),
                 ),
             reading(data, at) {
-                const used = column("used");
+                // This run first; how full the machine is, is another matter.
+                const own = column(hasOwn ? "run" : "used");
                 const known = hf.isNumber(at) && hf.isNumber(data[2][at]);
-                const value = known ? data[2][at] : used.filter(hf.isNumber).pop();
+                const value = known ? data[2][at] : own.filter(hf.isNumber).pop();
                 if (!hf.isNumber(value)) return "";
                 const most = limit();
                 return (
@@ -274,6 +283,9 @@
                     "Memory over time, newest first",
                     [
                         ["When", "", (at) => hf.moment(view.memory.t[at])],
+                        ...(hasOwn
+                            ? [["This run", "num", (at) => hf.size(column("run")[at])]]
+                            : []),
                         ["In use", "num", (at) => hf.size(column("used")[at])],
                         ["Limit", "num", (at) => hf.size(column("limit")[at])],
                         ...(hasGpu ? [["GPU", "num", (at) => hf.size(column("gpu")[at])]] : []),

@@ -230,6 +230,7 @@
         "metrics",
         "speed",
         "memory",
+        "gpus",
         "output",
         "checkpoints",
         "postmortems",
