@@ -112,6 +112,10 @@ class Adapter:
         """Whether a stored array can be put into it, and it is more than that: a tf.Variable."""
         return False
 
+    def is_alike(self, value: Any, spec: TensorSpec) -> bool:
+        """Whether an array surely has the type and size of a stored one; a quick first look."""
+        return False
+
     def takes_size(self, value: object, size: list[int]) -> bool:
         """Whether a variable was made for values of several sizes, and this is one of them."""
         return False
@@ -176,6 +180,18 @@ class Adapter:
 
     def copies_what_it_loads(self, value: object) -> bool:
         """Whether loading only copies from the tensors that the object is given."""
+        return False
+
+    def copied_into(self, value: object) -> dict[str, Any] | None:
+        """The tensors of an object by their stored names, if loading is to copy into them.
+
+        Only if all of the object's state is in them, its loading does nothing else, and the bytes
+        of each are in this process, in C order.
+        """
+        return None
+
+    def loads_exactly(self, value: object) -> bool:
+        """Whether loading runs code of the framework alone, which keeps tensors as they are."""
         return False
 
     def after_load(self, value: object, stored: Any) -> None:
@@ -301,6 +317,9 @@ class Receiving(Protocol):
 
     def fresh(self, spec: TensorSpec) -> Any:
         """Memory for a stored tensor; None if it is more than bytes in C order."""
+
+    def memory_of(self, tensor: Any) -> tuple[int, memoryview]:
+        """The bytes of a tensor in this process, in C order, to be written; and their address."""
 
     def own_of(self, stored: Any, spec: TensorSpec) -> Any:
         """A new tensor with the values and the layout of one that was sent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast._adapters.registry import adapter_of, adapters
@@ -11,10 +11,9 @@ from holdfast._errors import StateMismatch
 from holdfast._state.capture import is_stateful, node_adapter, parts_of
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.format.tree import tensor_leaves
-from holdfast._store.read.verify import Loaded
 
 
-def class_names(state: dict[str, Any]) -> dict[str, str]:
+def class_names(state: Mapping[str, Any]) -> dict[str, str]:
     """The class of each optimizer and scheduler of torch in a state, by its path.
 
     A stored state fits no other class, even of the same form.
@@ -41,16 +40,34 @@ _NAMED = 8
 _LINES = 40
 
 
-def check_fit(loaded: Loaded, state: dict[str, Any]) -> None:
+def check_fit(
+    specs: Sequence[TensorSpec], head: Mapping[str, Any], state: Mapping[str, Any]
+) -> None:
     """Raise StateMismatch, with all that does not fit, before anything is changed."""
-    stored = loaded.head["tree"]["state"]
-    for spec in loaded.plan.specs:
+    stored = head["tree"]["state"]
+    for spec in {(each.kind, each.dtype, each.item_bytes): each for each in specs}.values():
         _check_type(spec)
-    for name, encoded in stored.items():
+    for name, encoded in stored.items() if _has_shards(stored) else ():
         for path, leaf in tensor_leaves(encoded, name):
             if "$shard" in leaf:
                 _check_sharded(leaf["$shard"], path)
-    _FitCheck(loaded).check(stored, state)
+    _FitCheck(specs, head).check(stored, state)
+
+
+def _has_shards(stored: Any) -> bool:
+    """Whether any tensor is sharded; without the paths, which take long for very many tensors."""
+    level = [stored]
+    while level:
+        below: list[Any] = []
+        for each in level:
+            if type(each) is list:
+                below += each
+            elif type(each) is dict:
+                if "$shard" in each:
+                    return True
+                below += each.values() if "$t" not in each else ()
+        level = below
+    return False
 
 
 def _check_type(spec: TensorSpec) -> None:
@@ -101,19 +118,20 @@ def name_all(label: str, names: list[str]) -> list[str]:
 
 
 class _FitCheck:
-    def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+    def __init__(self, specs: Sequence[TensorSpec], head: Mapping[str, Any]) -> None:
+        self._specs = specs
+        self._head = head
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.reshaped: list[str] = []
 
-    def check(self, stored: dict[str, Any], state: dict[str, Any]) -> None:
+    def check(self, stored: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         self.unexpected += [name for name in stored if name not in state]
         self.missing += [name for name in state if name not in stored]
         for name, encoded in stored.items():
             if name in state:
                 self._check(encoded, state[name], name)
-        then, now = self._loaded.head.get("classes", {}), class_names(state)
+        then, now = self._head.get("classes", {}), class_names(state)
         self.reshaped += [
             f"{path} (was a {then[path]}, is a {name})"
             for path, name in now.items()
@@ -209,15 +227,21 @@ class _FitCheck:
             self._check_parts(dict(_items(encoded)), parts, path)
             return
         for adapter in adapters():
-            strict = adapter.strict_tensors(live)
+            strict = adapter.copied_into(live) or adapter.strict_tensors(live)
             if strict is None:
                 continue
-            found = {key: _one_tensor(item) for key, item in _items(encoded)}
+            found = {
+                key: item if isinstance(item, dict) and "$t" in item else _one_tensor(item)
+                for key, item in _items(encoded)
+            }
             stored = {key: item for key, item in found.items() if item is not None}
             self.missing += [f"{path}.{key}" for key in strict if key not in stored]
             self.unexpected += [f"{path}.{key}" for key in stored if key not in strict]
             for key, item in stored.items():
-                if key in strict:
+                if key not in strict:
+                    continue
+                number = item.get("$t")
+                if number is None or not adapter.is_alike(strict[key], self._specs[number]):
                     self._match(item, _spec(key, strict[key]), f"{path}.{key}")
             return
 
@@ -227,7 +251,7 @@ class _FitCheck:
         if "$shard" in encoded:
             dtype, size = encoded["$shard"]["dtype"], encoded["$shard"]["size"]
         else:
-            then = self._loaded.plan.specs[encoded["$t"]]
+            then = self._specs[encoded["$t"]]
             dtype, size = then.dtype, list(then.shape)
             if {then.kind, now.kind} == {"jax", "numpy"}:  # the two name types differently
                 dtype, now_dtype = then.stored_as, now.stored_as

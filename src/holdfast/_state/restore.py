@@ -11,73 +11,33 @@ import base64
 import copy
 import ctypes
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from holdfast._adapters.registry import adapter_of, adapters
 from holdfast._errors import DamagedCheckpoint, HoldfastError, StateMismatch
-from holdfast._state.capture import capture, give_state, is_stateful, node_adapter, parts_of
+from holdfast._state.capture import capture, give_state, node_adapter, parts_of
 from holdfast._state.compare import compare
 from holdfast._state.fit import check_fit
+from holdfast._state.placing import kept_by_objects
 from holdfast._state.shards import Assembler
 from holdfast._store.format.checksum import for_each
-from holdfast._store.format.tree import tensor_leaves
+from holdfast._store.read.checked_copy import move
 from holdfast._store.read.verify import Loaded
-
-# -- Tensors that an object will keep, like an optimizer's: made and filled ahead ---------------
-# By all cores: the first touch of new memory costs more than the copy into it.
 
 _PIECE_BYTES = 16 << 20
 
 
-def fill_ahead(loaded: Loaded, numbers: Collection[int]) -> dict[int, Any]:
-    """New tensors for some of the stored ones, filled by several threads."""
-    found: dict[int, Any] = {}
-    moves: list[tuple[int, int, int]] = []
-    for number in numbers:
-        spec = loaded.plan.specs[number]
-        view = loaded.data(number)
-        if spec.kind != "torch" or view.readonly:
-            continue
-        tensor = adapter_of("torch").receiving().fresh(spec)
-        if tensor is None:
-            continue
-        found[number] = tensor
-        source = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        moves += (
-            (tensor.data_ptr() + at, source + at, min(_PIECE_BYTES, view.nbytes - at))
-            for at in range(0, view.nbytes, _PIECE_BYTES)
-        )
-    for_each(lambda index: _copy(*moves[index]), [size for _, _, size in moves])
-    return found
-
-
-def _copy(target: int, source: int, size_bytes: int) -> None:
-    ctypes.memmove(target, source, size_bytes)
-
-
-def kept_by_objects(stored: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[int]:
-    """The numbers of the tensors that objects will keep as they are given."""
-    for name, encoded in stored.items():
-        live = state.get(name)
-        if not isinstance(encoded, dict) or "$state" not in encoded or not is_stateful(live):
-            continue
-        if parts_of(live) is not None or _copies_what_it_loads(live):
-            continue
-        leaves = [leaf for _, leaf in tensor_leaves(encoded["$state"], name)]
-        if any("$shard" in leaf for leaf in leaves):
-            continue
-        yield from {leaf["$t"]: None for leaf in leaves}
-
-
 def restore_state(state: dict[str, Any], loaded: Loaded) -> list[str]:
     """Restore the stored values into `state`'s objects; returns the scalars that differ after."""
-    stored = loaded.head["tree"]["state"]
-    check_fit(loaded, state)
+    stored, placement = loaded.head["tree"]["state"], loaded.placement
+    if placement is None:
+        check_fit(loaded.plan.specs, loaded.head, state)
     loader = _Loader(loaded)
     loader.make_ahead(kept_by_objects(stored, state))
     for name, encoded in stored.items():
-        state[name] = loader.load(encoded, state[name], name)
+        if placement is None or name not in placement.filled:
+            state[name] = loader.load(encoded, state[name], name)
     try:
         return compare(state, stored, loaded, loader.sharded)
     finally:
@@ -109,6 +69,31 @@ def decode_state(loaded: Loaded) -> dict[str, Any]:
     return {name: loader.value(item, name, borrowed=False) for name, item in stored.items()}
 
 
+def fill_ahead(loaded: Loaded, numbers: Collection[int]) -> dict[int, Any]:
+    """New tensors for some of the stored ones, filled by several threads.
+
+    The first touch of new memory costs more than the copy into it.
+    """
+    found: dict[int, Any] = {}
+    moves: list[tuple[memoryview, memoryview]] = []
+    for number in numbers:
+        spec = loaded.plan.specs[number]
+        if spec.kind != "torch":
+            continue
+        receiving = adapter_of("torch").receiving()
+        tensor = receiving.fresh(spec)
+        if tensor is None:
+            continue
+        found[number] = tensor
+        target, source = receiving.memory_of(tensor)[1], loaded.data(number)
+        moves += (
+            (target[at : at + _PIECE_BYTES], source[at : at + _PIECE_BYTES])
+            for at in range(0, source.nbytes, _PIECE_BYTES)
+        )
+    for_each(lambda index: move(*moves[index]), [source.nbytes for _, source in moves])
+    return found
+
+
 class _Loader:
     """Decodes the stored tree, in place where a live value can take it."""
 
@@ -119,9 +104,12 @@ class _Loader:
         self.sharded = Assembler(loaded)
 
     def make_ahead(self, numbers: Iterable[int]) -> None:
-        """Make and fill the tensors that objects will keep, all at once."""
-        wanted = [number for number in numbers if number not in self._loaded.sent.tensors]
-        self._owned = fill_ahead(self._loaded, wanted)
+        """Make and fill the tensors that objects will keep, unless they are there already."""
+        placement = self._loaded.placement
+        known = {} if placement is None else placement.tensors
+        sent = self._loaded.sent.tensors
+        wanted = [number for number in numbers if number not in sent and number not in known]
+        self._owned = {**fill_ahead(self._loaded, wanted), **known}
 
     def load(self, encoded: Any, live: Any, path: str) -> Any:
         """Restore an encoded value into `live` if possible, and return what to use."""

@@ -12,6 +12,7 @@ import torch
 from holdfast._adapters.adapter import Adapter, PlacementGuard, Places, Receiving, Sharding
 from holdfast._errors import StateMismatch
 from holdfast._store.format.image import STORED_AS, TensorSpec
+from holdfast.torch import loading
 from holdfast.torch.fast_capture import TensorPlaces, flat_state
 
 _SEED_MASK = (1 << 63) - 1
@@ -141,6 +142,14 @@ class TorchAdapter(Adapter):
         target.copy_(values)
         return True
 
+    def is_alike(self, value: torch.Tensor, spec: TensorSpec) -> bool:
+        return (
+            type(value) in self.exact_types
+            and spec.kind == self.kind
+            and value.dtype is getattr(torch, spec.dtype, None)
+            and value.shape == spec.shape
+        )
+
     def is_sharded(self, value: object) -> bool:
         return isinstance(value, _sharded_types())
 
@@ -236,6 +245,12 @@ class TorchAdapter(Adapter):
 
     def copies_what_it_loads(self, value: object) -> bool:
         return isinstance(value, torch.nn.Module)
+
+    def copied_into(self, value: object) -> dict[str, torch.Tensor] | None:
+        return loading.copied_into(value)
+
+    def loads_exactly(self, value: object) -> bool:
+        return loading.loads_exactly(value)
 
     def after_load(self, value: object, stored: Any) -> None:
         # Optimizer.load_state_dict casts moments to the parameters' dtype: undo that.

@@ -116,6 +116,14 @@ def fresh(spec: TensorSpec) -> torch.Tensor | None:
     return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
 
 
+def memory_of(tensor: torch.Tensor) -> tuple[int, memoryview]:
+    """The bytes of a contiguous tensor of the CPU, and their address."""
+    address = tensor.data_ptr()
+    array = (ctypes.c_char * tensor.nbytes).from_address(address)
+    array.owner = tensor  # type: ignore[attr-defined]  # the view lives as long as its tensor
+    return address, memoryview(array).cast("B")
+
+
 def is_comparable(live: Any, stored: torch.Tensor) -> bool:
     """Whether the two can be compared where they are."""
     return (

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,20 @@ def test_a_torn_last_line_hides_neither_what_was_before_nor_what_comes_after(tmp
     assert events[-1] == "after"
     # Cut by its line end alone, the torn one is whole after all.
     assert events[1:-1] == (["torn"] if cut == 1 else [])
+
+
+@given(lengths=st.lists(st.integers(0, 90), max_size=40), block=st.integers(1, 64))
+def test_the_lines_come_newest_first_from_the_end(tmp_path_factory, lengths, block):
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    lines = [b"%d %s" % (number, b"x" * length) for number, length in enumerate(lengths)]
+    path.write_bytes(b"".join(line + b"\n" for line in lines) + b"torn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "_BLOCK_BYTES", block)
+        assert list(journal.read_back(path)) == [b"torn", *reversed(lines)]
+
+
+def test_of_a_missing_journal_there_is_no_line(tmp_path):
+    assert list(journal.read_back(tmp_path / "journal.jsonl")) == []
 
 
 def test_what_is_no_object_is_passed_over(tmp_path):

@@ -195,17 +195,36 @@ def _booted_at() -> float | None:
 
 def _events(layout: RunLayout, attempts: set[int]) -> dict[int, list[Record]]:
     """What the journal has of these attempts: of each from its start to that of the next."""
-    found: dict[int, list[Record]] = {attempt: [] for attempt in attempts}
-    current: object = None
+    found: dict[int, list[tuple[int, Record]]] = {attempt: [] for attempt in attempts}
+    untold: list[tuple[int, bytes]] = []  # without a number: of the attempt whose start comes next
+
+    def add(number: int, event: Record | None, started: object = None) -> None:
+        of = None if event is None else event.get("attempt", started)
+        if event is not None and isinstance(of, int) and len(found.get(of, ())) < _MOST_EVENTS:
+            found.get(of, []).append((number, event))
+
+    # Newest first, and parsed only where needed: a journal may have hundreds of thousands of lines.
     with contextlib.suppress(OSError):
-        for event in journal.read(layout.journal):
-            if event.get("event") == "start":
-                current = event.get("attempt")
-            of = event.get("attempt", current)
-            if isinstance(of, int) and of in found:
-                found[of].append(event)
-                del found[of][: -2 * _MOST_EVENTS]
-    return {attempt: events[-_MOST_EVENTS:] for attempt, events in found.items()}
+        for number, line in enumerate(journal.read_back(layout.journal)):
+            event = journal.parse(line) if b'"start"' in line else None
+            if event is not None and event.get("event") == "start":
+                for earlier, text in untold:
+                    add(earlier, journal.parse(text), event.get("attempt"))
+                untold.clear()
+                add(number, event)
+            elif b'"attempt"' not in line:
+                untold.append((number, line))
+            elif any(len(events) < _MOST_EVENTS for events in found.values()):
+                event = journal.parse(line)
+                if event is not None and "attempt" not in event:  # it is deeper in the line
+                    untold.append((number, line))
+                add(number, event)
+            elif not untold:
+                break
+    return {
+        attempt: [event for _, event in sorted(events, key=lambda pair: -pair[0])]
+        for attempt, events in found.items()
+    }
 
 
 def _durable_step(layout: RunLayout, attempt: int) -> int | None:

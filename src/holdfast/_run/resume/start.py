@@ -19,6 +19,7 @@ from holdfast._run.data.course import Position
 from holdfast._run.resume.removed_folder import tell_of_removed
 from holdfast._state.adopted import settle_adopted
 from holdfast._state.capture import capture, without_collector
+from holdfast._state.placing import places_in
 from holdfast._state.restore import decode_extra, restore_again, restore_state
 from holdfast._store.folder import journal
 from holdfast._store.folder.attempts import known_origins, note_origin, read_json
@@ -225,7 +226,7 @@ def resume(
     origins = known_origins(layout, {leftover.arena.attempt for leftover in start.leftovers})
     line = without_void(trace_line(origins, attempt - 1), void_steps(layout))
     if party is None:
-        found = find_newest(layout, line, start.leftovers, say, send_to_device)
+        found = find_newest(layout, line, start.leftovers, say, send_to_device, places_in(state))
     else:
         # Rank 0's view counts: a network file system shows changes to other hosts late.
         told = party.exchange("line", sorted(line.items()))[0]
@@ -267,20 +268,27 @@ def resume(
     return resumed
 
 
+# A salvaged checkpoint may have its line behind those of a few newer ones.
+_OLDER_LINES = 64
+
+
 def _tell_of_deleted(start: Start, line: dict[int, int | None], found: Found | None) -> None:
     """Say that a newer checkpoint was removed from outside."""
     layout, reached = start.layout, -1 if found is None else found.step
-    gone = reached
-    for event in journal.read(layout.journal):
+    gone, older = reached, 0
+    for line_bytes in journal.read_back(layout.journal):
+        event = journal.parse(line_bytes) if b'"checkpoint"' in line_bytes else None
+        if event is None or event.get("event") != "checkpoint":
+            continue
         step, attempt, name = (event.get(key) for key in ("step", "attempt", "name"))
-        if (
-            event.get("event") == "checkpoint"
-            and isinstance(step, int)
-            and isinstance(attempt, int)
-            and step > gone
-            and is_on_line(line, attempt, step)
-            and not any(layout.set_aside.glob(f"{glob.escape(str(name))}*"))
-        ):
+        if not isinstance(step, int) or not isinstance(attempt, int):
+            continue
+        if not is_on_line(line, attempt, step):
+            continue
+        older += step <= reached
+        if older > _OLDER_LINES:
+            break  # along a lineage steps only grow: what is further back was before
+        if step > gone and not any(layout.set_aside.glob(f"{glob.escape(str(name))}*")):
             gone = step
     if gone > reached:
         where = "at the beginning" if found is None else f"at step {reached}, the newest left"

@@ -18,6 +18,7 @@ from holdfast._store.folder.plain_file import MOST_LINES_BYTES, NotPlain, open_f
 from holdfast._store.format.schema import parse_record
 
 _LONGEST_LINE_BYTES = 16 << 20
+_BLOCK_BYTES = 1 << 18
 
 
 def append(path: Path, event: str, **fields: Any) -> bool:
@@ -59,6 +60,29 @@ def read_pieces(path: Path) -> Iterator[bytes]:
     with file:
         while piece := file.read(_LONGEST_LINE_BYTES):
             yield piece + file.readline(_LONGEST_LINE_BYTES)
+
+
+def read_back(path: Path) -> Iterator[bytes]:
+    """The lines, newest first and not parsed: for a reader that stops when it knows enough.
+
+    A run of weeks has hundreds of thousands of lines, and parsing them takes seconds.
+    """
+    try:
+        file = open_file(path, most_bytes=MOST_LINES_BYTES)
+    except (FileNotFoundError, NotPlain):
+        return
+    with file:
+        end = file.seek(0, os.SEEK_END)
+        rest = b""
+        while end:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            first, *lines = (file.read(end - start) + rest).split(b"\n")
+            yield from filter(None, reversed(lines))
+            # The beginning of this line is in the block before; a very long line is skipped.
+            rest, end = first[:_LONGEST_LINE_BYTES], start
+        if rest:
+            yield rest
 
 
 def parse(line: bytes) -> dict[str, Any] | None:

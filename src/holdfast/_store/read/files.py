@@ -3,6 +3,9 @@
 Threads read large pieces, past the page cache if the system allows that and the bytes are not in
 it already. Each part is hashed as its bytes arrive, so that checking takes no extra time beside a
 disk. Of a linked file of an earlier checkpoint, only the parts that the manifest names are read.
+
+A part can be read into memory of the caller: no other copy of it is made then. From the page cache
+it is copied there by the kernel. A direct read needs whole pages, and goes through a small buffer.
 """
 
 from __future__ import annotations
@@ -11,22 +14,21 @@ import bisect
 import contextlib
 import ctypes
 import errno
+import functools
 import io
-import itertools
 import mmap
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import xxhash
 
 from holdfast._errors import DamagedCheckpoint, UnreadableCheckpoint
 from holdfast._store.folder.plain_file import NotPlain, open_plain
 from holdfast._store.format.checksum import digest
 from holdfast._store.format.image import PAGE
 from holdfast._store.format.manifest import DataFile, Part
+from holdfast._store.read.checked_copy import InOrder, move, run_all
 
 # -- Pages of memory -------------------------------------------------------------------------
 
@@ -66,28 +68,74 @@ _CHUNK_BYTES = 16 << 20
 _LEAST_THREADS = 4  # a disk serves several requests at once, on any number of cores
 _MOST_THREADS = 8
 _WORTH_PASSING_THE_CACHE = 4 << 20
+_WORTH_A_READ_BYTES = 1 << 18  # smaller parts are read together, and then copied
+
+
+class RankFiles:
+    """The files that hold one rank's image; they stay open, so that a part can be read again."""
+
+    def __init__(self, folder: Path, file: DataFile) -> None:
+        self._file = file
+        self._sources: dict[str, _Source] = {}
+        for name, size_bytes in all_files(file):
+            path = place_of(folder, name)
+            self._sources["" if name == file.name else name] = _Source(path, size_bytes)
+
+    def read(
+        self, numbers: Sequence[int], targets: Mapping[int, memoryview] | None = None
+    ) -> list[memoryview]:
+        """Some parts of the image by their numbers, checked; in their targets, or in new memory.
+
+        DamagedCheckpoint at the first wrong byte: targets may be half filled then.
+        """
+        parts, found = self._file.parts, dict[int, memoryview]()
+        by_source: dict[str, list[_Wanted]] = {}
+        for number in numbers:
+            part = parts[number]
+            source, target = self._source_of(part), (targets or {}).get(number)
+            found[number] = view = source.view(part) if target is None else target
+            wanted = _Wanted(source, part, view, is_elsewhere=target is not None)
+            by_source.setdefault(part.file, []).append(wanted)
+        self._read_all(by_source)
+        return [found[number] for number in numbers]
+
+    def read_again(self, number: int) -> memoryview:
+        """One part in new memory, checked."""
+        part = self._file.parts[number]
+        view = memoryview(bytearray(part.size_bytes))
+        self.read([number], {number: view})
+        return view
+
+    def check_wrapper(self) -> None:
+        """Check the header of a file that holds only some of the image."""
+        wrapper = self._file.wrapper
+        if wrapper is not None:
+            source = self._source_of(wrapper)
+            wanted = _Wanted(source, wrapper, source.view(wrapper), is_elsewhere=False)
+            self._read_all({wrapper.file: [wanted]})
+
+    @property
+    def memory(self) -> list[memoryview]:
+        """All memory that contains what was read without a target."""
+        return [source.buffer for source in self._sources.values()]
+
+    def _source_of(self, part: Part) -> _Source:
+        return self._sources[part.file]
+
+    def _read_all(self, by_source: Mapping[str, list[_Wanted]]) -> None:
+        pieces: list[_FilePiece] = []
+        for name, wanted in by_source.items():
+            pieces += self._sources[name].pieces(wanted)
+        rooms = threading.local()
+        threads = min(_MOST_THREADS, max(_LEAST_THREADS, os.cpu_count() or 1))
+        run_all([functools.partial(piece.read, rooms) for piece in pieces], threads)
 
 
 def read_parts(folder: Path, file: DataFile) -> tuple[list[memoryview], list[memoryview]]:
     """The parts of a rank's image in order, checked; and the memory that they are in."""
-    parts = [*file.parts] if file.wrapper is None else [*file.parts, file.wrapper]
-    places: dict[str, list[int]] = {}
-    for index, part in enumerate(parts):
-        places.setdefault(part.file, []).append(index)
-    views: list[memoryview] = [memoryview(b"")] * len(parts)
-    buffers = []
-    with contextlib.ExitStack() as stack:
-        pieces: list[_FilePiece] = []
-        for name, size_bytes in all_files(file):
-            path = place_of(folder, name)
-            numbers = places.get("" if name == file.name else name, [])
-            source = stack.enter_context(_Source(path, size_bytes))
-            buffers.append(source.buffer)
-            for index in numbers:
-                views[index] = source.view(parts[index])
-            pieces += source.pieces([(parts[i], views[i]) for i in numbers])
-        _read_all(pieces)
-    return views[: len(file.parts)], buffers
+    files = RankFiles(folder, file)
+    files.check_wrapper()
+    return files.read(range(len(file.parts))), files.memory
 
 
 def all_files(file: DataFile) -> list[tuple[str, int]]:
@@ -157,42 +205,48 @@ class _Source:
         self.path = path
         self.size_bytes = size_bytes
         self._direct = -1
+        self._buffered = -1
         self._buffered = open_file(path, size_bytes)
-        mapped = mmap.mmap(-1, max(1, -(-size_bytes // PAGE)) * PAGE)
+
+    def __del__(self) -> None:
+        for descriptor in (self._buffered, self._direct):
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+    @functools.cached_property
+    def _whole(self) -> memoryview:
+        mapped = mmap.mmap(-1, max(1, -(-self.size_bytes // PAGE)) * PAGE)
         ask_for_large_pages(mapped)
-        self._whole = memoryview(mapped)
-        self.buffer = self._whole[:size_bytes]
+        return memoryview(mapped)
 
-    def __enter__(self) -> _Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._buffered)
-        if self._direct >= 0:
-            os.close(self._direct)
+    @property
+    def buffer(self) -> memoryview:
+        return self._whole[: self.size_bytes]
 
     def view(self, part: Part) -> memoryview:
+        return self.buffer[part.offset : self._end_of(part)]
+
+    def _end_of(self, part: Part) -> int:
         end = part.offset + part.size_bytes
         if not 0 <= part.offset <= end <= self.size_bytes:
             raise DamagedCheckpoint(f"{self.path}: {name_part(part.name)} is not in it.")
-        return self.buffer[part.offset : end]
+        return end
 
-    def pieces(self, wanted: list[tuple[Part, memoryview]]) -> list[_FilePiece]:
-        """The pieces to read for these parts; each knows the parts that it completes."""
-        wanted = sorted(
-            (pair for pair in wanted if pair[0].size_bytes), key=lambda pair: pair[0].offset
-        )
-        pieces = [_FilePiece(self, *span) for span in _spans([part for part, _ in wanted])]
+    def pieces(self, wanted: list[_Wanted]) -> list[_FilePiece]:
+        """The pieces to read for these parts; each knows the parts that are in it."""
+        wanted = sorted((each for each in wanted if each.size_bytes), key=_Wanted.first_byte)
+        for each in wanted:
+            self._end_of(each.part)
+        pieces = [_FilePiece(self, *span) for span in _spans([each.part for each in wanted])]
         starts = [piece.start for piece in pieces]
-        for part, view in wanted:
-            first = bisect.bisect_right(starts, part.offset) - 1
-            if part.offset + part.size_bytes <= pieces[first].end:
-                pieces[first].whole.append((part, view))
-                continue
-            last = bisect.bisect_left(starts, part.offset + part.size_bytes) - 1
-            long = _LongPart(self, part, view)
+        for each in wanted:
+            first = bisect.bisect_right(starts, each.start) - 1
+            last = bisect.bisect_left(starts, each.end) - 1
+            if first != last:
+                each.hash_in_order()
             for piece in pieces[first : last + 1]:
-                piece.long.append(long)
+                piece.wanted.append(each)
         self._choose_how(pieces)
         return pieces
 
@@ -201,24 +255,33 @@ class _Source:
         if not hasattr(os, "O_DIRECT") or self.size_bytes < _WORTH_PASSING_THE_CACHE:
             return
         pages = resident_pages(self._buffered, self.size_bytes)
-        with contextlib.suppress(OSError):  # refused by this file system
-            self._direct = open_plain(self.path, os.O_RDONLY | os.O_DIRECT)
+        if self._direct < 0:
+            with contextlib.suppress(OSError):  # refused by this file system
+                self._direct = open_plain(self.path, os.O_RDONLY | os.O_DIRECT)
         for piece in pieces:
             held = pages[piece.start // PAGE : -(-piece.end // PAGE)]
             piece.is_direct = self._direct >= 0 and sum(held) * 2 < len(held)
 
-    def fill(self, piece: _FilePiece) -> None:
-        done = self._fill_directly(piece) if piece.is_direct else piece.start
+    def fill_in_place(self, piece: _FilePiece) -> None:
+        """Fill a piece of the mapping."""
+        self.fill(self._whole[piece.start : piece.end], piece)
+
+    def fill(self, room: memoryview, piece: _FilePiece) -> None:
+        """Fill memory of whole pages with a piece."""
+        done = self._fill_directly(room, piece) if piece.is_direct else piece.start
         end = min(piece.end, self.size_bytes)
         if done < end:
-            read_range(self._buffered, self._whole[done:end], done, self.path)
+            self.read_into(room[done - piece.start : end - piece.start], done)
 
-    def _fill_directly(self, piece: _FilePiece) -> int:
+    def read_into(self, view: memoryview, offset: int) -> None:
+        read_range(self._buffered, view, offset, self.path)
+
+    def _fill_directly(self, room: memoryview, piece: _FilePiece) -> int:
         """Read in whole pages; returns how far that went: the rest is read through the cache."""
         done = piece.start
         while done < min(piece.end, self.size_bytes):
             try:
-                count = os.preadv(self._direct, [self._whole[done : piece.end]], done)
+                count = os.preadv(self._direct, [room[done - piece.start :]], done)
             except OSError as error:
                 if error.errno == errno.EIO:
                     raise cannot_read(self.path, error) from error
@@ -229,51 +292,78 @@ class _Source:
         return done
 
 
+class _Wanted:
+    """A part that is to be read, and the memory for it."""
+
+    def __init__(
+        self, source: _Source, part: Part, view: memoryview, *, is_elsewhere: bool
+    ) -> None:
+        self.part = part
+        self.view = view
+        self.is_elsewhere = is_elsewhere  # not in the mapping of its file
+        self.start, self.size_bytes = part.offset, part.size_bytes
+        self.end = part.offset + part.size_bytes
+        self._source = source
+        self._in_order: InOrder | None = None
+
+    def first_byte(self) -> int:
+        return self.start
+
+    def hash_in_order(self) -> None:
+        """It arrives in several pieces in any order."""
+        self._in_order = InOrder(self.view, self._compare)
+
+    def arrived(self, start: int, end: int) -> None:
+        """These bytes of the file are in `view`."""
+        if self._in_order is None:
+            self._compare(digest(self.view))
+        else:
+            self._in_order.arrived(start - self.start, end - self.start)
+
+    def _compare(self, actual: bytes) -> None:
+        if actual.hex() != self.part.checksum:
+            raise DamagedCheckpoint(
+                f"{self._source.path}: {name_part(self.part.name)} has checksum "
+                f"{actual.hex()[:8]}…, the manifest says {self.part.checksum[:8]}…."
+            )
+
+
 class _FilePiece:
-    """A range of whole pages of a file, and the parts that begin and end in it."""
+    """A range of whole pages of a file, and the parts of which some bytes are in it."""
 
     def __init__(self, source: _Source, start: int, end: int) -> None:
         self.source = source
         self.start = start
         self.end = end
         self.is_direct = False
-        self.whole: list[tuple[Part, memoryview]] = []
-        self.long: list[_LongPart] = []
+        self.wanted: list[_Wanted] = []  # in the order of the file
 
-    def read(self) -> None:
-        self.source.fill(self)
-        for part, view in self.whole:
-            _compare(self.source.path, part, digest(view))
-        for long in self.long:
-            long.arrived(max(self.start, long.start), min(self.end, long.end))
+    def read(self, rooms: threading.local) -> None:
+        if not any(each.is_elsewhere for each in self.wanted):
+            self.source.fill_in_place(self)
+        elif (
+            self.is_direct or len(self.wanted) > 1 + (self.end - self.start) // _WORTH_A_READ_BYTES
+        ):
+            self._read_and_copy(rooms)
+        else:
+            for each in self.wanted:
+                start, end = self._range_of(each)
+                self.source.read_into(each.view[start - each.start : end - each.start], start)
+        for each in self.wanted:
+            each.arrived(*self._range_of(each))
 
+    def _read_and_copy(self, rooms: threading.local) -> None:
+        room = getattr(rooms, "room", None)
+        if room is None:
+            room = rooms.room = memoryview(mmap.mmap(-1, _PIECE_BYTES))
+        self.source.fill(room[: self.end - self.start], self)
+        for each in self.wanted:
+            start, end = self._range_of(each)
+            target = each.view[start - each.start : end - each.start]
+            move(target, room[start - self.start : end - self.start])
 
-class _LongPart:
-    """A part that arrives in several pieces in any order, and is hashed in the right order."""
-
-    def __init__(self, source: _Source, part: Part, view: memoryview) -> None:
-        self.start, self.end = part.offset, part.offset + part.size_bytes
-        self._source = source
-        self._part = part
-        self._view = view
-        self._hasher = xxhash.xxh3_128()
-        self._at = self.start
-        self._arrived: dict[int, int] = {}
-        self._hashing = threading.Lock()
-
-    def arrived(self, start: int, end: int) -> None:
-        self._arrived[start] = end
-        # One thread hashes; the others go on reading. Check again after releasing the lock: what
-        # arrived in between found it taken.
-        while self._at in self._arrived and self._hashing.acquire(blocking=False):
-            try:
-                while (last := self._arrived.pop(self._at, None)) is not None:
-                    self._hasher.update(self._view[self._at - self.start : last - self.start])
-                    self._at = last
-                    if last == self.end:
-                        _compare(self._source.path, self._part, self._hasher.digest())
-            finally:
-                self._hashing.release()
+    def _range_of(self, wanted: _Wanted) -> tuple[int, int]:
+        return max(self.start, wanted.start), min(self.end, wanted.end)
 
 
 def _spans(parts: list[Part]) -> Iterator[tuple[int, int]]:
@@ -291,34 +381,3 @@ def _spans(parts: list[Part]) -> Iterator[tuple[int, int]]:
 def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
     for at in range(start, end, _PIECE_BYTES):
         yield at, min(at + _PIECE_BYTES, end)
-
-
-def _compare(path: Path, part: Part, actual: bytes) -> None:
-    if actual.hex() != part.checksum:
-        raise DamagedCheckpoint(
-            f"{path}: {name_part(part.name)} has checksum {actual.hex()[:8]}…, "
-            f"the manifest says {part.checksum[:8]}…."
-        )
-
-
-def _read_all(pieces: list[_FilePiece]) -> None:
-    """Read and check every piece, by several threads; the first error is raised here."""
-    numbers = itertools.count()
-    errors: list[Exception] = []
-
-    def work() -> None:
-        try:
-            while not errors and (number := next(numbers)) < len(pieces):
-                pieces[number].read()
-        except Exception as error:  # noqa: BLE001  raised again in the caller's thread
-            errors.append(error)
-
-    most = min(_MOST_THREADS, max(_LEAST_THREADS, os.cpu_count() or 1), len(pieces))
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(most - 1)]
-    for thread in threads:
-        thread.start()
-    work()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]

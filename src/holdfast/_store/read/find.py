@@ -21,9 +21,17 @@ from holdfast._store.folder.invalid import set_aside_void
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.folder.lineage import is_on_line
 from holdfast._store.read.merge_ranks import join, read_checkpoint
-from holdfast._store.read.verify import Loaded, SendToDevice, slot_source, verify_image
+from holdfast._store.read.verify import (
+    ChoosePlaces,
+    Loaded,
+    Placement,
+    SendToDevice,
+    slot_source,
+    verify_image,
+)
 
 if TYPE_CHECKING:
+    from holdfast._store.format.image import ImagePlan
     from holdfast._store.memory.arena import Arena, SlotRecord
 
 
@@ -129,12 +137,21 @@ def find_newest(
     leftovers: list[Leftover],
     say: Callable[[str], None],
     send: SendToDevice | None = None,
+    choose: ChoosePlaces | None = None,
 ) -> Found | None:
-    """The newest intact state on the lineage; None if there never was one."""
+    """The newest intact state on the lineage; None if there never was one.
+
+    With `choose`, it is read into the memory of live objects. What a damaged one has left there,
+    the one before it overwrites; if there is none, this raises.
+    """
     damaged = 0
-    for candidate in _candidates(layout, line, leftovers):
+    candidates = list(_candidates(layout, line, leftovers))
+    # Where all that there is are snapshots, a run may begin anew after damage: nothing is touched
+    # before they are checked.
+    is_begun = any(candidate.folder is not None for candidate in candidates)
+    for candidate in candidates:
         try:
-            return read_candidate(candidate, send=send)
+            return read_candidate(candidate, send=send, choose=choose if is_begun else None)
         except DamagedCheckpoint as error:
             damaged += report_damage(candidate, error, layout, say)
     refuse_to_begin_anew(layout, damaged)
@@ -222,14 +239,28 @@ def age(candidate: Candidate) -> tuple[int, int, bool, int, str]:
     return (candidate.attempt, candidate.step, in_memory, sequence, name)
 
 
-def read_candidate(candidate: Candidate, rank: int = 0, send: SendToDevice | None = None) -> Found:
+def read_candidate(
+    candidate: Candidate,
+    rank: int = 0,
+    send: SendToDevice | None = None,
+    choose: ChoosePlaces | None = None,
+) -> Found:
     """Read and check it; DamagedCheckpoint if it is damaged.
 
-    With `send`, tensors that were on a device are sent there.
+    With `send`, tensors that were on a device are sent there; with `choose`, the state of a single
+    rank is put into its places.
     """
+
+    def choose_here(plan: ImagePlan, head: dict[str, Any]) -> Placement | None:
+        # Before anything is touched.
+        _refuse_another_step(candidate, head, str(candidate.folder or where))
+        is_alone = head.get("world", 1) == 1 and len(candidate.peers) <= 1
+        return choose(plan, head) if choose is not None and is_alone else None
+
+    where = ""
     if candidate.folder is not None:
-        loaded = read_checkpoint(candidate.folder, rank)
-        _refuse_another_step(candidate, loaded, str(candidate.folder))
+        loaded = read_checkpoint(candidate.folder, rank, choose_here)
+        _refuse_another_step(candidate, loaded.head, str(candidate.folder))
         if send is not None:
             loaded.sent.send(send, loaded.plan.specs, loaded.tensors, hashed=False)
         return Found(candidate.attempt, candidate.step, loaded)
@@ -241,13 +272,13 @@ def read_candidate(candidate: Candidate, rank: int = 0, send: SendToDevice | Non
     except ValueError as error:
         raise DamagedCheckpoint(f"{where}: {error}.") from error
     image = arena.image(record.slot)
-    loaded = verify_image(image, plan, arena.digests(record.slot), where, send)
+    loaded = verify_image(image, plan, arena.digests(record.slot), where, send, choose_here)
     world = loaded.head.get("world", 1)
     if world != max(1, len(candidate.peers)):
         raise DamagedCheckpoint(f"{where}: it is a part of {world}, and not all of them are here.")
     if world > 1:
         loaded = _joined(candidate, loaded, rank % world, where)
-    _refuse_another_step(candidate, loaded, where)
+    _refuse_another_step(candidate, loaded.head, where)
     return Found(candidate.attempt, candidate.step, loaded, candidate.leftover, record)
 
 
@@ -259,12 +290,12 @@ def _joined(candidate: Candidate, own: Loaded, rank: int, where: str) -> Loaded:
     return join(sources, rank, [where] * len(sources))
 
 
-def _refuse_another_step(candidate: Candidate, loaded: Loaded, where: str) -> None:
+def _refuse_another_step(candidate: Candidate, head: dict[str, Any], where: str) -> None:
     """A slot's record and a folder's name have no checksum: the image decides."""
-    step, attempt = loaded.head["step"], loaded.head.get("attempt", candidate.attempt)
+    step, attempt = head["step"], head.get("attempt", candidate.attempt)
     is_other = (step, attempt) != (candidate.step, candidate.attempt)
     if candidate.record is not None:
-        is_other |= candidate.record.mark % 2 != bool(loaded.head.get("at_turn"))
+        is_other |= candidate.record.mark % 2 != bool(head.get("at_turn"))
     if is_other:
         raise DamagedCheckpoint(f"{where}: it holds step {step} of attempt {attempt}.")
 

@@ -20,7 +20,13 @@ from holdfast._store.format.manifest import DataFile
 from holdfast._store.format.schema import check_head
 from holdfast._store.format.tree import replace_tag, tensor_leaves
 from holdfast._store.read.files import all_files, name_part, open_file, place_of, read_range
-from holdfast._store.read.verify import Loaded, StoredShard, read_manifest, read_state
+from holdfast._store.read.verify import (
+    ChoosePlaces,
+    Loaded,
+    StoredShard,
+    read_manifest,
+    read_state,
+)
 
 
 class RankState(Protocol):
@@ -81,16 +87,17 @@ class FileSource:
         return view
 
 
-def read_checkpoint(folder: Path, rank: int = 0) -> Loaded:
+def read_checkpoint(folder: Path, rank: int = 0, choose: ChoosePlaces | None = None) -> Loaded:
     """Read a rank's state from a checkpoint, with every checksum verified.
 
-    A rank that did not exist then gets the state of one that did.
+    A rank that did not exist then gets the state of one that did. With `choose`, the state of a
+    single rank is read into its places.
     """
     found = read_manifest(folder)
     if not found.files:
         raise DamagedCheckpoint(f"{folder}: the manifest names no file.")
     own = found.files[rank % len(found.files)]
-    loaded = read_state(folder, own)
+    loaded = read_state(folder, own, choose if len(found.files) == 1 else None)
     if len(found.files) == 1:
         return join([loaded], 0, [folder / own.name])
     sources: list[RankState] = [FileSource(folder, file) for file in found.files]
@@ -104,10 +111,12 @@ def join(sources: Sequence[RankState], own: int, places: Sequence[Any]) -> Loade
     assert isinstance(loaded, Loaded)
     wanted: dict[str, int] = {}
     first = len(loaded.plan.specs)
-    # A number behind the rank's own tensors for each tensor that another rank stored.
-    tree = replace_tag(
-        loaded.head["tree"], "$r", lambda name: {"$t": wanted.setdefault(name, first + len(wanted))}
-    )
+    tree = loaded.head["tree"]
+    if len(sources) > 1 or loaded.head.get("world", 1) > 1:
+        # A number behind the rank's own tensors for each tensor that another rank stored.
+        tree = replace_tag(
+            tree, "$r", lambda name: {"$t": wanted.setdefault(name, first + len(wanted))}
+        )
     specs, views, digests = list(loaded.plan.specs), [], dict(loaded.digests)
     find = _Finder(sources)
     for name in wanted:

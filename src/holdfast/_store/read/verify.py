@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from holdfast._errors import DamagedCheckpoint
 from holdfast._store.folder.layout import MANIFEST
 from holdfast._store.format import manifest
-from holdfast._store.format.checksum import digest_all
 from holdfast._store.format.image import (
     ImagePlan,
     TensorSpec,
@@ -20,7 +19,8 @@ from holdfast._store.format.image import (
 )
 from holdfast._store.format.manifest import DataFile, Manifest
 from holdfast._store.format.schema import check_head
-from holdfast._store.read.files import cannot_read, name_part, read_parts
+from holdfast._store.read.checked_copy import CheckedCopy, copy_checked
+from holdfast._store.read.files import RankFiles, cannot_read, name_part
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,27 @@ class SentAhead:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Memory of live objects for some tensors of a state, chosen when the state is known to fit.
+
+    It is filled while the bytes are checked. If one of them is wrong it is half filled, and only
+    another state that fits the same objects may be used: it fills all of it.
+    """
+
+    views: Mapping[int, memoryview]  # to be filled, by number
+    addresses: Mapping[int, int]  # of these
+    tensors: Mapping[int, Any]  # that have this memory
+    filled: frozenset[str]  # objects of which nothing more is to be loaded
+    is_exact: bool  # no code of the script runs while the rest is loaded
+
+
+class ChoosePlaces(Protocol):
+    """Chooses the memory for a state whose header and scalars are checked; None for none."""
+
+    def __call__(self, plan: ImagePlan, head: dict[str, Any]) -> Placement | None: ...
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A verified state in memory: the image of one rank, and what others stored for it."""
 
@@ -127,9 +148,15 @@ class Loaded:
     find_shards: Callable[[str], list[StoredShard]] | None = None
     world: int = 1  # the ranks that stored it
     sent: SentAhead = field(default_factory=SentAhead)
+    placement: Placement | None = None
+    # For tensors of which only the object has the bytes.
+    read_again: Callable[[int], memoryview] | None = None
 
     def data(self, index: int) -> memoryview:
         """The bytes of tensor number `index`."""
+        is_elsewhere = self.placement is not None and index in self.placement.views
+        if self.read_again is not None and is_elsewhere:
+            return self.read_again(index)
         return self.tensors[index]
 
     def shards(self, path: str) -> list[StoredShard]:
@@ -153,31 +180,43 @@ def verify_image(
     digests: list[bytes],
     where: str,
     send: SendToDevice | None = None,
+    choose: ChoosePlaces | None = None,
 ) -> Loaded:
     """Check an image that is in memory already against its digests.
 
-    With `send`, tensors that were on a device are sent there meanwhile.
+    With `send`, tensors that were on a device are sent there meanwhile; with `choose`, others are
+    copied to their places.
     """
+
+    def complain(name: str, actual: bytes, expected: bytes) -> str:
+        found, noted = actual.hex()[:8], expected.hex()[:8]
+        return f"{where}: {name_part(name)} has checksum {found}…, {noted}… was noted."
+
     extents = plan.extents()
     views = [image[e.offset : e.offset + e.size_bytes] for e in extents]
+    ends = (0, len(views) - 1)
+    copy_checked([CheckedCopy(extents[n].name, views[n], None, digests[n]) for n in ends], complain)
+    names = (extent.name for extent in extents)
+    loaded = loaded_of(plan, views, (image,), dict(zip(names, digests, strict=True)), where)
+    placement = None if choose is None else choose(plan, loaded.head)
+    order = file_order(plan)
     sent = SentAhead()
     known: dict[int, bytes] = {}
     if send is not None:
         specs = [spec for spec, _ in plan.in_file_order()]
         known = sent.send(send, specs, views[1:-1], hashed=True)
-    rest = [n for n in range(len(views)) if n - 1 not in known]
-    found = dict(zip(rest, digest_all([views[n] for n in rest]), strict=True))
-    found.update((n + 1, digest) for n, digest in known.items())
-    for number, (extent, expected) in enumerate(zip(extents, digests, strict=True)):
-        if expected != found[number]:
-            raise DamagedCheckpoint(
-                f"{where}: {name_part(extent.name)} has checksum {found[number].hex()[:8]}…, "
-                f"{expected.hex()[:8]}… was noted."
-            )
-    names = (extent.name for extent in extents)
-    loaded = loaded_of(plan, views, (image,), dict(zip(names, digests, strict=True)), where)
-    sent.renumber(file_order(plan))
-    return replace(loaded, sent=sent)
+    targets = {} if placement is None else placement.views
+    copies = []
+    for place, number in enumerate(order):
+        extent, expected = extents[place + 1], digests[place + 1]
+        if place not in known:
+            target = targets.get(number)
+            copies.append(CheckedCopy(extent.name, views[place + 1], target, expected))
+        elif known[place] != expected:
+            raise DamagedCheckpoint(complain(extent.name, known[place], expected))
+    copy_checked(copies, complain)
+    sent.renumber(order)
+    return replace(loaded, sent=sent, placement=placement)
 
 
 def slot_source(arena: Any, record: Any, where: str) -> Loaded:
@@ -207,33 +246,64 @@ def loaded_of(
 ) -> Loaded:
     """The state in the parts of an image: header, tensors in file order, scalars."""
     tensors = dict(zip(file_order(plan), views[1:-1], strict=True))
-    try:
-        head = decode_scalars(views[-1])
-        check_head(head, plan.specs)
-    except ValueError as error:
-        raise _no_state(where, error) from error
+    head = _head_of(views[-1], plan, where)
     by_number = tuple(tensors[number] for number in range(len(plan.specs)))
     return Loaded(plan, by_number, tuple(memory), head, digests)
 
 
-def read_state(folder: Path, file: DataFile) -> Loaded:
-    """One rank's state from its files, with every checksum verified."""
+def read_state(folder: Path, file: DataFile, choose: ChoosePlaces | None = None) -> Loaded:
+    """One rank's state from its files, with every checksum verified.
+
+    With `choose`, tensors are read into their places, and no other copy of them is made.
+    """
     where = folder / file.name
-    views, memory = read_parts(folder, file)
-    if len(views) < 2:
+    files = RankFiles(folder, file)
+    files.check_wrapper()
+    if len(file.parts) < 2:
         raise _no_state(where, "it has neither header nor scalars")
-    plan = _parsed(views[0], where)
+    last = len(file.parts) - 1
+    header, scalars = files.read([0, last])
+    plan = _parsed(header, where)
     names = [(extent.name, extent.size_bytes) for extent in plan.extents()]
     if names != [(part.name, part.size_bytes) for part in file.parts]:
         raise _no_state(where, "its header tells of other parts than the manifest")
-    digests = {part.name: bytes.fromhex(part.checksum) for part in file.parts}
-    return loaded_of(plan, views, memory, digests, where)
+    head = _head_of(scalars, plan, where)
+    placement = None if choose is None else choose(plan, head)
+    order = file_order(plan)
+    targets = {}
+    if placement is not None:
+        targets = {
+            n + 1: v for n, i in enumerate(order) if (v := placement.views.get(i)) is not None
+        }
+    views = files.read(range(1, last), targets)
+    tensors = [memoryview(b"")] * len(order)
+    for view, number in zip(views, order, strict=True):
+        tensors[number] = view
+    parts = {number: place + 1 for place, number in enumerate(order)}
+    return Loaded(
+        plan,
+        tuple(tensors),
+        tuple(files.memory),
+        head,
+        {part.name: bytes.fromhex(part.checksum) for part in file.parts},
+        placement=placement,
+        read_again=lambda number: files.read_again(parts[number]),
+    )
 
 
 def file_order(plan: ImagePlan) -> list[int]:
     """The numbers of the tensors in the order in which they are stored."""
     places = [(at, spec.size_bytes) for at, spec in zip(plan.offsets, plan.specs, strict=True)]
     return sorted(range(len(places)), key=places.__getitem__)
+
+
+def _head_of(scalars: memoryview, plan: ImagePlan, where: Path | str) -> dict[str, Any]:
+    try:
+        head = decode_scalars(scalars)
+        check_head(head, plan.specs)
+    except ValueError as error:
+        raise _no_state(where, error) from error
+    return head
 
 
 def _parsed(header: memoryview, where: Path | str) -> ImagePlan:

@@ -1,0 +1,166 @@
+"""Bytes that are copied and checked at once: one pass over a state, by all cores.
+
+A piece is copied, and hashed where it has arrived while it is still in the cache of the core. So
+the checksum is that of the copy: memory that is written badly is found too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from holdfast._errors import DamagedCheckpoint
+from holdfast._store.format.checksum import digest
+
+_PIECE_BYTES = 1 << 20  # about what the cache of a core holds
+_LONG_BYTES = 32 << 20  # by several threads
+_LONG_PIECE_BYTES = 8 << 20
+_BATCH_BYTES = 4 << 20  # small ones together: taking a turn costs more than their work
+_BATCH = 512
+_WORTH_RELEASING_BYTES = 1 << 14  # below it a plain copy is over before another thread could run
+_MOST_THREADS = 8
+
+
+class CheckedCopy(NamedTuple):
+    """One byte range, and where it goes."""
+
+    name: str  # in messages
+    source: memoryview
+    target: memoryview | None  # None: it is only checked, where it is
+    expected: bytes
+
+
+def copy_checked(
+    copies: Sequence[CheckedCopy], complain: Callable[[str, bytes, bytes], str]
+) -> None:
+    """Copy and check all; DamagedCheckpoint, worded by `complain`, at the first wrong one.
+
+    Targets may be half filled then.
+    """
+
+    def compare(copy: CheckedCopy, actual: bytes) -> None:
+        if actual != copy.expected:
+            raise DamagedCheckpoint(complain(copy.name, actual, copy.expected))
+
+    def copy_few(few: list[CheckedCopy]) -> None:
+        for each in few:
+            compare(each, _copy_one(each))
+
+    works: list[Callable[[], None]] = []
+    few: list[CheckedCopy] = []
+    few_bytes = 0
+    for each in copies:
+        size = each.source.nbytes
+        if size >= _LONG_BYTES:
+            works += _long_works(each, compare)
+            continue
+        few.append(each)
+        few_bytes += size
+        if few_bytes >= _BATCH_BYTES or len(few) >= _BATCH:
+            works.append(lambda taken=few: copy_few(taken))  # type: ignore[misc]  # a default
+            few, few_bytes = [], 0
+    if few:
+        works.append(lambda: copy_few(few))
+    run_all(works, min(os.cpu_count() or 1, _MOST_THREADS))
+
+
+def _copy_one(copy: CheckedCopy) -> bytes:
+    source, target = copy.source, copy.target
+    if target is None:
+        return digest(source)
+    if source.nbytes <= _PIECE_BYTES:
+        move(target, source)
+        return digest(target)
+    hasher = xxhash.xxh3_128()
+    for at in range(0, source.nbytes, _PIECE_BYTES):
+        arrived = target[at : at + _PIECE_BYTES]
+        move(arrived, source[at : at + _PIECE_BYTES])
+        hasher.update(arrived)
+    return hasher.digest()
+
+
+def _long_works(
+    copy: CheckedCopy, compare: Callable[[CheckedCopy, bytes], None]
+) -> list[Callable[[], None]]:
+    """A long range in pieces, which any thread copies; they are hashed in their order."""
+    arrived = copy.source if copy.target is None else copy.target
+    hashing = InOrder(arrived, lambda actual: compare(copy, actual))
+
+    def work(start: int) -> None:
+        end = min(start + _LONG_PIECE_BYTES, copy.source.nbytes)
+        if copy.target is not None:
+            move(copy.target[start:end], copy.source[start:end])
+        hashing.arrived(start, end)
+
+    starts = range(0, copy.source.nbytes, _LONG_PIECE_BYTES)
+    return [lambda start=start: work(start) for start in starts]  # type: ignore[misc]
+
+
+class InOrder:
+    """Hashes memory that is filled in pieces in any order."""
+
+    def __init__(self, view: memoryview, done: Callable[[bytes], None]) -> None:
+        self._view = view
+        self._done = done
+        self._hasher = xxhash.xxh3_128()
+        self._at = 0
+        self._arrived: dict[int, int] = {}
+        self._hashing = threading.Lock()
+
+    def arrived(self, start: int, end: int) -> None:
+        """A piece is there; hash it and those behind it, if all before it are hashed."""
+        self._arrived[start] = end
+        # One thread hashes; the others go on. Check again after releasing the lock: what arrived
+        # in between found it taken.
+        while self._at in self._arrived and self._hashing.acquire(blocking=False):
+            try:
+                while (last := self._arrived.pop(self._at, None)) is not None:
+                    self._hasher.update(self._view[self._at : last])
+                    self._at = last
+                    if last == self._view.nbytes:
+                        self._done(self._hasher.digest())
+            finally:
+                self._hashing.release()
+
+
+def address_of(view: memoryview) -> int:
+    """Where a view's bytes are; it must be writable and not empty."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def move(target: memoryview, source: memoryview) -> None:
+    """Copy bytes; other threads run meanwhile."""
+    if source.nbytes < _WORTH_RELEASING_BYTES or source.readonly:
+        target[:] = source
+    else:
+        ctypes.memmove(address_of(target), address_of(source), source.nbytes)
+
+
+def run_all(works: Sequence[Callable[[], None]], threads: int) -> None:
+    """Do all works in their order, by several threads; the first error is raised here."""
+    numbers = itertools.count()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not errors and (number := next(numbers)) < len(works):
+                works[number]()
+        except BaseException as error:  # noqa: BLE001  raised again in the caller's thread
+            errors.append(error)
+
+    others = [
+        threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(works)) - 1)
+    ]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
