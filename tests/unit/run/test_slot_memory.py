@@ -218,21 +218,45 @@ def test_a_bound_below_one_slot_leaves_checkpoints_only(make):
     assert snapshots.said[0].startswith("no snapshots in memory: memory=2.0 MB is too little (one")
 
 
-def test_if_the_second_slot_finds_no_memory_one_is_used_and_that_is_said(make, monkeypatch):
+@pytest.mark.parametrize("trouble", ["no room", "an error", "little memory"])
+def test_if_the_second_slot_cannot_be_made_one_is_used_and_that_is_said(make, monkeypatch, trouble):
     give = slot_memory.give_memory
     calls = []
 
     def refuse(*arguments) -> bool:
         calls.append(arguments)
+        if len(calls) > 1 and trouble == "an error":
+            raise ValueError("the driver")
         return len(calls) == 1 and give(*arguments)
 
     monkeypatch.setattr(slot_memory, "give_memory", refuse)
+    if trouble == "little memory":
+        monkeypatch.setattr(slot_memory, "has_memory", lambda _: False)
     snapshots = make()
     assert take(snapshots, 1.0, 1, patience=20)
     wait_until(lambda: snapshots.said)
-    assert "memory allows one snapshot in memory, not two" in snapshots.said[0]
+    why = (
+        "a slot cannot be made (the driver), which leaves"
+        if trouble == "an error"
+        else "memory allows"
+    )
+    assert snapshots.said[0].startswith(f"{why} one snapshot in memory, not two")
     assert take(snapshots, 2.0, 2)
     assert (present(snapshots), value_in(snapshots)) == (1, 2.0)
+    assert len(calls) == (1 if trouble == "little memory" else 2)
+
+
+def test_without_more_threads_the_trainer_builds_the_slots(make, monkeypatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    snapshots = make()
+    monkeypatch.setattr(
+        Snapshots, "_start_building", lambda self, specs, size: self._build(specs, size, 1)
+    )
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert take(snapshots, 1.0, 1)
+    assert present(snapshots) == 2
 
 
 def test_ranks_have_three_slots_from_the_start(make):

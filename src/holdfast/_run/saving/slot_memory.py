@@ -18,7 +18,6 @@ memory is absent for every process (see _store/memory/arena.py).
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -26,7 +25,7 @@ from typing import Protocol
 
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.memory.arena import Arena
-from holdfast._store.memory.backing import Backing, has_plenty
+from holdfast._store.memory.backing import Backing, has_memory, has_plenty
 from holdfast._store.memory.pages import give_memory, pieces_of, take_memory, touch
 
 _ASK_SECONDS = 1.0  # between two looks at the free memory
@@ -159,12 +158,19 @@ class SlotMemory:
 
     def _build_missing(self) -> None:
         for slot in self._missing():
-            if self.build(slot):
-                continue
-            if len(self._arena.present()) == 1:
-                self.usual = 1
-                self._say(only_one("memory allows"))
-            return
+            why = "memory allows"
+            try:
+                # The training has grown since the memory was found to be enough.
+                built = has_memory(self._arena.slot_bytes) and self.build(slot)
+            except Exception as error:
+                if isinstance(error, _Closed):
+                    raise
+                built, why = False, f"a slot cannot be made ({error}), which leaves"
+            if not built:
+                self.usual = len(self._arena.present())
+                if self.overwrites:
+                    self._say(only_one(why))
+                return
 
     def _give_back(self, slot: int) -> None:
         arena = self._arena
@@ -187,9 +193,13 @@ class SlotMemory:
 
         if self._thread is not None:
             self._thread.join()
-        self._thread = threading.Thread(target=run, name="holdfast-slots", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads: it is tried again
-            self._thread.start()
+        thread = threading.Thread(target=run, name="holdfast-slots", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the trainer waits
+            run()
+        else:
+            self._thread = thread
 
 
 def only_one(why: str) -> str:

@@ -460,7 +460,9 @@ class Snapshots:
         )
         memory = SlotMemory(arena, backing, plan.header, usual, self._say)
         generation = Generation(arena, backing, plan, memory)
-        if not all(memory.build(slot) for slot in range(usual if is_small else 1)):
+        # A rank needs two: it may not write over the one that all ranks have.
+        first = usual if is_small else 2 if self._has_peers else 1
+        if not all(memory.build(slot) for slot in range(first)):
             generation.close()
             return None
         memory.build_rest()
