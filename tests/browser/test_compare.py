@@ -186,6 +186,6 @@ def test_tags_and_a_note_are_written_and_an_archived_run_leaves_the_list(browser
     browser.wait_for("return document.querySelector('#count-archived').innerText === '1'", "it")
     names = "return [...document.querySelectorAll('table.runs tbody a')].map(e => e.innerText)"
     assert sorted(browser.run(names)) == ["sweep-0000", "sweep-0002"]
-    browser.click("Archived 1")
+    browser.run("return document.querySelector('[data-show=archived]')").click()
     assert browser.run(names) == ["sweep-0001"]
     assert "see page 3" in browser.text()

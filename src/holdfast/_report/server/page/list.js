@@ -87,17 +87,21 @@
     // On a workstation there are no jobs, and the column would be empty.
     table.classList.toggle("has-no-jobs", ![...rows.values()].some((row) => row.job));
     const keep = new Set(shown.map((row) => row.key));
+    // To fill a row again is quicker than to make one; the one with the focus goes, with its run.
+    const spare = [];
     for (const [key, made] of drawn) {
-      if (!keep.has(key)) {
-        made.tr.remove();
-        drawn.delete(key);
-      }
+      if (keep.has(key)) continue;
+      drawn.delete(key);
+      if (made.tr.contains(document.activeElement)) made.tr.remove();
+      else spare.push(made);
     }
     let before = null;
     for (const row of shown) {
       let made = drawn.get(row.key);
       if (!made) {
-        made = holdfastRows.make(root.dataset.run + encodeURIComponent(row.key), (isPicked) => pick(row.key, isPicked));
+        made = spare.pop() || holdfastRows.make(pick);
+        made.key = row.key;
+        made.link.href = root.dataset.run + encodeURIComponent(row.key);
         drawn.set(row.key, made);
       }
       made.box.checked = picked.has(row.key);
@@ -106,6 +110,7 @@
       if (due !== made.tr) body.insertBefore(made.tr, due); // else it would lose the focus
       before = made.tr;
     }
+    for (const made of spare) made.tr.remove();
   }
 
   function emptyWords() {

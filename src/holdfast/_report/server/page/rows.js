@@ -83,14 +83,14 @@ const holdfastRows = (function () {
   }
 
   /* Make a row once; `fill` sets what has changed, so that focus and selection stay. */
-  function make(address, onPick) {
+  function make(onPick) {
     const tr = element("tr");
     tr.setAttribute("role", "row");
     const pick = element("td", "pick");
     pick.setAttribute("role", "cell");
     const box = element("input");
     box.type = "checkbox";
-    box.addEventListener("change", () => onPick(box.checked));
+    box.addEventListener("change", () => onPick(made.key, box.checked));
     const held = element("label");
     held.append(box);
     pick.append(held);
@@ -98,7 +98,6 @@ const holdfastRows = (function () {
     head.scope = "row";
     head.setAttribute("role", "rowheader");
     const link = element("a");
-    link.href = address;
     const under = element("div");
     head.append(link, under);
     const cells = ["State", "Progress", "Safe", "SLURM", "Last sign"].map((label) => {
@@ -110,7 +109,8 @@ const holdfastRows = (function () {
     const chip = element("span", "chip");
     cells[0].append(chip);
     tr.append(pick, head, ...cells);
-    return { tr, box, link, under, chip, cells, told: "" };
+    const made = { tr, box, link, under, chip, cells, key: "", told: "" };
+    return made;
   }
 
   function fill(made, row) {
