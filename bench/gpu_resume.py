@@ -1,10 +1,12 @@
 """From shared memory to a GPU: how fast, against the link and with every byte checked.
 
     PYTHONPATH=src python bench/gpu_resume.py [--gigabytes 8] [--device cuda]
+                                              [--buffer-megabytes 8] [--threads 12]
 
 Prints GB/s of the link alone (from pinned memory), and of `holdfast.torch.receive` from a new
 mapping, as after a kill: the better of two rounds, and the first time in the process. With
---device cpu it only shows that the bytes arrive.
+--device cpu it only shows that the bytes arrive. The size of a pinned buffer (each thread has two)
+and the number of threads can be chosen, to find the best ones for a machine.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 import torch
 import xxhash
 
+from holdfast.torch import receive
 from holdfast.torch.receive import upload
 
 _ROUNDS = 2
@@ -103,7 +106,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=8)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--buffer-megabytes", type=int)
+    parser.add_argument("--threads", type=int)
     chosen = parser.parse_args()
+    if chosen.buffer_megabytes:
+        receive._BUFFER_BYTES = chosen.buffer_megabytes << 20
+    if chosen.threads:
+        receive._MOST_THREADS = chosen.threads
     device = torch.device(chosen.device)
     bench = Bench(int(chosen.gigabytes * (1 << 30)), device)
     print(

@@ -28,6 +28,7 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_every_byte_arrives_wherever_it_lies(device, threads, monkeypatch):
     monkeypatch.setattr(receive, "_BUFFER_BYTES", 1 << 16)
+    monkeypatch.setattr(receive, "_LONG_BYTES", 150_000)
     chance = random.Random(threads)
     whole = memoryview(bytearray(chance.randbytes(1 << 20)))
     views, at = [], 0

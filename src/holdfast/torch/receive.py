@@ -1,11 +1,11 @@
 """A stored state taken in by all cores: into memory made ahead, or onto the device it was on.
 
-Half of the threads move pieces into pinned memory of their own and send them on a stream of
-their own, one buffer being filled while the other is on its way. The other half hash whole
-tensors where they lie. A thread that has no more of the one does the other. Pieces are large,
-since each costs a few calls for which threads wait for each other; small tensors go to one
-thread. The bytes stay in one allocation on the device, laid out as they were stored: they are
-only copied from.
+Each thread moves pieces into pinned memory of its own and sends them on a stream of its own, one
+buffer being filled while the other is on its way. A piece is hashed in the buffer, while it is in
+the cache and on its way. Only a very long tensor is sent by all threads, and hashed by one of them
+where it lies. Pieces are large, since each costs a few calls for which threads wait for each other.
+The bytes stay in one allocation on the device, laid out as they were stored: they are only copied
+from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUFFER_BYTES = 8 << 20
 _MOST_THREADS = 12  # measured with 16 cores: more threads only wait for each other
 _MAPPING_THREADS = 4
 _MAPPED_AT_ONCE_BYTES = 32 << 20
-_SMALL_BYTES = 1 << 16
+_LONG_BYTES = 256 << 20  # by all threads: one alone would be the last to end
 _ALIGNMENT = 512  # of each run on the device
 _PAGE = 4096
 _POPULATE_READ = 22
@@ -202,43 +202,48 @@ def upload(
     """
     addresses = [_address(view) if view.nbytes else 0 for view in views]
     spans, places, total = _lay_out(addresses, views)
-    pieces = [piece for span in spans for piece in _cut(span, _BUFFER_BYTES)]
-    count = max(1, min(threads or threads_of_use(), len(pieces) + len(views)))
+    pieces, groups, long = _works(spans, addresses, views, places, hashed=hashed)
+    count = max(1, min(threads or threads_of_use(), len(pieces) + len(groups) + len(long)))
     # Pinning memory and mapping untouched pages both take time: do them at once.
     mapping = threading.Thread(target=_populate, args=(spans,), name="holdfast-map", daemon=True)
     mapping.start()
     whole = torch.empty(total, dtype=torch.uint8, device=device)
-    senders = _senders(device, min(count, len(pieces)))
+    senders = _senders(device, count)
     if device.type == "cuda":
         # Kernels of the caller's stream may still read the reused memory.
         torch.cuda.current_stream(device).synchronize()
     mapping.join()
 
-    digests = [b""] * (len(views) if hashed else 0)
+    # Of no bytes there is nothing to send.
+    digests = [xxhash.xxh3_128_digest(b"")] * (len(views) if hashed else 0)
     lock, errors = threading.Lock(), list[BaseException]()
-    sending = iter(pieces)
-    large, small = _by_size(views) if hashed else ([], [])
-    hashing = iter([[index] for index in large])
-    few = iter([small] if small else [])  # by one thread: hashing small ones holds the GIL
+    sending, hashing, both = iter(pieces), iter(long), iter(groups)
 
-    def send_all(sender: Any) -> None:
-        for piece in _taken(sending, lock, errors):
-            sender.send(piece.address, whole[piece.place : piece.place + piece.size_bytes])
+    def send(sender: Any, piece: _HostSpan) -> memoryview:
+        target = whole[piece.place : piece.place + piece.size_bytes]
+        return sender.send(piece.address, target)  # type: ignore[no-any-return]
 
-    def hash_all(waiting: Iterator[list[int]]) -> None:
-        for indices in _taken(waiting, lock, errors):
-            for index in indices:
-                digests[index] = xxhash.xxh3_128_digest(views[index])
+    def send_and_hash(sender: Any, group: _Group) -> None:
+        if len(group.indices) == 1:
+            hasher = xxhash.xxh3_128()
+            for piece in _cut(group.span, _BUFFER_BYTES):
+                hasher.update(send(sender, piece))
+            digests[group.indices[0]] = hasher.digest()
+            return
+        arrived, at = send(sender, group.span), 0
+        for index in group.indices:
+            digests[index] = xxhash.xxh3_128_digest(arrived[at : at + views[index].nbytes])
+            at += views[index].nbytes
 
     def work(number: int) -> None:
-        if number == 1 or count == 1:
-            hash_all(few)
-        if number % 2:
-            hash_all(hashing)
-        if number < len(senders):
-            send_all(senders[number])
-            senders[number].finish()
-        hash_all(hashing)
+        for index in _taken(hashing, lock, errors):
+            digests[index] = xxhash.xxh3_128_digest(views[index])
+        sender = senders[number]
+        for piece in _taken(sending, lock, errors):
+            send(sender, piece)
+        for group in _taken(both, lock, errors):
+            send_and_hash(sender, group)
+        sender.finish()
 
     try:
         _by_threads(work, count, errors)
@@ -322,11 +327,49 @@ def _cut(span: _HostSpan, size_bytes: int) -> list[_HostSpan]:
     ]
 
 
-def _by_size(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
-    """The numbers of the large views, the largest first, and of the small ones."""
-    order = sorted(range(len(views)), key=lambda index: -views[index].nbytes)
-    large = [index for index in order if views[index].nbytes >= _SMALL_BYTES]
-    return large, order[len(large) :]
+class _Group(NamedTuple):
+    """One tensor, or small ones that are adjacent: sent and hashed by one thread."""
+
+    indices: list[int]
+    span: _HostSpan
+
+
+def _works(
+    spans: Sequence[_HostSpan],
+    addresses: list[int],
+    views: Sequence[memoryview],
+    places: list[int],
+    *,
+    hashed: bool,
+) -> tuple[list[_HostSpan], list[_Group], list[int]]:
+    """Pieces only to be sent, groups to be sent and hashed, and views only to be hashed."""
+    if not hashed:
+        return [piece for span in spans for piece in _cut(span, _BUFFER_BYTES)], [], []
+    pieces: list[_HostSpan] = []
+    groups: list[_Group] = []
+    long: list[int] = []
+    for index in sorted(range(len(views)), key=lambda i: (addresses[i], views[i].nbytes)):
+        span = _HostSpan(addresses[index], views[index].nbytes, places[index])
+        last = groups[-1] if groups else None
+        if not span.size_bytes:
+            continue
+        if span.size_bytes >= _LONG_BYTES:
+            long.append(index)
+            pieces += _cut(span, _BUFFER_BYTES)
+        elif last is not None and _may_join(last.span, span):
+            joined = last.span._replace(size_bytes=last.span.size_bytes + span.size_bytes)
+            groups[-1] = _Group(last.indices, joined)
+            last.indices.append(index)
+        else:
+            groups.append(_Group([index], span))
+    groups.sort(key=lambda group: -group.span.size_bytes)  # the largest first
+    return pieces, groups, long
+
+
+def _may_join(one: _HostSpan, other: _HostSpan) -> bool:
+    is_adjacent = one.address + one.size_bytes == other.address
+    is_adjacent &= one.place + one.size_bytes == other.place
+    return is_adjacent and one.size_bytes + other.size_bytes <= _BUFFER_BYTES
 
 
 def _populate(spans: Sequence[_HostSpan]) -> None:
@@ -358,17 +401,21 @@ class _Sender:
     def __init__(self, device: torch.device, buffers: torch.Tensor) -> None:
         self._stream = torch.cuda.Stream(device)
         self._buffers = list(buffers)
+        self._memory = [memory_of(buffer)[1] for buffer in buffers]
         self._sent = [torch.cuda.Event(), torch.cuda.Event()]
         self._turn = 0
 
-    def send(self, address: int, target: torch.Tensor) -> None:
+    def send(self, address: int, target: torch.Tensor) -> memoryview:
+        """Send bytes; returns them in the buffer, where they stay until the next call but one."""
         buffer, sent = self._buffers[self._turn], self._sent[self._turn]
+        arrived = self._memory[self._turn][: target.nbytes]
         sent.synchronize()
         ctypes.memmove(buffer.data_ptr(), address, target.nbytes)
         with torch.cuda.stream(self._stream):
             target.copy_(buffer[: target.nbytes], non_blocking=True)
             sent.record(self._stream)
         self._turn = 1 - self._turn
+        return arrived
 
     def finish(self) -> None:
         self._stream.synchronize()
@@ -377,8 +424,9 @@ class _Sender:
 class _PlainSender:
     """The same for the CPU, for tests without a GPU."""
 
-    def send(self, address: int, target: torch.Tensor) -> None:
+    def send(self, address: int, target: torch.Tensor) -> memoryview:
         ctypes.memmove(target.data_ptr(), address, target.nbytes)
+        return memory_of(target)[1]
 
     def finish(self) -> None:
         """Nothing is pending."""

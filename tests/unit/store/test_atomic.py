@@ -146,3 +146,26 @@ def test_neither_a_removal_nor_a_move_goes_through_a_symbolic_link(tmp_path):
         atomic.move_aside(tmp_path / "step", link)
     assert link.is_symlink()
     assert only(behind) == ["thesis.tex"]
+
+
+def test_files_that_are_flushed_together_are_all_flushed_and_an_error_is_raised(
+    tmp_path, monkeypatch
+):
+    flushed, real = [], os.fsync
+    files = [os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in "abc"]
+    bad = files[1]
+
+    def fsync(descriptor):
+        flushed.append(descriptor)
+        if descriptor == bad:
+            raise OSError(errno.EIO, "planted")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="planted"):
+        atomic.sync_together(files)
+    assert sorted(flushed) == sorted(files)
+    bad = -1
+    atomic.sync_together(files)
+    for descriptor in files:
+        os.close(descriptor)

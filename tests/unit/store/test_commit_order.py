@@ -1,40 +1,72 @@
-"""A checkpoint has its name only when every byte of it is on disk."""
+"""A checkpoint has its name only when all of it is on the disk."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
-import numpy as np
+import pytest
 
-from holdfast._run.saving.direct import write_direct
-from holdfast._state.capture import capture
-from holdfast._store.commit.checkpoint import Policy
-from holdfast._store.folder import atomic
-from holdfast._store.folder.layout import RunLayout
+from holdfast._errors import SaveFailed
+from holdfast._store.commit.chunks import Labour
+from holdfast._store.commit.source import Ranges, Source
+from holdfast._store.commit.write import CheckpointCommit, commit_checkpoint
+from holdfast._store.folder.attempts import claim, open_folder
+from holdfast._store.folder.layout import MANIFEST, rank_file
+from holdfast._store.format.image import encode_scalars, plan_image
+from holdfast._store.read.merge_ranks import read_checkpoint
 
 
-def test_data_then_manifest_then_folder_then_the_name_then_its_parent(tmp_path, monkeypatch):
-    layout = RunLayout(tmp_path / "run")
-    layout.attempt(1).mkdir(parents=True)
-    layout.checkpoints.mkdir()
-    policy = Policy(layout, "a" * 32, 1, {1: None}, keep_last=3, best=None, version="0")
+def commit(folder: Path) -> CheckpointCommit:
+    layout, run_id = open_folder(folder)
+    number = claim(layout, folder, lambda _: None)
+    return CheckpointCommit(layout, run_id, number, number, 3, False, "asked", {}, "made")
+
+
+def source() -> Source:
+    scalars = encode_scalars({"step": 3, "tree": {"state": {}, "extra": {}}})
+    plan = plan_image([], len(scalars))
+    image = plan.header + scalars.ljust(plan.scalars.size_bytes)
+    return Source([memoryview(bytearray(image))], Ranges.of(plan.extents()))
+
+
+def test_data_and_manifest_are_flushed_before_the_name_and_the_name_before_the_return(
+    folder, monkeypatch
+):
+    made = commit(folder)
     order: list[str] = []
-    real_fsync, real_publish = os.fsync, atomic.publish_folder
+    real_fsync, real_rename = os.fsync, os.rename
 
     def fsync(descriptor):
-        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.partition(".step")[0])
         real_fsync(descriptor)
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
 
-    def publish(*arguments, **options):
-        order.append("name")
-        return real_publish(*arguments, **options)
+    def rename(before, after, **options):
+        real_rename(before, after, **options)
+        order.append(f"name {Path(after).name}")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr("holdfast._store.commit.write.publish_folder", publish)
-    captured = capture({"w": np.ones(1000)})
-    write_direct(policy, captured, {"metrics": {}, "world": 1, "common": ""}, 1, "save")
-    of_commit = order[: order.index("name") + 2]
-    partial = of_commit[2]
-    assert of_commit == ["rank-00000.safetensors", "manifest.json", partial, "name", "checkpoints"]
-    assert partial.startswith(".partial-step-000000000001-a0001")
+    monkeypatch.setattr(os, "rename", rename)
+    commit_checkpoint(made, source(), Labour(is_background=False))
+    assert set(order[:2]) == {rank_file(0), MANIFEST}
+    assert order[2].startswith(".")  # the folder, before it has its name
+    assert order[3:] == [f"name {made.final.name}", made.layout.checkpoints.name]
+    assert read_checkpoint(made.final).head["step"] == 3
+
+
+@pytest.mark.parametrize("bad", [rank_file(0), MANIFEST])
+def test_without_one_of_the_flushes_there_is_no_checkpoint(folder, monkeypatch, bad):
+    made, real = commit(folder), os.fsync
+
+    def fsync(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == bad:
+            raise OSError(errno.EIO, "planted")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(SaveFailed, match="planted"):
+        commit_checkpoint(made, source(), Labour(is_background=False))
+    assert list(made.layout.checkpoints.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

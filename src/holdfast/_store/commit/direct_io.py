@@ -27,9 +27,15 @@ _WRITING_THREADS = 2  # measured: one does not saturate a disk, more than two do
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-def write_file(path: Path, views: Sequence[memoryview], labour: Labour) -> int:
-    """Make a new file of the views, one after another, and flush it; returns its size."""
+def write_file(
+    path: Path, views: Sequence[memoryview], labour: Labour, unsynced: list[int] | None = None
+) -> int:
+    """Make a new file of the views, one after another, and flush it; returns its size.
+
+    With `unsynced` it is left open there, and the caller flushes it.
+    """
     descriptor = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    is_left_open = False
     try:
         size = sum(view.nbytes for view in views)
         writing = _Writing(descriptor, views, size)
@@ -41,9 +47,14 @@ def write_file(path: Path, views: Sequence[memoryview], labour: Labour) -> int:
         pass_point("half-written")  # also if it was one chunk
         writing.cut_padding()
         pass_point("written")
-        os.fsync(descriptor)
+        if unsynced is None:
+            os.fsync(descriptor)
+        else:
+            unsynced.append(descriptor)
+            is_left_open = True
     finally:
-        os.close(descriptor)
+        if not is_left_open:
+            os.close(descriptor)
     return size
 
 

@@ -1,8 +1,10 @@
 """From an image in memory to a committed checkpoint.
 
-The order is the invariant: data, fsync, manifest, fsync, folder, rename, fsync of the parent
-folder. A checkpoint has its final name only when every byte of it is on the disk, so a kill or a
-power cut at any stage leaves either nothing that counts or a complete checkpoint.
+The order is the invariant: data and manifest, fsync of both and of their folder, rename, fsync of
+the parent folder. A checkpoint has its final name only when every byte of it is on the disk, so a
+kill or a power cut at any stage leaves either nothing that counts or a complete checkpoint. What
+the first flush makes durable is flushed at once: a file system commits it together, and for a small
+state the flushes are most of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from holdfast._store.commit.direct_io import write_file
 from holdfast._store.commit.fault_points import pass_point
 from holdfast._store.commit.source import Source, threads_for
 from holdfast._store.commit.write_queue import Turns
-from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
+from holdfast._store.folder.atomic import (
+    publish_folder,
+    remove_folder,
+    sync_folder,
+    sync_together,
+)
 from holdfast._store.folder.attempts import read_json
 from holdfast._store.folder.invalid import is_void, set_aside_void, void_steps
 from holdfast._store.folder.layout import MANIFEST, RunLayout, rank_file
@@ -70,14 +77,17 @@ def commit_checkpoint(
     """Make an image durable as a checkpoint; returns what the next one may share with it."""
     layout = commit.layout
     partial = None
+    unsynced: list[int] = []
     try:
         partial = begin_checkpoint(layout, commit.final)
-        file = write_part(partial, 0, source, labour, former)
+        file = write_part(partial, 0, source, labour, former, unsynced)
         written = Former.written(commit.final, partial, file, source, former)
-        close_checkpoint(commit, partial, [file])
+        close_checkpoint(commit, partial, [file], unsynced)
     except OSError as error:
         raise SaveFailed(explain(layout, error, source.size_bytes)) from error
     finally:
+        for descriptor in unsynced:
+            os.close(descriptor)
         if partial is not None:
             remove_folder(partial)  # by now it has its final name, or is useless
     return written
@@ -94,11 +104,17 @@ def begin_checkpoint(layout: RunLayout, final: Path) -> Path:
 
 
 def write_part(
-    partial: Path, rank: int, source: Source, labour: Labour, former: Former | None = None
+    partial: Path,
+    rank: int,
+    source: Source,
+    labour: Labour,
+    former: Former | None = None,
+    unsynced: list[int] | None = None,
 ) -> DataFile:
     """Make the file of one rank durable; returns what the manifest says of it.
 
-    What `former` has is linked instead, if it is much.
+    What `former` has is linked instead, if it is much. With `unsynced` the file is left open
+    there, and the caller flushes it.
     """
     data = partial / rank_file(rank)
     hashing = source.hashing
@@ -108,25 +124,29 @@ def write_part(
         hashing.finish()
         sharing = former.share_with(source)
     if former is not None and sharing is not None and former.link(sharing, partial):
-        return _write_changed(data, source, labour, sharing)
+        return _write_changed(data, source, labour, sharing, unsynced)
     try:
-        size = write_file(data, source.views, labour)
+        size = write_file(data, source.views, labour, unsynced)
     finally:
         hashing.finish()  # also if the disk is full: it holds the memory
-    pass_point("synced")
+    if unsynced is None:
+        pass_point("synced")
     rows = zip(source.ranges.names, source.ranges.offsets, source.ranges.sizes, strict=True)
     checksums = _in_hex(hashing.digests())
     parts = tuple(Part(*row, checksum) for row, checksum in zip(rows, checksums, strict=True))
     return DataFile(data.name, size, parts)
 
 
-def _write_changed(data: Path, source: Source, labour: Labour, sharing: Sharing) -> DataFile:
+def _write_changed(
+    data: Path, source: Source, labour: Labour, sharing: Sharing, unsynced: list[int] | None
+) -> DataFile:
     """Write what the linked files lack, as a valid safetensors file."""
     ranges = source.ranges
     own = [index for index, file in enumerate(sharing.files) if not file]
     wrapper = wrap_header(bytes(source.view(0)), [ranges.names[index] for index in own[1:]])
-    size = write_file(data, [memoryview(wrapper), *map(source.view, own)], labour)
-    pass_point("synced")
+    size = write_file(data, [memoryview(wrapper), *map(source.view, own)], labour, unsynced)
+    if unsynced is None:
+        pass_point("synced")
     offsets = list(sharing.offsets)
     position = len(wrapper)
     for index in own:
@@ -142,8 +162,16 @@ def _in_hex(digests: Sequence[bytes]) -> list[str]:
     return [each.hex() for each in digests]
 
 
-def close_checkpoint(commit: CheckpointCommit, partial: Path, files: Sequence[DataFile]) -> None:
-    """All parts are durable: write the manifest, and give the checkpoint its name."""
+def close_checkpoint(
+    commit: CheckpointCommit,
+    partial: Path,
+    files: Sequence[DataFile],
+    unsynced: Sequence[int] = (),
+) -> None:
+    """All parts are written: write the manifest, and give the checkpoint its name.
+
+    Parts that are not durable yet are open as `unsynced`.
+    """
     manifest = Manifest(
         run_id=commit.run_id,
         attempt=commit.attempt,
@@ -155,7 +183,9 @@ def close_checkpoint(commit: CheckpointCommit, partial: Path, files: Sequence[Da
         metrics=commit.metrics,
         holdfast=commit.version,
     )
-    _write_synced(partial / MANIFEST, manifest.to_bytes())
+    _write_synced(partial / MANIFEST, manifest.to_bytes(), unsynced)
+    if unsynced:
+        pass_point("synced")
     pass_point("manifest-written")
     sync_folder(partial)
     pass_point("before-publish")
@@ -214,8 +244,9 @@ def explain(layout: RunLayout, error: OSError, wanted: int) -> str:
     return f"{error.strerror or error} ({layout.folder})"
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes, unsynced: Sequence[int]) -> None:
+    """Write a file, and flush it and other open ones at once."""
     with os.fdopen(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        sync_together([*unsynced, file.fileno()])

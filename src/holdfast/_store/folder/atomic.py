@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,32 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_together(descriptors: Sequence[int]) -> None:
+    """Flush several files at once, by a thread each; the first error is raised here."""
+    errors: list[OSError] = []
+
+    def sync(descriptor: int) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            errors.append(error)
+
+    own, *others = descriptors
+    threads = [threading.Thread(target=sync, args=(each,), daemon=True) for each in others]
+    started = []
+    for thread, descriptor in zip(threads, others, strict=True):
+        try:
+            thread.start()
+            started.append(thread)
+        except RuntimeError:  # the system has no more threads
+            sync(descriptor)
+    sync(own)
+    for thread in started:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _unfinished(path: Path, suffix: str) -> Path:
