@@ -51,9 +51,9 @@ UNSTORABLE = {
 def test_what_cannot_be_stored_is_named_with_its_path_when_the_run_is_made(tmp_path, name):
     make, said = UNSTORABLE[name]
     with pytest.raises(holdfast.UnstorableState) as refused:
-        holdfast.Run(tmp_path / "run", fine=1, config={"a": [0, make()]})
-    assert refused.value.path.startswith("config.a.1")
-    assert str(refused.value).startswith("config.a.1")
+        holdfast.Run(tmp_path / "run", fine=1, beside={"a": [0, make()]})
+    assert refused.value.path.startswith("beside.a.1")
+    assert str(refused.value).startswith("beside.a.1")
     assert said in str(refused.value)
     assert not (tmp_path / "run").exists()
 
@@ -232,4 +232,4 @@ def test_a_number_that_does_not_stay_is_told_and_the_run_goes_on(tmp_path, capsy
     fresh = Forgetful()
     restore(tmp_path / "run", average=fresh)
     assert_same(fresh.values, saved.values)
-    assert "average.rate (stored 0.5, now 0.25) did not stay" in capsys.readouterr().err
+    assert "average.rate (stored 0.5, now 0.25) is not as it was stored" in capsys.readouterr().err

@@ -17,14 +17,14 @@ def manifests(folder):
 
 
 def test_values_that_cannot_change_in_place_are_handed_over_anew(tmp_path):
-    with holdfast.Run(tmp_path / "run", best=9.0, name="none", config={"a": 1}) as run:
+    with holdfast.Run(tmp_path / "run", best=9.0, name="none", beside={"a": 1}) as run:
         for step in run.steps(3):
             run.update(best=step / 2, name=f"step {step}")
-        assert dict(run.state) == {"best": 1.0, "name": "step 2", "config": {"a": 1}}
-    assert restore(tmp_path / "run", best=0.0, name="", config={}) == {
+        assert dict(run.state) == {"best": 1.0, "name": "step 2", "beside": {"a": 1}}
+    assert restore(tmp_path / "run", best=0.0, name="", beside={}) == {
         "best": 1.0,
         "name": "step 2",
-        "config": {"a": 1},
+        "beside": {"a": 1},
     }
 
 

@@ -33,7 +33,7 @@ def test_the_last_snapshot_is_durable_before_the_grace_time_ends(
     began = time.monotonic()
     trainer.send(signal.SIGTERM)
     if stick == "without-gil":
-        trainer.wait_for("if that takes too long for the 4 s there are")
+        trainer.wait_for("if 4 s are not enough")
     wait_until(lambda: checkpoint_steps(folder), 20, "the checkpoint")
     assert time.monotonic() - began < _GRACE_SECONDS
     assert trainer.process.poll() is None

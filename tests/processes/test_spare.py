@@ -369,7 +369,7 @@ def test_no_spare_outlives_its_supervisor(spared, state):
             "import sys, time\n"
             "if 'holdfast._supervise.spare.program' in sys.modules: time.sleep(600)\n"
         )
-    spared.write("import model" if state == "importing" else "")
+    spared.write("import model" if state == "importing" else "", kills=0, stays=1)
     trainer = spared.start()
     if state == "ready":
         spared.wait_for_spare(1)

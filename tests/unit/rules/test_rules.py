@@ -57,7 +57,7 @@ CASES = [
         Plateau("loss", 2),
         losses(3, 2, 2.5, 2.0),
         4,
-        "better than 2 of step 2 in 2 values, the last",
+        "not improved for 2 values; the best is 2 (step 2), the last",
     ),
     (Plateau("loss", 2, min_delta=0.5), losses(3, 2.6, 2.4, 2.4, 2.4), 5, "by more than 0.5"),
     (Plateau("acc", 1, mode="max"), [{"acc": 0.5}, {"acc": 0.6}, {"acc": 0.6}], 3, "acc has not"),
