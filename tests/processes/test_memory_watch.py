@@ -114,9 +114,9 @@ def _check_warned_saved_and_killed(trainer: Trainer, folder: Path, room: Limited
     wait_for_keeper_gone(folder)
     saved = [e for e in journal_events(folder, "checkpoint") if e["reason"] == "memory"]
     died_at = death_of(folder)["time"]
-    assert saved
-    assert saved[-1]["time"] < died_at
-    assert saved[-1]["step"] >= made
+    in_time = [e for e in saved if e["time"] < died_at]  # one more may have been under way
+    assert in_time
+    assert in_time[-1]["step"] >= made
     assert len(saved) < 10, "as often as is useful, and not more"
     (told,) = journal_events(folder, "memory")
     assert told["what"] == "cgroup"
