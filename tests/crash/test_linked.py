@@ -67,7 +67,7 @@ def test_a_keeper_killed_at_any_stage_leaves_linked_checkpoints_whole(
 ):
     train_to_the_end(folder, 20, SETTINGS, script=ADAPTER)  # so that it is a linked one
     env = environment(HOLDFAST_FAULT=f"{stage}@{tmp_path / 'killed'}")
-    trainer = start(folder, TOTAL, SETTINGS, 0.02, script=ADAPTER, env=env)
+    trainer = start(folder, TOTAL, SETTINGS, 0.06, script=ADAPTER, env=env)
     trainer.wait_for("started another")
     assert trainer.state_hash() == undisturbed
     check_kept(folder)
