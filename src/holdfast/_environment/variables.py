@@ -101,7 +101,7 @@ def is_in_ray() -> bool:
 
 
 def grace_seconds() -> str:
-    """The time between SIGTERM and the kill, if somebody has written it down; may be nonsense."""
+    """HOLDFAST_GRACE_SECONDS: the time between SIGTERM and the kill; not checked."""
     return os.environ.get("HOLDFAST_GRACE_SECONDS", "").strip()
 
 
@@ -120,7 +120,7 @@ def of_interpreter() -> dict[str, str]:
 
 
 def keep_memory() -> str:
-    """How long a waiting arena stays, if somebody has written it down; may be nonsense."""
+    """HOLDFAST_KEEP_MEMORY: how long a waiting arena stays; not checked."""
     return os.environ.get("HOLDFAST_KEEP_MEMORY", "").strip()
 
 

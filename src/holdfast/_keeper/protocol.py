@@ -510,7 +510,7 @@ class LookOrder(FromHub, kind="look"):
     round: int
 
 
-class CountAnew(FromHub, kind="anew"):
+class RestartClock(FromHub, kind="restart-clock"):
     pass
 
 

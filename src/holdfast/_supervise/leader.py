@@ -231,7 +231,7 @@ class Supervision:
         if attempt.has_answered(status):
             why = "it was asked to end"
         elif attempt.has_lost_its_reader(status):  # `| head`: nothing to explain
-            why = "nobody reads it"
+            why = "its reader is gone"
         elif record.is_cut_off:  # a verdict and another attempt would need its file system
             why = "it cannot be ended"
         if why:

@@ -108,7 +108,7 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
 
 
 def _is_of_another_user(path: Path) -> bool:
-    """Whether somebody else could have written the command that would run as us."""
+    """True if another user could have written the command that would run as this user."""
     return hasattr(os, "geteuid") and path.lstat().st_uid != os.geteuid()
 
 

@@ -100,7 +100,7 @@ class TensorFlowAdapter(Adapter):
         if isinstance(value, tf.compat.v1.Session | tf.compat.v1.train.Saver | tf.Graph):
             return (
                 f"a {type(value).__name__} of TensorFlow 1 keeps its variables in a graph, where "
-                "nobody else can read them.\n"
+                "no other code can read them.\n"
                 "Use eager code: tf.Module or Keras models, with tf.GradientTape or fit. Old "
                 "checkpoints can be taken over: see `holdfast adopt --help`."
             )

@@ -158,7 +158,7 @@ def test_what_somebody_holds_is_said_once_and_waited_for(does, is_guarded):
     scene.looks[1] = make_look(1)
     scene.going(1, moved=False)
     assert scene.notes == ["paused", "resumed"]
-    assert {rank for rank, kind in scene.orders if kind == "anew"} == {0, 1}
+    assert {rank for rank, kind in scene.orders if kind == "restart-clock"} == {0, 1}
     assert scene.restarted == []
 
 

@@ -420,7 +420,7 @@ class HangJudge:
         self._stuck.clear()
         self._next_at = None
         for rank in self._hands.ranks():
-            self._hands.order(rank, protocol.CountAnew())
+            self._hands.order(rank, protocol.RestartClock())
 
     # -- a hang ------------------------------------------------------------------------------------
 

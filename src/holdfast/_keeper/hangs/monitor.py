@@ -105,8 +105,8 @@ class HangMonitor:
         match order:
             case protocol.LookOrder():
                 self._watch.look(order.round)
-            case protocol.CountAnew():
-                self._watch.anew()
+            case protocol.RestartClock():
+                self._watch.restart_clock()
             case protocol.GuardOrder():
                 self._watch.hold(order.by, is_seen=order.is_seen)
 

@@ -206,7 +206,7 @@ class HangWatch:
             "paused": control.DEBUGGERS[self._debugger()],
         }
 
-    def anew(self) -> None:
+    def restart_clock(self) -> None:
         """Count from now on: this rank or another one was held by a person."""
         self._patience.restart(time.monotonic())
 

@@ -115,7 +115,7 @@ class RankAgent:
                 actions.send_away(message)
             case protocol.RankBye():
                 actions.say_bye(message)
-            case protocol.LookOrder() | protocol.CountAnew() | protocol.GuardOrder():
+            case protocol.LookOrder() | protocol.RestartClock() | protocol.GuardOrder():
                 actions.take_order(message)
             case protocol.ToTrainer():  # such as a notice, which it only passes on
                 actions.tell(message)

@@ -146,7 +146,7 @@ def find_newest(
     """
     damaged = 0
     candidates = list(_candidates(layout, line, leftovers))
-    # Where all that there is are snapshots, a run may begin anew after damage: nothing is touched
+    # With snapshots alone, a run may begin from nothing after damage: nothing is touched
     # before they are checked.
     is_begun = any(candidate.folder is not None for candidate in candidates)
     for candidate in candidates:

@@ -6,7 +6,7 @@ is refused, and with it the spare. So the act never happens here.
 
 Installed packages may do so. They have done the same in the first process, for caches of their own
 mostly, and their code is not the script's. Whatever still runs or is open after the imports is
-found by `found_alive`, whoever began it.
+found by `found_alive`, independent of what started it.
 """
 
 from __future__ import annotations

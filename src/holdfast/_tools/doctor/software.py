@@ -59,7 +59,7 @@ def _python_of_script(path: str | None) -> str | None:
 def judge_gpus(facts: Facts | None, packages: Facts | None) -> list[Check]:
     """What the driver says; nothing where there is no GPU."""
     if facts is None:
-        found = "the driver does not answer: a GPU that has failed holds whoever asks"
+        found = "the driver does not answer: a failed GPU blocks every process that asks it"
         remedy = "nvidia-smi   (if that hangs too, the machine has to be restarted)"
         return [Check("gpu", "fail", found, remedy)]
     data = {key: facts.get(key) for key in ("driver", "cuda", "gpus")}

@@ -63,8 +63,8 @@ def judge_folder(name: str, facts: Facts | None, mount: Mount | None = None) -> 
     """Whether a run can be stored there; without facts, the file system did not answer."""
     if facts is None:
         which = "" if mount is None else f" ({mount.kind} from {mount.source})"
-        found = f"{name}: the file system{which} does not answer, and holds whoever touches it"
-        remedy = f"df {shlex.quote(name)}   (if that hangs too, have it mounted anew)"
+        found = f"{name}: the file system{which} does not answer; it blocks every process"
+        remedy = f"df {shlex.quote(name)}   (if that hangs too, mount it again)"
         return Check("run folder", "fail", found, remedy)
     data = {key: facts.get(key) for key in ("kind", "base", "is_writable")}
     check = partial(Check, "run folder", data=data)
@@ -117,7 +117,7 @@ def judge_home(facts: Facts | None, mount: Mount | None) -> Check:
     """The home folder has caches of compilers, and the records of `holdfast run`."""
     if facts is None:
         found = "the home folder does not answer: imports and caches that lie there will hang"
-        remedy = "export HOME=/tmp/$USER   (for the job), or have it mounted anew"
+        remedy = "export HOME=/tmp/$USER   (for the job), or mount it again"
         return Check("home", "warn", found, remedy)
     free, path = facts.get("free"), facts.get("path")
     kind = mount.kind if mount is not None else "unknown"

@@ -278,7 +278,7 @@ def _check_status(job: BatchScript) -> Iterator[LintFinding]:
     if not job.is_training:
         return
     text = (
-        "a training that is interrupted ends as COMPLETED: SLURM and whoever waits for "
+        "a training that is interrupted ends as COMPLETED: SLURM and jobs that wait for "
         "the job take it for done."
     )
     for launch in job.trainings[-1:]:

@@ -157,7 +157,7 @@ def _check_log_folders(job: BatchScript) -> Iterator[LintFinding]:
         folder = written.replace("%x", title.value) if title is not None else written
         rule, at = "log-folder-missing", option.start
         if re.search(r"%\d*[jJAasN]", folder):
-            text = f"{written} has a name that nobody knows before the job starts. {fails}"
+            text = f"{written} has a name that is not known before the job starts. {fails}"
             edits = [set_value(option, _without_pattern(option.value))]
             yield report(job, rule, ERROR, at, text, edits=edits)
         elif "%" not in folder and _is_missing(job, folder):
@@ -244,5 +244,5 @@ def _check_placeholders(job: BatchScript) -> Iterator[LintFinding]:
     yield from found.values()
     for option in job.options:
         if option.line not in found and "example.com" in option.value:
-            text = f"nobody reads mail at {option.value}."
+            text = f"{option.value} is a placeholder, not an address."
             yield report(job, "placeholder", HINT, option.start, text)

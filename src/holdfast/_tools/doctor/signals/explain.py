@@ -229,7 +229,7 @@ def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
     most = max(tried.counts.values())
     if lost := tried.lost:
         data["swallowed_by"] = lost[0].label
-        found += f"; but {lost[0].label} ends by it, and nobody leads the training any more"
+        found += f"; but {lost[0].label} ends by it, and the training goes on without it"
         return check("warn", found, _remedy(tried, lost[0], tried.route == TO_STEP))
     if most > 1 and tried.number == signal.SIGINT:
         found += f", {most} times: a second Ctrl-C often means to leave at once, unsaved"
