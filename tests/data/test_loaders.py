@@ -29,7 +29,7 @@ from tests.data.kinds import KINDS
 Undisturbed = Callable[[str], tuple[list[Line], dict[str, str]]]
 # One of each way to bring a loader to its place: by its sampler, by the state of a data set, by the
 # loader's own state, by replay. All the others are nightly.
-STOPPED = ("fork", "iterable_workers", "stateful_map", "list", "several", "accumulate")
+STOPPED = ("fork", "iterable_workers", "stateful_map", "list")
 KILLED = ("fork", "iterable_stateful")
 
 STOPS = [4, pytest.param(10, marks=pytest.mark.nightly)]

@@ -26,6 +26,7 @@ from tests.data.kinds import FORK
 from tests.data.lives_here import train
 from tests.data.sources import Samples
 from tests.data.worlds import Job, Make, Rank, distributed, indices_of
+from tests.often import few
 
 
 def check_each_once(job: Job, epoch: int, count: int, most_twice: int) -> None:
@@ -34,18 +35,7 @@ def check_each_once(job: Job, epoch: int, count: int, most_twice: int) -> None:
     assert sum(seen.values()) - count <= most_twice, seen
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    count=st.integers(1, 60),
-    batch_size=st.integers(1, 7),
-    shuffle=st.booleans(),
-    accumulate=st.integers(1, 3),
-    lives=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 6)), max_size=5),
-    last=st.integers(1, 8),
-)
-def test_whatever_the_worlds_every_sample_of_every_epoch_comes(
-    count, batch_size, shuffle, accumulate, lives, last
-):
+def check_worlds(count, batch_size, shuffle, accumulate, lives, last):
     make = distributed(count, batch_size, shuffle=shuffle)
     job = Job(make, epochs=3, accumulate=accumulate)
     worlds = []  # of each life, with the epoch in which it has ended
@@ -53,13 +43,36 @@ def test_whatever_the_worlds_every_sample_of_every_epoch_comes(
         job.live(world, steps)
         worlds.append((world, job.positions[0].epoch))
     for epoch in range(3):
-        # Only who sees the end of an epoch fills up, so that all ranks have the same number.
+        # Only the world that reaches the end of an epoch fills up to equal numbers.
         ending = next(world for world, ended in worlds if ended > epoch)
         nearly = [world for world, ended in worlds if ended == epoch]
         check_each_once(job, epoch, count, max([ending, *nearly]) - 1)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+_any_worlds = given(
+    count=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    shuffle=st.booleans(),
+    accumulate=st.integers(1, 3),
+    lives=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 6)), max_size=5),
+    last=st.integers(1, 8),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@_any_worlds
+def test_whatever_the_worlds_every_sample_of_every_epoch_comes(**drawn):
+    check_worlds(**drawn)
+
+
+@pytest.mark.nightly  # the same, with many more examples
+@settings(max_examples=200, deadline=None)
+@_any_worlds
+def test_of_many_worlds_too_every_sample_of_every_epoch_comes(**drawn):
+    check_worlds(**drawn)
+
+
+@pytest.mark.parametrize("world", few([1, 2, 3, 8], [1, 3]))
 @pytest.mark.parametrize(
     ("shuffle", "accumulate", "workers"),
     [(True, 1, {}), (False, 1, {}), (False, 3, {}), (True, 3, FORK)],

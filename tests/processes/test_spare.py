@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from tests.cli.command import PROGRAM
+from tests.often import few
 from tests.processes.looking import below
 from tests.support import Trainer, environment, wait_for_keeper_gone, wait_until
 from tests.terminal import CTRL_C, ForegroundJob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it steps aside")
 SPARE = (str(PROGRAM), "run", "--spare", "--")
+NIGHTLY = pytest.mark.nightly  # `make test` runs one of each kind
 READY = "a spare is ready (pid "
 # A training that waits to be killed at step 20 of its first life, 40 of its second, and so on.
 _TRAINING = """\
@@ -214,12 +216,11 @@ print("finds", json.dumps({
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("train.py", ["train.py", "--lr", "1"]),
-        ("sub/train.py", ["./sub/../sub/train.py"]),
-        ("package/train.py", ["-m", "package.train", "-x"]),
-        ("package/__main__.py", ["-m", "package"]),
+        pytest.param("train.py", ["train.py", "--lr", "1"], id="script"),
+        pytest.param("package/train.py", ["-m", "package.train", "-x"], id="module"),
+        pytest.param("sub/train.py", ["./sub/../sub/train.py"], id="path", marks=NIGHTLY),
+        pytest.param("package/__main__.py", ["-m", "package"], id="package", marks=NIGHTLY),
     ],
-    ids=["script", "path", "module", "package"],
 )
 def test_the_script_finds_all_as_in_a_fresh_start(spared, path, words):
     spared.write("", _FINDS, path=path)
@@ -241,13 +242,12 @@ def test_the_script_finds_all_as_in_a_fresh_start(spared, path, words):
     ("act", "what"),
     [
         ("open('trace', 'a').write('x')", "writes to trace"),
-        (
-            "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
-            "a thread",
+        ("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()", "a thread"),
+        pytest.param("subprocess.Popen(['touch', 'trace'])", "starts a program", marks=NIGHTLY),
+        pytest.param(
+            "socket.create_server(('127.0.0.1', 0))", "listens on a socket", marks=NIGHTLY
         ),
-        ("subprocess.Popen(['touch', 'trace'])", "starts a program"),
-        ("socket.create_server(('127.0.0.1', 0))", "listens on a socket"),
-        ("Path('made').mkdir(exist_ok=True)", "makes a folder"),
+        pytest.param("Path('made').mkdir(exist_ok=True)", "makes a folder", marks=NIGHTLY),
     ],
 )
 def test_a_module_that_acts_at_its_import_has_no_spare(spared, act, what):
@@ -287,6 +287,7 @@ def test_a_module_that_has_changed_is_imported_again(spared):
     assert "model newer" in trainer.output
 
 
+@pytest.mark.nightly  # as a module that has changed, above
 def test_so_is_a_file_that_a_module_has_read(spared):
     (spared.place / "config.json").write_text('{"lr": 1}')
     (spared.place / "model.py").write_text("CONFIG = open('config.json').read()\n")
@@ -299,6 +300,7 @@ def test_so_is_a_file_that_a_module_has_read(spared):
     assert 'config {"lr": 2.5}' in trainer.output
 
 
+@pytest.mark.nightly  # unit/supervise shows the choice
 def test_imports_below_other_statements_are_not_in_the_spare(spared):
     (spared.place / "model.py").write_text("import os\nPID = os.getpid()\n")
     body = "import model\nprint('imported', life, flush=True)"
@@ -311,6 +313,7 @@ def test_imports_below_other_statements_are_not_in_the_spare(spared):
     assert spared.lives()[1]["is_spare"]
 
 
+@pytest.mark.nightly  # unit/supervise shows the choice
 def test_variables_that_the_script_sets_keep_later_modules_out(spared):
     spared.write("", "os.environ['SOME_SETTING'] = 'x'\nimport numpy.polynomial")
     trainer = spared.start()
@@ -361,7 +364,7 @@ def test_a_spare_that_is_killed_is_replaced_by_a_plain_start(spared):
     assert spared.lives()[0]["status"] == -9
 
 
-@pytest.mark.parametrize("state", ["ready", "importing"])
+@pytest.mark.parametrize("state", few(["ready", "importing"], ["ready"]))
 def test_no_spare_outlives_its_supervisor(spared, state):
     if state == "importing":
         # It is found by its command, while it still imports.
@@ -379,6 +382,7 @@ def test_no_spare_outlives_its_supervisor(spared, state):
     trainer.wait()
 
 
+@pytest.mark.nightly  # as the end of its supervisor, above
 def test_nor_the_end_of_the_run(spared):
     body = "def wait():\n    while not Path('gate').exists(): time.sleep(0.01)"
     spared.write("", body, kills=0)
@@ -391,7 +395,7 @@ def test_nor_the_end_of_the_run(spared):
     assert not spare.is_running()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 @pytest.mark.parametrize("life", [1, 2])
 def test_a_request_to_stop_ends_both(spared, number, life):
     spared.write(kills=life - 1, stays=life)
@@ -456,6 +460,7 @@ def test_at_a_terminal_the_spare_has_keys_and_the_new_size(spared):
         job.end()
 
 
+@pytest.mark.nightly  # as with all streams, above
 def test_with_some_streams_at_a_terminal_it_gets_its_keys(spared):
     body = "print('group', life, os.getpgrp() == os.getpgid(os.getppid()), flush=True)"
     spared.write("", body, stays=2)
