@@ -149,6 +149,24 @@ def test_what_is_given_up_is_not_finished_unless_all_of_it_is_done():
     done.finish()
 
 
+def test_what_is_given_up_before_a_thread_has_begun_is_over_for_the_one_that_waits():
+    """No thread holds a piece then, so none would wake it."""
+    work = _Counting([0])
+    ended = []
+
+    def wait() -> None:
+        with pytest.raises(Superseded):
+            work.finish()
+        ended.append(True)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    wait_until(lambda: work._change._waiters, 10, "the wait")
+    work.give_up(Superseded("a newer one"))
+    waiting.join(10)
+    assert ended == [True]
+
+
 class _SlowToLetGo(threading.Condition):
     """A lock after which others come first."""
 

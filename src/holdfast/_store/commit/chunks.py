@@ -188,6 +188,7 @@ class Pieces(Generic[Piece]):
             self.has_failed = True
             self._error = self._error or error
             self._left.clear()
+            self._change.notify_all()  # no thread may have a chunk that it gives back
 
 
 class Labour:
