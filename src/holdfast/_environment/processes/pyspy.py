@@ -51,7 +51,7 @@ class Dump:
 
 def find_pyspy() -> str | None:
     """Where it is: as chosen, beside this Python, or on the path."""
-    chosen = variables.py_spy()
+    chosen = variables.text("HOLDFAST_PY_SPY")
     if chosen.lower() in _NONE:
         return None
     if chosen:
@@ -62,7 +62,7 @@ def find_pyspy() -> str | None:
 
 def why_missing() -> str:
     """Of one that was not found."""
-    chosen = variables.py_spy()
+    chosen = variables.text("HOLDFAST_PY_SPY")
     if chosen.lower() in _NONE:
         return "py-spy is switched off by HOLDFAST_PY_SPY"
     if chosen:

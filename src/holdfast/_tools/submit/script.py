@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options, parse_signal, parse_time_limit
-from holdfast._environment.slurm.torchrun import says_where_to_meet, starts_torchrun
 from holdfast._errors import SettingsError
 
 MARK = "# Written by holdfast submit"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._environment.processes.tree import is_known
-from holdfast._environment.slurm.tasks import is_in_step
+from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.signals import probe
