@@ -63,12 +63,11 @@ class AwsSource:
 
     def _ask(self, path: str) -> Answer | None:
         """The answer; None if the service has no such entry."""
-        for _ in range(2):
-            self._token = self._token or self._fetch_token()
+        self._token = self._token or self._fetch_token()
+        answer = self._metadata.ask(path, {"X-aws-ec2-metadata-token": self._token})
+        if answer.status == 401:
+            self._token = self._fetch_token()
             answer = self._metadata.ask(path, {"X-aws-ec2-metadata-token": self._token})
-            if answer.status != 401:
-                break
-            self._token = ""
         if answer.status == 404:
             return None
         if answer.status != 200:

@@ -9,11 +9,10 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast._environment.processes.calls import is_terminal
 from holdfast._environment.processes.cgroup import find_folder
 from holdfast._environment.processes.proc import field, read_bytes
 from holdfast._environment.processes.pyspy import PythonThread
-from holdfast._environment.processes.threads import ProcessSample, ThreadSample
+from holdfast._environment.processes.threads import ProcessSample, ThreadSample, is_terminal
 
 _COMPUTES_CORES = 0.2
 _WORKS_CORES = 0.02  # of a thread beside the main one whose stack moves

@@ -23,7 +23,6 @@ from holdfast._environment.processes.activity import (
     waits_between,
     wakes_between,
 )
-from holdfast._environment.processes.calls import find_call, unread_outputs
 from holdfast._environment.processes.cgroup import cpu_quota
 from holdfast._environment.processes.fault_stacks import FaultStacks
 from holdfast._environment.processes.identity import host_name
@@ -34,9 +33,11 @@ from holdfast._environment.processes.threads import (
     ProcessSample,
     ThreadSample,
     command_of,
+    find_call,
     name_of,
     program_of,
     sample_process,
+    unread_outputs,
 )
 from holdfast._environment.processes.tree import Tree
 

@@ -175,7 +175,6 @@ class Tried:
     status: int | None = None  # of the first process, as in subprocess; None while it lives
     living: int | None = 0  # trainings that still live; None: on another host, not visible
     instead: list[str] = field(default_factory=list)  # other signals that arrived in its place
-    senders: list[str] = field(default_factory=list)
     seconds: float | None = None  # until the last rank had it
     asked: list[str] = field(default_factory=list)  # what a trap would ask of SLURM
     scripts: list[Path] = field(default_factory=list)  # of the shell, on the way
@@ -211,7 +210,6 @@ def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
         "arrived": len(tried.counts) - len(tried.missed),
         "times": max(tried.counts.values(), default=0),
         "milliseconds": None if tried.seconds is None else round(1000 * tried.seconds),
-        "senders": tried.senders,
         "asked_of_slurm": tried.asked,
         "python": tried.python,
         "swallowed_by": None,

@@ -227,8 +227,8 @@ def _report_signals(report: _Report, script: str, stay: _Stay) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # In a shell's background a training does not receive it either.
         numbers.remove(signal.SIGINT)
-    # Blocked, since sigtimedwait also gives the sender; and with a handler, since `holdfast run`
-    # reads in /proc which process catches a signal.
+    # Blocked for sigtimedwait, and with a handler: `holdfast run` reads in /proc which process
+    # catches a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
         signal.signal(number, lambda *_: None)
@@ -238,10 +238,9 @@ def _report_signals(report: _Report, script: str, stay: _Stay) -> None:
         info = signal.sigtimedwait(numbers, _POLL_SECONDS)
         if info is not None:
             name = signal.Signals(info.si_signo).name
-            # SI_USER, SI_QUEUE and SI_TKILL have a sender; all others come from the kernel.
-            has_sender = info.si_code in (0, -1, -6)
-            sender = process(info.si_pid) if has_sender and info.si_pid else None
-            report.send("signal", name=name, sender=sender, code=info.si_code)
+            # The kernel sends SIGHUP when the doctor's terminal has lost its first process.
+            if name != "SIGHUP" or info.si_code <= 0:
+                report.send("signal", name=name)
             continue
         for each in [each for each in chain if not _is_alive(*each)]:
             chain.remove(each)
