@@ -21,8 +21,6 @@ _STOPS = ("stop", "terminate")
 
 
 class AwsSource:
-    """The notices of an instance's metadata service."""
-
     cloud = "AWS"
     interval_seconds = 5.0  # as AWS recommends
 

@@ -30,8 +30,6 @@ _LEAST_SECONDS = {"Preempt": 30.0}
 
 
 class AzureSource:
-    """The scheduled events of a machine."""
-
     cloud = "Azure"
     interval_seconds = 1.0  # as Azure recommends: an eviction leaves 30 s
 

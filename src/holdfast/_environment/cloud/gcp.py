@@ -20,8 +20,6 @@ _HEADERS = {"Metadata-Flavor": "Google"}
 
 
 class GcpSource:
-    """The notices of a machine's metadata server."""
-
     cloud = "Google"
     interval_seconds = 1.0  # for a service that does not hold questions open
 

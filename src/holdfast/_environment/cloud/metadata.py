@@ -42,7 +42,6 @@ class Answer:
             return time.time()
 
     def tree(self) -> dict[str, Any]:
-        """The JSON object in the text."""
         try:
             found = json.loads(self.text)
         except (ValueError, RecursionError) as error:
@@ -64,8 +63,6 @@ class Answer:
 
 
 class Metadata:
-    """The service at one address."""
-
     def __init__(self, address: str = ADDRESS) -> None:
         self._address = address
 

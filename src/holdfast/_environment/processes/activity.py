@@ -119,15 +119,14 @@ def is_users(file: str) -> bool:
     path = file.replace("\\", "/")
     if path.startswith("<") and not path.startswith(("<stdin", "<string", "<console", "<ipython")):
         return False
-    return not any(part in path for part in _NOT_USERS) and not _is_of_python(path)
+    return _NOT_USERS.search(path) is None
 
 
-_NOT_USERS = ("/site-packages/", "/dist-packages/", "/holdfast/_", "/holdfast/torch/", "/debugpy/")
-
-
-def _is_of_python(path: str) -> bool:
-    # The place of the trainer's Python is not known here, so its usual names are compared.
-    return re.search(r"(?:^|/)lib(?:64)?/(?:python3|pypy3)[^/]*/", path) is not None
+# The place of the trainer's Python is not known here, so its usual names are compared.
+_NOT_USERS = re.compile(
+    r"/(?:site-packages|dist-packages|holdfast/torch|debugpy)/|/holdfast/_"
+    r"|(?:^|/)lib(?:64)?/(?:python3|pypy3)[^/]*/"
+)
 
 
 CLIENT = "debugpy, which waits for a client"  # as in `_store/memory/control.py`
@@ -202,7 +201,11 @@ def _working(look: Mapping[str, Any], processes: Sequence[Mapping[str, Any]]) ->
     if any(map(computes, processes)):
         return Activity.BUSY
     awake = [thread for each in processes for thread in _awake(each)]
-    if any(_transfers(each) or _works_between(each) for each in awake):
+    # A thread that computes more between two waits than a poll needs works.
+    if any(
+        _transfers(each) or _number(each, "cpu") > _ASKING_SECONDS * _number(each, "wakes")
+        for each in awake
+    ):
         return Activity.MOVING
     main = [each for process in processes[:1] for each in _awake(process) if each.get("is_main")]
     if any(_number(each, "wakes") > _WAKES_PER_SECOND for each in main):
@@ -258,11 +261,6 @@ def _transfers(thread: Mapping[str, Any]) -> bool:
     frames = _list(thread, "frames")
     in_socket = bool(frames) and _text(frames[0], "file").endswith(("/socket.py", "/ssl.py"))
     return in_socket or thread.get("call") in _TRANSFERS
-
-
-def _works_between(thread: Mapping[str, Any]) -> bool:
-    """True if it computes more between two waits than a poll needs."""
-    return _number(thread, "cpu") > _ASKING_SECONDS * _number(thread, "wakes")
 
 
 def _list(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

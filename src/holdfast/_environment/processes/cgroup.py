@@ -41,7 +41,7 @@ class MemoryCgroup:
 
     @classmethod
     def find(cls, pid: int, root: str = "/") -> MemoryCgroup | None:
-        """The cgroup of a process; None if there is none. `root` is the parent of /proc and /sys."""
+        """The cgroup of a process, or None. `root` is the parent of /proc and /sys."""
         root = root.rstrip("/")
         paths = _paths(pid, root)
         if is_leaving(read_bytes(f"{root}/proc/{pid}/stat") or b""):  # after the cgroup was read
@@ -63,7 +63,6 @@ class MemoryCgroup:
         return min(found, key=lambda usage: (usage.limit or 0) - usage.used)
 
     def limit(self) -> int | None:
-        """The smallest limit of all levels."""
         limited = self._limits()
         return min(limit for _, limit in limited) if limited else None
 

@@ -100,8 +100,6 @@ class Looker:
 
 
 class _Look:
-    """One inspection, as far as it has come."""
-
     def __init__(
         self,
         pid: int,
@@ -262,7 +260,6 @@ class _Look:
     # -- the record ---------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """The facts so far."""
         processes = [self._process(pid) for pid in list(self._before)]
         _shorten(processes)
         before, after = self._before.get(self._pid), self._after.get(self._pid)
@@ -318,12 +315,11 @@ class _Look:
         python = {each.tid: each for each in first if each.tid is not None}
         found, silent = list[dict[str, Any]](), list[dict[str, Any]]()
         for tid, sample in after.threads.items():
-            known = python.pop(tid, None)
-            record = self._thread(pid, before.threads.get(tid, sample), sample, window, known)
-            record["moved"] = None
+            record = self._thread(pid, before.threads.get(tid, sample), sample, window)
+            known = python.get(tid)
             if known is not None:
                 again = later.get(known.ident)
-                record["moved"] = moved_between(known, later)
+                record |= _python_part(known, later, known.name or sample.name)
                 # Both times: a thread that works in Python has it sometimes, and gives it back.
                 record["owns_gil"] = known.owns_gil and (again is None or again.owns_gil)
             (found if known is not None or tid == pid else silent).append(record)
@@ -332,46 +328,39 @@ class _Look:
         nameless = [each for each in first if each.tid is None]
         return [
             *found,
-            *({**_python_part(each), "moved": moved_between(each, later)} for each in nameless),
+            *(
+                {"tid": None, "is_main": False, **_python_part(each, later, each.name)}
+                for each in nameless
+            ),
             *silent[:_MOST_SILENT_THREADS],
         ]
 
     def _thread(
-        self,
-        pid: int,
-        before: ThreadSample,
-        after: ThreadSample,
-        window: float,
-        known: PythonThread | None,
+        self, pid: int, before: ThreadSample, after: ThreadSample, window: float
     ) -> dict[str, Any]:
-        is_main = after.tid == pid
+        is_known = after.wakes is not None and before.wakes is not None
         record: dict[str, Any] = {
             "tid": after.tid,
             "name": after.name,
-            "is_main": is_main,
+            "is_main": after.tid == pid,
             "state": state_between(before.state, after.state),
             "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
-            "wakes": None
-            if after.wakes is None or before.wakes is None
-            else rate(after.wakes - before.wakes, window),
+            "wakes": rate((after.wakes or 0) - (before.wakes or 0), window) if is_known else None,
             "wchan": after.wchan,
             "waits": waits_between(before, after, window),
+            "owns_gil": None,
+            "frames": [],
+            "moved": None,
         }
-        if is_main:
+        if after.tid == pid:
             call, path = self._calls.get(pid, (None, None))
-            record["call"], record["call_path"] = call, path
             # A process that prints into a pipe of its parent waits for it, not for a person.
-            record["unread"] = unread_outputs(self._pid, call, path)
-        part = _python_part(known) if known is not None else {"owns_gil": None, "frames": []}
-        return record | {
-            name: value
-            for name, value in part.items()
-            if name in ("owns_gil", "frames") or (name == "name" and value)
-        }
+            unread = unread_outputs(self._pid, call, path)
+            record |= {"call": call, "call_path": path, "unread": unread}
+        return record
 
 
 def usable_cores(pid: int) -> int:
-    """The processors that a process may use."""
     with contextlib.suppress(OSError, AttributeError):
         return len(os.sched_getaffinity(pid))
     return os.cpu_count() or 1
@@ -388,14 +377,11 @@ def _is_over(sample: ProcessSample | None) -> bool:
     return sample is None or sample.state in "ZX"
 
 
-def _python_part(thread: PythonThread) -> dict[str, Any]:
-    return {
-        "tid": thread.tid,
-        "name": thread.name,
-        "is_main": False,
-        "owns_gil": thread.owns_gil,
-        "frames": thread.frames,
-    }
+def _python_part(
+    thread: PythonThread, later: dict[int, PythonThread], name: str | None
+) -> dict[str, Any]:
+    moved = moved_between(thread, later)
+    return {"name": name, "owns_gil": thread.owns_gil, "frames": thread.frames, "moved": moved}
 
 
 def _shorten(processes: list[dict[str, Any]]) -> None:

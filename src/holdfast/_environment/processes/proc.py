@@ -93,7 +93,6 @@ def waited_seconds(pid: int, tid: int) -> float | None:
 
 
 def waits_of(pids: Iterable[int]) -> dict[int, float]:
-    """The waits of all threads of these processes."""
     found: dict[int, float] = {}
     for pid in pids:
         names: list[str] = []

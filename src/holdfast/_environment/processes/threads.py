@@ -131,7 +131,6 @@ def name_of(pid: int) -> str | None:
 
 
 def program_of(pid: int) -> str | None:
-    """The file that it runs."""
     with contextlib.suppress(OSError):
         # Quicker than a Path.
         return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")  # noqa: PTH115

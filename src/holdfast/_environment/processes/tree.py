@@ -23,12 +23,10 @@ _KEEPER_WORDS = 4  # the interpreter, its options, the program; data follows
 
 
 def is_known() -> bool:
-    """True if there is a /proc."""
     return os.path.exists("/proc/self/stat")  # noqa: PTH110  quicker than a Path
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started or adopted."""
     if not _has_lists():
         return [each for each in _all() if parent(each) == pid]
     found: list[int] = []
@@ -61,7 +59,6 @@ def rss(pid: int) -> int | None:
 
 
 def swap(pid: int) -> int | None:
-    """Bytes in swap space."""
     found = field(read_bytes(f"/proc/{pid}/status") or b"", b"VmSwap:")
     return None if found is None else found * 1024
 

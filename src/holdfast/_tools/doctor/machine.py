@@ -39,7 +39,6 @@ class HostMemory:
 
 
 def judge_shm(memory: HostMemory) -> Check:
-    """/dev/shm against the slots."""
     free, state = memory.shm_free, memory.state
     data = {"free": free, "total": memory.shm_total, "state": state}
     check = partial(Check, "shared memory", data=data)
@@ -73,7 +72,6 @@ def judge_shm(memory: HostMemory) -> Check:
 
 
 def judge_memory(memory: HostMemory) -> Check | None:
-    """The memory that machine and cgroup leave, against the slots."""
     available, state = memory.available, memory.state
     if available is None:
         return None
@@ -149,7 +147,6 @@ def ranks_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def judge_cores(cores: Cores, environment: Mapping[str, str]) -> Check:
-    """Computing threads against cores."""
     really = cores.usable if cores.quota is None else min(float(cores.usable), cores.quota)
     setting = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     given = int(setting) if setting.isdigit() and int(setting) > 0 else None
@@ -196,7 +193,6 @@ def is_clock_kept() -> bool | None:
 def judge_clock(
     is_kept: bool | None, skew: float | None, is_remote: bool, now: float | None = None
 ) -> Check:
-    """The clock by itself, and against that of the file system."""
     now = time.time() if now is None else now
     data = {"synchronised": is_kept, "skew_seconds": skew, "time": now}
     check = partial(Check, "clock", data=data)
@@ -271,7 +267,7 @@ def read_limits() -> Limits | None:
         used_processes=_threads_of_user(),
         tasks_left=_tasks_left(),
         core_pattern=(read_bytes("/proc/sys/kernel/core_pattern") or b"").decode().strip(),
-        has_fast_network=_has_entries("/sys/class/infiniband"),
+        has_fast_network=any(Path("/sys/class/infiniband").glob("*")),
         has_gpu=Path("/dev/nvidiactl").exists(),
     )
 
@@ -384,7 +380,6 @@ def _shown(number: int | None) -> str:
 
 
 def _threads_of_user() -> int | None:
-    """All that counts against `ulimit -u`."""
     try:
         mine, total = os.geteuid(), 0
         for entry in os.scandir("/proc"):
@@ -397,7 +392,6 @@ def _threads_of_user() -> int | None:
 
 
 def _tasks_left() -> int | None:
-    """The least that a pids cgroup leaves."""
     left: list[int] = []
     for version, controller in ((2, ""), (1, "pids")):
         place = Path(find_folder(os.getpid(), version, controller) or "/")
@@ -406,10 +400,3 @@ def _tasks_left() -> int | None:
             if most is not None and used is not None:
                 left.append(most - used)
     return min(left, default=None)
-
-
-def _has_entries(folder: str) -> bool:
-    try:
-        return any(True for _ in os.scandir(folder))
-    except OSError:
-        return False

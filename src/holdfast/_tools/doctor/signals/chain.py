@@ -104,13 +104,11 @@ class Probe:
 
     @property
     def world(self) -> int | None:
-        """The number of ranks; None if no variable says so."""
         names = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
         return self._number(*names)
 
     @property
     def step(self) -> str:
-        """The job step, as scancel takes it; empty outside of one."""
         return _step_of(self.variables)
 
     def expected(self, around: Mapping[str, str]) -> int | None:
@@ -143,7 +141,6 @@ def _step_of(words: Mapping[str, str]) -> str:
 
 
 def own_step() -> str:
-    """The job step of this process; empty outside of one."""
     return _step_of(_env.of_ranks())
 
 
@@ -341,7 +338,6 @@ class Chain:
         return sorted(found, key=lambda each: (each.rank, each.here["time"]))
 
     def asked(self) -> list[str]:
-        """What a script would have asked of SLURM."""
         text = read_bytes(str(self.folder / "asked")) or b""
         return text.decode(errors="replace").splitlines()
 
@@ -386,7 +382,6 @@ class Chain:
         )
 
     def _last_output(self) -> str:
-        """The last printed line that has words."""
         text = (read_bytes(str(self.folder / "output")) or b"").decode(errors="replace")
         for line in reversed(text.split("\n")):
             if _WORD.search(line):

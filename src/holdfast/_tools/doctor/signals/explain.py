@@ -44,8 +44,6 @@ _FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 @dataclass(frozen=True)
 class Hop:
-    """One process on the way."""
-
     pid: int
     started: int
     label: str
@@ -104,7 +102,6 @@ def _name_shell(program: str, words: Sequence[str]) -> str:
 
 
 def hop_of(process: dict[str, Any]) -> Hop:
-    """A process as the probe has reported it."""
     label, kind = name_hop(process["words"], process["name"])
     numbers = (int(process[key]) for key in ("pid", "started", "caught", "ignored"))
     pid, started, caught, ignored = numbers
@@ -112,12 +109,12 @@ def hop_of(process: dict[str, Any]) -> Hop:
 
 
 def find_hops(
-    above: Sequence[dict[str, Any]], first: int, beside: Sequence[dict[str, Any]]
+    above: Sequence[dict[str, Any]], first: int, above_client: Sequence[dict[str, Any]]
 ) -> tuple[list[Hop], list[Hop]]:
     """The hops of this host up to a client, and those from the first process of the task on.
 
-    `above` is the probe and all above it, the lowest first; `beside` the same of a client such as
-    srun, if the probe is not a descendant of the command.
+    `above` is the probe and all above it, the lowest first; `above_client` the same of a
+    client such as srun, if the probe is not a descendant of the command.
     """
     pids = [each["pid"] for each in above]
     if first in pids:
@@ -127,8 +124,8 @@ def find_hops(
         if each["name"].startswith(_HOSTS) or each["pid"] == 1:
             below = list(above[: at or 1])
             break
-    pids = [each["pid"] for each in beside]
-    before = beside[: pids.index(first) + 1] if first in pids else []
+    pids = [each["pid"] for each in above_client]
+    before = above_client[: pids.index(first) + 1] if first in pids else []
     return [hop_of(each) for each in reversed(before)], [hop_of(each) for each in reversed(below)]
 
 
@@ -332,7 +329,6 @@ def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
 
 
 def _find_line(scripts: Sequence[Path], script: str, label: str) -> tuple[str, str]:
-    """The place in a script where the training is started, and that line."""
     for path in scripts:
         if path.name != script:
             continue

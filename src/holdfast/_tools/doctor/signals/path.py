@@ -126,8 +126,6 @@ def _choose(target: Target) -> Sequence[signal.Signals]:
 
 
 def _check_handlers(target: Target, folder: Path) -> list[Check]:
-    """Whether the training handles a signal that arrives."""
-
     def read(name: str) -> str | None:
         with contextlib.suppress(OSError, ValueError):
             return (folder / name).read_text(errors="replace")
@@ -198,7 +196,6 @@ class _Trials:
         return {"SIGTERM", *(warnings if warning is None else (f"SIG{warning.name}",))}
 
     def _route(self, number: signal.Signals, is_step: bool) -> str:
-        """How this signal comes in production."""
         if number == signal.SIGINT:
             return TO_GROUP
         warning = self._target.warning
@@ -207,8 +204,6 @@ class _Trials:
 
 
 class _Observation:
-    """One signal on one chain."""
-
     def __init__(
         self, chain: Chain, probes: Sequence[Probe], number: signal.Signals, route: str
     ) -> None:
@@ -225,7 +220,11 @@ class _Observation:
         training = here["above"][0]
         last = Hop(training["pid"], training["started"], label, "training")
         # A process may have called exec since: its words and its handlers are others then.
-        hops = [*map(_read_again, hops[:-1]), last]
+        for at, hop in enumerate(hops[:-1]):
+            now = probe.process(hop.pid)
+            if now is not None and now["started"] == hop.started:
+                hops[at] = hop_of(now)
+        hops = [*hops[:-1], last]
         is_here = here["host"] == os.uname().nodename
         local_pids = [hop.pid for hop in local]
         self._local = [hop for hop in hops[:-1] if is_here or hop.pid in local_pids]
@@ -295,8 +294,3 @@ class _Observation:
     def _record_gone(self, pid: int) -> None:
         if pid in [hop.pid for hop in self._tried.hops[:-1]] and pid not in self._tried.gone:
             self._tried.gone.append(pid)
-
-
-def _read_again(hop: Hop) -> Hop:
-    now = probe.process(hop.pid)
-    return hop_of(now) if now is not None and now["started"] == hop.started else hop

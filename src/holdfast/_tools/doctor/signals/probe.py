@@ -77,7 +77,6 @@ def role(words: Sequence[str], targets: Collection[str]) -> str:
 
 
 def _is_users(kind: str, name: str) -> bool:
-    """True for the user's own code, False for an installed program."""
     if kind == "module":
         first = name.split(".")[0]
         return os.path.isdir(first) or os.path.exists(first + ".py")
@@ -138,7 +137,6 @@ def process(pid: int) -> dict[str, Any] | None:
 
 
 def above(pid: int) -> list[dict[str, Any]]:
-    """A process and all above it, the lowest first."""
     found: list[dict[str, Any]] = []
     while pid > 0 and len(found) < 64:
         one = process(pid)

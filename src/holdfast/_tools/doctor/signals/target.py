@@ -36,7 +36,6 @@ _CLEARS = re.compile(r"--export=(?:NONE|NIL|(?!ALL\b)\w)")
 
 
 def find_target(command: Sequence[str], folder: Path) -> Target:
-    """The training in a command that is started in this folder."""
     target = Target(folder)
     if _LOSES_PATH.search(" ".join(command)):
         target.loses_path = "the command"
@@ -100,7 +99,6 @@ class Target:
             self.names.append(name)
 
     def search(self, words: list[str], depth: int) -> None:
-        """Add what the words of one command start."""
         if depth > _DEPTH:
             return
         for at, word in enumerate(words):
