@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._environment.processes.activity import innermost
+from holdfast._environment.processes.activity import is_users
 from holdfast._environment.processes.proc import read_bytes
 from tests.support import wait_until
 
@@ -37,6 +37,11 @@ def main_thread(record: dict[str, Any], pid: int | None = None) -> dict[str, Any
     process = next(each for each in record["processes"] if pid in (None, each["pid"]))
     found: dict[str, Any] = next(each for each in process["threads"] if each["is_main"])
     return found
+
+
+def innermost(frames: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The innermost frame of the user's own code."""
+    return next((each for each in frames if is_users(each["file"])), None)
 
 
 def line_of(thread: dict[str, Any]) -> int:

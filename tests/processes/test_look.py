@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from holdfast._environment.processes import inspect as looks
-from holdfast._environment.processes.activity import Activity, activity_of, debugger_of, innermost
+from holdfast._environment.processes.activity import Activity, activity_of, debugger_of
 from holdfast._environment.processes.inspect import Looker
 from holdfast._environment.processes.threads import name_of
 from tests.cgroups import freezer, why_no_freezer
-from tests.processes.looking import LOCKED, below, line_of, main_thread, wait_for_state
+from tests.processes.looking import LOCKED, below, innermost, line_of, main_thread, wait_for_state
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")

@@ -1,7 +1,7 @@
-"""The state of the script's git repository: the commit, and what has changed since.
+"""The state of the script's git repository: the commit, and the changes since.
 
-The commit is read from the files of the repository, in microseconds. Changes are found by git
-itself, which may take seconds in a large repository: the keeper asks it, in the background.
+The commit is read from the files of the repository, in microseconds. git itself finds the changes,
+which may take seconds in a large repository: the keeper runs it in the background.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MOST_REFERENCE_BYTES = 4 << 20  # packed-refs of a large repository
 _MOST_DIFF_BYTES = 64 << 10
 _ANSWER_SECONDS = 20.0
 _HASH = re.compile(r"[0-9a-f]{40,64}")
-# No lock is taken, and no program is run that the repository names in its settings.
+# Take no lock, and run no program that the repository's settings name.
 _ASK = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 
 def find_repository(folder: Path) -> Path | None:
-    """The work tree that a folder belongs to."""
+    """The work tree of a folder."""
     for place in (folder, *folder.parents[:_MOST_LEVELS]):
         if (place / ".git").exists():
             return place
@@ -34,7 +34,7 @@ def find_repository(folder: Path) -> Path | None:
 
 
 def read_commit(work_tree: Path) -> str | None:
-    """The commit that is checked out, by the files of the repository."""
+    """The commit that is checked out, from the files of the repository."""
     with contextlib.suppress(OSError, ValueError):
         folder = work_tree / ".git"
         if folder.is_file():  # a linked work tree, or a submodule
@@ -90,7 +90,7 @@ def read_changes(work_tree: Path) -> dict[str, Any]:
 
 
 def _read_some(git: subprocess.Popen[bytes]) -> bytes | None:
-    """A little more than what is kept; None if git takes too long."""
+    """One byte more than is kept; None if git takes too long."""
     is_late = threading.Event()
 
     def end() -> None:

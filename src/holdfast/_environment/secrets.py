@@ -1,8 +1,8 @@
-"""Leaves secrets out of what is recorded: command lines, variables, hyperparameters, diffs.
+"""Leaves secrets out of records: command lines, variables, hyperparameters, diffs.
 
-A secret is recognised by the name that it has (`--api-key x`, `HF_TOKEN=x`, `"password": "x"`), by
-its place (`https://user:password@host`, `Authorization: Bearer x`), or by its own form (`ghp_…`, a
-private key). A doubtful value is left out: a missing value is asked for, a stored one stays.
+A secret is recognised by its name (`--api-key x`, `HF_TOKEN=x`, `"password": "x"`), by its place
+(`https://user:password@host`, `Authorization: Bearer x`), or by its form (`ghp_…`, a private key).
+In doubt a value is left out: a missing value can be given again, a stored secret stays.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 LEFT_OUT = "<left out>"
 
-# These make a name secret wherever they stand in it, also as part of a longer word: PGPASSWORD.
+# A name with one of these anywhere is secret, also in a longer word: PGPASSWORD.
 _ANYWHERE = (
     *("password", "passwd", "passphrase", "secret", "credential"),
     *("apikey", "accesskey", "privatekey"),
 )
-# These do as the last word of a name: HF_TOKEN is secret, and num_tokens is a hyperparameter.
+# A name that ends with one of these is secret: HF_TOKEN. num_tokens is a hyperparameter.
 _LAST = """
     key token auth pass pw pwd pat sig signature cookie cookies dsn webhook jwt bearer otp
 """
-# Names that end so are about a secret, and hold none.
+# Names that end with one of these describe a secret, and are none.
 _ABOUT = """
     file path dir folder length len policy prompt name manager field stdin env var ttl id
 """
@@ -40,7 +40,7 @@ _HARMLESS_LAST = frozenset(_ABOUT.split())
 _HARMLESS_BEFORE = {"token": frozenset(_TOKENS.split()), "key": frozenset(_KEYS.split())}
 _SWITCHES = ("no", "use", "with", "enable", "disable", "skip", "require", "has", "is")
 _PLAIN_VALUES = frozenset(["", "true", "false", "none", "null", "yes", "no", "on", "off"])
-_LEAST_KEY_CHARACTERS = 16  # of a value whose name is no more than `key`
+_LEAST_KEY_CHARACTERS = 16  # of a value whose name is just `key`
 
 _WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
@@ -50,7 +50,7 @@ _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-# user:password@, and of http a name alone, since tokens are given so.
+# user:password@; for http also a name alone, which can be a token.
 _IN_ADDRESS = re.compile(
     r"(?P<scheme>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://)"
     r"(?:[^\s/@\"']{0,200}:[^\s/\"']{0,400}|(?<=http://)[^\s/@:\"']{1,400}"
@@ -61,7 +61,7 @@ _HEADER = re.compile(
     r"(?P<sign>[\\\"']{0,8}\s{0,8}[:=]\s{0,8}[\\\"']{0,8})[^\n\"'\\]+"
 )
 _BEARER = re.compile(r"(?i)\b(?P<name>bearer)\s+[\w.~+/=-]{8,}")
-# The services that give out tokens with a form of their own.
+# Services whose tokens have a form of their own.
 _FORMS = re.compile(
     r"\b(?:gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}"
     r"|sk-[\w-]{16,}|[srp]k_(?:live|test)_\w{10,}|xox[a-z]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
@@ -74,7 +74,7 @@ _WEBHOOK = re.compile(
     r"(?P<name>https://(?:hooks\.slack\.com/services|(?:\w+\.)?discord(?:app)?\.com/api/webhooks)/)"
     r"[^\s\"']+"
 )
-# Long, without a separator, in both cases and with digits: no name that a person has chosen.
+# Long, without a separator, in both cases and with digits: no person has chosen such a name.
 _RANDOM = re.compile(
     r"(?<![\w/])(?=[A-Za-z0-9]{0,200}[a-z])(?=[A-Za-z0-9]{0,200}[A-Z])(?=[A-Za-z0-9]{0,200}[0-9])"
     r"[A-Za-z0-9]{32,}(?!\w)"
@@ -94,14 +94,14 @@ _ENCODED_LINE = re.compile(r"[+ -]?\s*[\"']?[A-Za-z0-9+/]{40,}={0,2}[\"',\\n]*\s
 
 @dataclass(frozen=True)
 class Redacted:
-    """Words without secrets, and where something was left out."""
+    """Words without secrets, and what was left out."""
 
     words: list[str]
-    left_out: list[str]  # the options by their names, other words as they are shown
+    left_out: list[str]  # options by their names, other words as they are shown
 
 
 def is_secret(name: str, value: str = "?") -> bool:
-    """Whether a value with this name is a secret.
+    """True if a value with this name is a secret.
 
     >>> is_secret("WANDB_API_KEY"), is_secret("--max-tokens", "512"), is_secret("sort_key", "loss")
     (True, False, False)
@@ -142,7 +142,7 @@ def redact_text(text: str) -> str:
 
 
 def _without_values(text: str, names: re.Pattern[str], values: re.Pattern[str]) -> str:
-    """The text without the values of secret names; other values may have such names in them."""
+    """The text without the values of secret names; other values may contain such names."""
     parts: list[str] = []
     kept = at = 0
     while (named := names.search(text, at)) is not None:
@@ -188,7 +188,7 @@ def redact_variables(variables: Mapping[str, str]) -> tuple[dict[str, str], list
     found: dict[str, str] = {}
     left_out: list[str] = []
     for name, value in variables.items():
-        # A list of folders is no assignment, although colons are in it.
+        # A list of folders contains colons, and is no assignment.
         is_list = name.endswith("PATH") and "://" not in value
         if is_secret(name, value) or (redact_text(value) != value and not is_list):
             left_out.append(name)
@@ -210,7 +210,7 @@ def redact_tree(value: Any, name: str = "") -> Any:
 
 
 def redact_diff(text: str) -> str:
-    """A diff in which each line that may hold a secret is left out."""
+    """A diff without each line that may contain a secret."""
     found: list[str] = []
     is_in_key = is_continued = False
     for line in text.splitlines():
@@ -224,6 +224,6 @@ def redact_diff(text: str) -> str:
         else:
             found.append(line)
         is_continued = opens
-        # A hunk ends a key too: its end may be outside of what has changed.
+        # A hunk ends a key too: its last line may be outside of the diff.
         is_in_key = is_in_key and "-----END" not in line and not line.startswith("@@")
     return "\n".join(found) + ("\n" if found else "")

@@ -1,8 +1,8 @@
 """How this process was started: its command, its launcher, its folder and its variables.
 
-The command that starts a run again is that of the outermost process that belongs to the run: of
-`holdfast run`, of torchrun, or of the script itself. It is read from /proc, where the system has
-one. Only variables whose meaning is known are recorded, so that no secret is among them.
+The outermost process of a run has the command that starts it again: `holdfast run`, torchrun, or
+the script itself. The command is read from /proc. Only variables with a known meaning are recorded,
+so that no secret is among them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from holdfast._environment.processes.proc import read_bytes
+from holdfast._environment.processes.tree import parent
 from holdfast._errors import is_interactive
 
 _MOST_LEVELS = 16
@@ -32,7 +34,7 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 
-# Set by a launcher or a job for one life of the run. Another life gets its own.
+# A launcher or a job sets these for one attempt. The next attempt gets its own.
 _BY_LAUNCHER = """
     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME
     ROLE_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT ENVIRONMENT
@@ -69,13 +71,13 @@ class StartCommand:
 def own_command() -> list[str]:
     """The command of this process, with the whole path of its interpreter."""
     words = list(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])
-    if "--multiprocessing-fork" in words:  # its other words are numbers of this one start
+    if "--multiprocessing-fork" in words:  # its other words are valid for this start only
         words = [sys.executable, *sys.argv]
     return [sys.executable or words[0], *words[1:]]
 
 
 def own_folder(command: Sequence[str]) -> str:
-    """The folder that this process was started in; the script may be in another one by now."""
+    """The folder that this process was started in; the script may have changed it since."""
     try:
         here = str(Path.cwd())
     except OSError:
@@ -95,19 +97,21 @@ def own_folder(command: Sequence[str]) -> str:
 
 
 def find_start(environment: Mapping[str, str]) -> StartCommand:
-    """The start of the run that this process is a rank of; by `environment` as it began."""
+    """The start of this process's run; `environment` is that of its start."""
     command = own_command()
-    mine = StartCommand("python", command, own_folder(command), os.getpid())
+    launcher = "python"
     if is_interactive():
-        return StartCommand("interactive", command, mine.cwd, mine.pid)
-    if "RAY_RAYLET_PID" in environment:
-        return StartCommand("ray", command, mine.cwd, mine.pid)
-    found = mine
+        launcher = "interactive"
+    elif "RAY_RAYLET_PID" in environment:
+        launcher = "ray"
+    found = StartCommand(launcher, command, own_folder(command), os.getpid())
+    if launcher != "python":
+        return found
     leader = environment.get("HOLDFAST_LEADER", "")
     spawned_by = multiprocessing.parent_process()
     pid = os.getpid()
     for _ in range(_MOST_LEVELS):
-        pid = _parent(pid)
+        pid = parent(pid)
         if pid <= 1:
             break
         words = _command(pid)
@@ -115,7 +119,10 @@ def find_start(environment: Mapping[str, str]) -> StartCommand:
             continue
         name = "holdfast run" if str(pid) == leader else _launcher(words)
         if name or (spawned_by is not None and pid == spawned_by.pid):
-            found = StartCommand(name or "python", words, _folder(pid) or found.cwd, pid)
+            cwd = found.cwd
+            with contextlib.suppress(OSError):
+                cwd = str(Path(f"/proc/{pid}/cwd").readlink())
+            found = StartCommand(name or "python", words, cwd, pid)
     return found
 
 
@@ -133,33 +140,15 @@ def _launcher(words: Sequence[str]) -> str:
     return ""
 
 
-def _parent(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        return int(text.rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def _command(pid: int) -> list[str]:
-    """Its words; the interpreter by its whole path, as far as the system tells it."""
-    try:
-        content = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return []
-    words = [os.fsdecode(word) for word in content.split(b"\0")[:-1]]
-    # The link of the process would lead out of a virtual environment, to the interpreter behind.
-    if words and words[0] and "/" not in words[0] and sys.executable:
-        beside = Path(sys.executable).with_name(words[0])
-        if beside.exists():
-            words[0] = str(beside)
-    return words
-
-
-def _folder(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return str(Path(f"/proc/{pid}/cwd").readlink())
-    return ""
+    """Its words; the interpreter by its whole path, as far as the system knows it."""
+    words = [os.fsdecode(word) for word in (read_bytes(f"/proc/{pid}/cmdline") or b"").split(b"\0")]
+    # /proc/PID/exe would be the interpreter outside the virtual environment.
+    if words[0] and "/" not in words[0] and sys.executable:
+        in_environment = Path(sys.executable).with_name(words[0])
+        if in_environment.exists():
+            words[0] = str(in_environment)
+    return words[:-1]
 
 
 def is_relevant(name: str) -> bool:

@@ -7,8 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice, NoticeSource
-from holdfast._environment.cloud.provider import CLOUDS, find_cloud
+from holdfast._environment.cloud.notice import (
+    CLOUDS,
+    Closed,
+    NoAnswer,
+    Notice,
+    NoticeSource,
+    find_cloud,
+)
 from holdfast._keeper.protocol import NoticeReport
 
 if TYPE_CHECKING:

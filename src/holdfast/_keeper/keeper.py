@@ -118,9 +118,11 @@ class Keeper:
 
     def _open_notices(self) -> None:
         """One keeper of each machine asks its cloud, for all ranks there."""
-        if self.policy.notices == "off" or variables.local_rank():
+        if self.policy.notices == "off" or variables.whole_number("LOCAL_RANK"):
             return
-        watch = open_watch(self.policy.notices, host_name(), variables.notices_address())
+        watch = open_watch(
+            self.policy.notices, host_name(), variables.text("HOLDFAST_NOTICES_ADDRESS")
+        )
         if watch is not None:
             self._notices = Noticed(watch, self.decider, self.time_limit.needed_seconds)
 

@@ -111,7 +111,7 @@ class Session:
             self._watch_signals(cadence)
             self._begin()
             led = variables.led_folder()
-            if led is not None and variables.has_spare():
+            if led is not None and variables.text("HOLDFAST_SPARE") == "1":
                 tell_leader_of_modules(led)
         except BaseException as error:
             start.close()

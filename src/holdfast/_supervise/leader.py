@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast._environment import variables
-from holdfast._environment.slurm.tasks import is_in_step, rank_environment
-from holdfast._environment.slurm.torchrun import starts_torchrun
+from holdfast._environment.slurm.job import is_in_step, rank_environment, starts_torchrun
 from holdfast._errors import HUNG
 from holdfast._store.folder.supervised import led_folder, life_folder
 from holdfast._text import say
@@ -52,7 +51,7 @@ def lead(
     if not sys.platform.startswith("linux"):
         return _step_aside(command)
     # The timeout of a leader above this one counts for all processes below it.
-    timeout = _timeout(hang_timeout or variables.hang_timeout())
+    timeout = _timeout(hang_timeout or variables.text("HOLDFAST_HANG_TIMEOUT"))
     supervision = Supervision(command, max_restarts, timeout, has_spare=spare)
     try:
         return supervision.run()
@@ -260,7 +259,7 @@ class Supervision:
                 self._most,
                 in_job=self._in_job,
                 tasks=self._tasks(),
-                first_pause_seconds=variables.first_pause_seconds(),
+                first_pause_seconds=variables.seconds("HOLDFAST_PAUSE_SECONDS", 1.0),
             )
         return self._restarts
 

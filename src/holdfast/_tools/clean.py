@@ -87,13 +87,13 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
         return []  # there may be memory of unknown runs
 
 
+@dataclass
 class RunAtRest:
     """A run without a trainer, and without a keeper that still writes."""
 
-    def __init__(self, folder: Path, layout: RunLayout, run_id: str) -> None:
-        self.folder = folder
-        self.layout = layout
-        self.run_id = run_id
+    folder: Path
+    layout: RunLayout
+    run_id: str
 
     @cached_property
     def newest_whole(self) -> tuple[int, int, str] | None:
@@ -111,7 +111,6 @@ class RunAtRest:
 
 
 def runs_at_rest(folders: Sequence[Path]) -> tuple[list[RunAtRest], list[Path]]:
-    """The runs at rest, and the folders of the others."""
     # All at once: a run of another machine is observed for some seconds.
     with ThreadPoolExecutor(_THREADS) as pool:
         found = list(pool.map(_at_rest, folders))
@@ -184,7 +183,6 @@ def _judge_small(run: RunAtRest, path: Path, kind: str, why: str) -> Litter:
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
     with contextlib.suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             found = path.lstat()
@@ -231,13 +229,14 @@ def find_of_run(run: RunAtRest, *, drop: bool) -> Iterator[Litter]:
             continue
         newest, is_part = _newest_state(run, path, line)
         whole = run.newest_whole
-        if newest is not None and whole is not None and newest <= whole and (left := _waits(path)):
-            why = f"waits another {_text.duration(left)} for the next attempt; "
-            yield run.item(path, "memory", f"{why}step {newest[1]} is on disk too")
-        elif newest is None:
+        if newest is None:
             yield run.item(path, "memory", "holds no snapshot that a start would use")
         elif whole is not None and newest <= whole:
-            yield run.item(path, "memory", f"its step {newest[1]} is on disk, or a later one")
+            why = f"its step {newest[1]} is on disk, or a later one"
+            if left := _waits(path):
+                why = f"waits another {_text.duration(left)} for the next attempt; "
+                why += f"step {newest[1]} is on disk too"
+            yield run.item(path, "memory", why)
         else:
             on_disk = "nothing is on disk" if whole is None else f"on disk is step {whole[1]}"
             what = f"step {newest[1]} is"
@@ -273,17 +272,13 @@ def _judge_unknown(path: Path, drop: bool) -> Litter:
         last_write = max([last_write, *(record.captured_at for record in whole)])
         step = max((record.step for record in whole if record.is_hashed), default=None)
     quiet = time.time() - last_write
+    whose = f"that was in {_text.name(place)}" if place else "whose folder is not below here"
+    goes, why = drop, _dropped_or_kept(f"step {step} of a run {whose}", drop)
     if quiet < _QUIET_ARENA_SECONDS:
         why = f"written {_text.duration(quiet)} ago, perhaps by a run in another container"
-        return _of_no_folder(path, why, goes=False)
-    if step is None:
-        return _of_no_folder(path, "holds no snapshot that a start would use", goes=True)
-    whose = f"that was in {_text.name(place)}" if place else "whose folder is not below here"
-    why = f"step {step} of a run {whose}"
-    return _of_no_folder(path, _dropped_or_kept(why, drop), goes=drop)
-
-
-def _of_no_folder(path: Path, why: str, *, goes: bool) -> Litter:
+        goes = False
+    elif step is None:
+        goes, why = True, "holds no snapshot that a start would use"
     return Litter(str(path), "memory", None, size_of(path), goes, why)
 
 

@@ -37,8 +37,6 @@ from holdfast._store.mirror.uploader import Service, Uploader, alone
 
 @dataclass(frozen=True, slots=True)
 class MirroredCheckpoint:
-    """A checkpoint in a mirror."""
-
     step: int
     attempt: int
     name: str
@@ -49,8 +47,6 @@ class MirroredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class MirrorList:
-    """The checkpoints in a mirror, oldest first."""
-
     address: str
     run_id: str | None
     checkpoints: list[MirroredCheckpoint]

@@ -49,8 +49,6 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Resumption:
-    """The start of the next attempt."""
-
     layout: RunLayout
     attempt: int  # whose record it follows
     launcher: str
@@ -89,20 +87,17 @@ def plan_resumption(folder: Path, given: Sequence[str] = ()) -> Resumption:
         is_in_job="SLURM_JOB_ID" in now and bool(job) and not is_batch,
     )
     notes = _notes(record, hidden, now)
+    place, script = Path(_text.text(started.get("cwd"))), None
     if is_batch:
+        launcher, place = "sbatch", Path(_text.text(batch.get("folder")))
         command, script = _submission(folder, batch)
-        place = Path(_text.text(batch.get("folder")))
-        found = Resumption(layout, attempt, "sbatch", command, place, environment, script, notes)
-        _refuse_missing(found, folder)
-        return found
-    if not given:
-        _refuse_what_no_command_starts(layout, attempt, record, folder, now)
-    command = list(given) or _words(started, folder)
-    if given:
+    elif given:
+        launcher, command = "the given command", list(given)
         environment["PATH"] = os.pathsep.join(filter(None, [recorded.get("PATH"), now.get("PATH")]))
-    place = Path(_text.text(started.get("cwd")))
-    launcher = "the given command" if given else _text.text(record.get("launcher"))
-    found = Resumption(layout, attempt, launcher, command, place, environment, None, notes)
+    else:
+        _refuse_what_no_command_starts(layout, attempt, record, folder, now)
+        launcher, command = _text.text(record.get("launcher")), _words(started, folder)
+    found = Resumption(layout, attempt, launcher, command, place, environment, script, notes)
     _refuse_missing(found, folder)
     return found
 
@@ -330,8 +325,6 @@ def replace_this_process(found: Resumption) -> None:
 
 @dataclass(frozen=True)
 class Detached:
-    """A start in the background."""
-
     pid: int
     status: int | None  # with which it has ended already
     attempt: int | None  # that it has opened
@@ -366,7 +359,6 @@ def start_detached(found: Resumption) -> Detached:
 
 
 def submit_again(found: Resumption) -> str:
-    """Submit the batch job, and return its number."""
     try:
         done = subprocess.run(
             found.command,

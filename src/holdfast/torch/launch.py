@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name
-from holdfast._environment.slurm.tasks import rank_environment
+from holdfast._environment.slurm.job import rank_environment
 from holdfast._errors import RanksError, SettingsError
 from holdfast._run.ranks.address import (
     AddressPatience,

@@ -10,8 +10,7 @@ import pytest
 
 from holdfast._environment.cloud import aws, azure, gcp, metadata
 from holdfast._environment.cloud.metadata import Metadata
-from holdfast._environment.cloud.notice import Closed, NoAnswer
-from holdfast._environment.cloud.provider import CLOUDS, find_cloud
+from holdfast._environment.cloud.notice import CLOUDS, Closed, NoAnswer, find_cloud
 from holdfast._keeper.cloud_notices import NoticeWatch, open_watch
 from holdfast._settings import NOTICES
 from tests.clouds import Reply, in_gmt, in_utc, of_aws, of_azure, of_gcp, serve
@@ -177,7 +176,7 @@ def test_a_live_migration_is_no_stop(google):
 
 
 def test_whoever_is_not_google_is_not_believed(microsoft):
-    with pytest.raises(NoAnswer, match="somebody else"):
+    with pytest.raises(NoAnswer, match="another service"):
         _on_gcp(microsoft).look()
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast._environment.slurm.controller import EndingCause, JobFacts, parse_job, why_terminated
-from holdfast._environment.slurm.job import Job, find_job, is_lonely_task
-from holdfast._environment.slurm.tasks import first_host, rank_environment
+from holdfast._environment.slurm.job import (
+    Job,
+    find_job,
+    first_host,
+    is_lonely_task,
+    rank_environment,
+)
 
 LINE = (
     "JobId=12 JobName=a JobState=CANCELLED Restarts=9 UserId=me(7) GroupId=me(7) JobState=RUNNING "

@@ -14,7 +14,6 @@ from holdfast._environment.processes.activity import (
     Activity,
     activity_of,
     debugger_of,
-    innermost,
     is_frozen,
     is_users,
     state_between,
@@ -22,6 +21,7 @@ from holdfast._environment.processes.activity import (
 from holdfast._environment.processes.fault_stacks import parse_stacks
 from holdfast._environment.processes.pyspy import _reason, find_pyspy
 from holdfast._run.signals import stack_dump
+from tests.processes.looking import innermost
 
 
 def _thread(*names: str, **more: Any) -> dict[str, Any]:

@@ -107,9 +107,12 @@ def test_a_leak_is_seen_coming_and_the_kill_is_recorded(tmp_path: Path) -> None:
 @needs_a_cgroup
 def test_a_kill_by_somebody_moves_no_counter() -> None:
     with limited_memory(LIMIT) as group:
-        command = [*group.prefix, sys.executable, "-I", "-S", "-c", "input()"]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE)
+        program = "print(flush=True); input()"
+        command = [*group.prefix, sys.executable, "-I", "-S", "-c", program]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
+            assert child.stdout is not None
+            child.stdout.readline()  # its start takes memory, which the peak counts
             wait_until(lambda: group.pids() == [child.pid])
             found = MemoryCgroup.find(child.pid)
             assert found is not None

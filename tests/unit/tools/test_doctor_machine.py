@@ -145,8 +145,9 @@ def test_variables(variables, verdict):
 
 
 def test_every_variable_of_ours_is_known():
-    source = (Path(holdfast.__file__).parent / "_environment/variables.py").read_text()
-    assert set(re.findall(r"HOLDFAST_[A-Z_]+", source)) <= _OURS
+    files = Path(holdfast.__file__).parent.rglob("*.py")
+    read = re.compile(r"""["'](HOLDFAST_[A-Z_]+)["']""")
+    assert {name for file in files for name in read.findall(file.read_text())} <= _OURS
 
 
 def test_the_number_of_nodes_is_what_variables_say():

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options
-from holdfast._environment.slurm.torchrun import says_where_to_meet, starts_torchrun
 from holdfast._errors import SettingsError
 from holdfast._tools.submit.script import LEAD_SECONDS, Script, job_name, write_script
 

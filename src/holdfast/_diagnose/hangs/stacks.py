@@ -17,7 +17,7 @@ from typing import Any
 from holdfast import _text as words
 from holdfast._diagnose.hangs.stack_table import FILE_CALLS, RULES, TEXTS, WCHANS
 from holdfast._environment.processes.activity import is_users
-from holdfast._environment.processes.calls import is_terminal
+from holdfast._environment.processes.threads import is_terminal
 from holdfast._store.folder.plain_file import MOST_RECORD_BYTES, open_file
 
 # -- One line of a user's source, where it can be read at once -------------------------------------

@@ -1,75 +1,67 @@
-"""Spot instances of AWS: the interruption, two minutes before, and the recommendation to leave.
+"""Spot instances of AWS: the interruption, two minutes ahead, and the rebalance recommendation.
 
-Asked by IMDSv2 only: each question carries a token, which is good for six hours and may be
-called stale at any time (401), as after a hibernation.
+Only IMDSv2 is used: each question has a token, which is valid for six hours. The service may reject
+it at any time (401), as after a hibernation.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import UTC, datetime
 
 from holdfast._environment.cloud.metadata import Answer, Metadata
 from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice, is_word
 
-INTERVAL_SECONDS = 5.0  # as the documents recommend, for both questions
 _TOKEN_SECONDS = 21600
 _NOTICE_SECONDS = 120.0
-_STALE_SECONDS = 300.0  # an interruption that did not happen stays announced, for ever
+_STALE_SECONDS = 300.0  # an interruption that did not happen stays announced forever
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _STOPS = ("stop", "terminate")
 
 
 class AwsSource:
-    """What the metadata service of an instance announces."""
-
     cloud = "AWS"
-    interval_seconds = INTERVAL_SECONDS
+    interval_seconds = 5.0  # as AWS recommends
 
     def __init__(self, metadata: Metadata, host: str) -> None:
         self._metadata = metadata
         self._host = host
         self._token = ""
-        self._seen: dict[str, float] = {}  # until when, as it was told at the first look
+        self._seen: dict[str, float] = {}  # the first known end of each interruption
 
     def look(self) -> list[Notice]:
-        """All that stands announced now."""
-        found = []
         action = self._ask(_ACTION)
-        if action is not None:
-            found += self._interruption(action)
-        if found:
-            return found  # what is graver needs no second answer, which may be missing
+        if action is not None and (found := self._interruption(action)):
+            return found  # an interruption needs no second answer, which may be missing
         rebalance = self._ask(_REBALANCE)
-        if rebalance is not None:
-            told = str(_tree(rebalance).get("noticeTime"))[:40]
-            reason = f"AWS recommends to leave {self._host} (rebalance)"
-            found.append(Notice(f"rebalance {told}", "rebalance", reason, stops=False))
-        return found
+        if rebalance is None:
+            return []
+        at = str(rebalance.tree().get("noticeTime"))[:40]
+        reason = f"AWS recommends to leave {self._host} (rebalance)"
+        return [Notice(f"rebalance {at}", "rebalance", reason, stops=False)]
 
     def _interruption(self, answer: Answer) -> list[Notice]:
-        tree = _tree(answer)
-        action, told = tree.get("action"), tree.get("time")
-        if not isinstance(told, str) or not is_word(action):
-            raise NoAnswer(f"not understood: {answer.text[:80]!r}")
+        tree = answer.tree()
+        action, at = tree.get("action"), tree.get("time")
+        if not isinstance(at, str) or not is_word(action):
+            raise answer.not_understood()
+        key = f"{action} {at}"
         if action not in _STOPS:
-            # Hibernation begins at once and keeps the memory: there is nothing to leave for.
+            # Hibernation begins at once and keeps the memory, so the run need not stop.
             reason = f"AWS puts {self._host} to sleep ({action})"
-            return [Notice(f"{action} {told}", "sleep", reason, stops=False)]
-        left = _seconds_until(told, answer.now())
+            return [Notice(key, "sleep", reason, stops=False)]
+        left = _seconds_until(at, answer.now())
         if left < -_STALE_SECONDS:
             return []
         ends_at = time.monotonic() + min(max(left, 0.0), _NOTICE_SECONDS)
-        ends_at = self._seen.setdefault(told, ends_at)
+        ends_at = self._seen.setdefault(at, ends_at)
         reason = f"the interruption of {self._host} by AWS (spot, {action})"
-        return [Notice(f"{action} {told}", "interruption", reason, stops=True, ends_at=ends_at)]
+        return [Notice(key, "interruption", reason, stops=True, ends_at=ends_at)]
 
     def _ask(self, path: str) -> Answer | None:
-        """The answer, or None if there is nothing of this name."""
-        if not self._token:
-            self._token = self._fetch_token()
+        """The answer; None if the service has no such entry."""
+        self._token = self._token or self._fetch_token()
         answer = self._metadata.ask(path, {"X-aws-ec2-metadata-token": self._token})
         if answer.status == 401:
             self._token = self._fetch_token()
@@ -91,20 +83,10 @@ class AwsSource:
         return token
 
 
-def _tree(answer: Answer) -> dict[str, object]:
+def _seconds_until(text: str, now: float) -> float:
     try:
-        tree = json.loads(answer.text)
-    except (ValueError, RecursionError) as error:
-        raise NoAnswer(f"not understood: {answer.text[:80]!r}") from error
-    if not isinstance(tree, dict):
-        raise NoAnswer(f"not understood: {answer.text[:80]!r}")
-    return tree
-
-
-def _seconds_until(told: str, now: float) -> float:
-    try:
-        found = datetime.fromisoformat(told)
-        # Its times are of UTC, whether they say so or not, and not of this machine's clock.
+        found = datetime.fromisoformat(text)
+        # AWS writes UTC, with or without the zone.
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() - now
     except (ValueError, OverflowError) as error:
-        raise NoAnswer(f"not a time: {told[:40]!r}") from error
+        raise NoAnswer(f"not a time: {text[:40]!r}") from error

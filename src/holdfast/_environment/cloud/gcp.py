@@ -1,8 +1,7 @@
 """Machines of Google's cloud: the preemption, and the maintenance of their host.
 
-`preempted` is asked by a request that the service holds open until the value changes, since a
-preemption leaves half a minute. `maintenance-event` is requested by its own name: Google warns only
-machines that query this key.
+A preemption leaves half a minute, so the service holds the question for `preempted` open until the
+value changes. `maintenance-event` is requested by name: Google warns only machines that query it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import time
 from urllib.parse import quote
 
 from holdfast._environment.cloud.metadata import ANSWER_SECONDS, Answer, Metadata
-from holdfast._environment.cloud.notice import Closed, NoAnswer, Notice
+from holdfast._environment.cloud.notice import NoAnswer, Notice
 
-INTERVAL_SECONDS = 1.0  # between two held questions, for a service that does not hold them
 _HELD_SECONDS = 5
 _PREEMPTION_SECONDS = 30.0
 _MAINTENANCE_SECONDS = 60.0
@@ -22,72 +20,62 @@ _HEADERS = {"Metadata-Flavor": "Google"}
 
 
 class GcpSource:
-    """What the metadata server of a machine announces."""
-
     cloud = "Google"
-    interval_seconds = INTERVAL_SECONDS
+    interval_seconds = 1.0  # for a service that does not hold questions open
 
     def __init__(self, metadata: Metadata, host: str) -> None:
         self._metadata = metadata
         self._host = host
         self._etag = ""
         self._seen: dict[str, float] = {}
-        self._stood: str | None = None  # the maintenance that was announced before we came
+        self._first: str | None = None  # the maintenance that was announced before the start
 
     def look(self) -> list[Notice]:
-        """All that stands announced now; waits a while for a preemption."""
-        preempted = self._wait_for("/preempted")
+        """Waits some seconds for a preemption."""
+        preempted = self._wait_for_preemption()
         if preempted == "TRUE":
-            # Nothing graver can come, so nothing else is asked, which might go without an answer.
+            # Nothing worse can come, and the second question may have no answer.
             reason = f"the preemption of {self._host} by Google"
             ends_at = self._until("preempted", _PREEMPTION_SECONDS)
             return [Notice("preempted", "preemption", reason, stops=True, ends_at=ends_at)]
         maintenance = self._ask("/maintenance-event").text.strip()
         if preempted != "FALSE" or not maintenance.replace("_", "").isalpha():
             raise NoAnswer(f"not understood: {preempted[:40]!r}, {maintenance[:40]!r}")
-        found = []
-        if self._stood is None:
-            self._stood = maintenance
-        elif self._stood != maintenance:
-            self._stood = ""
+        if self._first is None:
+            self._first = maintenance
+        elif self._first != maintenance:
+            self._first = ""
         if maintenance.startswith("TERMINATE"):
-            found.append(self._maintenance(maintenance))
-        elif maintenance != "NONE":
+            return [self._maintenance(maintenance)]
+        if maintenance != "NONE":
             reason = f"Google moves {self._host} to another machine while it runs"
-            found.append(Notice(maintenance, "migration", reason, stops=False))
-        else:
-            self._seen.pop("maintenance", None)
-        return found
+            return [Notice(maintenance, "migration", reason, stops=False)]
+        self._seen.pop("maintenance", None)
+        return []
 
     def _maintenance(self, value: str) -> Notice:
         reason = f"the maintenance of {self._host}'s hardware by Google"
-        if self._stood == value:
-            # It may be an hour ahead, and a run that left would be started here again, and leave
-            # again. The system's own shutdown stops it when the time has come.
-            reason = f"{reason} is near"
-            return Notice(value, "maintenance", reason, stops=False)
+        if self._first == value:
+            # It may be an hour ahead. A run that stopped would be started here again, and stop
+            # again. The shutdown of the system stops it in time.
+            return Notice(value, "maintenance", f"{reason} is near", stops=False)
         ends_at = self._until("maintenance", _MAINTENANCE_SECONDS)
         return Notice(f"{value} now", "maintenance", reason, stops=True, ends_at=ends_at)
 
     def _until(self, key: str, seconds: float) -> float:
         return self._seen.setdefault(key, time.monotonic() + seconds)
 
-    def _wait_for(self, key: str) -> str:
-        if not self._etag:
-            answer = self._ask(key)
-        else:
-            held = f"?wait_for_change=true&timeout_sec={_HELD_SECONDS}&last_etag="
-            seconds = _HELD_SECONDS + ANSWER_SECONDS
-            answer = self._ask(f"{key}{held}{quote(self._etag, safe='')}", seconds)
+    def _wait_for_preemption(self) -> str:
+        path, seconds = "/preempted", ANSWER_SECONDS
+        if self._etag:
+            path += f"?wait_for_change=true&timeout_sec={_HELD_SECONDS}&last_etag="
+            path, seconds = path + quote(self._etag, safe=""), _HELD_SECONDS + ANSWER_SECONDS
+        answer = self._ask(path, seconds)
         self._etag = answer.header("etag")
         return answer.text.strip()
 
     def _ask(self, key: str, seconds: float = ANSWER_SECONDS) -> Answer:
         answer = self._metadata.ask(f"{_BASE}{key}", _HEADERS, seconds=seconds)
         if answer.header("metadata-flavor") != "Google":
-            raise NoAnswer("somebody else answers at its address")
-        if answer.status == 403:
-            raise Closed("the metadata server refuses")
-        if answer.status != 200:
-            raise NoAnswer(f"status {answer.status}")
-        return answer
+            raise NoAnswer("another service answers at its address")
+        return answer.checked()

@@ -1,7 +1,7 @@
-"""One question to a metadata service, with a bound on everything.
+"""One question to a metadata service, with a limit on size and time.
 
-No proxy is asked and no redirection followed: the service is a hop away or not there, and what
-answers from elsewhere is somebody's login page. A size and a time bound what is read.
+No proxy is used and no redirection followed: the real service is one hop away, and another answer
+comes from something else, such as a login page.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import contextlib
 import email.utils
 import http.client
 import io
+import json
 import socket
 import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast._environment.cloud.notice import NoAnswer
+from holdfast._environment.cloud.notice import Closed, NoAnswer
 
 ADDRESS = "http://169.254.169.254"
 ANSWER_SECONDS = 2.0
@@ -25,8 +26,6 @@ _MOST_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, and when it was said by the clock of whoever said it."""
-
     status: int
     text: str
     headers: dict[str, str]
@@ -35,17 +34,35 @@ class Answer:
         return self.headers.get(name.lower(), "")
 
     def now(self) -> float:
-        """The service's own clock, that its times are told by; ours if it does not show it."""
+        """The service's clock, which its times refer to; ours if it has none."""
         try:
-            told = email.utils.parsedate_tz(self.header("date"))
-            return time.time() if told is None else float(email.utils.mktime_tz(told))
+            date = email.utils.parsedate_tz(self.header("date"))
+            return time.time() if date is None else float(email.utils.mktime_tz(date))
         except (ValueError, OverflowError):  # the year 99999, say
             return time.time()
 
+    def tree(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise self.not_understood() from error
+        if not isinstance(found, dict):
+            raise self.not_understood()
+        return found
+
+    def checked(self) -> Answer:
+        """This answer, if the service agreed to give one."""
+        if self.status == 403:
+            raise Closed("the metadata service refuses")
+        if self.status != 200:
+            raise NoAnswer(f"status {self.status}")
+        return self
+
+    def not_understood(self) -> NoAnswer:
+        return NoAnswer(f"not understood: {self.text[:80]!r}")
+
 
 class Metadata:
-    """The service at one address."""
-
     def __init__(self, address: str = ADDRESS) -> None:
         self._address = address
 
@@ -72,7 +89,7 @@ class Metadata:
             try:
                 connection.request(method, path, headers=headers or {})
                 stack.enter_context(connection.sock)
-                # http.client would wait so long for each byte, and one that drips is never late.
+                # The timeout of http.client is for each byte: a slow sender would never be late.
                 connection.sock = _Bounded(connection.sock, deadline)
                 response = connection.getresponse()
                 text = response.read(_MOST_BYTES).decode("utf-8", errors="replace")
@@ -83,9 +100,9 @@ class Metadata:
 
 
 class _Bounded(io.RawIOBase):
-    """A socket that is read from until a deadline, however slowly the bytes come.
+    """A socket that can be read until a deadline, however slowly the bytes come.
 
-    To close it leaves the socket open: http.client closes its own before the answer is read.
+    Closing it leaves the socket open: http.client closes its own before the answer is read.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -110,5 +127,5 @@ def _words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     text = str(getattr(error, "strerror", None) or error) or type(error).__name__
-    # It may be what came instead of HTTP, and goes to a terminal.
+    # It may be what came instead of HTTP, and it is printed on a terminal.
     return text if text.isprintable() and len(text) <= 80 else ascii(text[:40])

@@ -1,39 +1,62 @@
-"""What a cloud can announce, in one form for all of them."""
+"""Which cloud this machine is in, and what a cloud can announce: one form for all of them."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeGuard
 
+CLOUDS = ("aws", "gcp", "azure")
+_DMI = Path("/sys/class/dmi/id")
+_XEN = Path("/sys/hypervisor/uuid")
+# Every virtual machine of Azure has it. The vendor alone would match any Hyper-V.
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 _MOST_LETTERS = 40
+
+
+def find_cloud(dmi: Path = _DMI, xen: Path = _XEN) -> str | None:
+    """The cloud by the firmware's tables; None elsewhere. Nothing is sent on the network."""
+
+    def read(path: Path) -> str:
+        with contextlib.suppress(OSError):
+            return path.read_text(encoding="ascii", errors="replace").strip().lower()
+        return ""
+
+    is_amazon = "amazon ec2" in (read(dmi / "sys_vendor"), read(dmi / "bios_vendor"))
+    if is_amazon or "amazon" in read(dmi / "bios_version") or read(xen).startswith("ec2"):
+        return "aws"
+    if read(dmi / "product_name") == "google compute engine":
+        return "gcp"
+    return "azure" if read(dmi / "chassis_asset_tag") == _AZURE_TAG else None
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that is going to happen to this machine."""
+    """One event that is going to happen to this machine."""
 
-    key: str  # the same at every look, however the time that is left changes
+    key: str  # the same at every poll, although the remaining time changes
     what: str  # "interruption", "preemption", "maintenance", "reboot", …
-    reason: str  # for the person who reads the log
+    reason: str  # for the user's log
     stops: bool  # False: the machine goes on, and a checkpoint is enough
-    ends_at: float | None = None  # on the clock of time.monotonic(); None: not told
+    ends_at: float | None = None  # on the clock of time.monotonic(); None: not known
 
 
 class NoticeSource(Protocol):
-    """One cloud. Its name is also in `provider.CLOUDS` and in `Settings.notices`."""
+    """One cloud. Its name is also in `CLOUDS` and in `Settings.notices`."""
 
     cloud: str  # as users read it
-    interval_seconds: float  # between two looks
+    interval_seconds: float  # between two polls
 
     def look(self) -> list[Notice]:
-        """All that is announced now; raises NoAnswer, or Closed if asking again is useless.
+        """All current notices; raises NoAnswer, or Closed if another question is useless.
 
-        Words from outside pass `is_word` first.
+        Words from the service pass `is_word` first.
         """
 
 
 def is_word(value: object) -> TypeGuard[str]:
-    """Whether something from outside may stand in a sentence on somebody's terminal.
+    """True if a value from outside may be printed on a terminal.
 
     >>> is_word("terminate"), is_word("a\\nb"), is_word(7)
     (True, False, False)
@@ -42,8 +65,8 @@ def is_word(value: object) -> TypeGuard[str]:
 
 
 class NoAnswer(Exception):
-    """Nobody answered in time, or what came is not what the documents say."""
+    """No answer in time, or one that the service's documents do not describe."""
 
 
 class Closed(NoAnswer):
-    """The service is there and will not tell us: no use in asking again."""
+    """The service refuses: another question is useless."""

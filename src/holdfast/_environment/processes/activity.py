@@ -1,77 +1,71 @@
-"""What a look shows its processes to do: a person holds them, they work, or nothing happens.
+"""What the processes of a record do: a person holds them, they work, or nothing happens.
 
-Pure functions on the record of a look; see `inspect.py`. A missing key tells nothing.
+Pure functions on the records of `inspect.py`. A missing key means: not known.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast._environment.processes.calls import is_terminal
 from holdfast._environment.processes.cgroup import find_folder
 from holdfast._environment.processes.proc import field, read_bytes
 from holdfast._environment.processes.pyspy import PythonThread
-from holdfast._environment.processes.threads import ProcessSample, ThreadSample
+from holdfast._environment.processes.threads import ProcessSample, ThreadSample, is_terminal
 
 _COMPUTES_CORES = 0.2
-_WORKS_CORES = 0.02  # of a thread beside the main one whose stack moves
-_POLLS_PER_SECOND = 3.0  # one that waits for good does not wake up at all
+_WORKS_CORES = 0.02  # of a thread, other than the main one, whose stack moves
+_POLLS_PER_SECOND = 3.0  # a thread that waits forever does not wake up at all
 _ASKING_SECONDS = 0.001
-_WAKES_PER_SECOND = 50.0  # of the main thread: data comes in, or it asks again and again
+_WAKES_PER_SECOND = 50.0  # of the main thread: it receives data, or it polls
 _BYTES_PER_SECOND = 256 * 1024
-_FAULTS_PER_SECOND = 20.0  # pages that come back from a disk
-_WAITS_SHARE = 0.5  # of a window, ready to run: a clock of a library that wakes up waits for less
+_FAULTS_PER_SECOND = 20.0  # pages that are read from a disk
+_WAITS_SHARE = 0.5  # of a window, ready to run; timers of libraries wait for less
 _OUR_THREADS = "holdfast-"
 _TRANSFERS = ("read", "readv", "recvfrom", "recvmsg", "write", "writev", "sendto", "sendmsg")
 
 
 class Activity(enum.Enum):
-    """From what must not be judged by time, over work, to what must."""
+    """First what no time limit may judge, then work, then what a time limit judges."""
 
     PAUSED = "paused"  # in a debugger or at a prompt
     TRACED = "traced"  # by gdb, strace and the like
     STOPPED = "stopped"  # by SIGSTOP or Ctrl-Z
     FROZEN = "frozen"  # with its cgroup
-    UNREAD = "unread"  # nobody reads what it prints: a pager, Ctrl-S, a full pipe
-    MOVING = "moving"  # works on
+    UNREAD = "unread"  # its output has no reader: a pager, Ctrl-S, a full pipe
+    MOVING = "moving"  # works
     BUSY = "busy"  # computes or waits for a processor, but stands at one line
-    POLLS = "polls"  # hardly computes, and wakes up again and again
+    POLLS = "polls"  # hardly computes, and wakes up often
     DISK = "disk"  # waits in the kernel for a file system
     IDLE = "idle"  # nothing happens
 
     @property
     def is_held(self) -> bool:
-        """Whether a person or the system keeps it from going on: no hang, however long."""
+        """True if a person or the system stops it: no hang, however long."""
         return self in _HELD
 
 
-_HELD = (
-    *(Activity.PAUSED, Activity.TRACED, Activity.STOPPED, Activity.FROZEN),
-    Activity.UNREAD,
-)
+_HELD = tuple(Activity)[:5]
 
 
 def activity_of(look: Mapping[str, Any]) -> Activity:
-    """Of the whole tree, as the one word that tells most."""
+    """The most telling activity of the whole tree."""
     processes = _list(look, "processes")
-    first, others = processes[:1], processes[1:]
-    if look.get("paused") or debugger_of(look) is not None:
+    if debugger_of(look) is not None:
         return Activity.PAUSED
     if tracer_of(look) is not None:
         return Activity.TRACED
-    held = _held(first)
-    if held is not None:
+    if (held := _held(processes[:1])) is not None:
         return held
     working = _working(look, processes)
     if working is not Activity.MOVING and unread_of(look):
         return Activity.UNREAD
     if working in (Activity.MOVING, Activity.BUSY):
         return working
-    # One that is held makes the trainer wait only where nothing else goes on.
-    held = _held(others)
-    if held is not None:
+    # A held child makes the trainer wait only if nothing else works.
+    if (held := _held(processes[1:])) is not None:
         return held
     if any(_text(each, "state") == "D" for each in processes):
         return Activity.DISK
@@ -79,7 +73,7 @@ def activity_of(look: Mapping[str, Any]) -> Activity:
 
 
 def debugger_of(look: Mapping[str, Any]) -> str | None:
-    """What holds a thread for a person, in a word: "pdb", "debugpy", "a prompt"."""
+    """The tool with which a person holds a thread: "pdb", "debugpy", "a prompt"."""
     if look.get("paused"):
         return str(look["paused"])
     found = held_thread(look)
@@ -87,20 +81,20 @@ def debugger_of(look: Mapping[str, Any]) -> str | None:
 
 
 def held_thread(look: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], Mapping[str, Any]] | None:
-    """The same by the stacks alone, with the process and its thread."""
+    """The tool by the stacks alone, with the process and its thread."""
     for process in _list(look, "processes"):
         for thread in _list(process, "threads"):
             found = _debugger_in(_list(thread, "frames"))
             if found is not None:
                 return found, process, thread
-            # A shell that waits for its next command stops no training.
+            # A shell at its prompt stops no training.
             if thread.get("is_main") and _reads_from_person(thread) and not _is_shell(process):
                 return "a prompt", process, thread
     return None
 
 
 def unread_of(look: Mapping[str, Any]) -> list[int]:
-    """If it waits until its output is read: the descriptors, 1 or 2 or both."""
+    """The descriptors (1 or 2 or both) whose output waits for a reader."""
     for process in _list(look, "processes"):
         for thread in _list(process, "threads"):
             if thread.get("unread"):
@@ -109,43 +103,34 @@ def unread_of(look: Mapping[str, Any]) -> list[int]:
 
 
 def tracer_of(look: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The process that somebody from outside traces: {"pid", "tracer", "tracer_name"}."""
+    """The process that is traced from outside: {"pid", "tracer", "tracer_name"}."""
     processes = _list(look, "processes")
     ours = [each.get("pid") for each in processes]
     for each in processes:
-        # A program that traces a child of its own does its work; a gdb from below does not.
+        # A program may trace its own child as part of its work. A child that traces the first
+        # process is a debugger.
         if each.get("tracer") and (each["tracer"] not in ours or each is processes[0]):
             return each
     return None
 
 
-def innermost(frames: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The innermost frame of the user's own code; None if there is none."""
-    return next((each for each in frames if is_users(_text(each, "file"))), None)
-
-
 def is_users(file: str) -> bool:
-    """Whether a file is neither of Python, nor of an installed package, nor ours."""
+    """True unless a file belongs to Python, an installed package or holdfast."""
     path = file.replace("\\", "/")
     if path.startswith("<") and not path.startswith(("<stdin", "<string", "<console", "<ipython")):
         return False
-    return not any(part in path for part in _NOT_USERS) and not _is_of_python(path)
+    return _NOT_USERS.search(path) is None
 
 
-_NOT_USERS = ("/site-packages/", "/dist-packages/", "/holdfast/_", "/holdfast/torch/", "/debugpy/")
-
-
-def _is_of_python(path: str) -> bool:
-    # Where the trainer's Python is installed is not known here: by its usual names.
-    folders = path.split("/")[:-1]
-    for at, name in enumerate(folders):
-        if name.startswith(("python3", "pypy3")) and at and folders[at - 1] in ("lib", "lib64"):
-            return True
-    return False
+# The place of the trainer's Python is not known here, so its usual names are compared.
+_NOT_USERS = re.compile(
+    r"/(?:site-packages|dist-packages|holdfast/torch|debugpy)/|/holdfast/_"
+    r"|(?:^|/)lib(?:64)?/(?:python3|pypy3)[^/]*/"
+)
 
 
 CLIENT = "debugpy, which waits for a client"  # as in `_store/memory/control.py`
-# What waits for a person: a function, a part of its file's path, and what that is called in
+# What waits for a person: a function, a part of its file's path, and its name in
 # `_store/memory/control.py`.
 _WAITS = (
     ("do_wait_suspend", "pydevd", "debugpy"),
@@ -153,10 +138,10 @@ _WAITS = (
     ("_wait_for_attach", "pydevd", CLIENT),
     ("wait_for_client", "debugpy/", CLIENT),
     ("interaction", "/pdb.py", "pdb"),
-    ("breakpoint", "torch/distributed/", "pdb"),  # the other ranks wait there for the one
+    ("breakpoint", "torch/distributed/", "pdb"),  # the other ranks wait here
     ("interaction", "IPython/", "pdb"),
     ("interaction", "pudb/", "a debugger"),
-    ("__init__", "remote_pdb", "a debugger"),  # for somebody to connect
+    ("__init__", "remote_pdb", "a debugger"),  # waits for a connection
     ("__init__", "rpdb/", "a debugger"),
     ("cmdloop", "/cmd.py", "a prompt"),
     ("interact", "/code.py", "a prompt"),
@@ -173,7 +158,7 @@ _STRONGEST_FIRST = (CLIENT, "debugpy", "pdb", "a debugger", "a prompt")
 
 
 def _debugger_in(frames: Sequence[Mapping[str, Any]]) -> str | None:
-    """Only above the user's own code: what lies around that has let it run."""
+    """Only frames above the user's code count: what lies below has started that code."""
     found = set()
     for frame in frames:
         file = _text(frame, "file").replace("\\", "/")
@@ -216,7 +201,11 @@ def _working(look: Mapping[str, Any], processes: Sequence[Mapping[str, Any]]) ->
     if any(map(computes, processes)):
         return Activity.BUSY
     awake = [thread for each in processes for thread in _awake(each)]
-    if any(_transfers(each) or _works_between(each) for each in awake):
+    # A thread that computes more between two waits than a poll needs works.
+    if any(
+        _transfers(each) or _number(each, "cpu") > _ASKING_SECONDS * _number(each, "wakes")
+        for each in awake
+    ):
         return Activity.MOVING
     main = [each for process in processes[:1] for each in _awake(process) if each.get("is_main")]
     if any(_number(each, "wakes") > _WAKES_PER_SECOND for each in main):
@@ -238,7 +227,7 @@ def _moves(process: Mapping[str, Any], seconds: float) -> bool:
 
 
 def computes(process: Mapping[str, Any]) -> bool:
-    """Whether it uses a processor, or would if others did not."""
+    """True if it uses a processor, or is ready to."""
     cores = _number(process, "cpu")
     if cores > _COMPUTES_CORES or waiting_share(process) > _WAITS_SHARE:
         return True
@@ -247,36 +236,31 @@ def computes(process: Mapping[str, Any]) -> bool:
 
 
 def waiting_share(process: Mapping[str, Any]) -> float:
-    """Of the window, for the thread that was ready to run for longest and did not."""
+    """The share of the window in which a thread was ready to run and had no processor."""
     threads = _list(process, "threads")
     own = [each for each in threads if not _text(each, "name").startswith(_OUR_THREADS)]
     return max((_number(each, "waits") for each in own), default=0.0)
 
 
 def _awake(process: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The threads that get what comes in, or ask again and again whether they may go on."""
+    """The threads that receive data or poll."""
     threads = _list(process, "threads")
     owners = [each for each in threads if each.get("owns_gil")]
     return [
         each
-        for each in owners or threads  # then others ask for the interpreter, and get nothing
+        for each in owners or threads  # the others only wait for the interpreter
         if _number(each, "wakes") > _POLLS_PER_SECOND
-        # Threads of libraries have clocks of their own.
+        # Threads of libraries wake up by their own timers.
         and (each.get("is_main") or _list(each, "frames"))
         and not _text(each, "name").startswith(_OUR_THREADS)
     ]
 
 
 def _transfers(thread: Mapping[str, Any]) -> bool:
-    """Whether one that wakes up often does so since bytes come and go, slowly as they may."""
+    """True if a thread that wakes up often transfers bytes, however slowly."""
     frames = _list(thread, "frames")
     in_socket = bool(frames) and _text(frames[0], "file").endswith(("/socket.py", "/ssl.py"))
     return in_socket or thread.get("call") in _TRANSFERS
-
-
-def _works_between(thread: Mapping[str, Any]) -> bool:
-    """Whether it does more between two waits than to ask whether it may go on."""
-    return _number(thread, "cpu") > _ASKING_SECONDS * _number(thread, "wakes")
 
 
 def _list(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -298,7 +282,7 @@ def _number(record: Mapping[str, Any], name: str) -> float:
 
 
 def state_between(before: str, after: str) -> str:
-    """Over the window: a process that waits for the disk now and then is at work."""
+    """Over the window: a process that waits for the disk only sometimes works."""
     if before == after or after in "TtZX":
         return after
     if "R" in (before, after):
@@ -307,10 +291,10 @@ def state_between(before: str, after: str) -> str:
 
 
 def waits_between(before: ThreadSample, after: ThreadSample, window: float) -> float:
-    """The share of the window for which it was ready to run, and others had the processors."""
+    """The share of the window in which it was ready to run and had no processor."""
     counted = (after.waited_seconds or 0.0) - (before.waited_seconds or 0.0)
     if before is not after and before.state == after.state == "R" and before.wakes == after.wakes:
-        # A wait is counted when it is over, and it may have lasted for all of the window.
+        # The kernel counts a wait at its end, and it may have lasted for the whole window.
         counted = max(counted, window - (after.cpu_seconds - before.cpu_seconds))
     return min(1.0, rate(counted, window))
 
@@ -326,24 +310,24 @@ def wakes_between(before: ProcessSample, after: ProcessSample, window: float) ->
 
 
 def moved_between(thread: PythonThread, later: dict[int, PythonThread]) -> bool | None:
-    """Whether a thread stood elsewhere later; None where that is not known."""
+    """True if a thread stood elsewhere later; None if that is not known."""
     if not later:
         return None
     again = later.get(thread.ident)
     return again is None or again.frames != thread.frames
 
 
-# -- Whether somebody has frozen the cgroup of a process: it is not stuck, it is not let run -------
+# -- Whether the cgroup of a process is frozen ----------------------------------------------------
 
 
 def is_frozen(pid: int, root: str = "/") -> bool:
-    """By the freezer of version 1 or by version 2, its own cgroup or one above."""
+    """By version 1 or version 2, its own cgroup or one above."""
     root = root.rstrip("/")
     for version, controller in ((1, "freezer"), (2, "")):
         folder = find_folder(pid, version, controller, root)
         if folder is None:
             continue
-        # Both files tell of what holds for this cgroup, even if one above was frozen.
+        # Both files also show that a cgroup above is frozen.
         if version == 1 and (read_bytes(f"{folder}/freezer.state") or b"THAWED")[:6] != b"THAWED":
             return True
         if version == 2 and field(read_bytes(f"{folder}/cgroup.events") or b"", b"frozen ") == 1:

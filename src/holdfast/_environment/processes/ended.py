@@ -1,4 +1,4 @@
-"""How a process ended that is not our child, as far as the system tells."""
+"""How a process ended that is not our child, as far as the system knows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast._environment.processes.proc import read_bytes
+from holdfast._environment.processes.proc import read_bytes, stat_fields
+from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import Tree, parent
 
-# struct pidfd_info of Linux 6.15 and later: what waitpid would have given its parent.
+# struct pidfd_info of Linux 6.15 and later: the status that waitpid gives the parent.
 _INFO = struct.Struct("<QQ11Ii")
 _WANTS_EXIT = 1 << 3
 _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
 
 def how_it_died(pidfd: int | None, pid: int) -> str | None:
-    """In words; None if the system does not say, or does not say yet."""
+    """In words; None if the system does not know, or does not know yet."""
     code = exit_code(pidfd, pid)
     if code is None:
         return None
@@ -34,16 +35,16 @@ def how_it_died(pidfd: int | None, pid: int) -> str | None:
 
 
 def exit_code(pidfd: int | None, pid: int) -> int | None:
-    """As subprocess gives it: -9 for a kill. None where `how_it_died` gives None.
+    """As in subprocess: -9 for a kill. None if the system does not know.
 
-    The descriptor must have been opened while the process was there. It tells even after the
-    parent has asked for the status, which the pid alone does not.
+    The descriptor must have been opened while the process lived. It has the status even after the
+    parent has reaped the process.
     """
     status = _exit_status(pidfd)
     if status is None:
         status = _zombie_status(pid)
     if status is None:
-        # The parent may have asked between the two: only then does the descriptor tell.
+        # The parent may have reaped it between the two. Only then the descriptor has the status.
         status = _exit_status(pidfd)
     return None if status is None else os.waitstatus_to_exitcode(status)
 
@@ -62,28 +63,29 @@ def _exit_status(pidfd: int | None) -> int | None:
 
 
 def _zombie_status(pid: int) -> int | None:
-    """Of a process whose parent has not asked for it yet."""
-    status = _told_by_proc(pid)
+    """Of a process that its parent has not reaped."""
+    status = _shown_status(pid)
     if status != 0:
         return status
-    # Who may not know it is told 0 as well. Then this is not for us either; else there is none.
+    # The kernel also shows 0 to a process without permission. That process may not read the link
+    # either; with permission, a zombie has no such link.
     try:
-        os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115  its error is what is asked for
+        os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115  only its error counts
     except FileNotFoundError:
-        return _told_by_proc(pid)
+        return _shown_status(pid)
     except OSError:
-        return None
+        pass
     return None
 
 
-def _told_by_proc(pid: int) -> int | None:
-    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+def _shown_status(pid: int) -> int | None:
+    fields = stat_fields(pid)
     return int(fields[49]) if len(fields) > 49 and fields[0] == b"Z" else None
 
 
 # -- The processes below one, and how each of them ended -------------------------------------------
-# A death is noted in the order of the deaths, even if nobody looked between two of them: the
-# kernel lists the descriptors in the order in which they became ready.
+# Deaths are recorded in their order, even without a poll between two of them: the kernel lists the
+# descriptors in the order in which they became ready.
 
 
 _RENAMED_SECONDS = 15.0  # a worker takes its name, and a child its program, a moment later
@@ -100,23 +102,23 @@ class _Process:
 
 
 class Descendants:
-    """Those of one process. For one thread."""
+    """The descendants of one process. Not thread-safe."""
 
     def __init__(self, pid: int, tree: Tree | None = None, most: int = 64) -> None:
         self._tree = Tree(pid) if tree is None else tree
         self._most = most
         self._there: dict[int, _Process] = {}
         self._ended: list[dict[str, Any]] = []
-        self._buried: set[int] = set()  # those that their parent has not asked for yet
-        # Where there is none, or no pidfd, a death is learned from who is no longer there.
+        self._buried: set[int] = set()  # not reaped by their parents yet
+        # Without epoll or a pidfd, a process has died when it is no longer listed.
         self._deaths = select.epoll() if hasattr(select, "epoll") else None
 
     def fileno(self) -> int:
-        """Ready when somebody has ended, for a selector: then call `note`."""
+        """For a selector: ready when a process has ended. Then call `note`."""
         return -1 if self._deaths is None else self._deaths.fileno()
 
     def look(self, pids: list[int] | None = None) -> list[int]:
-        """Note who is there, by the list of `Tree.look` if that was just made."""
+        """Record the living processes; `pids` is the newest list of `Tree.look`."""
         self.note()
         found = self._tree.look() if pids is None else pids
         now = time.time()
@@ -127,14 +129,14 @@ class Descendants:
                 if pid not in self._buried and len(self._there) < self._most:
                     self._meet(pid, now)
             elif now - known.seen < _RENAMED_SECONDS:
-                known.comm, known.rank = _comm(pid) or known.comm, _rank(pid)
+                known.comm, known.rank = name_of(pid) or known.comm, _rank(pid)
         for pid in self._there.keys() - set(found):
             if self._deaths is None or self._there[pid].pidfd is None:
                 self._bury(self._there.pop(pid))
         return found
 
     def note(self) -> None:
-        """Note who has ended since."""
+        """Record the processes that have ended since."""
         if self._deaths is None:
             return
         by_descriptor = {each.pidfd: each for each in self._there.values()}
@@ -148,13 +150,12 @@ class Descendants:
     def ended(self) -> list[dict[str, Any]]:
         """{"pid", "ppid", "comm", "rank", "status", "ended"} of each, in the order of their ends.
 
-        Of more than can be kept, those that ended well are forgotten first, then the oldest.
+        If there are too many, those with status 0 are dropped first, then the oldest.
         """
         self.note()
         return list(self._ended)
 
     def close(self) -> None:
-        """Let go of all descriptors."""
         for each in self._there.values():
             _close(each.pidfd)
         self._there.clear()
@@ -166,7 +167,7 @@ class Descendants:
         pidfd: int | None = None
         with contextlib.suppress(OSError, AttributeError):
             pidfd = os.pidfd_open(pid)
-        new = _Process(pid, parent(pid), pidfd, _comm(pid), _rank(pid), now)
+        new = _Process(pid, parent(pid), pidfd, name_of(pid) or "", _rank(pid), now)
         if pidfd is not None and self._deaths is not None:
             try:
                 self._deaths.register(pidfd, select.EPOLLIN)
@@ -179,23 +180,11 @@ class Descendants:
         status = exit_code(dead.pidfd, dead.pid)
         _close(dead.pidfd)
         self._buried.add(dead.pid)
-        self._ended.append(
-            {
-                "pid": dead.pid,
-                "ppid": dead.ppid,
-                "comm": dead.comm,
-                "rank": dead.rank,
-                "status": status,
-                "ended": time.time(),
-            }
-        )
+        known = {name: getattr(dead, name) for name in ("pid", "ppid", "comm", "rank")}
+        self._ended.append({**known, "status": status, "ended": time.time()})
         if len(self._ended) > self._most:
             well = next((each for each in self._ended if each["status"] == 0), self._ended[0])
             self._ended.remove(well)
-
-
-def _comm(pid: int) -> str:
-    return (read_bytes(f"/proc/{pid}/comm") or b"").decode(errors="replace").strip()
 
 
 def _rank(pid: int) -> int | None:

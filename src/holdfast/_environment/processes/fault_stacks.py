@@ -1,9 +1,9 @@
-"""The Python stacks of processes, written by themselves when a signal asks for them.
+"""The Python stacks of processes, which they write themselves at a signal.
 
-For where py-spy is not there or not allowed. The trainer has registered faulthandler for a signal
-of its own (see `_run/signals/stack_dump.py`), and so have the workers that it forked. All write
-into one file in memory, whose name tells the signal. A process that does not hold that file open
-is sent nothing: it has no handler, and would die of the signal.
+Used where py-spy is missing or forbidden. The trainer has registered faulthandler for a signal (see
+`_run/signals/stack_dump.py`), and its forked workers inherit that. All write into one file in
+memory, whose name has the number of the signal. A process that does not have that file open gets no
+signal: it has no handler, and would die.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from holdfast._environment.processes.pyspy import MOST_FRAMES, Dump, PythonThrea
 from holdfast._environment.processes.threads import STACKS_FILE, catches
 
 _PAUSE_SECONDS = 0.01
-_QUIET_LOOKS = 4  # it writes line by line, and says nowhere that it has ended
-_SPEAKS = frozenset("RSD")  # a process in another state would answer when that is over
+_QUIET_LOOKS = 4  # it writes line by line, without a mark at the end
+_SPEAKS = frozenset("RSD")  # a process in another state would answer later
 _HEAD = re.compile(
     r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
 )
@@ -28,7 +28,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 
 
 class FaultStacks:
-    """Asks processes for their stacks by the file that they share with us."""
+    """Asks processes for their stacks through the file that they share with us."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -40,9 +40,9 @@ class FaultStacks:
         seconds: float,
         get_on: Callable[[], None] = lambda: None,
     ) -> dict[int, Dump]:
-        """Of each process and its state, one after the other, all within that time.
+        """The stacks of each (pid, state), one after the other, all within that time.
 
-        For a process that waits for a processor it takes longer.
+        The wait for a processor does not count.
         """
         deadline = time.monotonic() + seconds
         found: dict[int, Dump] = {}
@@ -54,7 +54,7 @@ class FaultStacks:
                 asked = time.monotonic()
                 share = min(left, max(0.2, seconds / 2))
                 found[pid] = self._ask(pid, share)
-                # What one of them waited is not taken from the others.
+                # The wait of one is not taken from the others.
                 deadline += max(0.0, time.monotonic() - asked - share)
         return found
 
@@ -62,7 +62,7 @@ class FaultStacks:
         if self.number is None or not catches(pid, self.number):
             return False
         with contextlib.suppress(OSError):
-            # Under the same number, since it was inherited by all. A Path would be slower.
+            # All have inherited it under the same number. A Path would be slower.
             theirs = os.stat(f"/proc/{pid}/fd/{self._descriptor}")  # noqa: PTH116
             return os.path.samestat(theirs, os.fstat(self._descriptor))
         return False
@@ -88,7 +88,7 @@ class FaultStacks:
 
 
 def parse_stacks(text: str, pid: int) -> list[PythonThread]:
-    """What faulthandler has written. Its list ends with the main thread, if it is whole."""
+    """The output of faulthandler. A complete list ends with the main thread."""
     threads: list[PythonThread] = []
     is_whole = True
     for line in text.splitlines():
@@ -98,7 +98,7 @@ def parse_stacks(text: str, pid: int) -> list[PythonThread]:
             if len(threads[-1].frames) < MOST_FRAMES:
                 number = int(frame[2]) if frame[2].isdigit() else 0
                 threads[-1].frames.append({"file": frame[1], "line": number, "name": frame[3]})
-        elif line == "...":  # it tells of a hundred threads and no more
+        elif line == "...":  # it writes at most a hundred threads
             is_whole = False
     if threads and is_whole:
         threads[-1].tid = pid

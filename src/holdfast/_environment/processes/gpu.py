@@ -1,8 +1,7 @@
-"""Memory of the GPUs; nothing where there is none.
+"""Memory of the GPUs, by NVIDIA's library.
 
-NVIDIA's library tells it. It takes 19 MB of the process that loads it, for good, and a GPU that
-has failed can hold or crash whoever asks. So a program of its own asks, now and then, and what
-is given is what it said last.
+The library takes 19 MB in the process that loads it, and a failed GPU can block or crash that
+process. So a separate program asks at intervals, and `memory` returns its last answer.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ from holdfast._environment import variables
 
 _PROGRAM = Path(__file__).with_name("nvml.py")
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-_FIRST_SECONDS = 5.0  # who takes a single sample does not wait for an answer
+_FIRST_SECONDS = 5.0  # a single sample does not wait for an answer
 _PAUSE_SECONDS = 30.0
 _BUDGET = 0.001  # of one core
 _PATIENCE_SECONDS = 20.0
 _STALE_SECONDS = 300.0
 _MOST_PIDS = 64
 
-# [index, used, total, what the given processes hold or None, percent busy, watts, celsius]
+# [index, used, total, used by the given processes or None, percent busy, watts, celsius]
 Memory = list[list[int | None]]
 
 
 class Gpus:
-    """All that the driver shows. Asking never waits."""
+    """All GPUs of the driver. A question never blocks."""
 
     def __init__(self, program: Path = _PROGRAM, drivers: Collection[str] = _DRIVERS) -> None:
         self._program = program
-        # Without a driver not even the program is started.
+        # Without a driver the program is not started.
         self._is_there = program.exists() and any(Path(each).exists() for each in drivers)
         self._next_at = time.monotonic() + _FIRST_SECONDS
-        self._asked: tuple[int, int, float] | None = None  # its pid, its answer, since when
+        self._asked: tuple[int, int, float] | None = None  # pid, pipe of its answer, start time
         self._newest: tuple[float, Memory] | None = None
 
     def memory(self, pids: Collection[int]) -> Memory | None:
-        """As of late; None where there is no GPU, or none that answers."""
+        """The last answer; None without a GPU that answers."""
         if not self._is_there:
             return None
         now = time.monotonic()
         if self._asked is not None:
-            self._hear(now)
+            self._receive(now)
         elif now >= self._next_at:
             self._ask(now, list(pids)[:_MOST_PIDS])
         if self._newest is None or now - self._newest[0] > _STALE_SECONDS:
@@ -56,7 +55,6 @@ class Gpus:
         return self._newest[1]
 
     def close(self) -> None:
-        """Nobody wants the answer any more."""
         if self._asked is not None:
             pid, answer, _ = self._asked
             self._asked, self._is_there = None, False
@@ -90,15 +88,15 @@ class Gpus:
         os.set_blocking(answer, False)
         self._asked = pid, answer, now
 
-    def _hear(self, now: float) -> None:
+    def _receive(self, now: float) -> None:
         assert self._asked is not None
         pid, answer, since = self._asked
         cost = 0.0
-        with contextlib.suppress(ChildProcessError):  # a leader waits for whatever has ended
+        with contextlib.suppress(ChildProcessError):  # `holdfast run` reaps all children
             ended, _, used = os.wait4(pid, os.WNOHANG)
             if not ended:
                 if now - since > _PATIENCE_SECONDS:
-                    # One that a GPU holds may not end by this either. Then nobody asks again.
+                    # A program that a GPU blocks may survive this. Then none is started again.
                     os.kill(pid, signal.SIGKILL)
                 return
             cost = used.ru_utime + used.ru_stime

@@ -1,7 +1,6 @@
-"""Who a process is, beyond a number that the system gives out again.
+"""The identity of a process: its pid, start time, boot and pid namespace.
 
-A pid means something only within one boot and one pid namespace, and only
-together with the time at which the process started.
+The system reuses pids, so a pid alone does not name a process.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast._environment.processes.proc import stat_fields
+
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process, told apart from every other that ever had its pid."""
+    """One process, different from every other process that had its pid."""
 
     pid: int
     started: str
@@ -25,16 +26,15 @@ class ProcessIdentity:
     namespace: str
 
     def is_here(self) -> bool:
-        """Whether its pid can be looked up from this process."""
+        """True if this process can see its pid."""
         return bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
 
     def is_alive(self) -> bool:
-        """Whether it still runs; only to be asked if `is_here()`."""
+        """True if it still runs; valid only if `is_here()`."""
         return bool(self.started) and _started(self.pid) == self.started
 
 
 def host_name() -> str:
-    """The name of this machine."""
     if hasattr(os, "uname"):
         return os.uname().nodename
     import socket  # Windows
@@ -43,21 +43,15 @@ def host_name() -> str:
 
 
 def of_process(pid: int | None = None) -> ProcessIdentity:
-    """The identity of a process of this machine, of this one if none is given."""
+    """The identity of a process of this machine; without a pid, of this process."""
     pid = os.getpid() if pid is None else pid
     return ProcessIdentity(pid, _started(pid), host_name(), _boot(), _namespace())
 
 
 def _started(pid: int) -> str:
     if sys.platform == "linux":
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return ""
-        # The name in parentheses may hold anything, so count from the last one.
-        fields = text.rpartition(")")[2].split()
-        state, started = fields[0], fields[19]
-        return "" if state in "ZX" else started
+        fields = stat_fields(pid)
+        return fields[19].decode() if fields and fields[0] not in (b"Z", b"X") else ""
     import psutil  # slow to import, and needed only where there is no /proc
 
     try:
@@ -82,26 +76,26 @@ def _namespace() -> str:
         return ""
 
 
-# -- How a process of ours is started, so that it is this very package and lives through signals.
+# -- The command that starts a process of ours, from this very package -----------------------------
 
 
-# Its life is tied to the trainer's or to a pipe; whoever wants to end it must mean it. It is deaf
-# before it imports anything: on a busy machine that takes seconds.
-_UNHEARD = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+# It ends with the trainer or with a pipe, not by a signal to the group. It ignores signals before
+# its first import: on a busy machine the imports take seconds.
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def command(module: str, plan: dict[str, Any], *, is_deaf: bool = True) -> list[str]:
-    """What starts `main` of one of our modules, which is given the plan as JSON.
+    """Starts `main` of one of our modules with the plan as JSON.
 
-    Without `is_deaf`, signals act as they are set for the process that starts it.
+    Without `is_deaf` it inherits the signal settings of its parent.
     """
     package = str(Path(__file__).parents[3])
     program = (
         "import signal, sys\n"
-        f"for name in {_UNHEARD if is_deaf else ()!r}:\n"
+        f"for name in {_IGNORED if is_deaf else ()!r}:\n"
         "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n"
         f"place = {package!r}\n"
-        # Not in front: the script may have modules that are named like ours or like others'.
+        # Not in front: modules of the script may have the same names.
         "at = [i for i, p in enumerate(sys.path) if p.endswith('site-packages')]\n"
         "sys.path.insert(at[0] if at else len(sys.path), place)\n"
         f"from {module} import main\n"

@@ -1,9 +1,8 @@
-"""A look at a process and all below it: what the kernel tells of them, and where their code stands.
+"""One inspection of a process and all below it: the kernel's facts, and the stacks of their code.
 
-The stacks are taken twice, so that one can see whether they move. It never raises and never waits
-without bound: what reads from a process in a dead file system can stand there for ever, so it runs
-in a thread of its own. While that thread gets on it is waited for, however crowded the machine is;
-when it shows no sign of life for some seconds, what is known by then is what is told.
+The stacks are taken twice, to see whether they move. It never raises and never blocks: a reading of
+a process in a dead file system can hang forever, so it runs in its own thread. We wait for that
+thread while it makes progress. Without progress for some seconds, the facts so far are the result.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from holdfast._environment.processes.activity import (
     waits_between,
     wakes_between,
 )
-from holdfast._environment.processes.calls import find_call, unread_outputs
 from holdfast._environment.processes.cgroup import cpu_quota
 from holdfast._environment.processes.fault_stacks import FaultStacks
 from holdfast._environment.processes.identity import host_name
@@ -34,14 +32,16 @@ from holdfast._environment.processes.threads import (
     ProcessSample,
     ThreadSample,
     command_of,
+    find_call,
     name_of,
     program_of,
     sample_process,
+    unread_outputs,
 )
 from holdfast._environment.processes.tree import Tree
 
 MOST_PROCESSES = 64
-_SILENT_SECONDS = 6.0  # without a sign of life of a look: it waits for the system
+_SILENT_SECONDS = 6.0  # without progress: it waits for the system
 _JOIN_SECONDS = 0.1
 _APART_SECONDS = 0.3  # less is too short to see whether a stack moves
 _DUMP_SECONDS = 1.8
@@ -59,39 +59,39 @@ _TELLING = {"T": 0, "t": 0, "D": 1, "R": 2, "S": 3, "Z": 4}
 
 
 class Looker:
-    """Looks at one process and at those below it, again and again."""
+    """Inspects one process and all below it, as often as asked."""
 
-    def __init__(self, pid: int, tree: Tree | None = None, fault_file: int | None = None) -> None:
+    def __init__(self, pid: int, fault_file: int | None = None) -> None:
         self._pid = pid
-        self._tree = Tree(pid) if tree is None else tree
+        self._tree = Tree(pid)
         self._faults = None if fault_file is None else FaultStacks(fault_file)
         self._stuck: threading.Thread | None = None
-        self.alive_at = 0.0  # when the look under way last got on
+        self.alive_at = 0.0  # the last progress of the current inspection
 
     def look(self, seconds: float = 0.5) -> dict[str, Any]:
-        """The record of a look, which takes about that long; some seconds where it must wait.
+        """The record of an inspection, which takes about that long; some seconds if it must wait.
 
         {"time", "host", "pid", "seconds" of the window, "by": "py-spy", "faulthandler" or "none",
-        "stacks_error": why the process could not be read from outside, "cores", "load",
-        "processes": the process itself, then those below it, each with what it did in the window
-        and its "threads"}. The frames of a thread are {"file", "line", "name"}, the innermost
-        first; py-spy gives names as Class.method, faulthandler the last part alone, and no "tid"
-        but the main thread's. What could not be known is None.
+        "stacks_error": why there are no stacks, "cores", "load", "processes": the process itself,
+        then those below it, each with its activity in the window and its "threads"}. The frames of
+        a thread are {"file", "line", "name"}, the innermost first. py-spy has names as
+        Class.method; faulthandler has only the last part, and only the main thread's "tid". A
+        value that is not known is None.
         """
         look = _Look(self._pid, self._tree, self._faults, seconds, self._get_on)
         self._get_on()
         if self._stuck is not None and self._stuck.is_alive():
-            return look.of_little("an earlier look still waits for the system")
+            return look.without_stacks("an earlier look still waits for the system")
         thread = threading.Thread(target=look.take, name="holdfast-look", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            return look.of_little("no thread could be started")
+            return look.without_stacks("no thread could be started")
         while thread.is_alive() and time.monotonic() - self.alive_at < _SILENT_SECONDS + seconds:
             thread.join(_JOIN_SECONDS)
         if thread.is_alive():
             self._stuck = thread
-            with contextlib.suppress(Exception):  # as far as it has come
+            with contextlib.suppress(Exception):  # the facts so far must suffice
                 look.sample_again()
         return look.record()
 
@@ -100,8 +100,6 @@ class Looker:
 
 
 class _Look:
-    """One look, as far as it has come."""
-
     def __init__(
         self,
         pid: int,
@@ -111,7 +109,7 @@ class _Look:
         get_on: Callable[[], None],
     ) -> None:
         self._pid, self._tree, self._faults = pid, tree, faults
-        self._get_on = get_on  # a sign of life
+        self._get_on = get_on  # reports progress
         self._seconds = max(seconds, _APART_SECONDS)
         self._before: dict[int, ProcessSample] = {}
         self._after: dict[int, ProcessSample] = {}
@@ -124,16 +122,16 @@ class _Look:
         self._commands: dict[int, str | None] = {}
 
     def take(self) -> None:
-        """Go through all of it, the surest first."""
+        """Read everything, the most reliable facts first."""
         try:
             self._take()
-        except Exception as error:  # noqa: BLE001  a look is worth less than whoever looks
+        except Exception as error:  # noqa: BLE001  it must never end the keeper
             self._error = f"the look failed: {error!r}"
 
-    def of_little(self, why: str) -> dict[str, Any]:
-        """Two samples and no stacks."""
+    def without_stacks(self, why: str) -> dict[str, Any]:
+        """Two samples only."""
         self._error = why
-        with contextlib.suppress(Exception):  # then the reason alone is told
+        with contextlib.suppress(Exception):  # then the reason is the whole record
             self._sample(self._before)
             time.sleep(self._seconds)
             self.sample_again()
@@ -156,23 +154,23 @@ class _Look:
         self._note_how()
         time.sleep(max(_APART_SECONDS, self._seconds - (time.monotonic() - began)))
         if program is not None:
-            # Not what has not answered: it would not answer now.
+            # A process without an answer would not answer now either.
             again = [pid for pid in readable if not first[pid].is_late]
             second.update(dump_stacks(again, _DUMP_SECONDS, program, self._get_on))
         self._sample(self._after)
         self._get_on()
         self._look_for_moves(program)
         for pid in [pid for pid in second if first[pid].error]:
-            first[pid] = second.pop(pid)  # without stopping it, one reading in many goes wrong
+            first[pid] = second.pop(pid)  # without stopping the process, some readings fail
         self._note_how()
         self._ask_for_stacks()
         for pid in self._pids:
             self._commands[pid] = command_of(pid)
 
     def _look_for_moves(self, program: str | None) -> None:
-        """Of those that are awake and were seen at one place twice: they may have been there twice.
+        """Read again the awake processes that stood twice at one place: that can be chance.
 
-        An evaluation whose batches all wait at the same line is elsewhere for a moment only.
+        An evaluation whose batches all wait at one line is elsewhere only for a moment.
         """
         second = self._dumps[1]
         awake = [pid for pid in second if self._is_awake(pid) and not self._has_moved(pid)]
@@ -194,7 +192,7 @@ class _Look:
         return cpu / window > _AWAKE_CORES or wakes / window > _AWAKE_WAKES
 
     def _has_moved(self, pid: int) -> bool:
-        """Whether its main thread has; unknown counts as moved."""
+        """True if its main thread has moved, or that is not known."""
         first, second = (each[pid].threads for each in self._dumps)
         later = {each.ident: each for each in second}
         return all(moved_between(each, later) is not False for each in first if each.tid == pid)
@@ -214,7 +212,7 @@ class _Look:
             self._keep_telling()
 
     def _keep_telling(self) -> None:
-        """The trainer, and of the others those that can tell the most."""
+        """Keep the trainer and the processes whose states say most."""
         order = sorted(
             self._before,
             key=lambda pid: (pid != self._pid, _TELLING.get(self._before[pid].state, 3)),
@@ -224,7 +222,7 @@ class _Look:
         self._pids = [pid for pid in self._pids if pid in kept]
 
     def _readable(self) -> list[int]:
-        """Those that run Python, as far as one can know without reading their memory."""
+        """The processes that run Python, as far as is known without reading their memory."""
         program = program_of(self._pid)
         found = []
         for pid, sample in self._before.items():
@@ -238,7 +236,7 @@ class _Look:
         return found
 
     def _ask_for_stacks(self) -> None:
-        """Of those that could not be read: by the signal, which can end what they wait in."""
+        """For processes that could not be read: by a signal, which can interrupt a system call."""
         self._get_on()
         first, second = self._dumps
         if self._faults is None:
@@ -262,7 +260,6 @@ class _Look:
     # -- the record ---------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """What is known by now."""
         processes = [self._process(pid) for pid in list(self._before)]
         _shorten(processes)
         before, after = self._before.get(self._pid), self._after.get(self._pid)
@@ -274,7 +271,7 @@ class _Look:
             "by": self._by,
             "stacks_error": "the process has ended" if _is_over(before) else self._error,
             "cores": usable_cores(self._pid),
-            "load": _load(),
+            "load": load(),
             "cpu_quota": cpu_quota(self._pid),
             "shm": shm_room(),
             "processes": processes,
@@ -318,67 +315,60 @@ class _Look:
         python = {each.tid: each for each in first if each.tid is not None}
         found, silent = list[dict[str, Any]](), list[dict[str, Any]]()
         for tid, sample in after.threads.items():
-            known = python.pop(tid, None)
-            record = self._thread(pid, before.threads.get(tid, sample), sample, window, known)
-            record["moved"] = None
+            record = self._thread(pid, before.threads.get(tid, sample), sample, window)
+            known = python.get(tid)
             if known is not None:
                 again = later.get(known.ident)
-                record["moved"] = moved_between(known, later)
-                # Both times: whoever works in Python has it now and then, and gives it back.
+                record |= _python_part(known, later, known.name or sample.name)
+                # Both times: a thread that works in Python has it sometimes, and gives it back.
                 record["owns_gil"] = known.owns_gil and (again is None or again.owns_gil)
             (found if known is not None or tid == pid else silent).append(record)
         silent.sort(key=lambda each: (each["state"] == "S", -each["cpu"]))
-        # Of these the system's number is not known: faulthandler does not tell it.
+        # faulthandler does not write the tids of these threads.
         nameless = [each for each in first if each.tid is None]
         return [
             *found,
-            *({**_python_part(each), "moved": moved_between(each, later)} for each in nameless),
+            *(
+                {"tid": None, "is_main": False, **_python_part(each, later, each.name)}
+                for each in nameless
+            ),
             *silent[:_MOST_SILENT_THREADS],
         ]
 
     def _thread(
-        self,
-        pid: int,
-        before: ThreadSample,
-        after: ThreadSample,
-        window: float,
-        known: PythonThread | None,
+        self, pid: int, before: ThreadSample, after: ThreadSample, window: float
     ) -> dict[str, Any]:
-        is_main = after.tid == pid
+        is_known = after.wakes is not None and before.wakes is not None
         record: dict[str, Any] = {
             "tid": after.tid,
             "name": after.name,
-            "is_main": is_main,
+            "is_main": after.tid == pid,
             "state": state_between(before.state, after.state),
             "cpu": rate(after.cpu_seconds - before.cpu_seconds, window),
-            "wakes": None
-            if after.wakes is None or before.wakes is None
-            else rate(after.wakes - before.wakes, window),
+            "wakes": rate((after.wakes or 0) - (before.wakes or 0), window) if is_known else None,
             "wchan": after.wchan,
             "waits": waits_between(before, after, window),
+            "owns_gil": None,
+            "frames": [],
+            "moved": None,
         }
-        if is_main:
+        if after.tid == pid:
             call, path = self._calls.get(pid, (None, None))
-            record["call"], record["call_path"] = call, path
-            # Who prints into a pipe of its parent waits for its parent, and not for a person.
-            record["unread"] = unread_outputs(self._pid, call, path)
-        part = _python_part(known) if known is not None else {"owns_gil": None, "frames": []}
-        return record | {
-            name: value
-            for name, value in part.items()
-            if name in ("owns_gil", "frames") or (name == "name" and value)
-        }
+            # A process that prints into a pipe of its parent waits for it, not for a person.
+            unread = unread_outputs(self._pid, call, path)
+            record |= {"call": call, "call_path": path, "unread": unread}
+        return record
 
 
 def usable_cores(pid: int) -> int:
-    """How many a process may use."""
     with contextlib.suppress(OSError, AttributeError):
         return len(os.sched_getaffinity(pid))
     return os.cpu_count() or 1
 
 
-def _load() -> float | None:
-    with contextlib.suppress(OSError):
+def load() -> float | None:
+    """The mean number of ready threads in the last minute."""
+    with contextlib.suppress(OSError, AttributeError):
         return round(os.getloadavg()[0], 2)
     return None
 
@@ -387,18 +377,15 @@ def _is_over(sample: ProcessSample | None) -> bool:
     return sample is None or sample.state in "ZX"
 
 
-def _python_part(thread: PythonThread) -> dict[str, Any]:
-    return {
-        "tid": thread.tid,
-        "name": thread.name,
-        "is_main": False,
-        "owns_gil": thread.owns_gil,
-        "frames": thread.frames,
-    }
+def _python_part(
+    thread: PythonThread, later: dict[int, PythonThread], name: str | None
+) -> dict[str, Any]:
+    moved = moved_between(thread, later)
+    return {"name": name, "owns_gil": thread.owns_gil, "frames": thread.frames, "moved": moved}
 
 
 def _shorten(processes: list[dict[str, Any]]) -> None:
-    """A look must fit into a message: of too many stacks the main threads' stay whole."""
+    """A record must fit into a message: of too many stacks, those of main threads stay whole."""
     threads = [thread for process in processes for thread in process["threads"]]
     if sum(len(thread["frames"]) for thread in threads) > _MOST_FRAMES:
         for thread in threads:

@@ -1,4 +1,4 @@
-"""The C library: its functions, and the signal handlers that the kernel has."""
+"""The C library, and the signal handlers in the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIGACTION_BYTES = 256
 
 
 def c_handler(number: int) -> bytes:
-    """The handler as the kernel has it: a C++ library can replace it behind Python's back."""
+    """The kernel's handler: a C++ library can replace it without Python."""
     if sys.platform != "linux":
         return b""
     import ctypes
@@ -21,7 +21,6 @@ def c_handler(number: int) -> bytes:
 
 
 def libc() -> Any:
-    """The functions of the C library, loaded once."""
     global _loaded_libc
     if _loaded_libc is None:
         import ctypes

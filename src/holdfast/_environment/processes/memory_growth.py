@@ -1,15 +1,14 @@
-"""Whether memory grows so that it will hit its limit, and when.
+"""Whether memory will grow to its limit, and when.
 
-The rule: if what came in the last seconds came once more, the limit would be hit. So the future
-is trusted no further than the past was seen, and what has taken less than half of the room that
-there was is not taken for a leak. It must have grown all through those seconds: a model that was
-loaded is a jump, and nothing behind it.
+The rule: the growth of the last seconds, repeated once, would reach the limit. So a forecast is no
+longer than the observation, and growth that takes less than half of the free memory is no leak. The
+memory must have grown in every part of that time: the load of a model is one jump.
 
-Memory that rises and falls again and again has shown how high it goes: below that height nothing
-is said. A slow leak under it shows in the heights, over longer times.
+Memory that rises and falls repeatedly has shown its peaks: below them there is no forecast. A slow
+leak under them shows in the peaks, over a longer time.
 
-Three limits are watched: that of the cgroup, of the machine and of /dev/shm. Page cache counts in
-none of them: `MemoryCgroup` leaves it out, and so does the kernel's MemAvailable.
+Three limits are watched: of the cgroup, of the machine and of /dev/shm. None counts page cache:
+`MemoryCgroup` and the kernel's MemAvailable leave it out.
 """
 
 from __future__ import annotations
@@ -19,29 +18,27 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-# Seconds to look back on; the shortest first, since it says most about the present.
+# Seconds of observation; the shortest first, since it says most about the present.
 _SPANS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_PARTS = 5  # of a span, that are compared
-_STRETCH = 1.5  # by which two looks may lie further apart than the span
-_EVEN = 0.4  # of the mean growth, that must be there from each part to the next
+_PARTS = 5  # of a span, which are compared
+_STRETCH = 1.5  # the most that the points may cover, in spans
+_EVEN = 0.4  # of the mean growth: the least growth from each part to the next
 _FOR_NOISE = 0.25  # of the growth
-_FALL = 0.3  # of what it had risen by: that much down is a fall
+_FALL = 0.3  # of the last rise: a larger decrease is a fall
 _PEAKS = 16
 _SAME_SECONDS = 1.0
-# All points are kept for some seconds, then the highest of each second, then of each six.
+# All recent points are kept; of older ones the highest of each second, then of six seconds.
 _WHOLE_SECONDS = 10.0
 _SECONDS_SECONDS = 60.0
 _KEPT_SECONDS = 600.0
-_THIN_AFTER = 64  # points that have come
-_CLOSE = 0.25  # of the limit, that is left
+_THIN_AFTER = 64  # new points
+_CLOSE = 0.25  # of the limit is free
 _FAST_SECONDS = 60.0  # until the limit
 _FAST_SPAN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """When a limit will be hit."""
-
     seconds: float
     bytes_per_second: float
     used: int
@@ -50,8 +47,6 @@ class Forecast:
 
 
 class Growth:
-    """Of all memory around one process."""
-
     def __init__(self) -> None:
         self._all = {what: _Course() for what in ("cgroup", "machine", "shm")}
 
@@ -65,16 +60,15 @@ class Growth:
                 self._all[what].add(float(at), used, limit)
 
     def forecast(self) -> Forecast | None:
-        """The nearest limit that steady growth will hit; None as long as there is none."""
+        """The nearest limit that steady growth will reach; None without such growth."""
         found: list[Forecast] = []
         for what, course in self._all.items():
-            told = course.until_full()
-            if told is not None:
-                found.append(Forecast(*told, course.used, course.limit, what))
+            if (expected := course.until_full()) is not None:
+                found.append(Forecast(*expected, course.used, course.limit, what))
         return min(found, key=lambda each: each.seconds, default=None)
 
     def is_close(self) -> bool:
-        """Whether to look more often: little is left of something, or it goes fast."""
+        """True if samples are needed more often: little memory is free, or it fills fast."""
         return any(course.is_close() for course in self._all.values())
 
 
@@ -89,14 +83,12 @@ def _levels(sample: dict[str, Any]) -> dict[str, tuple[int | None, int | None]]:
 
 
 class _Course:
-    """One level over time."""
-
     def __init__(self) -> None:
         self.used = self.limit = 0
         self._times: list[float] = []
         self._values: list[int] = []
         self._unthinned = 0
-        # Heights that it has fallen from, and when.
+        # Times and heights of falls.
         self._peaks: list[tuple[float, int]] = []
         self._high = self._low = 0
 
@@ -104,7 +96,7 @@ class _Course:
         if self._times and at <= self._times[-1]:
             if self._times[-1] - at < _SAME_SECONDS:
                 return
-            # The clock was set back: nothing from before fits.
+            # The clock was set back: earlier times are useless.
             self._times, self._values, self._peaks = [], [], []
         self.used, self.limit = used, limit
         self._note_fall(at)
@@ -120,7 +112,7 @@ class _Course:
             return None
         highest = max(self._values)
         if highest - min(self._values) < self.limit - highest:
-            return None  # so it is nearly always, and this costs next to nothing
+            return None  # the usual case, at almost no cost
         for span in _SPANS:
             rate, height = self._steady(span)
             if rate > 0:
@@ -144,7 +136,7 @@ class _Course:
         first = bisect.bisect_right(times, times[-1] - span) - 1
         length = times[-1] - times[first]
         if first < 0 or len(times) - first < _PARTS or length > _STRETCH * span:
-            return 0.0, 0  # it was not looked at for so long, or not often enough
+            return 0.0, 0  # too short an observation, or too few points
         edges = [
             first,
             *(
@@ -169,17 +161,14 @@ class _Course:
         return rate, high
 
     def _highest(self, begin: int, end: int) -> tuple[float, int]:
-        """Of a part of the points: it is a height that hits a limit."""
+        """The time and height of the highest of some points."""
         if begin >= end:
             return 0.0, 0
         height = max(self._values[begin:end])
         return self._times[self._values.index(height, begin, end)], height
 
     def _is_known(self, height: float, until: float) -> bool:
-        """Whether it had been higher, and fallen from there, before.
-
-        Once does not count: that may have been a load at the start.
-        """
+        """True if it has fallen from a greater height before; once may be a load at the start."""
         return sum(at <= until and peak > height for at, peak in self._peaks) > 1
 
     def _note_fall(self, at: float) -> None:
@@ -209,7 +198,7 @@ class _Course:
         self._peaks = [each for each in self._peaks if now - each[0] < _KEPT_SECONDS]
 
 
-# -- The samples of the last minutes: all of the newest, and of the older ones the highest ---------
+# -- The samples of the last minutes: all new ones, and the highest of the older ones --------------
 
 
 _HISTORY_SECONDS = 300.0
@@ -220,8 +209,6 @@ _SPAN_SECONDS = (_HISTORY_SECONDS - _RECENT_SECONDS) / _OLDER
 
 
 class MemoryHistory:
-    """Of one process."""
-
     def __init__(self) -> None:
         self._new: list[dict[str, Any]] = []
         self._old: list[dict[str, Any]] = []
@@ -236,13 +223,13 @@ class MemoryHistory:
             self._old.pop(0)
 
     def recent(self) -> list[dict[str, Any]]:
-        """Of the last five minutes, the oldest first; all of them only of the last ten seconds."""
+        """The last five minutes, oldest first; all samples of the last ten seconds."""
         return self._old + self._new
 
     def _keep(self, sample: dict[str, Any]) -> None:
         before = self._old[-1] if self._old else None
         if before is not None and _span(before) == _span(sample):
-            # The highest says more than any other: it is what nearly went wrong.
+            # The highest was nearest to the limit.
             if _height(sample) >= _height(before):
                 self._old[-1] = sample
             return

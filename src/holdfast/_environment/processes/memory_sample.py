@@ -1,4 +1,4 @@
-"""Takes one sample of the memory around a process."""
+"""Samples of the memory around a process, and the free space of file systems."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from typing import Any
 
 from holdfast._environment.processes.cgroup import MemoryCgroup
 from holdfast._environment.processes.gpu import Gpus
-from holdfast._environment.processes.proc import field, read_bytes
+from holdfast._environment.processes.proc import field, read_bytes, stat_fields
 from holdfast._environment.processes.tree import Tree, rss, swap
-
-# -- How much room there is on a disk and in shared memory -----------------------------------------
-
-
-_SHM = "/dev/shm"
 
 
 def room(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Of the file system that a path is on, or would be.
+    """{"path", "free", "total", "free_inodes"} of the file system of a path, for ordinary users.
 
-    {"path", "free", "total", "free_inodes"}: what is free for an ordinary user. An inode is what
-    a new file needs; where they cannot run out, `free_inodes` is None. On a dead NFS this waits.
+    `free_inodes` is None where the number of files is not limited. On a dead NFS this blocks.
     """
     place = Path(path)
     for each in (place, *place.absolute().parents):
@@ -39,10 +33,10 @@ def room(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return None
 
 
-def shm_room(path: str = _SHM) -> dict[str, int] | None:
+def shm_room() -> dict[str, int] | None:
     """{"free", "total"} of /dev/shm."""
     try:
-        found = os.statvfs(path)
+        found = os.statvfs("/dev/shm")
     except (OSError, AttributeError):
         return None
     return {"free": found.f_bavail * found.f_frsize, "total": found.f_blocks * found.f_frsize}
@@ -52,31 +46,24 @@ _BUDGET = 0.003  # of one core
 _PAUSE_SECONDS = 1.0
 _HURRY_SECONDS = 0.1
 _LONGEST_SECONDS = 30.0
-_LIMITED_MOST = 8  # processes below the first: a shell is, and what it has started
+_LIMITED_MOST = 8  # processes below the first whose limits are read
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_MOVED_SECONDS = 10.0  # somebody may put a process into another cgroup
+_MOVED_SECONDS = 10.0  # a process may be moved into another cgroup
 
 
 class Sampler:
-    """Looks at one process and at those below it."""
-
-    def __init__(self, pid: int, tree: Tree | None = None) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
         self.cgroup = MemoryCgroup.find(pid)
         self._found_at = time.monotonic()
-        self.tree = Tree(pid) if tree is None else tree
+        self.tree = Tree(pid)
         self.pids: list[int] = []
-        self.cost_seconds = 0.0  # of processor time, for one look of late
+        self.cost_seconds = 0.0  # processor time of a recent sample
         self._gpus = Gpus()
-        self._of_full: dict[str, Any] = {
-            "workers": None,
-            "worker_count": None,
-            "swap": None,
-            "gpu": None,
-        }
+        self._of_full: dict[str, Any] = dict.fromkeys(("workers", "worker_count", "swap", "gpu"))
 
     def take(self, full: bool = True) -> dict[str, Any]:
-        """A sample. Without `full` what is dear is as it was at the last full one."""
+        """A sample. Without `full`, the expensive values are those of the last full one."""
         before = time.thread_time()
         meminfo = read_bytes("/proc/meminfo") or b""
         usage = None if self.cgroup is None else self.cgroup.usage()
@@ -89,21 +76,23 @@ class Sampler:
             "cgroup": None if usage is None else usage.used,
             "cache": None if usage is None else usage.cache,
             "limit": None if usage is None else usage.limit,
-            "available": _kilobytes(meminfo, b"MemAvailable:"),
-            "total": _kilobytes(meminfo, b"MemTotal:"),
+            "available": None,
+            "total": None,
         }
+        for key, name in (("available", b"MemAvailable:"), ("total", b"MemTotal:")):
+            if (kilobytes := field(meminfo, name)) is not None:
+                sample[key] = kilobytes * 1024
         if full:
             self._look_closely(meminfo)
         self.cost_seconds = 0.8 * self.cost_seconds + 0.2 * (time.thread_time() - before)
         return sample | self._of_full
 
     def pause_seconds(self, hurry: bool) -> float:
-        """Until the next look: so long that all of them stay within the budget."""
+        """The time until the next sample, so long that all of them stay within the budget."""
         wanted = _HURRY_SECONDS if hurry else _PAUSE_SECONDS
         return min(_LONGEST_SECONDS, max(wanted, self.cost_seconds / _BUDGET))
 
     def close(self) -> None:
-        """Nothing is left behind."""
         self._gpus.close()
 
     def _look_closely(self, meminfo: bytes) -> None:
@@ -111,7 +100,7 @@ class Sampler:
         if now - self._found_at > _MOVED_SECONDS:
             self._found_at = now
             found = MemoryCgroup.find(self.pid)
-            # Of a process that has ended the old one tells more.
+            # For a process that has ended, the old one says more.
             if found is not None and (self.cgroup is None or found.path != self.cgroup.path):
                 self.cgroup = found
         self.pids = self.tree.look()
@@ -126,7 +115,7 @@ class Sampler:
 
     def _swap(self, meminfo: bytes) -> int:
         if field(meminfo, b"SwapTotal:") == field(meminfo, b"SwapFree:"):
-            return 0  # nobody has any
+            return 0  # no swap is in use
         return sum(swap(each) or 0 for each in (self.pid, *self.pids))
 
 
@@ -141,12 +130,6 @@ def read_limits(pids: list[int]) -> dict[str, Any]:
             if hard and hard[0].isdigit():
                 found[key] = min(int(hard[0]), found.get(key, int(hard[0])))
         if "cpu_limit" in found:
-            fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
-            used = sum(map(int, fields[11:13])) / _TICKS
+            used = sum(map(int, stat_fields(pid)[11:13])) / _TICKS
             found["cpu_seconds"] = max(used, found.get("cpu_seconds", 0.0))
     return found
-
-
-def _kilobytes(text: bytes, name: bytes) -> int | None:
-    found = field(text, name)
-    return None if found is None else found * 1024

@@ -1,10 +1,10 @@
-"""Prints what the GPUs hold, by NVIDIA's own library: a program of its own, see `gpu`.
+"""A program that prints the memory of the GPUs, by NVIDIA's library; see `gpu.py`.
 
     python -I -S nvml.py PID…
 
-One line of JSON, of each GPU: [index, used, total, what the given processes hold, percent of the
-time in which it was busy, watts, degrees Celsius]; null where the driver does not say it.
-It imports nothing of holdfast, so that it starts in a moment.
+One line of JSON, for each GPU: [index, used, total, used by the given processes, percent of the
+time in which it was busy, watts, degrees Celsius]; null where the driver does not know.
+It imports nothing of holdfast, so it starts fast.
 """
 
 import ctypes
@@ -40,7 +40,6 @@ class _GpuProcess(ctypes.Structure):
 
 
 def read(pids: set[int]) -> list[list[int | None]]:
-    """Of every GPU that answers."""
     library = ctypes.CDLL(_LIBRARY)
     count = ctypes.c_uint()
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
@@ -53,14 +52,13 @@ def read(pids: set[int]) -> list[list[int | None]]:
         if library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
             continue
         held = [each.used for each in _running(library, device) if each.pid in pids]
-        # A container may number its processes otherwise than the driver does.
+        # A container may have other pids than the driver.
         mine = sum(held) if held and _NOT_TOLD not in held else None
         found.append([index, memory.used, memory.total, mine, *_figures(library, device)])
     return found
 
 
 def _figures(library: Any, device: ctypes.c_void_p) -> list[int | None]:
-    """How busy it is, its power and its temperature."""
     busy, milliwatts, celsius = _Utilization(), ctypes.c_uint(), ctypes.c_uint()
     is_known = not library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy))
     has_power = not library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts))

@@ -1,13 +1,13 @@
-"""How long a run may stand still before somebody looks at it.
+"""How long a run may stand still before its processes are inspected.
 
-Learned from the run itself: a step is measured against the steps before it, an evaluation against
-those of its own name. What has no measure yet (the first step, which may compile for long, and
-all that is outside of the loop) gets half an hour. Time in which the run was held by a person, was
-saving, or was not looked at, is never learned and never counts. Time in which its main thread
-waited for a processor that others had does not count either.
+The limit is learned from the run: a step is compared with earlier steps, an evaluation with earlier
+ones of the same name. Half an hour is allowed where there is no measure: for the first step, which
+may compile, and outside of the loop. Time in which a person held the run, it was saving, or it was
+not polled is neither learned nor counted. The wait of the main thread for a processor does not
+count either.
 
-Nothing here is a verdict. When the patience is over, somebody looks at the processes, and only
-what neither moves nor computes is called a hang.
+This is no verdict: at the limit the processes are inspected, and only a run that neither moves nor
+computes is called a hang.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 STEP = "step"
-FRESH = "first step of a loop"  # workers of a loader start, caches are cold
+FRESH = "first step of a loop"  # loader workers start, caches are cold
 FIRST = "first step"
 PHASE = "phase"
 OUTSIDE = "outside of the loop"
@@ -32,22 +32,22 @@ _LEAST_SLOWED_SECONDS = 600.0
 _USUAL_TIMES = 10.0
 _LONGEST_TIMES = 3.0
 _PHASE_TIMES = 5.0
-_GIVEN_TIMES = 10.0  # of what was given for a step: phases, first steps, outside of the loop
+_GIVEN_TIMES = 10.0  # of the given limit of a step: for phases, first steps, outside of the loop
 _SLOWED_TIMES = 30.0
 _FEWEST_STEPS = 3  # until there is a measure
 _SAMPLES = 64
 _NEWEST = 8
-_FORGETS = 0.9999  # of the longest step at each look that sees a step: half of it in half an hour
-_AWAY_SECONDS = 5.0  # between two looks: then this process was stopped, or its machine asleep
+_FORGETS = 0.9999  # of the longest step, at each poll with a new step: half in half an hour
+_AWAY_SECONDS = 5.0  # between two polls: this process was stopped, or its machine asleep
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What is seen of a trainer in one look; times are monotonic."""
+    """The state of a trainer at one poll; times are monotonic."""
 
     now: float
     step: int
-    boundary: float  # when it was passed; 0: none yet
+    boundary: float  # the time of the last one; 0: none yet
     in_loop: bool
     loop_began: float = 0.0  # 0: not known
     loop_step: int = 0  # at which it began
@@ -55,10 +55,10 @@ class Sight:
     phase: str | None = None
     epoch: int = 0
     is_judged: bool = True  # neither leaving nor done
-    is_ours: bool = False  # holdfast itself is at work in its main thread
+    is_ours: bool = False  # holdfast works in its main thread
     is_held: bool = False  # by a person, or stopped
     is_slowed: bool = False  # by a profiler or a debugger
-    waited: float | None = None  # for a processor, in all its life; None: not looked at
+    waited: float | None = None  # for a processor, since its start; None: not read
 
     @property
     def steps_in_loop(self) -> int:
@@ -66,33 +66,33 @@ class Sight:
 
 
 class Patience:
-    """What is usual for one trainer, and for how long it has stood now."""
+    """The usual times of one trainer, and how long it has stood now."""
 
     def __init__(self, given_seconds: float | None = None) -> None:
         self.given_seconds = given_seconds
         self.kind = UNJUDGED
         self._key: tuple[object, ...] = ()
         self._since = 0.0
-        self._waited_before: float | None = None  # at the first look since then that told it
+        self._waited_before: float | None = None  # at the first poll since then that knew it
         self._waited = 0.0  # since then
         self._last: Sight | None = None
-        self._steps = 0  # that were seen to be made
+        self._steps = 0  # observed
         self._is_fresh = True
-        self._is_tainted = True  # the time since the last boundary is no measure of a step
+        self._is_tainted = True  # the time since the last boundary does not measure a step
         self._late: deque[float] = deque(maxlen=_SAMPLES)
         self._undisturbed: deque[float] = deque(maxlen=_SAMPLES)
-        self.best: float | None = None  # the usual of its fastest time, undisturbed
+        self.best: float | None = None  # the lowest undisturbed median
         self._longest = 0.0
         self._longest_fresh = 0.0
         self._phases: dict[str, float] = {}
 
     def see(self, sight: Sight) -> None:
-        """Take in one look."""
+        """Learn from one poll."""
         last, self._last = self._last, sight
         is_away = last is not None and sight.now - last.now > _AWAY_SECONDS
         is_let_go = last is not None and last.is_held and not sight.is_held
         if last is None:
-            # Whoever looks may be late, or be another one than before.
+            # This process may have started late, or have replaced another one.
             self._is_fresh = sight.steps_in_loop < _FEWEST_STEPS
         elif sight.epoch != last.epoch or (sight.in_loop and not last.in_loop):
             self._is_fresh = True
@@ -104,11 +104,12 @@ class Patience:
             self._learn(last, sight, is_whole=is_whole)
         before, self.kind = self.kind, self._kind_of(sight)
         if self.kind not in (STEP, FRESH, FIRST):
-            self._is_tainted = True  # an evaluation, a save: what it takes is no step's time
+            self._is_tainted = True  # the time of an evaluation or a save is no step's time
         key = (self.kind, sight.phase, sight.rests, sight.boundary)
         if key != self._key:
             if before == PHASE and last is not None and last.phase and not is_away:
-                self._learn_phase(last.phase, sight.now - self._since)
+                longest = self._phases.get(last.phase, 0.0)
+                self._phases[last.phase] = max(sight.now - self._since, longest)
             self._key = key
             self._count_from(sight.now)
         if is_away or is_let_go:
@@ -122,16 +123,15 @@ class Patience:
         self._since, self._waited_before, self._waited = now, None, 0.0
 
     def restart(self, now: float) -> None:
-        """Begin to count anew: whatever it waited for, it was no fault of its own."""
+        """Count from now: the wait had a cause outside of the trainer."""
         self._count_from(now)
         self.taint()
 
     def taint(self) -> None:
-        """What this step takes is no measure of a step."""
+        """The time of this step does not measure a step."""
         self._is_tainted = True
 
     def stood(self, now: float) -> float:
-        """For how long there was no sign of progress, though it could have run."""
         return max(0.0, now - self._since - self._waited)
 
     def is_over(self, now: float) -> bool:
@@ -139,7 +139,7 @@ class Patience:
         return limit is not None and self.stood(now) > limit
 
     def limit(self) -> float | None:
-        """The seconds that it may stand; None: as long as it likes."""
+        """The seconds that it may stand; None: no limit."""
         if self.kind == UNJUDGED:
             return None
         found = self._learned() if self.given_seconds is None else self._given(self.given_seconds)
@@ -149,12 +149,10 @@ class Patience:
 
     @property
     def usual(self) -> float | None:
-        """What a step takes while nothing disturbs it."""
         return _middle(self._undisturbed)
 
     @property
     def newest(self) -> float | None:
-        """What a step has taken just now."""
         return _middle(list(self._late)[-_NEWEST:])
 
     def _kind_of(self, sight: Sight) -> str:
@@ -175,7 +173,7 @@ class Patience:
         was_fresh, was_tainted = self._is_fresh, self._is_tainted
         self._is_fresh = self._is_tainted = False
         if made >= _FEWEST_STEPS and is_whole:
-            # All of them were made since the last look, whatever was before it.
+            # All of them were made since the last poll.
             began = max(began, last.now) if was_fresh or was_tainted else began
             was_fresh = was_tainted = False
         seconds = sight.boundary - began
@@ -185,7 +183,7 @@ class Patience:
         if was_tainted:
             return
         each = seconds / made
-        # One of them may have taken nearly all of it.
+        # One of them may have taken nearly all of the time.
         longest = max(each, seconds - (made - 1) * (_middle(self._late) or 0.0))
         if was_fresh:
             self._longest_fresh = max(longest, _FORGETS * self._longest_fresh)
@@ -196,9 +194,6 @@ class Patience:
             if len(self._undisturbed) >= _NEWEST:
                 self.best = min(self.best or math.inf, _middle(self._undisturbed) or math.inf)
         self._longest = max(longest, _FORGETS * self._longest)
-
-    def _learn_phase(self, name: str, seconds: float) -> None:
-        self._phases[name] = max(seconds, self._phases.get(name, 0.0))
 
     def _learned(self) -> float:
         if self.kind == PHASE:
@@ -214,7 +209,7 @@ class Patience:
         return found
 
     def _mean(self) -> float | None:
-        """Of the loop so far, where no step was seen: with its first step, so rather too long."""
+        """The mean of the loop so far, if no step was observed. Its first step makes it longer."""
         last = self._last
         if last is None or last.steps_in_loop < _FEWEST_STEPS or last.boundary <= last.loop_began:
             return None

@@ -1,4 +1,4 @@
-"""Small files of the kernel, read whole and without ado."""
+"""Small files of the kernel, and deadlines that do not count the wait for a processor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 
 _ENOUGH = 1 << 16
-_EXITING = 4  # among the flags of a process, as the kernel has them
+_EXITING = 4  # PF_EXITING, in the flags of a process
 
 
 def read_bytes(path: str) -> bytes | None:
-    """None where there is no such file, or not for us.
+    """The whole file; None if it is missing or closed to us.
 
-    Several times cheaper than an open file of Python's, and read ten times a second.
+    Several times cheaper than a Python file object, and called ten times a second.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -32,7 +32,7 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def read_number(path: str) -> int | None:
-    """A file that holds one number and nothing else."""
+    """The number in a file that has nothing else."""
     try:
         return int(read_bytes(path) or b"")
     except ValueError:
@@ -40,7 +40,7 @@ def read_number(path: str) -> int | None:
 
 
 def field(text: bytes, name: bytes) -> int | None:
-    """The number behind a name at the beginning of a line."""
+    """The number after a name at the beginning of a line."""
     at = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
     if at == 0 and not text.startswith(name):
         return None
@@ -51,22 +51,27 @@ def field(text: bytes, name: bytes) -> int | None:
         return None
 
 
-def is_leaving(stat: bytes) -> bool:
-    """Whether a process is about to end, or has, by its file `stat`.
+def stat_fields(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
+    # The name comes before them, in brackets, and may contain any character.
+    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    return fields if len(fields) >= 22 else []
 
-    A process leaves its cgroup and closes its files a moment before its parent is told.
+
+def is_leaving(stat: bytes) -> bool:
+    """True if a process ends or has ended, by its file `stat`.
+
+    It leaves its cgroup and closes its files a moment before its parent learns of the end.
     """
-    # The name before may hold anything, even a bracket.
     words = stat.rpartition(b")")[2].split()
     if words[:1] in ([b"Z"], [b"X"]):
         return True
     return len(words) > 6 and words[6].isdigit() and bool(int(words[6]) & _EXITING)
 
 
-# -- Time for which processes waited for a processor that others had -------------------------------
-# On a crowded machine a process can be ready to run and still stand. That time says nothing about
-# the process: it is neither a hang nor a missed deadline. The kernel counts it for each thread, in
-# the second field of its schedstat.
+# -- The time that threads wait for a processor ----------------------------------------------------
+# On a crowded machine a thread can be ready to run and still stand. That time is neither a hang nor
+# a missed deadline. The kernel counts it for each thread, in the second field of schedstat.
 
 
 # A deadline moves by the longest wait of one thread, and of many threads one may always wait.
@@ -74,7 +79,7 @@ _MOST_TIMES = 12.0
 
 
 def read_schedstat(folder: str) -> tuple[float, float] | None:
-    """The seconds that a thread has computed and waited; None where the kernel does not tell."""
+    """The seconds that a thread has computed and waited; None if the kernel does not count."""
     words = (read_bytes(f"{folder}/schedstat") or b"").split(None, 2)
     with contextlib.suppress(ValueError, IndexError):
         return int(words[0]) / 1e9, int(words[1]) / 1e9
@@ -82,13 +87,12 @@ def read_schedstat(folder: str) -> tuple[float, float] | None:
 
 
 def waited_seconds(pid: int, tid: int) -> float | None:
-    """How long a thread has waited for a processor in all its life; None: not known."""
+    """How long a thread has waited for a processor since its start; None: not known."""
     found = read_schedstat(f"/proc/{pid}/task/{tid}")
     return None if found is None else found[1]
 
 
 def waits_of(pids: Iterable[int]) -> dict[int, float]:
-    """The same of every thread of these processes."""
     found: dict[int, float] = {}
     for pid in pids:
         names: list[str] = []
@@ -102,9 +106,9 @@ def waits_of(pids: Iterable[int]) -> dict[int, float]:
 
 
 class FairDeadline:
-    """A deadline for processes: what one of them waits for a processor meanwhile is added to it.
+    """A deadline for processes, plus the time that one of them waits for a processor.
 
-    `pids` may name other processes at each call. It is never later than twelve times as long.
+    `pids` may return other processes at each call. The time is at most twelve times as long.
     """
 
     def __init__(
@@ -124,7 +128,6 @@ class FairDeadline:
         self.at = self._began + seconds  # when to ask again
 
     def is_over(self) -> bool:
-        """Whether the time is over, less what they have waited."""
         now = self._clock()
         if now < self.at or self._seconds <= 0:
             return now >= self.at

@@ -1,8 +1,8 @@
 """The Python stacks of processes, read from outside by py-spy.
 
-It runs as a process of its own and is never waited for without bound: one that reads from a
-process in a dead file system can stand there itself, and survives a kill. `--nonblocking`, since
-to stop a process that is stopped or frozen already would wait for it.
+py-spy is a separate process with a time limit: if it reads a process in a dead file system, it can
+block there too, and survive a kill. `--nonblocking`: otherwise it would stop the process first, and
+wait for one that is already stopped or frozen.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ MOST_FRAMES = 60
 _AT_ONCE = 4
 _PAUSE_SECONDS = 0.005
 _DEATH_SECONDS = 0.1
-_NONE = ("0", "off", "no", "false")  # as a wish
+_OFF = ("0", "off", "no", "false")
 
 
 @dataclass
 class PythonThread:
-    """One thread as the interpreter knows it."""
-
     tid: int | None
     name: str | None
     owns_gil: bool | None
     frames: list[dict[str, Any]]  # innermost first
-    ident: int = 0  # the interpreter's number of it
+    ident: int = 0  # the interpreter's number
 
 
 @dataclass
@@ -50,33 +48,30 @@ class Dump:
 
 
 def find_pyspy() -> str | None:
-    """Where it is: as chosen, beside this Python, or on the path."""
-    chosen = variables.py_spy()
-    if chosen.lower() in _NONE:
+    """The program: the chosen one, that of this Python's environment, or one on the path."""
+    chosen = variables.text("HOLDFAST_PY_SPY")
+    if chosen.lower() in _OFF:
         return None
     if chosen:
         return shutil.which(chosen)
-    beside = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")  # noqa: PTH118, PTH120
-    return shutil.which(beside) or shutil.which("py-spy")
+    own = os.path.join(os.path.dirname(sys.executable or ""), "py-spy")  # noqa: PTH118, PTH120
+    return shutil.which(own) or shutil.which("py-spy")
 
 
 def why_missing() -> str:
-    """Of one that was not found."""
-    chosen = variables.py_spy()
-    if chosen.lower() in _NONE:
+    chosen = variables.text("HOLDFAST_PY_SPY")
+    if chosen.lower() in _OFF:
         return "py-spy is switched off by HOLDFAST_PY_SPY"
     if chosen:
         return f"HOLDFAST_PY_SPY names a program that cannot be run: {chosen}"
     return "py-spy is not installed: pip install py-spy"
 
 
-# They are asked for again now and then, or they would stay as zombies.
+# They are polled later, or they would stay as zombies.
 _abandoned: list[subprocess.Popen[bytes]] = []
 
 
 class _Running:
-    """One py-spy at work on one process."""
-
     def __init__(self, program: str, pid: int, seconds: float) -> None:
         self.pid = pid
         self._out, self._err = _file(), _file()
@@ -94,7 +89,7 @@ class _Running:
         self.deadline = FairDeadline(seconds, lambda: [self.process.pid])
 
     def result(self) -> Dump:
-        """What it has found, once it has ended."""
+        """Valid once it has ended."""
         text = _content(self._out)
         if self.process.returncode == 0:
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -103,7 +98,7 @@ class _Running:
         return Dump(error=_reason(_content(self._err).decode(errors="replace"), self.pid))
 
     def abandon(self) -> None:
-        """Kill it. It may not die before the file system lets it: that is not waited for."""
+        """Kill it, without waiting for a process that a file system blocks."""
         with contextlib.suppress(OSError):
             self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -122,10 +117,10 @@ def dump_stacks(
     program: str | None,
     get_on: Callable[[], None] = lambda: None,
 ) -> dict[int, Dump]:
-    """Of each process, the first ones first. `get_on` is called meanwhile.
+    """The stacks of each process, in this order. `get_on` is called meanwhile.
 
-    Each py-spy has that time, and longer if it waits for a processor and not for the process.
-    After one that has not answered no further ones are started.
+    Each py-spy has that time, plus its wait for a processor. After one without an answer, no
+    further one is started.
     """
     if program is None:
         return {pid: Dump(error=why_missing()) for pid in pids}
@@ -177,7 +172,6 @@ def _threads(records: list[dict[str, Any]], pid: int) -> list[PythonThread]:
 
 
 def _reason(text: str, pid: int) -> str:
-    """What py-spy complains of, in one line with the next step."""
     text = text.partition("Stack backtrace:")[0]  # its own, where RUST_BACKTRACE is set
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     whole = " ".join(lines).lower()
@@ -211,7 +205,7 @@ def _why_refused(pid: int) -> str:
 
 
 def _file() -> IO[bytes]:
-    # No pipe: it would have to be emptied meanwhile. No disk either, which may be what hangs.
+    # A pipe would have to be emptied meanwhile, and a disk may be what hangs.
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("holdfast-py-spy", os.MFD_CLOEXEC), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)

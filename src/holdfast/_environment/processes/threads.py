@@ -1,7 +1,7 @@
-"""One look at a process and its threads, by the small files that never make the reader wait.
+"""One sample of a process and its threads, from small files that never block the reader.
 
-What lies in the memory of a process (its command line, its maps) is not read here: a process
-that holds its own lock over it in a dead file system would hold the reader too.
+Only `command_of` reads the memory of a process. A process can hold the lock on that memory while it
+waits for a dead file system, and then the reader waits too.
 """
 
 from __future__ import annotations
@@ -11,38 +11,39 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from holdfast._environment.processes.proc import field as number_behind
+from holdfast._environment.processes.proc import field as number_after
 from holdfast._environment.processes.proc import read_bytes, read_schedstat
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MOST_THREADS = 1024
-# The name, before the number of the signal, of the file that a process writes its stacks into.
+_MOST_LETTERS = 200  # of a command line
+# A process writes its stacks into a file with this name, followed by the number of the signal.
 STACKS_FILE = "holdfast-stacks-"
-# What the kernel calls the place where a task waits until its cgroup is thawed.
+# Where a task waits in the kernel until its cgroup is thawed.
 FREEZERS = frozenset({"__refrigerator", "do_freezer_trap"})
 
 
 @dataclass(frozen=True)
 class ThreadSample:
-    """One thread, at one moment."""
+    """One thread at one moment."""
 
     tid: int
     name: str
     state: str
     cpu_seconds: float
-    wakes: int | None  # how often it has gone to sleep of its own will
+    wakes: int | None  # voluntary context switches
     wchan: str | None
     waited_seconds: float | None = None  # for a processor
 
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """One process, at one moment."""
+    """One process at one moment."""
 
     pid: int
     parent: int
-    started: int  # in ticks since the machine's start: a number can pass on to another process
+    started: int  # in ticks since the boot: the system may give the pid to another process
     name: str
     state: str
     at: float
@@ -60,18 +61,18 @@ class ProcessSample:
 
     @property
     def wakes(self) -> int | None:
-        told = [each.wakes for each in self.threads.values() if each.wakes is not None]
-        return sum(told) if told else None
+        known = [each.wakes for each in self.threads.values() if each.wakes is not None]
+        return sum(known) if known else None
 
 
 def sample_process(pid: int) -> ProcessSample | None:
-    """How it stands now; None if it is gone."""
-    told = _stat(f"/proc/{pid}/stat")
-    if told is None:
+    """None if it is gone."""
+    found = _stat(f"/proc/{pid}/stat")
+    if found is None:
         return None
-    name, fields = told
+    name, fields = found
     status = read_bytes(f"/proc/{pid}/status") or b""
-    swapped = number_behind(status, b"VmSwap:")
+    swapped = number_after(status, b"VmSwap:")
     return ProcessSample(
         pid=pid,
         parent=int(fields[1]),
@@ -83,7 +84,7 @@ def sample_process(pid: int) -> ProcessSample | None:
         major_faults=int(fields[9]),
         rss=int(fields[21]) * _PAGE,
         swap=None if swapped is None else swapped * 1024,
-        tracer=number_behind(status, b"TracerPid:") or 0,
+        tracer=number_after(status, b"TracerPid:") or 0,
         io=_io(pid),
         threads={} if fields[0] == b"Z" else sample_threads(pid),
     )
@@ -94,17 +95,14 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
     tids: list[int] = []
     with contextlib.suppress(OSError):
         # Quicker than a Path, and done at each look.
-        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
-    if pid in tids:
-        tids.remove(pid)
-        tids.insert(0, pid)
+        tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
     found: dict[int, ThreadSample] = {}
-    for tid in tids[:_MOST_THREADS]:
+    for tid in sorted(tids, key=lambda tid: (tid != pid, tid))[:_MOST_THREADS]:
         folder = f"/proc/{pid}/task/{tid}"
-        told = _stat(f"{folder}/stat")
-        if told is None:
-            continue  # it has ended meanwhile
-        name, fields = told
+        read = _stat(f"{folder}/stat")
+        if read is None:
+            continue  # it has just ended
+        name, fields = read
         status = read_bytes(f"{folder}/status") or b""
         counted = read_schedstat(folder)  # to the nanosecond; else by ticks of the kernel's clock
         found[tid] = ThreadSample(
@@ -112,7 +110,7 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
             name=name,
             state=fields[0].decode(errors="replace"),
             cpu_seconds=_cpu_seconds(fields) if counted is None else counted[0],
-            wakes=number_behind(status, b"voluntary_ctxt_switches:"),
+            wakes=number_after(status, b"voluntary_ctxt_switches:"),
             wchan=_wchan(folder),
             waited_seconds=None if counted is None else counted[1],
         )
@@ -120,43 +118,38 @@ def sample_threads(pid: int) -> dict[int, ThreadSample]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal: it would die of it without one."""
-    status = read_bytes(f"/proc/{pid}/status") or b""
-    _, found, behind = status.partition(b"\nSigCgt:")
-    words = behind.split(None, 1)
-    if not found or not words:
-        return False
-    with contextlib.suppress(ValueError):
+    """True if a process has a handler for a signal: without one it would die of it."""
+    words = (read_bytes(f"/proc/{pid}/status") or b"").partition(b"\nSigCgt:")[2].split(None, 1)
+    with contextlib.suppress(ValueError, IndexError):
         return bool(int(words[0], 16) >> (number - 1) & 1)
     return False
 
 
 def name_of(pid: int) -> str | None:
-    """What the kernel calls it, up to fifteen letters."""
+    """The kernel's name of it, up to fifteen letters."""
     return (read_bytes(f"/proc/{pid}/comm") or b"").decode(errors="replace").strip() or None
 
 
 def program_of(pid: int) -> str | None:
-    """The file that it runs."""
     with contextlib.suppress(OSError):
         # Quicker than a Path.
         return os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")  # noqa: PTH115
     return None
 
 
-def command_of(pid: int, most: int = 200) -> str | None:
-    """Its words without secrets, shortened. Reads its memory, and can wait for it."""
+def command_of(pid: int) -> str | None:
+    """Its command line without secrets, shortened. This reads its memory, and can block."""
     from holdfast._environment.secrets import redact_words  # slow to import, and rarely needed
 
     words = (read_bytes(f"/proc/{pid}/cmdline") or b"").decode(errors="replace")
     text = " ".join(" ".join(redact_words(words.split("\0")).words).split())
-    return (text if len(text) <= most else f"{text[: most - 1]}…") or None
+    return (text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…") or None
 
 
 def _stat(path: str) -> tuple[str, list[bytes]] | None:
-    # The name comes second, in brackets, and may hold anything.
-    before, found, behind = (read_bytes(path) or b"").rpartition(b")")
-    fields = behind.split()
+    # The name comes second, in brackets, and may contain any character.
+    before, found, after = (read_bytes(path) or b"").rpartition(b")")
+    fields = after.split()
     if not found or len(fields) < 22:
         return None
     return before.partition(b"(")[2].decode(errors="replace"), fields
@@ -167,17 +160,87 @@ def _cpu_seconds(fields: list[bytes]) -> float:
 
 
 def _io(pid: int) -> int | None:
-    """Bytes read and written, by calls or by mapped files, whichever is more."""
+    """Bytes read and written: by calls or through mapped files, the larger of the two."""
     text = read_bytes(f"/proc/{pid}/io")
     if not text:
         return None
-    by_call = (number_behind(text, b"rchar:") or 0) + (number_behind(text, b"wchar:") or 0)
-    by_disk = (number_behind(text, b"read_bytes:") or 0) + (
-        number_behind(text, b"write_bytes:") or 0
-    )
-    return max(by_call, by_disk)
+    pairs = ((b"rchar:", b"wchar:"), (b"read_bytes:", b"write_bytes:"))
+    return max(sum(number_after(text, name) or 0 for name in pair) for pair in pairs)
 
 
 def _wchan(folder: str) -> str | None:
     text = (read_bytes(f"{folder}/wchan") or b"").decode(errors="replace").strip()
-    return None if text in ("", "0") else text.partition(".")[0]  # the compiler's own ending
+    return None if text in ("", "0") else text.partition(".")[0]  # without the compiler's suffix
+
+
+# -- The system call that a thread stands in, and its file -----------------------------------------
+
+
+_X86 = {
+    **{0: "read", 1: "write", 2: "open", 3: "close", 4: "stat", 5: "fstat", 6: "lstat"},
+    **{7: "poll", 8: "lseek", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv"},
+    **{20: "writev", 21: "access", 23: "select", 34: "pause", 35: "nanosleep", 40: "sendfile"},
+    **{42: "connect", 43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg"},
+    **{61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync", 76: "truncate"},
+    **{77: "ftruncate", 78: "getdents", 82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"},
+    **{89: "readlink", 137: "statfs", 162: "sync", 202: "futex", 217: "getdents64"},
+    **{230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 257: "openat", 262: "newfstatat"},
+    **{263: "unlinkat", 264: "renameat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait"},
+    **{288: "accept4", 295: "preadv", 296: "pwritev", 306: "syncfs", 316: "renameat2"},
+    **{326: "copy_file_range", 332: "statx", 441: "epoll_pwait2", 449: "futex_waitv"},
+}
+_ARM = {
+    **{22: "epoll_pwait", 25: "fcntl", 29: "ioctl", 32: "flock", 35: "unlinkat", 38: "renameat"},
+    **{43: "statfs", 46: "ftruncate", 56: "openat", 57: "close", 61: "getdents64", 62: "lseek"},
+    **{63: "read", 64: "write", 65: "readv", 66: "writev", 67: "pread64", 68: "pwrite64"},
+    **{71: "sendfile", 72: "pselect6", 73: "ppoll", 79: "newfstatat", 80: "fstat", 81: "sync"},
+    **{82: "fsync", 83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep"},
+    **{115: "clock_nanosleep", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom"},
+    **{211: "sendmsg", 212: "recvmsg", 260: "wait4", 267: "syncfs", 276: "renameat2"},
+    **{285: "copy_file_range", 291: "statx", 441: "epoll_pwait2", 449: "futex_waitv"},
+}
+_NAMES = {"x86_64": _X86, "aarch64": _ARM, "arm64": _ARM}
+# Their first argument is the descriptor of a file.
+_ON_A_FILE = frozenset(
+    (
+        *("read", "write", "close", "fstat", "lseek", "ioctl", "pread64", "pwrite64", "readv"),
+        *("writev", "fcntl", "flock", "fsync", "fdatasync", "ftruncate", "getdents", "getdents64"),
+        *("preadv", "pwritev", "syncfs", "sendto", "recvfrom", "sendmsg", "recvmsg", "accept"),
+        *("connect", "accept4"),
+    )
+)
+_WAITS_FOR_FIRST = ("select", "pselect6")  # as readline: for all descriptors below a number
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+_READ_BY_OTHERS = ("pipe:", "socket:", *_TERMINALS)
+
+
+def find_call(pid: int, tid: int) -> tuple[str | None, str | None]:
+    """The name of the call and the path of its descriptor; None where they are not known."""
+    words = (read_bytes(f"/proc/{pid}/task/{tid}/syscall") or b"").split()
+    try:
+        number, first = int(words[0]), int(words[1], 16)
+    except (IndexError, ValueError):
+        return None, None  # it runs, or we may not read it
+    name = _NAMES.get(os.uname().machine, {}).get(number)
+    if name in _ON_A_FILE:
+        return name, _path_of(pid, first)
+    if name in _WAITS_FOR_FIRST and first == 1:
+        return name, _path_of(pid, 0)
+    return name, None
+
+
+def is_terminal(path: str | None) -> bool:
+    return path is not None and path.startswith(_TERMINALS)
+
+
+def unread_outputs(pid: int, call: str | None, path: str | None) -> list[int]:
+    """The descriptors, 1 or 2 or both, whose output waits for a reader."""
+    if call not in ("write", "writev") or path is None or not path.startswith(_READ_BY_OTHERS):
+        return []
+    return [number for number in (1, 2) if _path_of(pid, number) == path]
+
+
+def _path_of(pid: int, descriptor: int) -> str | None:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH115  does not touch the file
+    return None

@@ -1,7 +1,7 @@
-"""A batch job as it was submitted: its script, its options, its folder; to submit it again.
+"""A batch job as it was submitted, so that it can be submitted again: script, options, folder.
 
-SLURM keeps the script, but not the line that submitted it. The options of that line are taken from
-what the controller shows of the job, as far as the script does not have them itself.
+SLURM keeps the script, but not the command line of sbatch. The options that are not in the script
+are read from the controller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPTIONS = {
     "TresPerTask": "gpus-per-task",
 }
 _NOTHING = ("", "(null)", "N/A", "None", "UNLIMITED", "0")
-# Where the script has one of these, the option of the field follows from it.
+# If the script has one of these, SLURM has computed the option from it.
 _FOLLOWS = {
     "ntasks": ("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"),
     "cpus-per-task": ("cpus-per-gpu",),
@@ -46,10 +46,10 @@ _FOLLOWS = {
 
 
 def read_batch(job: str) -> dict[str, Any] | None:
-    """What start.json keeps of a batch job; None if it is none, or SLURM does not answer.
+    """The record of a batch job in start.json; None without a batch job or an answer.
 
-    `folder` it was submitted from, `path` and `arguments` of its script, `script` its text without
-    secrets (None if it is long), `digest` of the whole text, `options` that are not in it.
+    The `folder` of sbatch, the `path` and `arguments` of the script, its text without secrets
+    (`script`, None if it is long), the `digest` of the whole text, and `options` not in the text.
     """
     lines = controller.describe_job(job)
     script = controller.batch_script(job)
@@ -78,15 +78,17 @@ def digest_of(script: str) -> str:
 
 
 def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
-    """The options of a job by its line of `scontrol show job -o`, without those of its script.
+    """The options in a job's line of `scontrol show job -o` that its script does not have.
 
     >>> submitted_options("JobId=1 JobName=a UserId=x(0) TimeLimit=00:03:00 NumNodes=1", {})
     ['--job-name=a', '--time=00:03:00', '--nodes=1']
     """
-    facts = f" {line.partition(' UserId=')[2]} "
     found: list[str] = []
     for field, option in _OPTIONS.items():
-        value = _field(line, field, "UserId") if field == "JobName" else _word(facts, field)
+        if field == "JobName":
+            value = _field(line, field, "UserId")
+        else:
+            value = controller.field_of(line, field)
         is_given = any(name in given for name in (option, *_FOLLOWS.get(option, ())))
         if is_given or value in _NOTHING:
             continue
@@ -105,12 +107,7 @@ def submitted_options(line: str, given: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _word(facts: str, name: str) -> str:
-    match = re.search(rf" {re.escape(name)}=(\S*)", facts)
-    return match[1] if match else ""
-
-
 def _field(line: str, name: str, following: str) -> str:
-    """A value that may have spaces in it: up to the field that follows."""
+    """A value that may contain spaces: it ends at the next field."""
     match = re.search(rf" {name}=(.*?) {following}=", f"{line} ")
     return match[1].strip() if match else ""

@@ -1,7 +1,7 @@
-"""What SLURM's controller says about a job, and the one thing that is asked of it.
+"""Questions to SLURM's controller through `scontrol`, and the request to requeue a job.
 
-Through `scontrol`, which is wherever jobs can be requeued from. It answers within
-milliseconds, or not at all while the controller is down: every question has a bound.
+scontrol answers within milliseconds, or not at all while the controller is down. So every question
+has a time limit.
 """
 
 from __future__ import annotations
@@ -17,105 +17,104 @@ from holdfast._environment import variables
 from holdfast._environment.slurm.options import batch_options, parse_signal
 
 ANSWER_SECONDS = 10.0
-_FIELD = r"(?:^| ){name}=(\S*)"
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job as the controller has it."""
+    """A job as the controller shows it."""
 
     number: str
     state: str
     reason: str
     restarts: int
-    end: float | None  # by the clock of the wall; None: no limit
+    end: float | None  # wall-clock time; None: no limit
     is_preempted: bool
     is_batch: bool  # only a batch job can be requeued
     may_requeue: bool
 
 
 def can_ask() -> bool:
-    """Whether there is a scontrol: containers often have none."""
+    """True if there is a scontrol: containers often have none."""
     return shutil.which("scontrol") is not None
 
 
 def show_job(job: str, seconds: float = ANSWER_SECONDS) -> JobFacts | None:
-    """The facts, or None if nobody answers."""
-    said = _scontrol("show", "job", "-o", job, seconds=seconds)
-    if said is None or said.returncode != 0:
-        return None
-    return parse_job(said.stdout)
+    """The facts; None without an answer."""
+    return parse_job(_answer("show", "job", "-o", job, seconds=seconds) or "")
 
 
-def describe_job(job: str, seconds: float = ANSWER_SECONDS) -> list[str]:
-    """A line with all that is known of a job, for an array one of each task; nothing if unknown."""
-    said = _scontrol("show", "job", "-o", job, seconds=seconds)
-    return said.stdout.splitlines() if said is not None and said.returncode == 0 else []
+def describe_job(job: str) -> list[str]:
+    """One line of facts, or one for each task of an array; empty if the job is unknown."""
+    return (_answer("show", "job", "-o", job) or "").splitlines()
+
+
+def field_of(line: str, name: str) -> str:
+    """One word of the line that `scontrol show job -o` prints; empty if there is none.
+
+    The job's name comes before the other fields, and may look like any of them.
+    """
+    match = re.search(rf" {re.escape(name)}=(\S*)", f" {line.partition(' UserId=')[2]}")
+    return match[1] if match else ""
 
 
 def parse_job(line: str) -> JobFacts | None:
     """The facts in the line that `scontrol show job -o` prints, with times in seconds."""
     number = re.match(r"JobId=(\d+) ", line)
-    line = line.partition(" UserId=")[2]  # before it is the job's name, which can be anything
-
-    def field(name: str) -> str:
-        match = re.search(_FIELD.format(name=name), line)
-        return match[1] if match else ""
-
-    if number is None or not field("JobState"):
+    if number is None or not field_of(line, "JobState"):
         return None
-    restarts, end = field("Restarts"), field("EndTime")
+    restarts, end = field_of(line, "Restarts"), field_of(line, "EndTime")
     return JobFacts(
         number=number[1],
-        state=field("JobState"),
-        reason=field("Reason"),
+        state=field_of(line, "JobState"),
+        reason=field_of(line, "Reason"),
         restarts=int(restarts) if restarts.isdigit() else 0,
         end=float(end) if end.isdigit() else None,
-        is_preempted=field("PreemptTime").isdigit(),
-        is_batch=field("BatchFlag") != "0",
-        may_requeue=field("Requeue") != "0",
+        is_preempted=field_of(line, "PreemptTime").isdigit(),
+        is_batch=field_of(line, "BatchFlag") != "0",
+        may_requeue=field_of(line, "Requeue") != "0",
     )
 
 
 def requeue(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
-    """Have the job end and start again; returns why that could not be."""
-    said = _scontrol("requeue", job, seconds=seconds)
-    if said is None:
+    """Have the job end and start again; returns why that failed, or None."""
+    done = _scontrol("requeue", job, seconds=seconds)
+    if done is None:
         return "scontrol does not answer"
-    if said.returncode == 0:
+    if done.returncode == 0:
         return None
-    lines = (said.stderr or said.stdout).strip().splitlines()
-    return lines[-1] if lines else f"scontrol left with status {said.returncode}"
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1] if lines else f"scontrol left with status {done.returncode}"
 
 
 def batch_script(job: str, seconds: float = ANSWER_SECONDS) -> str | None:
     """The script of a batch job, as it was submitted."""
-    said = _scontrol("write", "batch_script", job, "-", seconds=seconds)
-    return None if said is None or said.returncode != 0 else said.stdout
+    return _answer("write", "batch_script", job, "-", seconds=seconds)
 
 
 def warning_seconds(job: str, seconds: float = ANSWER_SECONDS) -> float | None:
     """How long before its end SLURM warns the job, if its script says so."""
-    script = batch_script(job, seconds)
-    wish = None if script is None else batch_options(script).get("signal")
-    found = parse_signal(wish) if wish else None
+    option = batch_options(batch_script(job, seconds) or "").get("signal")
+    found = parse_signal(option) if option else None
     return None if found is None else float(found.seconds)
 
 
 def kill_wait_seconds(seconds: float = ANSWER_SECONDS) -> float | None:
-    """How long SLURM waits from SIGTERM to SIGKILL, by its configuration."""
-    said = _scontrol("show", "config", seconds=seconds)
-    match = re.search(r"^KillWait\s*=\s*(\d+)", said.stdout if said else "", re.MULTILINE)
+    """SLURM's configured time from SIGTERM to SIGKILL."""
+    config = _answer("show", "config", seconds=seconds) or ""
+    match = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
     return float(match[1]) if match else None
 
 
-def _scontrol(
-    *words: str, seconds: float = ANSWER_SECONDS
-) -> subprocess.CompletedProcess[str] | None:
+def _answer(*words: str, seconds: float = ANSWER_SECONDS) -> str | None:
+    done = _scontrol(*words, seconds=seconds)
+    return None if done is None or done.returncode != 0 else done.stdout
+
+
+def _scontrol(*words: str, seconds: float) -> subprocess.CompletedProcess[str] | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             ["scontrol", *words],
-            # Else times come in the zone of whoever asks, and without its name.
+            # Otherwise times are in the local zone, without its name.
             env={**variables.child_environment(), "SLURM_TIME_FORMAT": "%s"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -126,27 +125,27 @@ def _scontrol(
     return None
 
 
-# -- Why SLURM ends a job: from one answer of its controller ---------------------------------------
+# -- Why SLURM ends a job --------------------------------------------------------------------------
 
 
 class EndingCause(Enum):
-    """What a SIGTERM in a job may mean, in words for the person who reads the log."""
+    """The meaning of a SIGTERM in a job, in words for the user's log."""
 
     TIME_LIMIT = "the job's time limit"
     PREEMPTED = "preempted by SLURM"
     REQUEUED = "requeued by SLURM"
     CANCELLED = "scancel"
-    NOT_SLURM = "SIGTERM"  # the job goes on: somebody has sent it a signal
+    NOT_SLURM = "SIGTERM"  # the job goes on: the signal came from another process
     UNKNOWN = "SIGTERM, and SLURM does not say why"
 
     @property
     def interrupts(self) -> bool:
-        """Whether the run is to go on by itself: a job that was cancelled must stay so."""
+        """True if the run should go on by itself: a cancelled job must not."""
         return self in (EndingCause.TIME_LIMIT, EndingCause.PREEMPTED, EndingCause.REQUEUED)
 
 
 def why_terminated(restarts: int, facts: JobFacts | None) -> EndingCause:
-    """The cause of a SIGTERM that has just come, in a life after so many restarts."""
+    """The cause of a SIGTERM that has just come, in a job with so many restarts."""
     if facts is None:
         return EndingCause.UNKNOWN
     if facts.restarts > restarts:
@@ -157,5 +156,5 @@ def why_terminated(restarts: int, facts: JobFacts | None) -> EndingCause:
         return EndingCause.TIME_LIMIT
     if facts.is_preempted or "PREEMPTED" in facts.state:
         return EndingCause.PREEMPTED
-    # scancel leaves no other trace than that the job is ending.
+    # After scancel, the job is only seen to be completing.
     return EndingCause.CANCELLED if "COMPLETING" in facts.state else EndingCause.NOT_SLURM

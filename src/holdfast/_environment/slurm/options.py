@@ -1,7 +1,7 @@
 """The options of a batch script, as sbatch reads them from its `#SBATCH` lines.
 
-Only lines at the left edge count, and only those before the first command: sbatch stops
-reading there in silence. Of an option that is given twice, the last one holds.
+Only lines that begin with the mark count, and only before the first command: sbatch stops reading
+there without a message. Of two equal options, the last one counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _MARK = "#SBATCH"
 _DEFAULT_LEAD_SECONDS = 60
 _MOST_LEAD_SECONDS = 65535
-# The names that sbatch 22.05 takes, with or without SIG, in any case; also any number.
+# The names that sbatch 22.05 accepts, with or without SIG, in any case. It accepts any number.
 _SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU"
 _SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task",
@@ -37,7 +37,7 @@ _OTHERS = """
     kill-on-invalid-dep
 """
 _WITHOUT_VALUE = frozenset(_NO_VALUE.split())
-# Their value is only taken from the same word, after `=`.
+# Their value must be in the same word, after `=`.
 _VALUE_OPTIONAL = frozenset(["exclusive", "export", "get-user-env", "nice", "no-kill", "propagate"])
 _LONG = frozenset(_OTHERS.split()).union(_SHORT.values(), _WITHOUT_VALUE, _VALUE_OPTIONAL)
 _WORD = re.compile(r"""(?:[^\s"'\\#]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|(?<=[^\s])#)+""")
@@ -45,7 +45,7 @@ _WORD = re.compile(r"""(?:[^\s"'\\#]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|(?<=[^\s])#)+
 
 @dataclass(frozen=True)
 class Option:
-    """One option, and where it stands in the script."""
+    """One option, and its place in the script."""
 
     name: str  # the long one, without dashes
     value: str  # "" for one that has none
@@ -58,22 +58,22 @@ class Option:
 
 @dataclass(frozen=True)
 class WarningSignal:
-    """What `--signal` asks for."""
+    """The value of `--signal`."""
 
-    name: str  # without SIG; of a signal without a name, its number
+    name: str  # without SIG; the number if the signal has no name
     seconds: int
     to_batch: bool  # B: to the batch shell, and to it alone
 
     @property
     def status(self) -> int:
-        """The status by which a shell tells of it: 128 and its number."""
+        """The shell's exit status for it: 128 and its number."""
         return 128 + (
             int(self.name) if self.name.isdecimal() else signal.Signals[f"SIG{self.name}"]
         )
 
 
 def parse_signal(text: str) -> WarningSignal | None:
-    """The value of `--signal`; None for one that sbatch refuses.
+    """Parse the value of `--signal`; None if sbatch would refuse it.
 
     >>> parse_signal("B:USR2@60")
     WarningSignal(name='USR2', seconds=60, to_batch=True)
@@ -118,11 +118,11 @@ def parse_time_limit(text: str) -> float | None:
     else:
         return None
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    return float(total) or None  # 0 is how sbatch spells "none"
+    return float(total) or None  # 0 means no limit
 
 
 def batch_options(text: str) -> dict[str, str]:
-    """Long name to value, of the `#SBATCH` lines that count; of the first part of a mixed job.
+    """Long name to value; for a heterogeneous job, of its first component.
 
     >>> batch_options("#!/bin/bash\\n#SBATCH -t 10 --requeue\\ntrue\\n#SBATCH -N 2\\n")
     {'time': '10', 'requeue': ''}
@@ -196,7 +196,7 @@ def _full_name(written: str) -> str:
     if written in _LONG:
         return written
     fitting = [name for name in _LONG if name.startswith(written)]
-    return fitting[0] if len(fitting) == 1 else written  # as getopt takes a beginning
+    return fitting[0] if len(fitting) == 1 else written  # getopt accepts a unique prefix
 
 
 def _split(line: str, offset: int) -> list[tuple[int, int, str]]:
@@ -207,7 +207,7 @@ def _split(line: str, offset: int) -> list[tuple[int, int, str]]:
             at += 1
             continue
         match = _WORD.match(line, at)
-        if match is None:  # a comment, or a quote that nobody closes
+        if match is None:  # a comment, or a quote without an end
             break
         found.append((offset + at, offset + match.end(), unquote(match[0])))
         at = match.end()

@@ -113,9 +113,9 @@ def meet(world: World, layout: RunLayout, patience_seconds: float) -> Meeting:
         # By the number of openings and not by the folder: ranks with another one are to be told.
         count = _openings["store"] = _openings.get("store", 0) + 1
         # The agent of torchrun keeps its store for the lives that it starts again.
-        prefix = f"holdfast/{variables.restart_count()}/{count}"
+        prefix = f"holdfast/{variables.whole_number('TORCHELASTIC_RESTART_COUNT')}/{count}"
         return Meeting(world, board, prefix, patience_seconds, layout.folder)
-    cluster = cluster_by_config(variables.tf_config())
+    cluster = cluster_by_config(variables.text("TF_CONFIG"))
     job = hashlib.blake2b(
         json.dumps([name, world.size, *variables.job_words(), cluster]).encode(), digest_size=8
     ).hexdigest()

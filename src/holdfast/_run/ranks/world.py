@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast._environment import variables
 from holdfast._environment.processes.identity import host_name, of_process
-from holdfast._environment.slurm.tasks import rank_environment
+from holdfast._environment.slurm.job import rank_environment
 
 # -- The tasks of a TensorFlow cluster, and which of them are the ranks of a run -------------------
 # Those that train together are: the chief, if there is one, and the workers. An evaluator goes
@@ -110,7 +110,7 @@ def _is_loaded(framework: str) -> bool:
 
 def _task_of_cluster() -> tuple[int, int] | None:
     """By TF_CONFIG, which means nothing to a script that does not use TensorFlow."""
-    return rank_by_config(variables.tf_config()) if _is_loaded("tensorflow") else None
+    return rank_by_config(variables.text("TF_CONFIG")) if _is_loaded("tensorflow") else None
 
 
 def _task_of_srun() -> tuple[int, int] | None:
@@ -133,7 +133,7 @@ class Launcher:
 def find_launcher() -> Launcher | None:
     """Whoever would have to end this rank; None if nobody in particular does."""
     parent = os.getppid()
-    if variables.is_torchrun():
+    if variables.text("TORCHELASTIC_RUN_ID"):
         return Launcher("torchrun", asdict(of_process(parent)), variables.restarts_left())
     started_by = multiprocessing.parent_process()
     if started_by is not None and started_by.pid == parent:
@@ -157,9 +157,9 @@ def host_key() -> str:
 def addresses() -> list[str]:
     """By which other hosts may reach this one, the likeliest first."""
     # Whoever has chosen one knows best: behind a translation of addresses it is not our own.
-    chosen = _resolve(variables.chosen_address())
-    known_as = address_by_config(variables.tf_config())
-    found = [*_resolve(variables.master_address()), *_resolve(known_as), *_resolve(host_name())]
+    chosen = _resolve(variables.text("HOLDFAST_ADDRESS"))
+    known_as = address_by_config(variables.text("TF_CONFIG"))
+    found = [*_resolve(variables.text("MASTER_ADDR")), *_resolve(known_as), *_resolve(host_name())]
     ours = [address for address in found if _is_ours(address)] or found
     # Many systems have their own name at 127.0.1.1.
     outside = [each for each in ours if not each.startswith("127.") and each != "::1"]

@@ -435,7 +435,11 @@ class PreviousDeath:
         with contextlib.suppress(OSError, RuntimeError):  # no start fails for an old death
             self._number = max((n for n in layout.attempt_numbers() if n < attempt), default=0)
             # Under `holdfast run` the supervisor has said it.
-            if self._number and not self._was_wanted() and not variables.is_started_again():
+            if (
+                self._number
+                and not self._was_wanted()
+                and not variables.whole_number("HOLDFAST_RESTART")
+            ):
                 thread = threading.Thread(target=self._tell, name="holdfast-before", daemon=True)
                 thread.start()
                 self._thread = thread

@@ -433,7 +433,7 @@ def hang_policy(settings: Settings) -> dict[str, Any]:
 
     Only under `holdfast run --hang-timeout` it leaves, since that restarts it.
     """
-    wish = variables.hang_timeout().strip().lower()
+    wish = variables.text("HOLDFAST_HANG_TIMEOUT").lower()
     seconds = settings.hang_seconds
     if wish and wish != "auto":
         with contextlib.suppress(SettingsError):
@@ -447,9 +447,9 @@ def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
     SLURM ends a task with its first process. So in a job it waits only below `holdfast run`, which
     starts the next attempt itself, and removes the arena before it leaves.
     """
-    if in_job and not variables.is_led():
+    if in_job and not variables.text("HOLDFAST_LEADER"):
         return 0.0
-    text = variables.keep_memory()
+    text = variables.text("HOLDFAST_KEEP_MEMORY")
     if settings.keep_memory is not None or not text:
         return settings.keep_memory_seconds
     with contextlib.suppress(SettingsError):
@@ -463,7 +463,7 @@ def keep_memory_of(settings: Settings, *, in_job: bool) -> float:
 
 def grace_of(settings: Settings) -> float | None:
     """The time between SIGTERM and the kill, by the settings, or else by the environment."""
-    text = variables.grace_seconds()
+    text = variables.text("HOLDFAST_GRACE_SECONDS")
     if settings.grace_seconds is not None or not text:
         return settings.grace_seconds
     try:

@@ -140,7 +140,7 @@ class Guard:
 def _tell_of_thread() -> None:
     if is_led():
         return
-    if variables.is_in_ray():
+    if variables.text("RAY_RAYLET_PID"):
         say(
             "the run was opened in a worker of Ray, which takes `holdfast stop` for a failure and "
             "starts again, and keeps a relative folder among its temporary files.\n"

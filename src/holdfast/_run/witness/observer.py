@@ -92,7 +92,7 @@ class Observer:
         self.other_framework_trains = False
         self._inputs: dict[str, Leaf] = {}  # of models, since the last update
         self._calls = 0
-        self.rank = variables.rank()
+        self.rank = variables.whole_number("RANK")
         self._pid = os.getpid()
         self._is_rank = False  # a child that is one of several that train
         self._channel: ProverChannel | None = None

@@ -26,7 +26,7 @@ COMMIT_STAGES = (
 
 def pass_point(stage: str) -> None:
     """Die here by kill -9, once, if the environment asks for it (`stage@marker-file`)."""
-    spec = variables.fault_spec()
+    spec = variables.text("HOLDFAST_FAULT")
     if not spec:
         return
     wanted, _, marker = spec.partition("@")

@@ -39,5 +39,5 @@ class Errand:
 @functools.cache
 def current() -> Errand | None:
     """The errand of this process, if it has one."""
-    text = variables.errand_text()
+    text = variables.text("HOLDFAST_ERRAND")
     return Errand(**json.loads(text)) if text else None

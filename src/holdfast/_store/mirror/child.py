@@ -44,7 +44,7 @@ def start_speaker(config: dict[str, Any], log: Path | None) -> subprocess.Popen[
 
 def piece_bytes() -> int:
     """The size of a chunk."""
-    return variables.mirror_piece_bytes() or _PIECE_BYTES
+    return variables.whole_number("HOLDFAST_MIRROR_PIECE_BYTES") or _PIECE_BYTES
 
 
 class Mirror:

@@ -122,7 +122,7 @@ class WarmSpare:
         self._command = command
         self._outlets = outlets
         self._mask = mask
-        self._delay_seconds = variables.spare_delay_seconds()
+        self._delay_seconds = variables.seconds("HOLDFAST_SPARE_SECONDS", 5.0)
         self._process: SpareProcess | None = None
         self._is_ready = False
         self._is_refused = False  # it would be refused again

@@ -158,13 +158,6 @@ def _draw(found: Plan, given: Inputs, path: Path) -> None:
 
 
 _NOWHERE = 0.001  # less of the time makes progress
-_LABELS = {
-    "checkpoints": "checkpoints",
-    "snapshots": "snapshots in memory",
-    "repeated": "repeated work",
-    "restarts": "restarts",
-    "queue": "waiting for the queue",
-}
 
 
 def percent(share: float) -> str:
@@ -222,7 +215,9 @@ def _interruptions(plan: Plan) -> str:
 
 
 def _show_rows(screen: Screen, plan: Plan) -> None:
-    names = [name for name in _LABELS if any(row.parts[name] >= 5e-5 for row in plan.rows)]
+    names = [
+        name for name in plan.chosen.parts if any(row.parts[name] >= 5e-5 for row in plan.rows)
+    ]
     table = screen.columns()
     table.add_column("every", justify="right", no_wrap=True)
     table.add_column("goodput", justify="right", no_wrap=True)
@@ -257,10 +252,12 @@ def _show_intervals(screen: Screen, plan: Plan) -> None:
 
 
 def _show_rest(screen: Screen, plan: Plan) -> None:
+    from holdfast._tools.plan.simulate import PARTS  # imports NumPy
+
     row = plan.chosen
     rest = 1.0 - row.goodput
     parts = sorted(row.parts.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{_LABELS[name]} {percent(share)}" for name, share in parts if share >= 5e-5)
+    told = ", ".join(f"{PARTS[name]} {percent(share)}" for name, share in parts if share >= 5e-5)
     screen.write(
         f"Every {shown(row.interval)}: {percent(row.goodput)} of the time "
         f"(±{100 * row.error:.2f} by chance) makes progress. "

@@ -31,7 +31,6 @@ def settings() -> holdfast.Settings:
 
 
 def report(**fields: object) -> None:
-    """One line of JSON for the story."""
     print(json.dumps(fields), flush=True)
 
 

@@ -35,8 +35,6 @@ _FIRST_BEAT_SECONDS = 1.0
 
 @dataclass(slots=True)
 class DemoAttempt:
-    """One process of a training, up to its end."""
-
     status: int = 0
     begin: int = 0
     attempt: int = 0
@@ -102,7 +100,6 @@ def run_attempt(
     kill_at: int | None = None,
     sabotage: bool = False,
 ) -> DemoAttempt:
-    """Start the training in a process of its own, and follow it until it ends."""
     command = [sys.executable, "-P", "-m", f"holdfast._tools.demo.train_{framework}", str(folder)]
     command += ["--steps", str(STEPS)]
     command += [] if kill_at is None else ["--kill-at", str(kill_at)]

@@ -63,8 +63,6 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """What the user asks to be checked."""
-
     folder: Path
     command: tuple[str, ...] = ()
     is_quick: bool = False

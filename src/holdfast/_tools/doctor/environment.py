@@ -11,7 +11,6 @@ from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._text import count
 from holdfast._tools.doctor.check import Check, State
 
-_ON = ("1", "true", "yes", "on")
 _LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0")
 _NUMBERED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 # All that holdfast reads: another name with this prefix is a typing error.
@@ -23,21 +22,23 @@ _OURS = frozenset(
         *("PAUSE_SECONDS", "PROGRESS", "PY_SPY", "RESTART", "SPARE", "SPARE_SECONDS", "STATE"),
     )
 )
-# Switched on, they slow a training down.
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for, and steps are several times slower",
-    "PYTHONDEVMODE": "Python checks itself, and is slower",
-    "PYTHONTRACEMALLOC": "every allocation is traced, which takes time and memory",
-    "PYTHONPROFILEIMPORTTIME": "every import is written to the log",
-    "TORCH_SHOW_DISPATCH_TRACE": "every operation is written to the log",
-    "NCCL_P2P_DISABLE": "GPUs do not talk directly to each other, and all_reduce is slower",
-    "NCCL_IB_DISABLE": "nodes talk by TCP though there may be InfiniBand",
-    "NCCL_SHM_DISABLE": "ranks of one node talk by the network",
-}
-_RISKY_AT_ZERO = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a collective that fails hangs for ever",
-    "NCCL_ASYNC_ERROR_HANDLING": "a collective that fails hangs for ever",
-}
+_ON = "1|true|yes|on"
+# Values that slow a training down or let it hang; the value is compared in lower case.
+_HARMFUL = (
+    ("CUDA_LAUNCH_BLOCKING", _ON, "every kernel is waited for, and steps are several times slower"),
+    ("PYTHONDEVMODE", _ON, "Python checks itself, and is slower"),
+    ("PYTHONTRACEMALLOC", "(?!0$).+", "every allocation is traced, which takes time and memory"),
+    ("PYTHONPROFILEIMPORTTIME", _ON, "every import is written to the log"),
+    ("TORCH_SHOW_DISPATCH_TRACE", _ON, "every operation is written to the log"),
+    ("NCCL_P2P_DISABLE", _ON, "GPUs do not talk directly to each other, and all_reduce is slower"),
+    ("NCCL_IB_DISABLE", _ON, "nodes talk by TCP though there may be InfiniBand"),
+    ("NCCL_SHM_DISABLE", _ON, "ranks of one node talk by the network"),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "a collective that fails hangs forever"),
+    ("NCCL_ASYNC_ERROR_HANDLING", "0", "a collective that fails hangs forever"),
+    ("NCCL_DEBUG", "trace", "every call is written to the log"),
+    ("TORCH_DISTRIBUTED_DEBUG", "detail", "every collective is checked by another, and is slower"),
+    ("PYTHONMALLOC", ".*debug.*", "Python checks memory, and is slower"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Around:
 
 
 def interfaces() -> frozenset[str]:
-    """The network interfaces of this host."""
     try:
         return frozenset(each.name for each in Path("/sys/class/net").iterdir())
     except OSError:
@@ -103,7 +103,7 @@ def _of_ranks(environment: Mapping[str, str], around: Around) -> Iterator[Check]
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     address = environment.get("MASTER_ADDR", "")
     if rank.isdigit() and not size:
-        what = "without WORLD_SIZE nobody knows of how many"
+        what = "without WORLD_SIZE the number of ranks is not known"
         yield _harmful("fail", "RANK", rank, what, "unset RANK   (or set WORLD_SIZE too)")
     elif rank.isdigit() and size.isdigit() and int(rank) >= int(size):
         what = f"ranks go from 0 to WORLD_SIZE - 1, which is {int(size) - 1}"
@@ -151,7 +151,7 @@ def _of_networks(environment: Mapping[str, str], around: Around) -> Iterator[Che
             what = f"there is no such interface here ({', '.join(sorted(known))})"
             yield _harmful("fail", name, value, what, remedy)
         elif around.nodes > 1 and fits == {"lo"}:
-            what = f"on {around.nodes} nodes the loopback reaches nobody"
+            what = f"on {around.nodes} nodes the loopback reaches no other node"
             yield _harmful("fail", name, value, what, remedy)
 
 
@@ -175,21 +175,11 @@ def _of_gpus(environment: Mapping[str, str], around: Around) -> Iterator[Check]:
 
 
 def _of_speed(environment: Mapping[str, str]) -> Iterator[Check]:
-    for name, what in _SLOW.items():
+    for name, pattern, what in _HARMFUL:
         value = environment.get(name, "")
-        if value.lower() in _ON or (name == "PYTHONTRACEMALLOC" and value not in ("", "0")):
-            yield _harmful("warn", name, value, what)
-    for name, what in _RISKY_AT_ZERO.items():
-        if environment.get(name) == "0":
-            yield _harmful("warn", name, "0", what)
-    if environment.get("NCCL_DEBUG", "").upper() == "TRACE":
-        what = "every call is written to the log"
-        yield _harmful("warn", "NCCL_DEBUG", "TRACE", what, "export NCCL_DEBUG=WARN")
-    if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        what = "every collective is checked by another one, and steps are slower"
-        yield _harmful("warn", "TORCH_DISTRIBUTED_DEBUG", "DETAIL", what)
-    if "debug" in (value := environment.get("PYTHONMALLOC", "")):
-        yield _harmful("warn", "PYTHONMALLOC", value, "Python checks memory, and is slower")
+        if re.fullmatch(pattern, value.lower()):
+            remedy = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else ""
+            yield _harmful("warn", name, value, what, remedy)
     preload = environment.get("LD_PRELOAD", "")
     for path in re.split(r"[: ]+", preload):
         if "/" in path and not Path(path).exists():

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from holdfast._environment.processes.cgroup import cpu_quota, find_folder
+from holdfast._environment.processes.inspect import load, usable_cores
 from holdfast._environment.processes.proc import field, read_bytes, read_number
 from holdfast._text import count, duration, size
 from holdfast._tools.doctor.check import Check
@@ -37,7 +39,6 @@ class HostMemory:
 
 
 def judge_shm(memory: HostMemory) -> Check:
-    """/dev/shm against the slots."""
     free, state = memory.shm_free, memory.state
     data = {"free": free, "total": memory.shm_total, "state": state}
     check = partial(Check, "shared memory", data=data)
@@ -71,7 +72,6 @@ def judge_shm(memory: HostMemory) -> Check:
 
 
 def judge_memory(memory: HostMemory) -> Check | None:
-    """The memory that machine and cgroup leave, against the slots."""
     available, state = memory.available, memory.state
     if available is None:
         return None
@@ -131,13 +131,8 @@ class Cores:
 
 
 def read_cores(ranks: int, *, launcher_sets_one: bool) -> Cores:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        load = os.getloadavg()[0]
-    except (OSError, AttributeError):
-        load = None
-    quotas = [each for folder in _cgroup_folders("cpu") for each in _quota_of(folder)]
-    return Cores(usable or 1, min(quotas, default=None), load, ranks, launcher_sets_one)
+    quota = (cpu_quota(os.getpid()) or {}).get("cores")
+    return Cores(usable_cores(os.getpid()), quota, load(), ranks, launcher_sets_one)
 
 
 def ranks_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -152,7 +147,6 @@ def ranks_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def judge_cores(cores: Cores, environment: Mapping[str, str]) -> Check:
-    """Computing threads against cores."""
     really = cores.usable if cores.quota is None else min(float(cores.usable), cores.quota)
     setting = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     given = int(setting) if setting.isdigit() and int(setting) > 0 else None
@@ -199,7 +193,6 @@ def is_clock_kept() -> bool | None:
 def judge_clock(
     is_kept: bool | None, skew: float | None, is_remote: bool, now: float | None = None
 ) -> Check:
-    """The clock by itself, and against that of the file system."""
     now = time.time() if now is None else now
     data = {"synchronised": is_kept, "skew_seconds": skew, "time": now}
     check = partial(Check, "clock", data=data)
@@ -216,33 +209,6 @@ def judge_clock(
         return check("warn", found + "machines do not fit together", _KEEP_CLOCK)
     with_disk = "" if skew is None or not is_remote else ", and the file server's is the same"
     return check("ok", f"{'synchronised' if is_kept else 'plausible'}{with_disk}")
-
-
-def _quota_of(folder: Path) -> list[float]:
-    words = (read_bytes(f"{folder}/cpu.max") or b"").split()
-    if len(words) == 2 and words[0].isdigit() and int(words[1]):
-        return [int(words[0]) / int(words[1])]
-    quota, period = (read_number(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return [quota / period] if quota and quota > 0 and period else []
-
-
-def _cgroup_folders(controller: str) -> Iterator[Path]:
-    """This process's cgroup of a controller and all above it; each of them may set a limit."""
-    text = (read_bytes("/proc/self/cgroup") or b"").decode(errors="replace")
-    for line in text.splitlines():
-        words = line.split(":", 2)
-        if len(words) != 3:
-            continue
-        root = Path("/sys/fs/cgroup")
-        if words[1] and controller not in words[1].split(","):
-            continue
-        if words[1]:  # version 1: a tree for each controller
-            root /= controller
-        folder = root / words[2].lstrip("/")
-        for place in (folder, *folder.parents):
-            yield place
-            if place == root:
-                break
 
 
 # -- Resource limits -------------------------------------------------------------------------------
@@ -301,7 +267,7 @@ def read_limits() -> Limits | None:
         used_processes=_threads_of_user(),
         tasks_left=_tasks_left(),
         core_pattern=(read_bytes("/proc/sys/kernel/core_pattern") or b"").decode().strip(),
-        has_fast_network=_has_entries("/sys/class/infiniband"),
+        has_fast_network=any(Path("/sys/class/infiniband").glob("*")),
         has_gpu=Path("/dev/nvidiactl").exists(),
     )
 
@@ -414,7 +380,6 @@ def _shown(number: int | None) -> str:
 
 
 def _threads_of_user() -> int | None:
-    """All that counts against `ulimit -u`."""
     try:
         mine, total = os.geteuid(), 0
         for entry in os.scandir("/proc"):
@@ -427,17 +392,11 @@ def _threads_of_user() -> int | None:
 
 
 def _tasks_left() -> int | None:
-    """The least that a pids cgroup leaves."""
     left: list[int] = []
-    for folder in _cgroup_folders("pids"):
-        most, used = (read_number(f"{folder}/pids.{name}") for name in ("max", "current"))
-        if most is not None and used is not None:
-            left.append(most - used)
+    for version, controller in ((2, ""), (1, "pids")):
+        place = Path(find_folder(os.getpid(), version, controller) or "/")
+        for folder in (place, *place.parents):
+            most, used = (read_number(f"{folder}/pids.{name}") for name in ("max", "current"))
+            if most is not None and used is not None:
+                left.append(most - used)
     return min(left, default=None)
-
-
-def _has_entries(folder: str) -> bool:
-    try:
-        return any(True for _ in os.scandir(folder))
-    except OSError:
-        return False

@@ -42,7 +42,8 @@ def describe_place(path: str, wants_write: str = "") -> dict[str, Any]:
         found["kind"], found["error"] = "closed", getattr(error, "strerror", None) or str(error)
     whole = Path(path).absolute()
     # The nearest folder that exists: the rest of the path would be made in it.
-    base = next((each for each in (whole, *whole.parents) if _is_folder(each)), Path("/"))
+    places = (whole, *whole.parents)
+    base = next((each for each in places if os.path.isdir(each)), Path("/"))  # noqa: PTH112  never raises
     found["base"] = str(base.resolve())
     with contextlib.suppress(OSError, AttributeError):
         room = os.statvfs(base)
@@ -53,13 +54,6 @@ def describe_place(path: str, wants_write: str = "") -> dict[str, Any]:
     if wants_write:
         found.update(_try_to_write(base))
     return found
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _part_name(folder: Path) -> Path:
@@ -286,14 +280,11 @@ _PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
 
 def sleep_for_doctor() -> dict[str, Any]:
     """The check searches the stack for this name."""
+    with contextlib.suppress(OSError, AttributeError):
+        # As a run allows its keeper to trace it.
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
     time.sleep(10.0)
     return {}
-
-
-def _allow_tracing() -> None:
-    """As a run allows its keeper."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
 
 
 _FACTS: dict[str, Any] = {
@@ -309,8 +300,6 @@ def _main(kind: str, *words: str) -> None:
         for measured in measure_speed(*words):
             print(json.dumps(measured), flush=True)
         return
-    if kind == "sleep":
-        _allow_tracing()
     print(json.dumps(_FACTS[kind](*words)))
 
 

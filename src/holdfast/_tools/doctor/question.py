@@ -49,9 +49,8 @@ class Question:
     def answer(self, deadline: float) -> dict[str, Any] | None:
         """Its last line until the deadline of the monotonic clock; None if there is none."""
         process = self._process
-        if process is None:
+        if process is None or process.stdout is None:
             return None
-        assert process.stdout is not None
         try:
             _wait(process, deadline)
             # The answer is a few lines, which fit into the pipe; a late process may have begun it.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._environment.processes.tree import is_known
-from holdfast._environment.slurm.torchrun import starts_torchrun
+from holdfast._environment.slurm.job import starts_torchrun
 from holdfast._run.ranks.address import is_taken, port_owner
 from holdfast._text import count
 from holdfast._tools.doctor.check import Check

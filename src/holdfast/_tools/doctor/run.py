@@ -59,8 +59,6 @@ def _number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Of a run folder; all unknown where there is no run yet."""
-
     run_id: str | None = None
     state_bytes: int | None = None  # of all ranks: the size of one checkpoint
     host_bytes: int | None = None  # of the ranks on the fullest host: the size of one snapshot

@@ -18,6 +18,7 @@ from holdfast._text import duration, size
 from holdfast._tools.doctor.check import Check
 from holdfast._tools.doctor.machine_facts import sleep_for_doctor
 from holdfast._tools.doctor.question import FACTS, Question
+from holdfast._tools.doctor.signals.target import shebang
 from holdfast._tools.lint.wrappers import CONDA, CONTAINERS, RUNNERS, is_python
 
 _BUSY_SHARE = 0.1  # of a GPU's memory
@@ -45,14 +46,7 @@ def python_of(command: Sequence[str]) -> str | None:
 
 def _python_of_script(path: str | None) -> str | None:
     """The interpreter behind `#!`: a launcher starts the ranks with its own Python."""
-    if path is None:
-        return None
-    try:
-        with Path(path).open("rb") as file:
-            first = file.readline(512).decode(errors="replace")
-    except OSError:
-        return None
-    words = shlex.split(first[2:]) if first.startswith("#!") else []
+    words = shlex.split(shebang(Path(path))[2:]) if path is not None else []
     return shutil.which(words[0]) if words and is_python(Path(words[0]).name) else None
 
 

@@ -27,8 +27,6 @@ Facts = Mapping[str, Any]  # what `probe_program place` has printed
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of the kernel's table."""
-
     place: str
     kind: str  # ext4, nfs4, …
     source: str
@@ -88,7 +86,6 @@ def judge_folder(name: str, facts: Facts | None, mount: Mount | None = None) -> 
 
 
 def judge_file_system(name: str, mount: Mount | None) -> Check | None:
-    """Whether checkpoints on this file system survive."""
     if mount is None:
         return None
     data = {"type": mount.kind, "mount": mount.place, "is_remote": mount.is_remote}

@@ -26,8 +26,6 @@ _RUN_LIVES = 2000  # a run with more interruptions is only given as a mean
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """One interval and its outcome."""
-
     interval: float
     goodput: float
     error: float
@@ -59,8 +57,6 @@ class Better:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `holdfast plan` prints and draws."""
-
     model: Model
     assumed: list[str]
     young: float
@@ -203,7 +199,6 @@ def _rows(
 
 
 def _as_good(way: Way) -> tuple[float, float]:
-    """The range of intervals that are as good as the best one."""
     good = [
         interval
         for interval, goodput in zip(way.intervals, way.curve, strict=True)

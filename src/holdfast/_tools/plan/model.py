@@ -99,7 +99,6 @@ class Model:
         return replace(self, max_overhead=0.0)
 
     def standing_still(self) -> Model:
-        """As a script that calls torch.save in its loop."""
         return replace(self, max_overhead=0.0, is_blocking=True)
 
 
@@ -154,7 +153,6 @@ class Inputs:
 
 
 def build_model(given: Inputs) -> tuple[Model, list[str]]:
-    """The model, and a sentence for each assumption."""
     assumed: list[str] = []
 
     def known(value: float | None, default: float, sentence: str) -> float:

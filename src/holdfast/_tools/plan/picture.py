@@ -11,15 +11,9 @@ from html import escape
 
 from holdfast._tools.plan.advice import COMMON_SECONDS, Plan
 from holdfast._tools.plan.model import Inputs
+from holdfast._tools.plan.simulate import PARTS
 from holdfast._tools.plan.units import shown
 
-PARTS = {
-    "repeated": "repeated work",
-    "restarts": "restarts",
-    "queue": "waiting for the queue",
-    "checkpoints": "checkpoints",
-    "snapshots": "snapshots in memory",
-}
 _WIDTH, _HEIGHT = 880, 532
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 848, 96, 356
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # between two lines of the grid
@@ -40,7 +34,6 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill
 
 
 def draw(plan: Plan, given: Inputs) -> str:
-    """The whole file."""
     model, chosen = plan.model, plan.chosen
     title = f"A checkpoint every {shown(chosen.interval)}: {chosen.goodput:.2%} goodput"
     about = (

@@ -16,7 +16,13 @@ import numpy.typing as npt
 from holdfast._tools.plan.model import Model
 
 Array = npt.NDArray[np.float64]
-PARTS = ("checkpoints", "snapshots", "repeated", "restarts", "queue")
+PARTS = {
+    "checkpoints": "checkpoints",
+    "snapshots": "snapshots in memory",
+    "repeated": "repeated work",
+    "restarts": "restarts",
+    "queue": "waiting for the queue",
+}
 _RUNS = 200
 _ATTEMPTS = 250  # of each run
 _MOST_ATTEMPTS = 3000  # a run with more gets nowhere
@@ -116,7 +122,6 @@ class _Runs:
 def simulate(
     model: Model, intervals: Any, *, seed: int = 0, runs: int = _RUNS, attempts: int = _ATTEMPTS
 ) -> SimulatedOutcome:
-    """The outcome of each interval in the long run."""
     tried = np.maximum(np.asarray(intervals, dtype=float), model.least_interval)
     played = _Runs(model, tried, runs, seed)
     for _ in range(attempts):

@@ -29,7 +29,8 @@ def parse_duration(text: str, option: str, *, may_be_zero: bool = False) -> floa
     >>> parse_duration("2h", "--over")
     7200.0
     """
-    return _parse(text, option, _DURATIONS, "'90s', '30d' or '5y'", may_be_zero=may_be_zero)
+    valid = _valid(_DURATIONS, "'90s', '30d' or '5y'")
+    return _above_zero(_parse(text, option, _DURATIONS, valid), text, option, valid, may_be_zero)
 
 
 def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
@@ -38,8 +39,9 @@ def parse_size(text: str, option: str, *, per_second: bool = False) -> float:
     >>> parse_size("20GB", "--state-size"), parse_size("2 tb/s", "--x", per_second=True)
     (20000000000.0, 2000000000000.0)
     """
-    tail = "/s" if per_second else ""
-    return _parse(text, option, _SIZES, f"'20GB{tail}'", tail=tail)
+    valid = _valid(_SIZES, "'20GB/s'" if per_second else "'20GB'")
+    tailed = {f"{name}/s": factor for name, factor in _SIZES.items() if per_second}
+    return _above_zero(_parse(text, option, _SIZES | tailed, valid), text, option, valid)
 
 
 def parse_share(text: str, option: str) -> float:
@@ -49,13 +51,35 @@ def parse_share(text: str, option: str) -> float:
     (0.8, 0.8)
     """
     valid = "a number from 0 to 1, or '0%' to '100%'"
-    number, unit = _split(text, option, valid)
-    if unit not in ("", "%"):
-        raise _no_unit(text, option, unit, valid)
-    share = number / 100 if unit else number
+    share = _parse(text, option, {"": 1.0, "%": 1.0}, valid)
+    share = share / 100 if "%" in text else share
     if not 0 <= share <= 1:
         raise SettingsError(f"{option} {text}: this is not a share of all.\nValid: {valid}.")
     return share
+
+
+def _valid(units: dict[str, float], example: str) -> str:
+    return f"a number and a unit ({', '.join(units)}), for example {example}"
+
+
+def _parse(text: str, option: str, units: dict[str, float], valid: str) -> float:
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
+        raise SettingsError(f"{option} {text!r}: this is not a number.\nValid: {valid}.")
+    factor = {name.lower(): factor for name, factor in units.items()}.get(match[2].lower())
+    if factor is None:
+        lack = f"the unit {match[2]!r} is unknown" if match[2] else "the unit is missing"
+        raise SettingsError(f"{option} {text}: {lack}.\nValid: {valid}.")
+    return float(match[1]) * factor
+
+
+def _above_zero(
+    value: float, text: str, option: str, valid: str, may_be_zero: bool = False
+) -> float:
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
+    return value
 
 
 def round_interval(seconds: float, least: float = 0.0) -> float:
@@ -97,37 +121,3 @@ def shown(seconds: float) -> str:
             digits = f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}"
             return f"{digits} {unit}"
     return f"{seconds / 31_536_000:.1f} years"
-
-
-def _parse(
-    text: str,
-    option: str,
-    units: dict[str, float],
-    example: str,
-    *,
-    tail: str = "",
-    may_be_zero: bool = False,
-) -> float:
-    valid = f"a number and a unit ({', '.join(units)}), for example {example}"
-    number, unit = _split(text, option, valid)
-    known = {name.lower(): factor for name, factor in units.items()}
-    factor = known.get(unit.removesuffix(tail).lower())
-    if factor is None:
-        raise _no_unit(text, option, unit, valid)
-    value = number * factor
-    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
-        least = "0 or more" if may_be_zero else "more than 0"
-        raise SettingsError(f"{option} {text}: this must be {least}.\nValid: {valid}.")
-    return value
-
-
-def _split(text: str, option: str, valid: str) -> tuple[float, str]:
-    match = _WRITTEN.fullmatch(text)
-    if match is None:
-        raise SettingsError(f"{option} {text!r}: this is not a number.\nValid: {valid}.")
-    return float(match[1]), match[2]
-
-
-def _no_unit(text: str, option: str, unit: str, valid: str) -> SettingsError:
-    lack = f"the unit {unit!r} is unknown" if unit else "the unit is missing"
-    return SettingsError(f"{option} {text}: {lack}.\nValid: {valid}.")

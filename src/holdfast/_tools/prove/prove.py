@@ -111,7 +111,7 @@ class _Prover:
 
     def _is_order_of_a_set(self, reference: UndisturbedRun) -> bool:
         """Whether the undisturbed run can be repeated with its own order of sets."""
-        if self._is_late() or variables.has_hash_seed():
+        if self._is_late() or variables.text("PYTHONHASHSEED"):
             return False
         self._watcher.stage("undisturbed, with the same order of sets", 0, self._request.kills)
         script = self._script("same-order", _FIRST_HASH_SEED)

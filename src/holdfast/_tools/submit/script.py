@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from holdfast._environment.slurm.job import says_where_to_meet, starts_torchrun
 from holdfast._environment.slurm.options import batch_options, parse_signal, parse_time_limit
-from holdfast._environment.slurm.torchrun import says_where_to_meet, starts_torchrun
 from holdfast._errors import SettingsError
 
 MARK = "# Written by holdfast submit"
@@ -32,8 +32,6 @@ _PLAIN = re.compile(r"[\w@%+=:,./^~\[\]-]+")
 
 @dataclass(frozen=True)
 class Script:
-    """A script, and notes for the user."""
-
     text: str
     options: Mapping[str, str]  # by their long names, with all defaults
     notes: tuple[str, ...]
@@ -84,7 +82,7 @@ rm -f -- "$HOLDFAST_MARKER\""""
 # The same decision as a run makes itself, for two cases in which it cannot: a run without
 # scontrol, and a Python that SIGTERM has ended before there was a run.
 _REQUEUE = """\
-# The job is started again if it was interrupted, and never if somebody has cancelled it.
+# The job is started again if it was interrupted, and never if it was cancelled.
 wish=none
 if [ -s "$HOLDFAST_MARKER" ]; then
     read -r wish < "$HOLDFAST_MARKER" # requeue or ask
@@ -130,7 +128,6 @@ ask() {
 
 
 def _option_lines(words: Sequence[str]) -> list[str]:
-    """One `#SBATCH` line for each option, with its value."""
     lines: list[str] = []
     takes_value = False
     for word in words:
@@ -182,7 +179,6 @@ def _defaults(
     lead_seconds: int | None,
     notes: list[str],
 ) -> dict[str, str]:
-    """The options that are added to the user's own."""
     found: dict[str, str] = {}
     if "job-name" not in given:
         found["job-name"] = job_name(command)
@@ -236,65 +232,58 @@ def _clean(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-") or "job"
 
 
-def _options_that_hurt(options: Mapping[str, str]) -> list[str]:
+def _options_that_hurt(options: Mapping[str, str]) -> Iterator[str]:
     """The user's own options that defeat the script's purpose."""
-    found = []
-    warning = parse_signal(options["signal"])
+    text = options["signal"]
+    warning = parse_signal(text)
     if warning is not None and warning.to_batch:
-        found.append(
-            f"--signal={options['signal']}: B: warns the script's shell alone, and the training "
-            "never hears of it. Leave B: out."
+        yield (
+            f"--signal={text}: B: warns the script's shell alone, and the training never hears of "
+            "it. Leave B: out."
         )
     elif warning is not None and warning.name not in _HEEDED:
-        found.append(
-            f"--signal={options['signal']}: holdfast stops at {', '.join(_HEEDED[:-1])} or "
-            f"{_HEEDED[-1]}. Leave it out, for USR2."
-        )
+        heeded = f"{', '.join(_HEEDED[:-1])} or {_HEEDED[-1]}"
+        yield f"--signal={text}: holdfast stops at {heeded}. Leave it out, for USR2."
     limit = parse_time_limit(options.get("time", ""))
     if warning is not None and limit is not None and warning.seconds >= limit - _SLACK_SECONDS:
-        found.append(
-            f"--signal={options['signal']}: with a limit of {limit:.0f} s the warning can come "
-            "before the training begins, and is lost then. "
+        yield (
+            f"--signal={text}: with a limit of {limit:.0f} s the warning can come before the "
+            "training begins, and is lost then. "
             f"Choose less than {max(1, limit - _SLACK_SECONDS):.0f} s."
         )
     if "no-requeue" in options:
-        found.append("--no-requeue: interrupted, the job ends and does not come back by itself.")
-    if options["open-mode"].startswith("t"):
-        found.append(
-            f"--open-mode={options['open-mode']}: each attempt wipes out the log of the one before."
-        )
+        yield "--no-requeue: interrupted, the job ends and does not come back by itself."
+    if (mode := options["open-mode"]).startswith("t"):
+        yield f"--open-mode={mode}: each attempt wipes out the log of the one before."
     if "no-kill" in options:
-        found.append(
+        yield (
             "--no-kill: when a node fails, the job keeps the others, and they wait for the lost "
             "ranks a minute before they leave."
         )
-    return found
 
 
-def _commands_that_hurt(options: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    found = []
+def _commands_that_hurt(options: Mapping[str, str], command: Sequence[str]) -> Iterator[str]:
     program = PurePath(command[0]).name
     if program in _APART:
-        found.append(
+        yield (
             f"{program}: what it starts is no part of the job, and neither signals nor limits "
             f"reach it. Use apptainer, or put the leader inside: {program} run … holdfast run -- …"
         )
     if program in ("srun", "sbatch", "mpirun", "mpiexec"):
-        found.append(f"{program}: the script starts the tasks with srun already. Leave it out.")
+        yield f"{program}: the script starts the tasks with srun already. Leave it out."
     if not starts_torchrun(command):
-        return found
+        return
     per_node, tasks = options.get("ntasks-per-node", "1"), options.get("ntasks", "1")
     if per_node != "1" or (tasks != options.get("nodes", "1") and "ntasks" in options):
-        found.append(
+        yield (
             "torchrun starts the ranks of a node itself, and each task starts a torchrun. "
             "Use --ntasks-per-node=1, and torchrun's --nproc-per-node."
         )
     if "cpus-per-task" not in options and "exclusive" not in options:
-        found.append(
+        yield (
             "torchrun's ranks share the processors of one task, which by default are few. "
             "Give --cpus-per-task=N, enough for all of them."
         )
-    return found
 
 
 def _environment(options: Mapping[str, str], command: Sequence[str]) -> list[str]:
@@ -330,7 +319,6 @@ def _environment(options: Mapping[str, str], command: Sequence[str]) -> list[str
 
 
 def _start(options: Mapping[str, str], command: Sequence[str], python: str) -> str:
-    """The line that starts the tasks."""
     guard = 'trap "" USR1 USR2; '
     if starts_torchrun(command) and not says_where_to_meet(command):
         guard += 'export PET_NODE_RANK="$SLURM_NODEID"; '

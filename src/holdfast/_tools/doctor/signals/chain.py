@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast._environment import variables as _env
-from holdfast._environment.processes.proc import read_bytes
+from holdfast._environment.processes.proc import read_bytes, stat_fields
+from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import descendants
 from holdfast._tools.doctor.check import State
 from holdfast._tools.doctor.signals import probe
@@ -75,9 +76,7 @@ class ChainError(Exception):
 
     def __init__(self, found: str, remedy: str = "", state: State = "warn") -> None:
         super().__init__(found)
-        self.found = found
-        self.state = state
-        self.remedy = remedy
+        self.found, self.remedy, self.state = found, remedy, state
 
 
 @dataclass
@@ -95,13 +94,9 @@ class Probe:
         return dict(self.here["variables"])
 
     @property
-    def pid(self) -> int:
-        return int(self.here["pid"])
-
-    @property
     def key(self) -> tuple[str, int]:
-        """Unique over all hosts."""
-        return str(self.here["host"]), self.pid
+        """Host and pid: unique over all hosts."""
+        return str(self.here["host"]), int(self.here["pid"])
 
     @property
     def rank(self) -> int:
@@ -109,13 +104,11 @@ class Probe:
 
     @property
     def world(self) -> int | None:
-        """The number of ranks; None if no variable says so."""
         names = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
         return self._number(*names)
 
     @property
     def step(self) -> str:
-        """The job step, as scancel takes it; empty outside of one."""
         return _step_of(self.variables)
 
     def expected(self, around: Mapping[str, str]) -> int | None:
@@ -148,18 +141,13 @@ def _step_of(words: Mapping[str, str]) -> str:
 
 
 def own_step() -> str:
-    """The job step of this process; empty outside of one."""
     return _step_of(_env.of_ranks())
 
 
 def started(pid: int) -> int | None:
     """When a process began, in clock ticks; None if it is gone."""
-    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
-    return int(fields[19]) if len(fields) > 19 and fields[0] not in (b"Z", b"X") else None
-
-
-def process_name(pid: int) -> str:
-    return (read_bytes(f"/proc/{pid}/comm") or b"").decode(errors="replace").strip()
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
 
 
 def send(pid: int, number: int) -> None:
@@ -194,15 +182,6 @@ def _adopt_orphans(adopts: bool) -> bool:
     return False
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """A report; its last line may be incomplete."""
-    try:
-        whole = path.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines()]
-    except (OSError, ValueError):
-        return []
-
-
 class _Terminal:
     """A terminal of the chain's own, in which Ctrl-C can be pressed."""
 
@@ -212,8 +191,14 @@ class _Terminal:
 
     def begin(self, output: Path) -> None:
         """The chain has its end. Read its output, or it would block."""
+
+        def copy() -> None:
+            with contextlib.suppress(OSError), output.open("ab", buffering=0) as file:
+                while piece := os.read(self._master, 65536):
+                    file.write(piece)
+
         os.close(self.given)
-        self._reader = threading.Thread(target=self._copy, args=(output,), daemon=True)
+        self._reader = threading.Thread(target=copy, daemon=True)
         self._reader.start()
 
     def press_ctrl_c(self) -> None:
@@ -227,11 +212,6 @@ class _Terminal:
         else:
             self._reader.join(_TERMINAL_END_SECONDS)
         os.close(self._master)
-
-    def _copy(self, output: Path) -> None:
-        with contextlib.suppress(OSError), output.open("ab", buffering=0) as file:
-            while piece := os.read(self._master, 65536):
-                file.write(piece)
 
 
 class Chain:
@@ -254,43 +234,35 @@ class Chain:
         self._backend = backend
         self._seconds = seconds
         self._cwd = folder
-        self._terminal = _Terminal() if has_terminal else None
+        self.terminal = _Terminal() if has_terminal else None
         self._seen: dict[int, int] = {}  # each process that was ever below it, and its start
         self._handlers: dict[int, Any] = {}
         self._adopted_before: bool | None = None
         self.first = 0
+        self.folder = Path()  # made at the start
 
     def __enter__(self) -> Chain:
         # Tasks of srun may be on other nodes, which share the job's folder and not /tmp.
-        is_shared = any(word.endswith("srun") for word in self.command) or self._uses_srun()
-        place = self._cwd if is_shared else None
+        is_shared = any(word.endswith("srun") for word in self.command) or any(
+            b"srun" in (read_bytes(str(path)) or b"") for path in self.target.scripts
+        )
+        place = str(self._cwd) if is_shared else None
         try:
             prefix = ".holdfast-doctor-" if is_shared else "holdfast-doctor-"
-            made = tempfile.mkdtemp(prefix=prefix, dir=place)
-        except OSError as error:
-            raise ChainError(
-                f"{place or tempfile.gettempdir()}: {error.strerror}: no place for the probe",
-                "go to a folder that can be written to, or set TMPDIR",
-            ) from error
-        self.folder = Path(made)
-        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             self._start()
-        except OSError as error:
+        except BaseException as error:
             self.end()
-            raise ChainError(
-                f"{made}: {error.strerror or error}: the probe cannot be put there",
-                "make room there, or set TMPDIR",
-            ) from error
-        except BaseException:
-            self.end()
+            if isinstance(error, OSError):
+                where = place or "the temporary folder"
+                found = f"{where}: {error.strerror or error}: the probe cannot be put there"
+                remedy = "make room there, go to another folder, or set TMPDIR"
+                raise ChainError(found, remedy) from error
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-    def _uses_srun(self) -> bool:
-        return any(b"srun" in (read_bytes(str(path)) or b"") for path in self.target.scripts)
 
     def _start(self) -> None:
         folder = self.folder
@@ -329,11 +301,11 @@ class Chain:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._handlers[number] = signal.signal(number, _leave)
-        where = "nowhere" if self._terminal is None else "terminal"
+        where = "nowhere" if self.terminal is None else "terminal"
         with (folder / "output").open("wb") as output:
             streams: tuple[Any, Any] = (subprocess.DEVNULL, output)
-            if self._terminal is not None:
-                streams = (self._terminal.given, self._terminal.given)
+            if self.terminal is not None:
+                streams = (self.terminal.given, self.terminal.given)
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _FIRST, where, *command],
                 cwd=self._cwd,
@@ -344,20 +316,20 @@ class Chain:
                 start_new_session=True,
             )
         self.first = self.process.pid
-        if self._terminal is not None:
-            self._terminal.begin(folder / "output")
+        if self.terminal is not None:
+            self.terminal.begin(folder / "output")
         self._seen[self.first] = started(self.first) or 0
-
-    def press_ctrl_c(self) -> None:
-        assert self._terminal is not None
-        self._terminal.press_ctrl_c()
 
     # What the chain reports.
 
     def _reports(self) -> list[Probe]:
         with contextlib.suppress(OSError):
             os.utime(self.folder / "told")  # makes a network file system read the folder again
-        found = [Probe(_read_lines(path)) for path in sorted(self.folder.glob("told/*.jsonl"))]
+        found = []
+        for path in sorted(self.folder.glob("told/*.jsonl")):
+            with contextlib.suppress(OSError, ValueError):
+                whole = path.read_text().rpartition("\n")[0]  # the last line may be incomplete
+                found.append(Probe([json.loads(line) for line in whole.splitlines()]))
         return [each for each in found if each.lines]
 
     def probes(self) -> list[Probe]:
@@ -366,7 +338,6 @@ class Chain:
         return sorted(found, key=lambda each: (each.rank, each.here["time"]))
 
     def asked(self) -> list[str]:
-        """What a script would have asked of SLURM."""
         text = read_bytes(str(self.folder / "asked")) or b""
         return text.decode(errors="replace").splitlines()
 
@@ -388,17 +359,14 @@ class Chain:
             self.guard()
             if self.process.poll() is not None and not seen:
                 raise self._ended_before()
-            if time.monotonic() > deadline and seen:
-                raise ChainError(
-                    f"{seen} of {wanted} ranks began within {seconds:.0f} s",
-                    "see why the others do not: start the command by itself",
-                )
             if time.monotonic() > deadline:
-                raise ChainError(
-                    f"{self.target.label} was not reached within {seconds:.0f} s"
-                    f"{self._last_output()}",
-                    "leave out what takes long before the training, for this test",
-                )
+                why = f"{seen} of {wanted} ranks began within {seconds:.0f} s"
+                remedy = "see why the others do not: start the command by itself"
+                if not seen:
+                    why = f"{self.target.label} was not reached within {seconds:.0f} s"
+                    why += self._last_output()
+                    remedy = "leave out what takes long before the training, for this test"
+                raise ChainError(why, remedy)
             time.sleep(_POLL_SECONDS)
 
     def _ended_before(self) -> ChainError:
@@ -414,7 +382,6 @@ class Chain:
         )
 
     def _last_output(self) -> str:
-        """The last printed line that has words."""
         text = (read_bytes(str(self.folder / "output")) or b"").decode(errors="replace")
         for line in reversed(text.split("\n")):
             if _WORD.search(line):
@@ -430,16 +397,19 @@ class Chain:
                 continue
             if probe.role(command, self.target.names) != "train":
                 continue
-            variables = _environment_of(pid)
+            variables = read_bytes(f"/proc/{pid}/environ")
+            if variables == b"":  # it may be in the middle of an exec
+                time.sleep(_EXEC_SECONDS)
+                variables = read_bytes(f"/proc/{pid}/environ")
             if variables is None:
                 continue
             label, flags = probe.what_it_runs(command)[1], interpreter_flags(command)
             paths = [each for each in variables.split(b"\0") if each.startswith(b"PYTHONPATH=")]
             if not any(str(self.folder).encode() in each for each in paths):
-                how = "PYTHONPATH does not reach it: something above it sets it anew"
+                how = "PYTHONPATH does not reach it: a process above it sets it"
                 remedy = "write PYTHONPATH=…:$PYTHONPATH where it is set, and pass variables on"
             elif set(flags) & set("EIS"):
-                how = f"python -{flags} looks at no PYTHONPATH"
+                how = f"python -{flags} ignores PYTHONPATH"
                 remedy = "leave that option out for this test"
             else:
                 continue
@@ -468,7 +438,7 @@ class Chain:
 
     def end(self) -> None:
         """Stop all, so that no script goes on with its next line; then kill them."""
-        if not self.folder.exists():
+        if self.folder == Path() or not self.folder.exists():
             return
         # A second Ctrl-C would leave behind processes that are only stopped.
         before = signal.pthread_sigmask(
@@ -484,7 +454,7 @@ class Chain:
         clients: dict[int, None] = {}
         for _ in range(2):  # again, for processes that were started meanwhile
             for pid in self.family():
-                if process_name(pid) in CLIENTS:
+                if name_of(pid) in CLIENTS:
                     clients[pid] = None
                 else:
                     send(pid, signal.SIGSTOP)
@@ -505,8 +475,8 @@ class Chain:
             if self._reap() and not left:
                 break
             time.sleep(_POLL_SECONDS)
-        if self._terminal is not None:
-            self._terminal.end()
+        if self.terminal is not None:
+            self.terminal.end()
         shutil.rmtree(self.folder, ignore_errors=True)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -526,15 +496,6 @@ class Chain:
             if is_gone:
                 del self._seen[pid]
         return not self._seen
-
-
-def _environment_of(pid: int) -> bytes | None:
-    """Its variables; None where they cannot be read."""
-    found = read_bytes(f"/proc/{pid}/environ")
-    if found == b"":
-        time.sleep(_EXEC_SECONDS)  # it may be in the middle of an exec
-        found = read_bytes(f"/proc/{pid}/environ")
-    return found
 
 
 def _leave(number: int, _: object) -> None:

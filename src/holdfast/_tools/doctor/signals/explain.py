@@ -44,8 +44,6 @@ _FORWARDED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 @dataclass(frozen=True)
 class Hop:
-    """One process on the way."""
-
     pid: int
     started: int
     label: str
@@ -104,7 +102,6 @@ def _name_shell(program: str, words: Sequence[str]) -> str:
 
 
 def hop_of(process: dict[str, Any]) -> Hop:
-    """A process as the probe has reported it."""
     label, kind = name_hop(process["words"], process["name"])
     numbers = (int(process[key]) for key in ("pid", "started", "caught", "ignored"))
     pid, started, caught, ignored = numbers
@@ -112,12 +109,12 @@ def hop_of(process: dict[str, Any]) -> Hop:
 
 
 def find_hops(
-    above: Sequence[dict[str, Any]], first: int, beside: Sequence[dict[str, Any]]
+    above: Sequence[dict[str, Any]], first: int, above_client: Sequence[dict[str, Any]]
 ) -> tuple[list[Hop], list[Hop]]:
     """The hops of this host up to a client, and those from the first process of the task on.
 
-    `above` is the probe and all above it, the lowest first; `beside` the same of a client such as
-    srun, if the probe is not a descendant of the command.
+    `above` is the probe and all above it, the lowest first; `above_client` the same of a
+    client such as srun, if the probe is not a descendant of the command.
     """
     pids = [each["pid"] for each in above]
     if first in pids:
@@ -127,8 +124,8 @@ def find_hops(
         if each["name"].startswith(_HOSTS) or each["pid"] == 1:
             below = list(above[: at or 1])
             break
-    pids = [each["pid"] for each in beside]
-    before = beside[: pids.index(first) + 1] if first in pids else []
+    pids = [each["pid"] for each in above_client]
+    before = above_client[: pids.index(first) + 1] if first in pids else []
     return [hop_of(each) for each in reversed(before)], [hop_of(each) for each in reversed(below)]
 
 
@@ -175,7 +172,6 @@ class Tried:
     status: int | None = None  # of the first process, as in subprocess; None while it lives
     living: int | None = 0  # trainings that still live; None: on another host, not visible
     instead: list[str] = field(default_factory=list)  # other signals that arrived in its place
-    senders: list[str] = field(default_factory=list)
     seconds: float | None = None  # until the last rank had it
     asked: list[str] = field(default_factory=list)  # what a trap would ask of SLURM
     scripts: list[Path] = field(default_factory=list)  # of the shell, on the way
@@ -211,7 +207,6 @@ def judge(tried: Tried, wanted: Collection[str], *, in_job: bool) -> Check:
         "arrived": len(tried.counts) - len(tried.missed),
         "times": max(tried.counts.values(), default=0),
         "milliseconds": None if tried.seconds is None else round(1000 * tried.seconds),
-        "senders": tried.senders,
         "asked_of_slurm": tried.asked,
         "python": tried.python,
         "swallowed_by": None,
@@ -334,7 +329,6 @@ def _remedy_of_shell(tried: Tried, culprit: Hop, in_job: bool) -> str:
 
 
 def _find_line(scripts: Sequence[Path], script: str, label: str) -> tuple[str, str]:
-    """The place in a script where the training is started, and that line."""
     for path in scripts:
         if path.name != script:
             continue

@@ -6,6 +6,7 @@ through SLURM to the tasks of a step.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from holdfast._environment.processes.threads import name_of
 from holdfast._environment.processes.tree import is_known
-from holdfast._environment.slurm.tasks import is_in_step
+from holdfast._environment.slurm.job import is_in_step
 from holdfast._environment.variables import of_job, of_ranks
-from holdfast._tools.doctor.check import Check
+from holdfast._tools.doctor.check import Check, State
 from holdfast._tools.doctor.signals import probe
 from holdfast._tools.doctor.signals.chain import (
     CLIENTS,
@@ -28,7 +29,6 @@ from holdfast._tools.doctor.signals.chain import (
     ChainError,
     Probe,
     own_step,
-    process_name,
     scancel,
     send,
     started,
@@ -42,7 +42,6 @@ from holdfast._tools.doctor.signals.explain import (
     find_hops,
     hop_of,
     judge,
-    name_hop,
 )
 from holdfast._tools.doctor.signals.target import Target, find_target
 from holdfast._tools.lint.signal_handlers import has_no_handler
@@ -90,36 +89,32 @@ def check_leader_path() -> list[Check]:
 
 def _refuse(command: Sequence[str], target: Target) -> Check | None:
     """What cannot be tried without a risk that the training starts for real."""
+    state: State = "warn"
     if target.clears:
-        return _check(
-            "warn",
-            f"not tried: with {target.clears} the probe does not reach the tasks",
-            "leave it out for this test: srun passes the environment on by itself",
-        )
-    if target.elsewhere:
+        found = f"not tried: with {target.clears} the probe does not reach the tasks"
+        remedy = "leave it out for this test: srun passes the environment on by itself"
+    elif target.elsewhere:
         program = target.elsewhere
-        remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
-        if program != "sbatch":
-            remedy = f"try it behind {program}, where the training runs: {program} … holdfast "
-            remedy += "doctor -- …"
         found = f"not tried: {program} starts the training where the probe does not come"
-        return _check("warn", found, remedy)
-    if target.loses_path:
-        return _check(
-            "warn",
-            f"not tried: {target.loses_path} keeps PYTHONPATH from the training, and so the probe",
-            "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there",
+        remedy = (
+            f"try it behind {program}, where the training runs: {program} … holdfast doctor -- …"
         )
-    if target.names or target.scripts or target.program_at is not None:
+        if program == "sbatch":
+            remedy = "in an allocation (salloc): holdfast doctor -- bash job.sbatch"
+    elif target.loses_path:
+        what = target.loses_path
+        found = f"not tried: {what} keeps PYTHONPATH from the training, and so the probe"
+        remedy = "leave it out for this test, or write PYTHONPATH=…:$PYTHONPATH there"
+    elif target.names or target.scripts or target.program_at is not None:
         return None
-    if shutil.which(command[0]) is None and "/" not in command[0]:
+    elif shutil.which(command[0]) is None and "/" not in command[0]:
+        state, found = "fail", f"{command[0]}: there is no such program"
         remedy = "see whether its environment has to be activated, or its module loaded"
-        return _check("fail", f"{command[0]}: there is no such program", remedy)
-    return _check(
-        "warn",
-        f"not tried: in `{' '.join(command)[:80]}` there is no Python script to stand in for",
-        "name the training in the command, as in: holdfast doctor -- srun python train.py",
-    )
+    else:
+        words = " ".join(command)[:80]
+        found = f"not tried: in `{words}` there is no Python script to stand in for"
+        remedy = "name the training in the command, as in: holdfast doctor -- srun python train.py"
+    return _check(state, found, remedy)
 
 
 def _choose(target: Target) -> Sequence[signal.Signals]:
@@ -131,13 +126,10 @@ def _choose(target: Target) -> Sequence[signal.Signals]:
 
 
 def _check_handlers(target: Target, folder: Path) -> list[Check]:
-    """Whether the training handles a signal that arrives."""
-
     def read(name: str) -> str | None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             return (folder / name).read_text(errors="replace")
-        except (OSError, ValueError):
-            return None
+        return None
 
     for name in target.names:
         if name.endswith(".py") and has_no_handler(name, read):
@@ -161,16 +153,14 @@ class _Trials:
     def run(self, signals: Sequence[signal.Signals]) -> list[Check]:
         deadline = time.monotonic() + OVERALL_SECONDS
         left = list(signals)
-        while left:
-            if time.monotonic() > deadline:
-                names = ", ".join(each.name for each in left)
-                self._checks.append(_check("warn", f"no time was left for {names}"))
-                break
-            try:
+        try:
+            while left and time.monotonic() < deadline:
                 left = self._run_on_one_chain(left)
-            except ChainError as error:
-                self._checks.append(_check(error.state, error.found, error.remedy))
-                break
+        except ChainError as error:
+            return [*self._checks, _check(error.state, error.found, error.remedy)]
+        if left:
+            names = ", ".join(each.name for each in left)
+            self._checks.append(_check("warn", f"no time was left for {names}"))
         return self._checks
 
     def _run_on_one_chain(self, left: list[signal.Signals]) -> list[signal.Signals]:
@@ -185,13 +175,13 @@ class _Trials:
         )
         with chain:
             probes = chain.await_probes(self._start_seconds)
+            is_step = probes[0].step not in ("", own_step())
             while left:
                 number = left.pop(0)
-                route = self._route(number, probes)
-                if route is None:
-                    continue
-                observation = _Observation(chain, probes, number, route)
-                tried = observation.send_and_follow(self._arrive_seconds)
+                if number == signal.SIGINT and is_step:
+                    continue  # a batch job has no keyboard
+                route = self._route(number, is_step)
+                tried = _Observation(chain, probes, number, route).run(self._arrive_seconds)
                 in_job = route == TO_STEP or bool(of_job().get("SLURM_JOB_ID"))
                 self._checks.append(judge(tried, self._wanted(in_job), in_job=in_job))
                 is_as_before = not tried.missed and not tried.gone and tried.status is None
@@ -202,83 +192,75 @@ class _Trials:
     def _wanted(self, in_job: bool) -> set[str]:
         """The signals without which work is lost: SIGTERM, and the warnings of this job."""
         warning = self._target.warning
-        if warning is not None:
-            return {"SIGTERM", f"SIG{warning.name}"}
-        return {"SIGTERM", *(_WARNINGS if in_job else ())}
+        warnings = _WARNINGS if in_job else ()
+        return {"SIGTERM", *(warnings if warning is None else (f"SIG{warning.name}",))}
 
-    def _route(self, number: signal.Signals, probes: Sequence[Probe]) -> str | None:
-        """How this signal comes in production; None if it does not come."""
-        is_step = probes[0].step not in ("", own_step())
+    def _route(self, number: signal.Signals, is_step: bool) -> str:
         if number == signal.SIGINT:
-            return None if is_step else TO_GROUP  # a batch job has no keyboard
+            return TO_GROUP
         warning = self._target.warning
         to_batch = warning is not None and warning.to_batch and number.name == f"SIG{warning.name}"
         return TO_STEP if is_step and not to_batch else TO_FIRST
 
 
 class _Observation:
-    """One signal on one chain."""
-
     def __init__(
         self, chain: Chain, probes: Sequence[Probe], number: signal.Signals, route: str
     ) -> None:
         self._chain = chain
         self._probes = list(probes)
-        self._number = number
         self._lines_before = {each.key: len(each.lines) for each in chain.probes()}
         here, target = probes[0].here, chain.target
-        local, below = find_hops(here["above"], chain.first, self._above_client())
+        clients = [pid for pid in chain.family() if name_of(pid) in CLIENTS]
+        above_client = probe.above(clients[0]) if clients else []
+        local, below = find_hops(here["above"], chain.first, above_client)
         hops = below if route == TO_STEP else [*local, *below]
         script = str(here["script"]).rpartition("/")[2]
         label = script if target.program_at is None else "the training"
         training = here["above"][0]
-        # A process may have called exec since: its words and its handlers are others then.
         last = Hop(training["pid"], training["started"], label, "training")
-        hops = [*map(_read_again, hops[:-1]), last]
+        # A process may have called exec since: its words and its handlers are others then.
+        for at, hop in enumerate(hops[:-1]):
+            now = probe.process(hop.pid)
+            if now is not None and now["started"] == hop.started:
+                hops[at] = hop_of(now)
+        hops = [*hops[:-1], last]
         is_here = here["host"] == os.uname().nodename
         local_pids = [hop.pid for hop in local]
         self._local = [hop for hop in hops[:-1] if is_here or hop.pid in local_pids]
         python = str(here["python"]) if is_here else ""
         self._tried = Tried(number, route, label, hops, {}, scripts=target.scripts, python=python)
 
-    def _above_client(self) -> list[dict[str, Any]]:
-        for pid in self._chain.family():
-            if process_name(pid) in CLIENTS:
-                return probe.above(pid)
-        return []
-
-    def send_and_follow(self, seconds: float) -> Tried:
+    def run(self, seconds: float) -> Tried:
+        """Send the signal, and observe the chain until it has settled."""
+        tried = self._tried
         began, sent_at = time.monotonic(), time.time()
         self._send()
         deadline = began + seconds
         settles: float | None = None
         while time.monotonic() < min(deadline, settles or deadline):
             self._observe(sent_at)
-            is_over = not self._tried.missed or self._tried.living == 0
-            if is_over and settles is None:
+            if settles is None and (not tried.missed or tried.living == 0):
                 settles = time.monotonic() + _SETTLE_SECONDS
-            elif self._tried.gone and settles is None:
+            elif settles is None and tried.gone:
                 deadline = min(deadline, time.monotonic() + _DEAD_SECONDS)
             time.sleep(_POLL_SECONDS)
         self._observe(sent_at)
-        self._tried.status = self._chain.process.poll()
-        self._tried.asked = self._chain.asked()
-        return self._tried
+        tried.status, tried.asked = self._chain.process.poll(), self._chain.asked()
+        return tried
 
     def _send(self) -> None:
+        name = self._tried.name
         if self._tried.route == TO_STEP:
             # As SLURM's warning: to the first process of each task.
-            name = self._number.name.removeprefix("SIG")
-            refused = scancel("--signal", name, self._probes[0].step)
+            refused = scancel("--signal", name.removeprefix("SIG"), self._probes[0].step)
             if refused:
-                raise ChainError(
-                    f"scancel could not send {self._number.name}: {refused}",
-                    "see whether `scontrol ping` answers",
-                )
-        elif self._tried.route == TO_GROUP:
-            self._chain.press_ctrl_c()
+                found = f"scancel could not send {name}: {refused}"
+                raise ChainError(found, "see whether `scontrol ping` answers")
+        elif self._tried.route == TO_GROUP and self._chain.terminal is not None:
+            self._chain.terminal.press_ctrl_c()
         else:
-            send(self._chain.first, self._number)
+            send(self._chain.first, self._tried.number)
 
     def _observe(self, sent_at: float) -> None:
         tried = self._tried
@@ -287,20 +269,18 @@ class _Observation:
         has_ranks = len({one.rank for one in self._probes}) == len(self._probes)
         for at, one in enumerate(self._probes):
             news = reports.get(one.key, [])[self._lines_before.get(one.key, 0) :]
-            got = [each for each in news if each.get("name") == self._number.name]
+            got = [each for each in news if each.get("name") == tried.name]
             tried.counts[one.rank if has_ranks else at] = len(got)
             latest = max([latest, *(each["time"] for each in got[:1])])
             for each in news:
                 if each["what"] == "gone":
                     self._record_gone(each["pid"])
-                elif each["what"] == "signal" and not _is_hangup(each):
+                # The kernel sends SIGHUP since our terminal has lost its first process.
+                elif each["what"] == "signal" and not (
+                    each["name"] == "SIGHUP" and each["by_kernel"]
+                ):
                     instead.add(each["name"])
-            for each in got:
-                sender = each.get("sender")
-                label = name_hop(sender["words"], sender["name"])[0] if sender else "the system"
-                if label not in tried.senders:
-                    tried.senders.append(label)
-        tried.instead = sorted(instead - {self._number.name})
+        tried.instead = sorted(instead - {tried.name})
         if not tried.missed:
             tried.seconds = latest - sent_at
         for hop in self._local:
@@ -308,19 +288,9 @@ class _Observation:
                 self._record_gone(hop.pid)
         tried.living = None
         if all(one.here["host"] == os.uname().nodename for one in self._probes):
-            starts = [(one.pid, int(one.here["above"][0]["started"])) for one in self._probes]
+            starts = [(one.key[1], int(one.here["above"][0]["started"])) for one in self._probes]
             tried.living = sum(started(pid) == began for pid, began in starts)
 
     def _record_gone(self, pid: int) -> None:
         if pid in [hop.pid for hop in self._tried.hops[:-1]] and pid not in self._tried.gone:
             self._tried.gone.append(pid)
-
-
-def _read_again(hop: Hop) -> Hop:
-    now = probe.process(hop.pid)
-    return hop_of(now) if now is not None and now["started"] == hop.started else hop
-
-
-def _is_hangup(event: dict[str, Any]) -> bool:
-    """By the kernel, since our terminal has lost its first process: of the test alone."""
-    return bool(event["name"] == "SIGHUP" and event["code"] > 0)

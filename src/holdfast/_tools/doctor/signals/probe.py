@@ -77,7 +77,6 @@ def role(words: Sequence[str], targets: Collection[str]) -> str:
 
 
 def _is_users(kind: str, name: str) -> bool:
-    """True for the user's own code, False for an installed program."""
     if kind == "module":
         first = name.split(".")[0]
         return os.path.isdir(first) or os.path.exists(first + ".py")
@@ -138,7 +137,6 @@ def process(pid: int) -> dict[str, Any] | None:
 
 
 def above(pid: int) -> list[dict[str, Any]]:
-    """A process and all above it, the lowest first."""
     found: list[dict[str, Any]] = []
     while pid > 0 and len(found) < 64:
         one = process(pid)
@@ -227,8 +225,8 @@ def _report_signals(report: _Report, script: str, stay: _Stay) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # In a shell's background a training does not receive it either.
         numbers.remove(signal.SIGINT)
-    # Blocked, since sigtimedwait also gives the sender; and with a handler, since `holdfast run`
-    # reads in /proc which process catches a signal.
+    # Blocked for sigtimedwait, and with a handler: `holdfast run` reads in /proc which process
+    # catches a signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
         signal.signal(number, lambda *_: None)
@@ -238,10 +236,9 @@ def _report_signals(report: _Report, script: str, stay: _Stay) -> None:
         info = signal.sigtimedwait(numbers, _POLL_SECONDS)
         if info is not None:
             name = signal.Signals(info.si_signo).name
-            # SI_USER, SI_QUEUE and SI_TKILL have a sender; all others come from the kernel.
-            has_sender = info.si_code in (0, -1, -6)
-            sender = process(info.si_pid) if has_sender and info.si_pid else None
-            report.send("signal", name=name, sender=sender, code=info.si_code)
+            # The kernel sends SIGHUP when the doctor's terminal has lost its first process.
+            if name != "SIGHUP" or info.si_code <= 0:
+                report.send("signal", name=name)
             continue
         for each in [each for each in chain if not _is_alive(*each)]:
             chain.remove(each)
