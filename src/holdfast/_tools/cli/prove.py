@@ -28,7 +28,9 @@ from holdfast._tools.cli.group import (
     print_json,
 )
 from holdfast._tools.cli.show import Screen
+from holdfast._tools.demo.story import ended_by_signals
 from holdfast._tools.prove import report
+from holdfast._tools.prove.options import make_request, parse_ranks
 from holdfast._tools.prove.proof import (
     DIFFERS,
     EQUAL,
@@ -44,10 +46,7 @@ from holdfast._tools.prove.proof import (
 _LEAST_SECONDS = 1.0  # of a budget that is used up: enough to say so
 
 
-@click.command(
-    short_help="Show that your script can be interrupted anywhere.",
-    context_settings=COMMAND_SETTINGS,
-)
+@click.command(context_settings=COMMAND_SETTINGS)
 @COMMAND
 @click.option("--kills", metavar="N", default="20", help="How many interruptions (20).")
 @click.option(
@@ -102,7 +101,6 @@ def prove(command: tuple[str, ...], ranks: str | None, as_json: bool, **options:
       holdfast prove --resume-cmd "python train.py --resume" -- python train.py
     """
     wanted = list_requests(command, ranks, options)
-    from holdfast._tools.demo.story import ended_by_signals
     from holdfast._tools.prove.prove import prove as make_proof
 
     proofs: list[Proof] = []
@@ -127,8 +125,6 @@ def list_requests(
     command: tuple[str, ...], ranks: str | None, options: dict[str, Any]
 ) -> list[ProofRequest]:
     """One for each number of ranks, all checked before the first is tried."""
-    from holdfast._tools.prove.options import make_request, parse_ranks
-
     if ranks is None:
         return [make_request(command, **options)]
     numbers = parse_ranks(ranks)
@@ -189,14 +185,11 @@ def show_proof(proof: Proof, *, with_ranks: bool = False) -> None:
 
 
 def _show_interruptions(screen: Screen, proof: Proof) -> None:
-    table = screen.columns()
-    for heading in report.headings(proof):
-        right = heading in ("no.", "at step")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    broken = None if proof.difference is None else proof.difference.after
-    for row in report.interruption_rows(proof):
-        table.add_row(*map(Text, row), style="bold red" if row[0] == str(broken) else "")
-    screen.table(table)
+    titles = [f">{name}" if name in ("no.", "at step") else name for name in report.headings(proof)]
+    broken = None if proof.difference is None else str(proof.difference.after)
+    rows = report.interruption_rows(proof)
+    styled = ([Text(cell, "bold red" if row[0] == broken else "") for cell in row] for row in rows)
+    screen.table(titles, styled)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A checkpoint of another library becomes a run of one attempt, which has ended.
 
-Its files show which library wrote it. No code in it is ever run.
+Its files show which library wrote it. No code in it is ever run. An arena in memory whose run
+folder is gone gets a folder again.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +27,13 @@ from holdfast._run.saving.direct import write_direct
 from holdfast._store.commit.checkpoint import Policy
 from holdfast._store.folder import journal
 from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder
-from holdfast._store.folder.attempts import claim, note_origin, open_folder
+from holdfast._store.folder.attempts import (
+    claim,
+    note_origin,
+    open_folder,
+    read_json,
+    write_json,
+)
 from holdfast._store.folder.layout import RunLayout
 from holdfast._store.format.version import __version__
 from holdfast._text import say
@@ -41,7 +49,6 @@ from holdfast._tools.convert.adopt.foreign import (
 from holdfast._tools.convert.adopt.tensorflow_bundle import prepare_tensorflow
 
 _NAMED = 8
-_OF_KERAS = (".h5", ".keras")
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -51,11 +58,7 @@ _WEIGHTS = (
 _TRAINER_STATE = "trainer_state.json"
 _BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 _RANDOM = "rng_state.pth"
-_DCP_TABLE = ".metadata"
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
-_ORBAX_DEFAULTS = ("default", "state")
-_LIGHTNING_VERSION = "pytorch-lightning_version"
-_LAST = "last.ckpt"
 _KNOWN = (
     "tf.train.CheckpointManager, torch.save, Lightning, Hugging Face, torch.distributed.checkpoint "
     "or Orbax"
@@ -64,14 +67,14 @@ _KNOWN = (
 
 def adopt_files(folder: Path, wanted: Adoption) -> Prepared:
     """Make a run of a checkpoint that another library wrote."""
-    refuse_a_run(folder)
-    prepared = prepare(wanted)
-    publish_run(folder, lambda unfinished: _make_run(unfinished, prepared, wanted))
+    _refuse_a_run(folder)
+    prepared = _prepare(wanted)
+    _publish_run(folder, lambda unfinished: _make_run(unfinished, prepared, wanted))
     return prepared
 
 
-def publish_run(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have a run folder made beside its place, and then rename it.
+def _publish_run(folder: Path, make: Callable[[Path], None]) -> None:
+    """Make a run folder under another name, and then rename it.
 
     A folder without its checkpoint would be a run that begins from nothing.
     """
@@ -98,24 +101,17 @@ def _make_run(folder: Path, prepared: Prepared, wanted: Adoption) -> None:
     attempt = claim(layout, folder, say)
     note_origin(layout, attempt, None)
     policy = Policy(layout, run_id, attempt, {attempt: None}, 1, None, __version__)
-    adopted = {"from": prepared.source, "fresh": list(wanted.fresh), "kind": prepared.kind}
-    head: dict[str, Any] = {
-        "attempt": attempt,
-        "world": 1,
-        "common": "",
-        "metrics": {},
-        "best": None,
-        "by_hand": False,
-        "adopted": adopted,
-    }
     step, source = prepared.step, prepared.source
+    adopted = {"from": source, "fresh": list(wanted.fresh), "kind": prepared.kind}
+    head: dict[str, Any] = {"attempt": attempt, "world": 1, "common": "", "metrics": {}}
+    head |= {"best": None, "by_hand": False, "adopted": adopted}
     write_direct(policy, prepared.captured, head, step, "adopted")
     journal.append(layout.journal, "adopted", attempt=attempt, step=step, source=source)
     record = {"status": 0, "how": "closed", "reason": "adopted", "step": step}
     ExitRecord(layout, attempt).write(record, asked=False)
 
 
-def refuse_a_run(folder: Path) -> None:
+def _refuse_a_run(folder: Path) -> None:
     layout = RunLayout(folder.absolute())
     if layout.identity.exists() or layout.checkpoints.exists():
         raise FolderError(
@@ -132,10 +128,69 @@ def _is_taken(folder: Path) -> FolderError:
     )
 
 
+# -- an arena in memory ------------------------------------------------------------
+
+
+def adopt_memory(folder: Path, source: Path) -> int:
+    """Make a run folder for the arena in this file; returns the step that is in it.
+
+    The new folder has the id of the run and its last attempt. So the next start finds the arenas
+    as those of the attempt before, checks them, goes on there and makes the state durable.
+    """
+    from holdfast._store.memory.backing import users_of
+
+    _refuse_a_run(folder)
+    if pids := users_of().get(source):
+        raise HoldfastError(
+            f"{source}: a process has it open (pid {', '.join(map(str, sorted(pids)))}): its run "
+            "has not ended.\nStop that first."
+        )
+    run_id, attempt, step = _read_arena(source)
+
+    def make(unfinished: Path) -> None:
+        layout = RunLayout(unfinished)
+        for path in (layout.attempt(attempt), layout.checkpoints, layout.requests):
+            path.mkdir(parents=True)
+        identity = {"run_id": run_id, "created": time.time(), "folder": str(folder.absolute())}
+        write_json(layout.identity, identity)
+        note_origin(layout, attempt, None)
+        journal.append(layout.journal, "adopted", attempt=attempt, step=step, source=str(source))
+        record = {"status": None, "how": "adopted from memory", "step": step}
+        ExitRecord(layout, attempt).write(record, asked=False)
+
+    _publish_run(folder, make)
+    return step
+
+
+def _read_arena(source: Path) -> tuple[str, int, int]:
+    from holdfast._store.memory.arena import Arena, NotAnArena
+    from holdfast._store.memory.backing import open_leftover
+
+    descriptor = open_leftover(source)
+    if descriptor is None:
+        raise HoldfastError(f"{source}: there is no arena of yours here.")
+    try:
+        arena = Arena(descriptor)
+    except (NotAnArena, ValueError, OSError) as error:
+        os.close(descriptor)
+        raise HoldfastError(f"{source}: is no arena ({error}).") from error
+    steps = [record.step for record in arena.whole() if record.is_hashed]
+    found = arena.run_id, arena.attempt, max(steps, default=-1)
+    place = arena.folder
+    arena.close()
+    if not steps:
+        raise HoldfastError(f"{source}: holds no snapshot that a start would use.")
+    if place and read_json(RunLayout(Path(place)).identity).get("run_id") == found[0]:
+        raise HoldfastError(
+            f"{source}: its run is in {place}.\nStart the same command again: it goes on there."
+        )
+    return found
+
+
 # -- reading ----------------------------------------------------------------------
 
 
-def prepare(wanted: Adoption) -> Prepared:
+def _prepare(wanted: Adoption) -> Prepared:
     source = wanted.source
     if _is_of_tensorflow(source):
         return prepare_tensorflow(wanted)
@@ -163,36 +218,30 @@ def prepare(wanted: Adoption) -> Prepared:
 
 def _is_of_tensorflow(source: Path) -> bool:
     if source.is_dir():
-        return (source / "checkpoint").is_file() and not _is_of_orbax(source)
+        return (source / "checkpoint").is_file() and not _has_any(source, _ORBAX)
     near = source.parent.is_dir() and any(source.parent.glob("*.index"))
-    return source.suffix in (*_OF_KERAS, ".index") or (not source.exists() and near)
+    return source.suffix in (".h5", ".keras", ".index") or (not source.exists() and near)
 
 
 def _recognise(source: Path) -> tuple[Callable[[Path], Foreign], Path]:
     if source.is_file():
         return (_read_weights if source.suffix == ".safetensors" else _read_torch), source
-    for is_one, read in _FOLDERS:
-        if is_one(source):
+    for names, _, read in _FOLDERS:
+        if _has_any(source, names):
             return read, source
-    for pattern, is_one, read in (
-        (r"checkpoint-(\d+)", _is_of_hugging_face, _read_hugging_face),
-        (r"(\d+)", _is_of_orbax, _read_orbax),
-        (r"\D*?(\d+)", _is_of_dcp, _read_dcp),
-    ):
-        newest = _newest(source, pattern, is_one)
-        if newest is not None:
-            return read, newest
+    for names, pattern, read in reversed(_FOLDERS):
+        found = {
+            int(match[1]): each
+            for each in source.iterdir()
+            if (match := re.fullmatch(pattern, each.name)) and _has_any(each, names)
+        }
+        if found:
+            return read, found[max(found)]
     return _read_torch, _only_file(source)
 
 
-def _newest(folder: Path, pattern: str, is_one: Callable[[Path], bool]) -> Path | None:
-    """The folder with the highest number in its name."""
-    found = {
-        int(match[1]): each
-        for each in folder.iterdir()
-        if (match := re.fullmatch(pattern, each.name)) and each.is_dir() and is_one(each)
-    }
-    return found[max(found)] if found else None
+def _has_any(folder: Path, names: Iterable[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
 
 
 def _only_file(folder: Path) -> Path:
@@ -201,28 +250,15 @@ def _only_file(folder: Path) -> Path:
         for ending in ("ckpt", "pt", "pth", "safetensors")
         for each in folder.glob(f"*.{ending}")
     )
-    if folder / _LAST in files:
-        return folder / _LAST
-    if len(files) == 1:
-        return files[0]
+    last = folder / "last.ckpt"
+    if last in files or len(files) == 1:
+        return last if last in files else files[0]
     shown = ", ".join(str(each) for each in files[-_NAMED:])
     if files:
         raise FolderError(f"{folder}: there are several checkpoints.\nName one: {shown}.")
     raise FolderError(
         f"{folder}: there is no checkpoint in it that is known here.\nName one of {_KNOWN}."
     )
-
-
-def _is_of_hugging_face(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (*_WEIGHTS, _TRAINER_STATE))
-
-
-def _is_of_dcp(folder: Path) -> bool:
-    return (folder / _DCP_TABLE).is_file()
-
-
-def _is_of_orbax(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _ORBAX)
 
 
 def _load_torch(path: Path) -> ModuleType:
@@ -266,7 +302,7 @@ def _reason(error: Exception) -> str:
 def _read_torch(path: Path) -> Foreign:
     torch = _load_torch(path)
     whole = _reading(torch, path, torch.read_file)
-    if isinstance(whole, dict) and _LIGHTNING_VERSION in whole and "state_dict" in whole:
+    if isinstance(whole, dict) and {"pytorch-lightning_version", "state_dict"} <= whole.keys():
         return _lightning(path, whole)
     return Foreign(str(path), "torch.save", whole, guess_parts(whole, torch.is_tensor))
 
@@ -370,7 +406,7 @@ def _read_orbax(folder: Path) -> Foreign:
         whole, left_out = checkpoints.read_orbax(folder)
     except Exception as error:
         raise _damaged(folder, error) from error
-    if isinstance(whole, dict) and len(whole) == 1 and next(iter(whole)) in _ORBAX_DEFAULTS:
+    if isinstance(whole, dict) and len(whole) == 1 and next(iter(whole)) in ("default", "state"):
         inner = next(iter(whole.values()))
         whole = inner if isinstance(inner, dict) else whole
     parts = {key: key for key in whole} if isinstance(whole, dict) else {"params": ROOT}
@@ -381,8 +417,9 @@ def _read_orbax(folder: Path) -> Foreign:
     return foreign
 
 
-_FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Foreign]], ...] = (
-    (_is_of_dcp, _read_dcp),
-    (_is_of_orbax, _read_orbax),
-    (_is_of_hugging_face, _read_hugging_face),
+# A folder with one of these files, the pattern of its name among several, and its reader.
+_FOLDERS: tuple[tuple[tuple[str, ...], str, Callable[[Path], Foreign]], ...] = (
+    ((".metadata",), r"\D*?(\d+)", _read_dcp),
+    (_ORBAX, r"(\d+)", _read_orbax),
+    ((*_WEIGHTS, _TRAINER_STATE), r"checkpoint-(\d+)", _read_hugging_face),
 )

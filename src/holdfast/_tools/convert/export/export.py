@@ -28,33 +28,27 @@ from holdfast._store.read.damage import find_damage
 from holdfast._store.read.find import attempts_in_memory
 from holdfast._store.read.merge_ranks import read_checkpoint
 from holdfast._store.read.verify import Loaded
-from holdfast._tools.convert.export.stored_tree import ExportRequest, Selected, put_together
+from holdfast._tools.convert.export.stored_tree import (
+    ExportRequest,
+    Selected,
+    Written,
+    put_together,
+)
 from holdfast._tools.convert.export.writers import SUFFIXES, WRITERS, is_taken
 
 _FOLDERS = ("dcp", "huggingface", "tensorflow")
 
 
-@dataclass(frozen=True)
-class Exported:
-    step: int
-    attempt: int
-    tensors: int
-    size_bytes: int
-    passed_over: list[str]
-    newer_in_memory: int | None  # a step that is not on disk yet
-    ranks: int  # that stored it
-    left_out: list[str]  # what the format has no place for
-
-
-def export(folder: Path, request: ExportRequest) -> Exported:
-    """Write one checkpoint of a run."""
+def export(folder: Path, request: ExportRequest) -> tuple[Chosen, Written, int | None]:
+    """Write one checkpoint of a run; the last value is a newer step that is only in memory."""
     layout, run_id = find_run(folder)
     request = replace(request, to=request.to or SUFFIXES.get(request.out.suffix))
     _check_request(request, layout)
-    if request.step is None:
-        chosen = choose_newest(folder, layout, run_id)
-    else:
-        chosen = choose_step(folder, layout, run_id, request.step)
+    chosen = (
+        _choose_newest(folder, layout, run_id)
+        if request.step is None
+        else _choose_step(folder, layout, run_id, request.step)
+    )
     names = _select(folder, chosen.loaded.head["tree"]["state"], request)
     selected = Selected(put_together(chosen.loaded, names), names)
     assert request.to is not None
@@ -67,16 +61,8 @@ def export(folder: Path, request: ExportRequest) -> Exported:
             f"{request.out}: could not be written ({error.strerror or error}).\n"
             "Nothing was left there. Choose a place that has room and that you may write to."
         ) from error
-    return Exported(
-        step=chosen.step,
-        attempt=chosen.attempt,
-        tensors=done.tensors,
-        size_bytes=done.size_bytes,
-        passed_over=chosen.passed_over,
-        newer_in_memory=newer_in_memory(layout, run_id, chosen) if request.step is None else None,
-        ranks=chosen.loaded.world,
-        left_out=done.left_out,
-    )
+    newer = _newer_in_memory(layout, run_id, chosen) if request.step is None else None
+    return chosen, done, newer
 
 
 def _check_request(request: ExportRequest, layout: RunLayout) -> None:
@@ -106,7 +92,7 @@ def _check_request(request: ExportRequest, layout: RunLayout) -> None:
         )
     if out.resolve().is_relative_to(layout.checkpoints.resolve()):
         raise FolderError(
-            f"{out}: this is inside the run's own checkpoints, which nobody else may change.\n"
+            f"{out}: this is inside the run's own checkpoints, which no other program may change.\n"
             "Choose a place outside of the run."
         )
     WRITERS[request.to][0](request)
@@ -146,7 +132,7 @@ def own_lineage(layout: RunLayout, run_id: str) -> dict[int, int | None]:
     return trace_line(known_origins(layout, attempts_in_memory(run_id)), newest)
 
 
-def choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
+def _choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
     """The newest whole checkpoint on the run's own lineage, as a resume would choose it.
 
     Nothing is moved: a damaged one stays where it is.
@@ -181,7 +167,7 @@ def choose_newest(folder: Path, layout: RunLayout, run_id: str) -> Chosen:
     )
 
 
-def choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) -> Chosen:
+def _choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) -> Chosen:
     """The checkpoint of one step: on the run's own lineage if there is one, else the newest."""
     line = own_lineage(layout, run_id)
     folders = layout.checkpoint_folders()
@@ -204,7 +190,7 @@ def choose_step(folder: Path, layout: RunLayout, run_id: str, wanted_step: int) 
         raise HoldfastError(_too_fast(folder)) from error
 
 
-def newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
+def _newer_in_memory(layout: RunLayout, run_id: str, chosen: Chosen) -> int | None:
     """The newest step in memory, if it came after the chosen one."""
     line = own_lineage(layout, run_id)
     found = states_in_memory(run_id, line, are_checked=False)

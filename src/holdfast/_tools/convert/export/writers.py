@@ -12,19 +12,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 from holdfast._adapters.registry import adapter_of
 from holdfast._errors import FolderError, HoldfastError, SettingsError, install_command
 from holdfast._state.tf_object_graph import OBJECTS
 from holdfast._store.commit.fault_points import pass_point
-from holdfast._store.folder.atomic import (
-    publish_folder,
-    remove_folder,
-    sync_folder,
-    writing_whole,
-)
+from holdfast._store.folder.atomic import publish_folder, remove_folder, sync_folder, writing_whole
 from holdfast._store.format.image import TensorSpec
 from holdfast._store.read.verify import Loaded
 from holdfast._tools.convert.adopt.tensorflow_bundle import load_tensorflow
@@ -38,7 +32,6 @@ from holdfast._tools.convert.export.stored_tree import (
 
 SUFFIXES = {".safetensors": "safetensors", ".pt": "torch"}
 _CHUNK_BYTES = 16 << 20
-_WITHOUT_TORCH = "export to a .safetensors file, which needs none."
 _TENSORFLOW_FILES = ("checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001")
 _MODEL = "model"
 _WEIGHTS = "model.safetensors"
@@ -47,21 +40,10 @@ _CONFIG = "config.json"
 _BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 # The files of a model or its tokenizer, as in a folder of Hugging Face.
 _OF_A_MODEL = (
-    _CONFIG,
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "merges.txt",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
+    *(_CONFIG, "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt"),
+    *("preprocessor_config.json", "processor_config.json", "sentencepiece.bpe.model"),
+    *("special_tokens_map.json", "spiece.model", "tokenizer.json", "tokenizer.model"),
+    *("tokenizer_config.json", "vocab.json", "vocab.txt"),
 )
 _HUGGINGFACE_FILES = (_WEIGHTS, _TRAINER_STATE, *_BESIDE.values(), *_OF_A_MODEL)
 
@@ -136,11 +118,8 @@ def _write_safetensors(request: ExportRequest, selected: Selected) -> Written:
     named = NamedTensors(loaded.plan.specs, prefix)
     tree = {name: named.visit(encoded, name) for name, encoded in state.items()}
     specs = [(name, loaded.plan.specs[number]) for name, number in named.names.items()]
-    about = {
-        key: loaded.head[key]
-        for key in ("step", "attempt", "at_turn", "metrics")
-        if key in loaded.head
-    }
+    head = loaded.head
+    about = {key: head[key] for key in ("step", "attempt", "at_turn", "metrics") if key in head}
     metadata = {
         # Readers of other projects ask for it.
         "format": "pt" if any(spec.kind == "torch" for _, spec in specs) else "np",
@@ -195,21 +174,22 @@ def _item_bytes(spec: TensorSpec) -> int:
 # -- torch ------------------------------------------------------------------------
 
 
-def _load_torch(what: str, instead: str) -> ModuleType:
+def _load_torch(
+    what: str, instead: str = "export to a .safetensors file, which needs none."
+) -> None:
     try:
-        from holdfast.torch import checkpoints
+        from holdfast.torch import checkpoints  # noqa: F401  only whether it can be imported
     except ImportError as error:
         reason = error.__cause__ or error  # the adapter has words of its own
         raise HoldfastError(
             f"{what} needs PyTorch, which cannot be imported here ({reason}).\n"
             f"{install_command('torch')}, or {instead}"
         ) from error
-    return checkpoints
 
 
 def _check_pt(request: ExportRequest) -> None:
     _check_file(request)
-    _load_torch("a .pt file", _WITHOUT_TORCH)
+    _load_torch("a .pt file")
 
 
 def _write_pt(request: ExportRequest, selected: Selected) -> Written:
@@ -239,7 +219,7 @@ def _count(selected: Selected) -> int:
 
 
 def _check_dcp(request: ExportRequest) -> None:
-    _load_torch("--to dcp", _WITHOUT_TORCH)
+    _load_torch("--to dcp")
     _check_folder(request, "DCP", lambda name: name == ".metadata" or name.endswith(".distcp"))
 
 
@@ -369,7 +349,6 @@ def _write_huggingface(request: ExportRequest, selected: Selected) -> Written:
 
 
 def _model_of(selected: Selected, request: ExportRequest) -> str:
-    """The state that is the model: the only one asked for, or the one of that name."""
     candidates = [name for name in selected.names if name not in _BESIDE]
     if request.strip or len(candidates) == 1:
         return candidates[0] if candidates else selected.names[0]
@@ -414,11 +393,10 @@ def _trainer_state(head: dict[str, Any]) -> dict[str, Any]:
     return {"epoch": float(epoch), "global_step": head["step"]}
 
 
-_Check = Callable[[ExportRequest], None]
-_Write = Callable[[ExportRequest, Selected], Written]
-
 #: By the name of the format: what refuses it before gigabytes are read, and what writes it.
-WRITERS: dict[str, tuple[_Check, _Write]] = {
+WRITERS: dict[
+    str, tuple[Callable[[ExportRequest], None], Callable[[ExportRequest, Selected], Written]]
+] = {
     "safetensors": (_check_file, _write_safetensors),
     "torch": (_check_pt, _write_pt),
     "dcp": (_check_dcp, _write_dcp),

@@ -1,18 +1,279 @@
-"""What in a Kubernetes manifest loses a training: grace, memory, disk, first process, restarts."""
+"""Kubernetes manifests: the pods that train, and what loses their training.
+
+A manifest is a tree with line numbers. The rules: grace, memory, disk, first process, restarts.
+Only this file imports PyYAML.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from holdfast import _errors
+from holdfast._errors import HoldfastError, SettingsError, install_command
 from holdfast._tools.doctor.run import save_seconds, step_seconds
 from holdfast._tools.lint.finding import ERROR, HINT, WARNING, LintFinding
 from holdfast._tools.lint.lint import Surroundings, in_order
-from holdfast._tools.lint.pod import TRAINS, Container, Pod, find_pods, quantity
-from holdfast._tools.lint.pod_text import ManifestNode, read_documents
 from holdfast._tools.lint.shell import NotUnderstood, parse_commands
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True)
+class ManifestNode:
+    """A value of a manifest: a mapping of nodes, a list of nodes, or a scalar."""
+
+    value: Any
+    line: int
+
+    def get(self, *path: str) -> ManifestNode | None:
+        """The node below, by its path."""
+        found: ManifestNode | None = self
+        for name in path:
+            if found is None or not isinstance(found.value, dict):
+                return None
+            found = found.value.get(name)
+        return found
+
+    def plain(self, *path: str) -> Any:
+        """The scalar below; None if there is none."""
+        found = self.get(*path)
+        return None if found is None or isinstance(found.value, dict | list) else found.value
+
+    def items(self, *path: str) -> list[ManifestNode]:
+        """The list below; empty if there is none."""
+        found = self.get(*path)
+        return found.value if found is not None and isinstance(found.value, list) else []
+
+
+def is_manifest(name: str, text: str) -> bool:
+    """Whether a file is for Kubernetes and not for a shell."""
+    if name.endswith((".yaml", ".yml")):
+        return True
+    lines = text.splitlines()[:200]
+    return any(each.startswith("apiVersion:") for each in lines) and any(
+        each.startswith("kind:") for each in lines
+    )
+
+
+def read_documents(name: str, text: str) -> list[ManifestNode]:
+    """The documents of a manifest; SettingsError if it is none."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise HoldfastError(
+            f"{name}: PyYAML reads manifests, and is not installed.\n"
+            f"Install it: {install_command('kubernetes')}"
+        ) from error
+    try:
+        return list(_documents(yaml, text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        what = getattr(error, "problem", None) or "not understood"
+        raise SettingsError(
+            f"{name}{where}: is no YAML ({what}).\n"
+            "Of a template lint what it makes: helm template … | holdfast lint -"
+        ) from error
+
+
+def _documents(yaml: Any, text: str) -> Iterator[ManifestNode]:
+    loader = yaml.SafeLoader(text)
+    try:
+        while loader.check_node():
+            document = loader.get_node()
+            if document is not None:
+                root = _Tree(yaml, loader).node(document)
+                # `kubectl get -o yaml` puts a list around them.
+                yield from root.items("items") if root.plain("kind") == "List" else [root]
+    finally:
+        loader.dispose()
+
+
+class _Tree:
+    """Converts PyYAML's nodes. An alias is converted once: a few lines may name billions."""
+
+    def __init__(self, yaml: Any, loader: Any) -> None:
+        self._yaml = yaml
+        self._loader = loader
+        self._made: dict[int, ManifestNode] = {}
+
+    def node(self, found: Any) -> ManifestNode:
+        made = self._made.get(id(found))
+        if made is None:
+            made = self._made[id(found)] = ManifestNode(
+                self._value(found), found.start_mark.line + 1
+            )
+        return made
+
+    def _value(self, found: Any) -> Any:
+        if isinstance(found, self._yaml.MappingNode):
+            return self._mapping(found)
+        if isinstance(found, self._yaml.SequenceNode):
+            return [self.node(each) for each in found.value]
+        return self._loader.construct_object(found)
+
+    def _mapping(self, found: Any) -> dict[str, ManifestNode]:
+        own: dict[str, ManifestNode] = {}
+        merged: dict[str, ManifestNode] = {}
+        for key, value in found.value:
+            if not isinstance(key, self._yaml.ScalarNode):
+                continue  # no key of Kubernetes is a list
+            if key.tag == _MERGE:  # <<: keys of this mapping override merged ones
+                node = self.node(value)
+                for each in node.value if isinstance(node.value, list) else [node]:
+                    merged = {**each.value, **merged} if isinstance(each.value, dict) else merged
+            else:
+                own[str(key.value)] = self.node(value)
+        return {**merged, **own}
+
+
+# -- The pods that train ---------------------------------------------------------------------------
+
+
+_DEFAULT_GRACE_SECONDS = 30.0
+_JOBS = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
+_FOREVER = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet")
+# The built-in kinds of Kubernetes, and where the template of their pods is.
+_TEMPLATES = {
+    "Pod": (),
+    **dict.fromkeys(_FOREVER, ("spec", "template")),
+    **{kind: (*path, "template") for kind, path in _JOBS.items()},
+}
+_LASTING = (
+    *("persistentVolumeClaim", "nfs", "hostPath", "csi", "cephfs", "glusterfs", "iscsi", "fc"),
+    *("azureFile", "azureDisk", "awsElasticBlockStore", "gcePersistentDisk", "ephemeral"),
+)
+_UNITS = {"": 1.0, "m": 0.001, **{unit: 1000.0**n for n, unit in enumerate("kMGTP", 1)}}
+_UNITS |= {f"{unit}i": 1024.0**n for n, unit in enumerate("KMGTP", 1)}
+_TRAINS = re.compile(
+    r"(?:^|[\s/'\"])(?:python[\d.]*|torchrun|accelerate|deepspeed|horovodrun|holdfast|lightning)"
+    r"(?=[\s'\"]|$)"
+)
+
+
+@dataclass
+class Container:
+    """One container that may train."""
+
+    node: ManifestNode
+    volumes: dict[str, ManifestNode] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.node.plain("name") or "container")
+
+    @property
+    def words(self) -> list[str]:
+        """The command by the manifest; the image may have another one."""
+        found = [*self.node.items("command"), *self.node.items("args")]
+        return [str(each.value) for each in found if not isinstance(each.value, dict | list)]
+
+    @property
+    def line(self) -> int:
+        found = self.node.get("command") or self.node.get("args") or self.node
+        return found.line
+
+    def env(self, name: str) -> ManifestNode | None:
+        """The entry of a variable."""
+        found = (each for each in self.node.items("env") if each.plain("name") == name)
+        return next(found, None)
+
+    def mounted(self, path: str) -> ManifestNode | None:
+        """The volume at a path of the container."""
+        for mount in self.node.items("volumeMounts"):
+            if str(mount.plain("mountPath") or "").rstrip("/") == path:
+                return self.volumes.get(str(mount.plain("name")))
+        return None
+
+    def has_lasting_volume(self) -> bool:
+        """Whether anything that it writes outlives the pod."""
+        names = [str(each.plain("name")) for each in self.node.items("volumeMounts")]
+        found = [self.volumes[name] for name in names if name in self.volumes]
+        return any(each.get(kind) is not None for each in found for kind in _LASTING)
+
+
+@dataclass
+class Pod:
+    """One kind of pod, and what makes it."""
+
+    kind: str
+    root: ManifestNode
+    spec: ManifestNode
+    containers: list[Container]
+
+    @property
+    def grace_seconds(self) -> float:
+        told = self.spec.plain("terminationGracePeriodSeconds")
+        is_number = isinstance(told, int | float) and not isinstance(told, bool)
+        return float(told) if is_number else _DEFAULT_GRACE_SECONDS
+
+    def line_of(self, *path: str) -> int:
+        """The line of an entry, or where it would be."""
+        found = self.spec.get(*path)
+        return self.spec.line if found is None else found.line
+
+
+def find_pods(documents: list[ManifestNode]) -> Iterator[Pod]:
+    """The pods with containers that train, by their commands."""
+    for root in documents:
+        kind = str(root.plain("kind") or "")
+        known = root.get(*_TEMPLATES[kind], "spec") if kind in _TEMPLATES else None
+        specs = [known] if kind in _TEMPLATES else _templates(root, set())
+        for spec in specs:
+            if spec is None:
+                continue
+            volumes = {str(each.plain("name")): each for each in spec.items("volumes")}
+            found = [Container(each, volumes) for each in spec.items("containers")]
+            trains = [each for each in found if _may_train(each)]
+            if trains:
+                yield Pod(kind, root, spec, trains)
+
+
+def _templates(node: ManifestNode, seen: set[int]) -> Iterator[ManifestNode]:
+    """The pods in a custom resource: a PyTorchJob, a JobSet."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node.value, list):
+        for each in node.value:
+            yield from _templates(each, seen)
+    elif isinstance(node.value, dict):
+        spec = node.get("template", "spec")
+        if spec is not None and spec.items("containers") and id(spec) not in seen:
+            seen.add(id(spec))
+            yield spec
+        for each in node.value.values():
+            yield from _templates(each, seen)
+
+
+def _may_train(container: Container) -> bool:
+    """By its command; without one in the manifest, if it gets a GPU."""
+    if container.words:
+        return _TRAINS.search(" ".join(container.words)) is not None
+    limits = container.node.get("resources", "limits")
+    names = limits.value if limits is not None and isinstance(limits.value, dict) else {}
+    return any("gpu" in name for name in names)
+
+
+def quantity(value: object) -> float | None:
+    """Bytes in a quantity such as "16Gi".
+
+    >>> quantity("1.5Gi"), quantity("64M"), quantity("much")
+    (1610612736.0, 64000000.0, None)
+    """
+    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", str(value if value is not None else ""))
+    if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
+        return None
+    return float(match[1]) * _UNITS[match[2]]
+
+
+# -- The rules -------------------------------------------------------------------------------------
+
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _INITS = ("tini", "dumb-init", "catatonit")
@@ -117,7 +378,8 @@ def _check_pre_stop(pod: Pod, container: Container) -> Iterator[LintFinding]:
 def _check_memory(container: Container) -> Iterator[LintFinding]:
     """Is there room in /dev/shm for snapshots and loaders, and does it fit into the limit?"""
     name, line = container.name, container.line
-    shm, limit = container.mounted("/dev/shm"), container.memory_limit()
+    shm = container.mounted("/dev/shm")
+    limit = quantity(container.node.plain("resources", "limits", "memory"))
     volume = None if shm is None else shm.get("emptyDir")
     if shm is None:
         text = (
@@ -149,7 +411,9 @@ def _check_memory(container: Container) -> Iterator[LintFinding]:
 
 def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
     """Does the run folder outlive the pod? An address may be that of a mirror."""
-    if container.has_lasting_volume() or "://" in container.text() or pod.kind == "StatefulSet":
+    values = [str(each.plain("value") or "") for each in container.node.items("env")]
+    has_address = any("://" in each for each in (*container.words, *values))
+    if container.has_lasting_volume() or has_address or pod.kind == "StatefulSet":
         return
     text = f"{container.name}: nothing that it writes outlives the pod: the next one begins from "
     right = "volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]"
@@ -170,7 +434,7 @@ def _check_first_process(container: Container) -> Iterator[LintFinding]:
         commands = parse_commands(script)
     except NotUnderstood:
         return
-    trains = [each for each in commands if each.words and TRAINS.match(each.text)]
+    trains = [each for each in commands if each.words and _TRAINS.match(each.text)]
     if not trains or any(each.text == "trap" for each in commands):
         return
     last = trains[-1]
@@ -211,7 +475,6 @@ def _script_of(words: list[str]) -> str | None:
 
 _IGNORE = "action: Ignore"
 _DISRUPTED = "onPodConditions: [{type: DisruptionTarget, status: 'True'}]"
-_FOREVER = ("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet")
 # Exit statuses, and why a podFailurePolicy must not fail the Job for them, or must.
 _INTERRUPTED = ((_errors.REQUEUE, "interrupted"), (_errors.TERMINATED, "told to end"))
 _FINAL = ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad"))
@@ -219,11 +482,11 @@ _FINAL = ((_errors.PERSON, "a person has stopped"), (_errors.BAD, "is bad"))
 
 def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
     """The restart policy, and a Job's podFailurePolicy."""
-    if not pod.is_known:
+    if pod.kind not in _TEMPLATES:
         return  # the controller of a PyTorchJob decides about its pods
     rule, line = "restart-policy", pod.line_of("restartPolicy")
     policy = str(pod.spec.plain("restartPolicy") or "Always")
-    job = pod.job
+    job = pod.root.get(*_JOBS[pod.kind]) if pod.kind in _JOBS else None
     if pod.kind in _FOREVER:
         text = (
             f"a {pod.kind} starts its pods again for ever: also a training that is done (0), that "
