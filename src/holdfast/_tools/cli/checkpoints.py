@@ -12,10 +12,10 @@ from rich.text import Text
 
 from holdfast import _text
 from holdfast._errors import CheckpointError
-from holdfast._report.status.gather import JournalHistory, only_run, read_history
+from holdfast._report.status.gather import only_run, read_history
 from holdfast._store.commit.retention import choose_kept, list_checkpoints
 from holdfast._store.folder.attempts import find_run, known_origins
-from holdfast._store.folder.layout import RunLayout, is_turn
+from holdfast._store.folder.layout import is_turn
 from holdfast._store.folder.lineage import trace_line
 from holdfast._store.read.damage import find_damage
 from holdfast._store.read.verify import read_manifest
@@ -109,31 +109,21 @@ class Verified:
 
 
 def list_with_reasons(folder: Path) -> CheckpointList:
-    """The answer of `holdfast ls`."""
     layout, _ = find_run(folder)
     history = read_history(layout)
-    kept = _reasons(layout, history)
+    mode, _, metric = (history.keep_best or "").partition(":")
+    kept = None
+    if history.keep_last is not None:
+        line = trace_line(known_origins(layout), max(layout.attempt_numbers(), default=0))
+        best = (mode, metric) if metric else None
+        kept = choose_kept(list_checkpoints(layout), line, history.keep_last, best)
     found = []
     for step, attempt, path in layout.checkpoint_folders():
         because = kept.get(path, NOT_KEPT) if kept is not None else None
         found.append(_summary(path, step, attempt, because))
-    best = history.keep_best
     aside = layout.set_aside
-    return CheckpointList(
-        checkpoints=found,
-        watched=best.partition(":")[2] if best else None,
-        set_aside=sorted(entry.name for entry in aside.iterdir()) if aside.is_dir() else [],
-    )
-
-
-def _reasons(layout: RunLayout, history: JournalHistory) -> dict[Path, str] | None:
-    if history.keep_last is None:
-        return None
-    newest = max(layout.attempt_numbers(), default=0)
-    line = trace_line(known_origins(layout), newest)
-    mode, _, metric = (history.keep_best or "").partition(":")
-    best = (mode, metric) if metric else None
-    return choose_kept(list_checkpoints(layout), line, history.keep_last, best)
+    set_aside = sorted(entry.name for entry in aside.iterdir()) if aside.is_dir() else []
+    return CheckpointList(found, metric if history.keep_best else None, set_aside)
 
 
 def _summary(path: Path, step: int, attempt: int, because: str | None) -> CheckpointSummary:

@@ -165,37 +165,31 @@ def run(
 ) -> int:
     """Supervise a command: say why it died, start it again where that helps.
 
-    The screen looks as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as ever. What COMMAND
-    printed and how it ended is kept for `holdfast why`, whether it knows holdfast or not.
+    The screen looks as without it, and keys, Ctrl-C, Ctrl-Z and pdb work as usual. The output and
+    the end of COMMAND are kept for `holdfast why`, also if it does not use holdfast.
 
-    A run of holdfast is started again by the cause of its end: after a kill or a preemption at
-    once, and it counts for nothing; after a crash with pauses of 1, 2, 4 … 60 s, N times; out of
-    memory once. Never: after a requested stop, a wrong setting, a training gone bad (NaN), or three
-    lives in a row without a new step. A command that opens no run would begin from
-    nothing, and is restarted only if --max-restarts is given. In a step of SLURM with several tasks
-    nothing is restarted unless it is given, since one rank alone cannot come back.
+    A run of holdfast is restarted by the cause of its end: at once after a kill or a preemption,
+    which are not counted; after a crash with pauses of 1, 2, 4 … 60 s, N times; out of memory once.
+    Never after a requested stop, a wrong setting, a training gone bad (NaN), or three lives in a
+    row without a new step. A command that opens no run, and a SLURM step of several tasks, is
+    restarted only if --max-restarts is given.
 
-    As the first process of a SLURM task or of a container it keeps the newest state: both kill
-    whatever is left once their first process is gone. Led by this, the keeper of a trainer that was
-    killed has all the time that it needs. If this process is killed itself, COMMAND gets SIGTERM;
-    so does, if COMMAND is killed, what it leaves running.
+    SLURM and containers kill all processes once the first one ends. As the first, this one gives
+    the keeper of a killed trainer time to save. If this one is killed, COMMAND gets SIGTERM.
 
     Signals are passed on once. A warning (SIGUSR1, SIGUSR2) waits until it is caught: during
-    `import torch` it would kill. Under torchrun it goes to the ranks. In a step of SLURM, COMMAND
-    gets RANK, WORLD_SIZE, MASTER_ADDR and so on, unless they are set.
+    `import torch` it would kill. Under torchrun it goes to the ranks. In a SLURM step, COMMAND gets
+    RANK, WORLD_SIZE, MASTER_ADDR and so on, unless they are set.
 
-    A hang is found and said in any case, and nothing is killed for it unless --hang-timeout is
-    given: auto is ten times the usual step of the run, and at least 20 s; SECONDS (90, 5min) are
-    for a step, ten times that for a phase or the first step. A command that has opened no run
-    hangs if it neither prints nor works for SECONDS (auto: 30 min). Then it gets SIGTERM, and
-    SIGKILL if that is not enough. Time alone is no hang: what gets on is only slow. What is held in
-    a debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed, however long it takes.
+    A hang is always reported. Only with --hang-timeout the command is ended for it, by SIGTERM and
+    then SIGKILL: auto is ten times the usual step, and at least 20 s; SECONDS (90, 5min) are for a
+    step, ten times that for a phase or the first step. A command that has opened no run hangs if it
+    neither prints nor works for SECONDS (auto: 30 min). Slow progress is no hang. A process in a
+    debugger (pdb, debugpy, gdb) or stopped (Ctrl-Z) is never killed.
 
-    --spare is for `python SCRIPT` and `python -m MODULE`. A few seconds after the run has opened, a
-    second process does the imports at the top of the script, up to the first statement of another
-    kind, and waits. It takes no GPU, and what it takes of memory is said once. A restart goes on in
-    it. If a module of the script writes a file, starts a thread or a process, or connects while it
-    is imported, or if one has changed since, the restart is a plain start, and why is said.
+    --spare is for `python SCRIPT` and `python -m MODULE`. Soon after the run has opened, a second
+    process does the imports at the top of the script, and waits; it takes no GPU. A restart goes on
+    in it, unless an import has side effects (a file, a thread, a connection) or has changed.
 
     Leaves with the status of COMMAND; 128 + n if signal n has ended it, 127 if there is no such
     program, 77 if it was ended for a hang. `holdfast submit` writes the line that uses this.

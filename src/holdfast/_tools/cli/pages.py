@@ -31,7 +31,6 @@ from holdfast._report.compare import (
     is_higher_better,
 )
 from holdfast._report.model import RunModel
-from holdfast._report.started import Scalar
 from holdfast._report.status.gather import find_runs, only_run, summarize_all
 from holdfast._report.view import View
 from holdfast._store.folder.atomic import write_atomic
@@ -64,7 +63,7 @@ def report(
     """Write one file of HTML that shows how a run went: when it trained, saved, was lost, waited
     and was down; its metrics, step times, memory and checkpoints; and why it died each time.
 
-    The file needs no network and can be sent to anybody. It is called RUN-report.html, in the
+    The file needs no network and can be sent by mail. It is called RUN-report.html, in the
     current folder, unless -o names another. With --json the same is printed for scripts.
 
     \b
@@ -125,7 +124,6 @@ def _place(output: Path | None, usual: str) -> Path:
 
 
 def _write(path: Path, text: str) -> int:
-    """Replace a file; returns its size."""
     data = text.encode("utf-8", errors="replace")
     try:
         if path.exists() and not path.is_file():
@@ -275,7 +273,8 @@ def _cells(
         result = run["results"].get(name)
         yield _figure(None if result is None else result["last"])
     for key in keys:
-        yield _setting(run["config"][key]) if key in run["config"] else ""
+        value = run["config"].get(key, "")
+        yield f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _remarks(
@@ -307,10 +306,6 @@ def _rank(run: ComparedRun, metric: str, is_higher: bool) -> tuple[bool, float, 
 
 def _figure(value: float | None) -> str:
     return "" if value is None else _text.number(value)
-
-
-def _setting(value: Scalar) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # -- ui ---------------------------------------------------------------------------

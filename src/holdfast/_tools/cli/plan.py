@@ -165,7 +165,10 @@ def show_plan(plan: Plan, given: Inputs) -> None:
     screen = Screen()
     screen.write(Text(plan.setting, style="bold green"))
     screen.write()
-    screen.write(_headline(plan, given), style="bold")
+    gpus = f"{given.gpus:,} {'GPU' if given.gpus == 1 else 'GPUs'}"
+    hosts = f"{given.hosts:,} {'host' if given.hosts == 1 else 'hosts'}"
+    often = shown(plan.model.mtbf)
+    screen.write(f"{gpus} in {hosts}: an interruption every {often}.", style="bold")
     screen.write(_interruptions(plan))
     screen.write()
     _show_rows(screen, plan)
@@ -189,14 +192,6 @@ def show_plan(plan: Plan, given: Inputs) -> None:
         screen.write("Assumed, because you did not say it:", style="dim")
         for sentence in plan.assumed:
             screen.write(f"  {sentence}", style="dim")
-
-
-def _headline(plan: Plan, given: Inputs) -> str:
-    gpus, hosts = (
-        f"{number:,} {noun if number == 1 else f'{noun}s'}"
-        for number, noun in ((given.gpus, "GPU"), (given.hosts, "host"))
-    )
-    return f"{gpus} in {hosts}: an interruption every {shown(plan.model.mtbf)}."
 
 
 def _interruptions(plan: Plan) -> str:

@@ -65,7 +65,6 @@ class Screen(Console):
         self._fill(table, titles, rows)
 
     def grid(self, kinds: Sequence[str], rows: Rows, gap: int = 2) -> None:
-        """Print a table without titles."""
         self._fill(Table.grid(padding=(0, gap)), kinds, rows)
 
     def labelled(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -112,6 +111,10 @@ def show_run(screen: Screen, run: RunSummary) -> None:
     )
     headline.append(_progress(run))
     screen.write(headline)
+    checkpoint = ""
+    if run.disk_age_seconds is not None and run.disk_size_bytes is not None:
+        age, size = _text.duration(run.disk_age_seconds), _text.size(run.disk_size_bytes)
+        checkpoint = f"{age} old, {size}"
     rows = [
         ("progress", _outlook(run)),
         ("newest", _newest(run)),
@@ -119,7 +122,7 @@ def show_run(screen: Screen, run: RunSummary) -> None:
         ("paused", describe_paused(run.paused, has_ranks=bool(run.ranks))),
         ("slowed", describe_disturbed(run.disturbed)),
         ("safe", _safe(run)),
-        ("checkpoint", _checkpoint(run)),
+        ("checkpoint", checkpoint),
         ("mirror", describe_mirror(run.mirror)),
         ("snapshots", _snapshots(run)),
         ("memory", describe_waiting(run.waiting)),
@@ -156,15 +159,10 @@ def _outlook(run: RunSummary) -> str:
     parts = [f"{bar(share)} {int(100 * share)}%"]
     if run.eta_seconds is not None and share < 1:
         parts.append(f"about {_text.duration(run.eta_seconds)} left")
-    if run.rate_per_second is not None:
-        parts.append(_rate(run.rate_per_second))
+    if (rate := run.rate_per_second) is not None:
+        per_second = f"{_text.number(float(f'{rate:.3g}'))} steps/s"
+        parts.append(per_second if rate >= 1 else f"{_text.duration(1 / rate)} per step")
     return ", ".join(parts)
-
-
-def _rate(per_second: float) -> str:
-    if per_second >= 1:
-        return f"{_text.number(float(f'{per_second:.3g}'))} steps/s"
-    return f"{_text.duration(1 / per_second)} per step"
 
 
 def _newest(run: RunSummary) -> str:
@@ -189,12 +187,6 @@ def _safe(run: RunSummary) -> str:
     return f"step {memory} in memory, {on_disk}"
 
 
-def _checkpoint(run: RunSummary) -> str:
-    if run.disk_age_seconds is None or run.disk_size_bytes is None:
-        return ""
-    return f"{_text.duration(run.disk_age_seconds)} old, {_text.size(run.disk_size_bytes)}"
-
-
 def _snapshots(run: RunSummary) -> str:
     if not run.is_live or run.state == "starting":
         return ""
@@ -209,10 +201,8 @@ def _snapshots(run: RunSummary) -> str:
         text += "; if there is no memory for a third one while a checkpoint is being written, "
         text += "no newer snapshot is taken"
     if run.in_shm is False:
-        text += (
-            "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
-            "and the last checkpoint is left"
-        )
+        text += "; /dev/shm is too small, so they are lost if trainer and keeper are both killed, "
+        text += "and the last checkpoint is left"
     return text
 
 
@@ -221,11 +211,8 @@ def _process(run: RunSummary) -> str:
         return ""
     where = f"pid {run.pid} on {_text.name(run.host or '')}"
     where = f"rank 0 is {where}" if run.ranks else where
-    if run.is_live:
-        return where
-    if run.keeper_pid is not None:
-        return f"{where}, gone; its keeper (pid {run.keeper_pid}) still writes"
-    return f"{where}, gone"
+    keeper = f"; its keeper (pid {run.keeper_pid}) still writes" if run.keeper_pid else ""
+    return where if run.is_live else f"{where}, gone{keeper}"
 
 
 def _last_exit(run: RunSummary) -> str:

@@ -20,15 +20,8 @@ from holdfast._tools.cli.group import AS_JSON, complete_runs, print_json
 from holdfast._tools.cli.show import Screen
 
 _KINDS = "Name a run folder or the number of a process: holdfast stacks --help"
-_STATES = {
-    "R": "runs",
-    "S": "sleeps",
-    "D": "waits in the kernel",
-    "T": "stopped",
-    "t": "held by a tracer",
-    "Z": "ended",
-    "I": "idle",
-}
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits in the kernel", "T": "stopped"}
+_STATES |= {"t": "held by a tracer", "Z": "ended", "I": "idle"}
 _MOST_PIDS = 6
 _BUSY_CORES = 0.05
 Record = dict[str, Any]
@@ -64,8 +57,9 @@ def stacks(what: str, wants_all: bool, as_json: bool) -> None:
     screen.write(_headline(found), style="bold")
     for line in lines:
         screen.write(_text.name(line))
-    for line in _troubles(looks):
-        screen.write(_text.name(line), style="yellow")
+    unread = (str(look["stacks_error"]).rstrip(".") for look in looks if look.get("stacks_error"))
+    for reason in dict.fromkeys(unread):
+        screen.write(_text.name(f"Not all stacks could be read: {reason}."), style="yellow")
     if wants_all:
         _show_all(screen, looks)
     else:
@@ -155,12 +149,6 @@ def _children(looks: Sequence[Record]) -> Iterator[str]:
         shown = ", ".join(pids[:_MOST_PIDS]) + (", …" if len(pids) > _MOST_PIDS else "")
         who = "1 child" if len(pids) == 1 else f"{len(pids)} children"
         yield f"{who} (pid {shown}) {line}"
-
-
-def _troubles(looks: Sequence[Record]) -> list[str]:
-    reasons = (look.get("stacks_error") for look in looks)
-    said = dict.fromkeys(str(reason).rstrip(".") for reason in reasons if reason)
-    return [f"Not all stacks could be read: {reason}." for reason in said]
 
 
 # -- all of it -------------------------------------------------------------------------

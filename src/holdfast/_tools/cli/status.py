@@ -1,6 +1,6 @@
 """`holdfast status`; with --watch it polls the runs until Ctrl-C.
 
---watch may run for days beside a training that needs every core, so it takes at most 2% of one: it
+--watch may run for days while a training needs every core, so it takes at most 2% of one: it
 reads only what has changed, and polls less often if that is still too much, though at least every
 five seconds. It never hides the cursor or switches screens, so that no end of it, not even
 kill -9, leaves a terminal that must be reset.

@@ -62,21 +62,17 @@ def submit(
     for note in script.notes:
         click.echo(f"Note: {_text.name(note)}", err=True)
     if to is not None:
-        _keep(to, script.text)
+        if to.exists() and (not to.is_file() or MARK not in to.read_text(errors="replace")):
+            raise FolderError(
+                f"{to}: is there already, and holdfast has not written it.\nChoose another name."
+            )
+        to.write_text(script.text)
     if to is not None or not only_print:
         _make_folders(script.options)
     if only_print:
         click.echo(script.text, nl=False)
         return 0
     return _submit_script(script)
-
-
-def _keep(path: Path, text: str) -> None:
-    if path.exists() and (not path.is_file() or MARK not in path.read_text(errors="replace")):
-        raise FolderError(
-            f"{path}: is there already, and holdfast has not written it.\nChoose another name."
-        )
-    path.write_text(text)
 
 
 def _make_folders(options: Mapping[str, str]) -> None:

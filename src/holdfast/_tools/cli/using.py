@@ -53,7 +53,7 @@ def export(run: Path, out: Path, only: tuple[str, ...], to: str | None, **option
     \b
     With --to OUT is a folder:
       tensorflow   for tf.train.Checkpoint, by tf.train.latest_checkpoint(OUT)
-      huggingface  for from_pretrained; beside it what the Trainer needs
+      huggingface  for from_pretrained, and the files that the Trainer needs
       dcp          for torch.distributed.checkpoint, on any number of ranks
     and with --to safetensors or --to torch a file of that kind.
 
@@ -69,7 +69,8 @@ def export(run: Path, out: Path, only: tuple[str, ...], to: str | None, **option
       holdfast export runs/a out --to huggingface --config gpt2/config.json
     """
     request = ExportRequest(out, only=tuple(dict.fromkeys(only)), to=to, **options)
-    chosen, done, newer_in_memory = write_export(run, request)
+    done = write_export(run, request)
+    chosen = done.chosen
     for line in chosen.passed_over:
         click.echo(f"{_text.name(line)} The one before it is taken.", err=True)
     click.echo(
@@ -82,9 +83,9 @@ def export(run: Path, out: Path, only: tuple[str, ...], to: str | None, **option
         click.echo(f"Left out, for {whose} has no place for it: {some(done.left_out)}.")
     if (ranks := chosen.loaded.world) > 1:
         click.echo(f"Put together from {ranks} ranks; what each has of its own is rank 0's.")
-    if newer_in_memory is not None:
+    if done.newer_in_memory is not None:
         click.echo(
-            f"Step {newer_in_memory} is newer, and only in memory so far. If the run trains: "
+            f"Step {done.newer_in_memory} is newer, and only in memory so far. If the run trains: "
             f"{_text.command('save', run)} --wait, and export again."
         )
 
@@ -132,7 +133,6 @@ def clean(
 
 
 def _show_litter(screen: Screen, found: LitterFound, yes: bool, command: str) -> None:
-    """What goes, what stays and why, and the totals."""
     going = [item for item in found.items if item.goes]
     staying = [item for item in found.items if not item.goes]
     if going:
@@ -332,7 +332,6 @@ def mirror(
 
 
 def _show_mirror(screen: Screen, held: by_hand.MirrorList) -> None:
-    """The checkpoints of a mirror, newest last."""
     rows = [
         (
             f"{each.step} (end of epoch)" if each.name.endswith("-turn") else str(each.step),

@@ -29,12 +29,8 @@ from holdfast._store.folder.supervised import led_record, lives, supervisions
 from holdfast._tools.cli.group import AS_JSON, print_json
 from holdfast._tools.cli.show import Screen
 
-_SURE = {
-    "certain": "certain",
-    "likely": "likely, not certain",
-    "by-exclusion": "by exclusion: nothing else is left",
-    "unknown": "not known",
-}
+_SURE = {"likely": "likely, not certain", "by-exclusion": "by exclusion: nothing else is left"}
+_SURE |= {"certain": "certain", "unknown": "not known"}
 _LIVE = ("debugger", "stopped", "frozen", "slow", "running")
 _STYLES = {
     **dict.fromkeys(_LIVE, "yellow"),
@@ -102,19 +98,15 @@ def why(
 
 def _look_at(evidence: Evidence) -> None:
     """See what its processes do just now, where that can be had in a moment."""
+    # The process that was named, or a command that `holdfast run` leads.
+    pid = (evidence.process or {}).get("pid") or (evidence.led or {}).get("child_pid")
     try:
         if evidence.kind == "run":
             evidence.look = ask_look(Path(evidence.subject), _LOOK_SECONDS) or {}
-        elif pid := _pid_of(evidence):
+        elif isinstance(pid, int):
             evidence.look = _look_at_pid(pid)
     except (HoldfastError, OSError):
         return  # it has ended meanwhile, or its folder does not answer: the records tell the rest
-
-
-def _pid_of(evidence: Evidence) -> int | None:
-    """The process to look at: one that was named, or a command that `holdfast run` leads."""
-    found = (evidence.process or {}).get("pid") or (evidence.led or {}).get("child_pid")
-    return found if isinstance(found, int) else None
 
 
 def _look_at_pid(pid: int) -> dict[str, Any]:

@@ -139,7 +139,6 @@ class BatchScript:
 
     @property
     def is_python(self) -> bool:
-        """Whether the batch script is a Python script."""
         return _PYTHONS.match(self.text) is not None
 
     def needed_seconds(self) -> float | None:
@@ -185,7 +184,6 @@ class BatchScript:
         return self.text.count("\n", 0, offset) + 1
 
     def add_option(self, line: str) -> Edit:
-        """A further #SBATCH line."""
         at = self.options_at
         before = "" if at == 0 or self.text[at - 1] == "\n" else "\n"
         return Edit(at, at, f"{before}#SBATCH {line}\n")
@@ -298,7 +296,6 @@ class BatchScript:
         )
 
     def program_text(self, launch: Launch) -> str:
-        """The Python file that a launch names, if it can be read."""
         return (self.read(launch.script) or "") if launch.script else ""
 
     def uses_holdfast(self, launch: Launch) -> bool:

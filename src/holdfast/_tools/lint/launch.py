@@ -62,7 +62,6 @@ class Launch:
 
     @property
     def script(self) -> str | None:
-        """The Python file or module that it names."""
         if self.kind == OTHER:
             return None
         words = [each.text.strip("\"'") for each in self.program]
@@ -95,7 +94,6 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """In a sentence."""
         return {PYTHON: "python", OTHER: "the program"}.get(self.kind, self.kind)
 
 

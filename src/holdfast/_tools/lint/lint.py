@@ -21,7 +21,7 @@ _ROUNDS = 10  # an edit may uncover the next finding
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a script is judged by, besides its own text."""
+    """The surroundings by which a script is judged."""
 
     folder: Path  # of the script
     cwd: Path  # where it is submitted from
@@ -30,7 +30,6 @@ class Surroundings:
 
 
 def lint(text: str, around: Surroundings) -> list[LintFinding]:
-    """The findings in a script, in the order of its lines."""
     found = _find_line_ends(text)
     plain = text.replace("\r\n", "\n")
     job = BatchScript(plain, around.folder, around.cwd)

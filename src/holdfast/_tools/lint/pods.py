@@ -31,7 +31,6 @@ class ManifestNode:
     line: int
 
     def get(self, *path: str) -> ManifestNode | None:
-        """The node below, by its path."""
         found: ManifestNode | None = self
         for name in path:
             if found is None or not isinstance(found.value, dict):
@@ -51,7 +50,6 @@ class ManifestNode:
 
 
 def is_manifest(name: str, text: str) -> bool:
-    """Whether a file is for Kubernetes and not for a shell."""
     if name.endswith((".yaml", ".yml")):
         return True
     lines = text.splitlines()[:200]
@@ -103,12 +101,10 @@ class _Tree:
         self._made: dict[int, ManifestNode] = {}
 
     def node(self, found: Any) -> ManifestNode:
-        made = self._made.get(id(found))
-        if made is None:
-            made = self._made[id(found)] = ManifestNode(
-                self._value(found), found.start_mark.line + 1
-            )
-        return made
+        if id(found) not in self._made:
+            line = found.start_mark.line + 1
+            self._made[id(found)] = ManifestNode(self._value(found), line)
+        return self._made[id(found)]
 
     def _value(self, found: Any) -> Any:
         if isinstance(found, self._yaml.MappingNode):
@@ -179,12 +175,10 @@ class Container:
         return found.line
 
     def env(self, name: str) -> ManifestNode | None:
-        """The entry of a variable."""
         found = (each for each in self.node.items("env") if each.plain("name") == name)
         return next(found, None)
 
     def mounted(self, path: str) -> ManifestNode | None:
-        """The volume at a path of the container."""
         for mount in self.node.items("volumeMounts"):
             if str(mount.plain("mountPath") or "").rstrip("/") == path:
                 return self.volumes.get(str(mount.plain("name")))
@@ -296,14 +290,16 @@ def lint_manifest(name: str, text: str, around: Surroundings) -> list[LintFindin
         # Without this, "no problem found" would be said of a manifest that was not checked.
         text = "no container in it trains, as far as its commands show: there is nothing to check."
         found.append(_finding("no-training", HINT, 1, text))
+    rules = (
+        _check_expected_grace,
+        _check_pre_stop,
+        _check_first_process,
+        _check_memory,
+        _check_disk,
+    )
     for pod in pods:
         found += _check_grace(pod, needed, run_name)
-        for container in pod.containers:
-            found += _check_expected_grace(pod, container)
-            found += _check_pre_stop(pod, container)
-            found += _check_first_process(container)
-            found += _check_memory(container)
-            found += _check_disk(pod, container)
+        found += [each for c in pod.containers for rule in rules for each in rule(pod, c)]
         found += _check_restarts(pod)
     return in_order(found, around)
 
@@ -322,10 +318,8 @@ def _check_grace(pod: Pod, needed_seconds: float | None, run_name: str) -> Itera
     grace, told = pod.grace_seconds, pod.spec.get(_GRACE)
     needed = None if needed_seconds is None else needed_seconds + _MARGIN_SECONDS
     if needed is not None and grace < needed:
-        text = (
-            f"{grace:g} s after SIGTERM the pod is killed{'' if told else ' (the default)'}, "
-            f"and a step with its save takes {needed_seconds:.0f} s in {run_name}."
-        )
+        killed = f"{grace:g} s after SIGTERM the pod is killed{'' if told else ' (the default)'}"
+        text = f"{killed}, and a step with its save takes {needed_seconds:.0f} s in {run_name}."
         source = "" if told is None else f"{_GRACE}: {grace:g}"
         right = f"{_GRACE}: {2 * needed + 30:.0f}"
         yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, right, source=source)
@@ -339,8 +333,7 @@ def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFindin
         yield _finding("grace-too-short", ERROR, pod.line_of(_GRACE), text, f"{_GRACE}: 120")
     elif entry is None:
         text = (
-            f"{container.name}: after SIGTERM holdfast counts on 10 s, and there are {grace:g}: a "
-            "longer step is given up for the snapshot before it."
+            f"{container.name}: holdfast counts on 10 s after SIGTERM, and there are {grace:g} s."
         )
         right = f"- {{name: {_GRACE_VARIABLE}, {fit}}}"
         yield _finding("grace-not-told", HINT, container.line, text, right)
@@ -350,9 +343,9 @@ def _check_expected_grace(pod: Pod, container: Container) -> Iterator[LintFindin
         except ValueError:
             return
         if seconds >= grace:
-            text = f"holdfast counts on {seconds:g} s after SIGTERM, and the pod is killed after "
+            killed = f"the pod is killed after {grace:g} s"
+            text = f"holdfast counts on {seconds:g} s after SIGTERM, and {killed}."
             source = f'{_GRACE_VARIABLE} = "{seconds:g}"'
-            text += f"{grace:g} s."
             yield _finding("grace-too-short", ERROR, entry.line, text, fit, source=source)
 
 
@@ -368,24 +361,18 @@ def _check_pre_stop(pod: Pod, container: Container) -> Iterator[LintFinding]:
         if word.endswith("sleep") and following.isdecimal():
             seconds = int(following)
     if isinstance(seconds, int) and seconds >= grace - _COUNTED_ON_SECONDS:
-        text = (
-            f"{container.name}: preStop sleeps {seconds} s of the {grace:g} s there are, and "
-            "SIGTERM comes only then."
-        )
+        text = f"{container.name}: preStop sleeps {seconds} s of {grace:g} s before SIGTERM comes."
         yield _finding("pre-stop-takes-the-grace", ERROR, hook.line, text)
 
 
-def _check_memory(container: Container) -> Iterator[LintFinding]:
+def _check_memory(_: Pod, container: Container) -> Iterator[LintFinding]:
     """Is there room in /dev/shm for snapshots and loaders, and does it fit into the limit?"""
     name, line = container.name, container.line
     shm = container.mounted("/dev/shm")
     limit = quantity(container.node.plain("resources", "limits", "memory"))
     volume = None if shm is None else shm.get("emptyDir")
     if shm is None:
-        text = (
-            f"{name}: /dev/shm has 64 MB here: snapshots in memory do not fit, and "
-            "loaders with workers die of SIGBUS."
-        )
+        text = f"{name}: /dev/shm has 64 MB: too little for snapshots and for loaders with workers."
         right = "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}]"
         mount = "volumeMounts: [{name: shm, mountPath: /dev/shm}]"
         yield _finding("small-shm", WARNING, line, text, right, mount)
@@ -396,16 +383,10 @@ def _check_memory(container: Container) -> Iterator[LintFinding]:
         size = volume.plain("sizeLimit")
         wanted = quantity(size)
         if wanted is not None and limit is not None and wanted >= limit:
-            text = (
-                f"{name}: /dev/shm may take {size}, which counts as memory, and the limit of all "
-                "is no more than that: filling it is an OOM kill."
-            )
+            text = f"{name}: /dev/shm may take {size}, as much as the memory limit: an OOM kill."
             yield _finding("shm-over-the-limit", ERROR, volume.line, text)
     if limit is None:
-        text = (
-            f"{name}: has no memory limit: when the node is full, the process that uses most is "
-            "killed, and nothing warns before."
-        )
+        text = f"{name}: has no memory limit: a full node kills a process without a warning."
         yield _finding("no-memory-limit", HINT, line, text, "resources: {limits: {memory: 64Gi}}")
 
 
@@ -415,12 +396,12 @@ def _check_disk(pod: Pod, container: Container) -> Iterator[LintFinding]:
     has_address = any("://" in each for each in (*container.words, *values))
     if container.has_lasting_volume() or has_address or pod.kind == "StatefulSet":
         return
-    text = f"{container.name}: nothing that it writes outlives the pod: the next one begins from "
+    text = f"{container.name}: nothing that it writes outlives the pod: the next one starts over."
     right = "volumes: [{name: runs, persistentVolumeClaim: {claimName: runs}}]"
-    yield _finding("no-lasting-volume", WARNING, container.line, f"{text}nothing.", right)
+    yield _finding("no-lasting-volume", WARNING, container.line, text, right)
 
 
-def _check_first_process(container: Container) -> Iterator[LintFinding]:
+def _check_first_process(_: Pod, container: Container) -> Iterator[LintFinding]:
     """Does SIGTERM reach the training, or does a shell in front keep it?"""
     words = container.words
     while words and words[0].rpartition("/")[2] in _INITS:
@@ -450,16 +431,12 @@ def _check_first_process(container: Container) -> Iterator[LintFinding]:
         text = f"{who} the training: the pod is killed at the end of its grace."
     else:
         severity = HINT
-        text = (
-            f"{container.name}: some shells stay in front of their only command and keep SIGTERM "
-            "for themselves."
-        )
+        text = f"{container.name}: some shells wait for their only command, and keep SIGTERM."
     rule = "shell-keeps-sigterm"
     yield _finding(rule, severity, container.line, text, right, source=written)
 
 
 def _script_of(words: list[str]) -> str | None:
-    """The text that a shell runs by -c."""
     if not words or words[0].rpartition("/")[2] not in _SHELLS:
         return None
     for at, word in enumerate(words[1:-1], 1):
@@ -489,8 +466,7 @@ def _check_restarts(pod: Pod) -> Iterator[LintFinding]:
     job = pod.root.get(*_JOBS[pod.kind]) if pod.kind in _JOBS else None
     if pod.kind in _FOREVER:
         text = (
-            f"a {pod.kind} starts its pods again for ever: also a training that is done (0), that "
-            "a person has stopped (130), or that a rule called bad (65)."
+            f"a {pod.kind} starts its pods again for ever: also one that is done, stopped or bad."
         )
         yield _finding(rule, WARNING, pod.root.line, text, "kind: Job")
     elif job is None:
@@ -518,7 +494,7 @@ def _no_policy(job: ManifestNode, policy: str) -> LintFinding:
     shown = "6 (the default)" if limit is None else limit
     text = (
         f"without a podFailurePolicy every interruption counts as a failure: after {shown} the Job "
-        "is given up, and a training that a person has stopped is started again."
+        "fails, and a training that a person has stopped starts again."
     )
     if policy == "OnFailure":
         text += " It needs restartPolicy Never."
@@ -544,7 +520,9 @@ def _check_failure_policy(rules: ManifestNode) -> Iterator[LintFinding]:
     def values(status: int) -> str:
         return f"onExitCodes: {{operator: In, values: [{status}]}}"
 
-    if not any(_is_disruption(each) for each in rules.value if each.plain("action") == "Ignore"):
+    ignored = [each for each in rules.value if each.plain("action") == "Ignore"]
+    conditions = [each for rule in ignored for each in rule.items("onPodConditions")]
+    if all(each.plain("type") != "DisruptionTarget" for each in conditions):
         text = "a drained or preempted pod counts as a failure: no rule ignores DisruptionTarget."
         yield finding(text, _IGNORE, _DISRUPTED)
     for status, who in _INTERRUPTED:
@@ -564,13 +542,7 @@ def _action_of(rules: ManifestNode, status: int) -> str:
     """What a podFailurePolicy does about an exit status: the first rule that fits decides."""
     for rule in rules.value:
         values = [each.value for each in rule.items("onExitCodes", "values")]
-        operator = rule.plain("onExitCodes", "operator")
-        if (operator == "In" and status in values) or (
-            operator == "NotIn" and status not in values
-        ):
+        operator = {"In": True, "NotIn": False}.get(rule.plain("onExitCodes", "operator"))
+        if operator is (status in values):
             return str(rule.plain("action"))
     return "Count"
-
-
-def _is_disruption(rule: ManifestNode) -> bool:
-    return any(each.plain("type") == "DisruptionTarget" for each in rule.items("onPodConditions"))

@@ -28,7 +28,6 @@ _KEEPS_STATUS = re.compile(r"\$\?|PIPESTATUS|pipefail")
 
 
 def check_batch(job: BatchScript) -> Iterator[LintFinding]:
-    """All rules about the batch shell."""
     if not job.is_understood:
         return
     yield from _check_background(job)
@@ -262,7 +261,8 @@ def _check_status(job: BatchScript) -> Iterator[LintFinding]:
         later = [
             c for c in job.commands if c.start > command.end and c.function == command.function
         ]
-        if command.after == "||" and later and _is_nothing(later[0]):
+        texts = [word.text for word in later[0].words] if later else []
+        if command.after == "||" and texts in (["true"], [":"], ["exit", "0"]):
             edits = [Edit(command.end, later[0].end, "")]
             yield job.report("status-hidden", WARNING, command.start, text, edits=edits)
             return
@@ -292,11 +292,6 @@ def _stops_at_errors(job: BatchScript) -> bool:
     return any(re.fullmatch(r"-\w*e\w*|errexit", word) for word in options) or " -e" in first
 
 
-def _is_nothing(command: Command) -> bool:
-    texts = [word.text for word in command.words]
-    return texts in (["true"], [":"], ["exit", "0"])
-
-
 # -- Traps that never run, and one that is missing -------------------------------------------------
 
 
@@ -310,7 +305,6 @@ def _does_anything(trap: Trap) -> bool:
 
 
 def _submits(trap: Trap) -> bool:
-    """Whether the handler submits a job itself."""
     return _SUBMITS.search(trap.handler) is not None
 
 
@@ -330,7 +324,10 @@ def _never_runs(
         # With B: and a wait it would run, and requeue the job before the state is saved.
         text += " It is not needed: holdfast requeues the job itself, once the state is saved."
         lines = ["(without this trap; what else it does belongs behind the training)"]
-        if _only_requeues(job, trap):
+        rest = re.sub(r"scontrol\s+requeue\b[^;&|\n]*", "", trap.handler)
+        functions = {command.function for command in job.commands}  # their text is in the handler
+        # The training receives the signal itself.
+        if not set(_programs(rest)) - _ONLY_WORDS - {"kill", "wait"} - functions:
             command = trap.command
             edit = job.remove(command.start, command.end, around="", instead=":")
             if command.within or command.before in ("&&", "||"):
@@ -343,13 +340,6 @@ def _never_runs(
             edits, lines = [set_value(option, right)], []
     at = trap.command.start
     return job.report("trap-never-runs", severity, at, text, edits=edits, corrected=lines)
-
-
-def _only_requeues(job: BatchScript, trap: Trap) -> bool:
-    """Whether nothing is missed without the handler: the training receives the signal itself."""
-    rest = re.sub(r"scontrol\s+requeue\b[^;&|\n]*", "", trap.handler)
-    functions = {command.function for command in job.commands}  # their text is in the handler
-    return not set(_programs(rest)) - _ONLY_WORDS - {"kill", "wait"} - functions
 
 
 def _check_missing_trap(job: BatchScript) -> Iterator[LintFinding]:

@@ -25,12 +25,15 @@ _DEADLY = ("USR1", "USR2", "TERM", "HUP", "ALRM", "XCPU", "QUIT")
 
 
 def check_launches(job: BatchScript) -> Iterator[LintFinding]:
-    """All rules about how the training is started."""
     warning = job.signal
-    if job.is_python:
-        yield from _check_python_script(job)
+    option = job.option("signal")
+    # A batch script in Python is the batch shell, for SLURM.
+    if job.is_python and option is not None and warning is not None and not warning.to_batch:
+        text = f"without B: SIG{warning.name} goes to the tasks of srun only, not to this script."
+        edits = [set_value(option, signal_value(option, warning, to_batch=True))]
+        yield job.report("signal-never-arrives", ERROR, option.start, text, edits=edits)
     for launch in job.trainings:
-        if job.option("signal") is None:
+        if option is None:
             yield from _check_without_signal(job, launch)
         elif warning is not None and not warning.to_batch:
             yield from _check_signal_to_steps(job, launch, warning)
@@ -38,15 +41,6 @@ def check_launches(job: BatchScript) -> Iterator[LintFinding]:
             yield from _check_swallowed(job, launch)
             yield from _check_launcher(job, launch)
         yield from _check_handlers(job, launch)
-
-
-def _check_python_script(job: BatchScript) -> Iterator[LintFinding]:
-    """A batch script in Python is the batch shell, for SLURM."""
-    option, warning = job.option("signal"), job.signal
-    if option is not None and warning is not None and not warning.to_batch:
-        text = f"without B: SIG{warning.name} goes to the tasks of srun only, not to this script."
-        edits = [set_value(option, signal_value(option, warning, to_batch=True))]
-        yield job.report("signal-never-arrives", ERROR, option.start, text, edits=edits)
 
 
 def _check_without_signal(job: BatchScript, launch: Launch) -> Iterator[LintFinding]:
@@ -212,7 +206,8 @@ def start_by_srun(job: BatchScript, launch: Launch, signal_name: str) -> list[Ed
     if launch.kind == OTHER or _is_packed(job, launch) or in_file:
         return []
     words = ["srun"]
-    is_one_per_node = launch.kind == TORCHRUN and job.tasks == job.nodes and _many_nodes(launch)
+    meets = any(word.text.startswith(("--nnodes", "--rdzv")) for word in launch.program)
+    is_one_per_node = launch.kind == TORCHRUN and job.tasks == job.nodes and meets
     if job.tasks > 1 and not is_one_per_node:
         words += ["--nodes=1", "--ntasks=1"] if job.nodes > 1 else ["--ntasks=1"]
     if job.option("cpus-per-task") is not None:
@@ -226,7 +221,6 @@ def start_by_srun(job: BatchScript, launch: Launch, signal_name: str) -> list[Ed
 
 
 def _leading_words(job: BatchScript, launch: Launch, signal_name: str) -> list[str]:
-    """The words between srun and the training."""
     words = _guard(job, launch, signal_name)
     if job.uses_holdfast(launch) and not launch.is_led:
         words += ["holdfast", "run", "--"]
@@ -269,10 +263,6 @@ def share_by_srun(job: BatchScript, launch: Launch) -> tuple[str, ...]:
     """The line for one of several trainings."""
     written = job.text[launch.command.start : launch.command.end]
     return (f"srun --exact --ntasks=1 --mem=… {written} &",) if _is_packed(job, launch) else ()
-
-
-def _many_nodes(launch: Launch) -> bool:
-    return any(word.text.startswith(("--nnodes", "--rdzv")) for word in launch.program)
 
 
 def _handle_by_torchrun(job: BatchScript, launch: Launch) -> list[Edit]:

@@ -35,7 +35,6 @@ _NO_LIMIT = re.compile(r"0|-1|infinite|unlimited|partition_limit", re.I)
 
 
 def check_options(job: BatchScript) -> Iterator[LintFinding]:
-    """All rules about options and settings."""
     rules = [_check_first_line, _check_ignored_lines, _check_signal, _check_lead, _check_requeue]
     rules += [_check_log_folders, _check_array_log, _check_placeholders]
     if job.is_understood:

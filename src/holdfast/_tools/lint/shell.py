@@ -78,7 +78,7 @@ class _Reader:
                 self.comments.append(self._at)
                 end = text.find("\n", self._at)
                 self._at = len(text) if end < 0 else end
-            elif text.startswith("((", self._at) and self._is_first():
+            elif text.startswith("((", self._at) and self._begins_a_command():
                 self._add(_skip_arithmetic(text, self._at), is_word=True)
             elif (operator := self._operator()) is not None:
                 self._take_operator(operator)
@@ -105,7 +105,7 @@ class _Reader:
             name = re.sub(r"[\"'\\]", "", self._text[start:end])
             self._documents.append((name, operator == "<<-"))
 
-    def _is_first(self) -> bool:
+    def _begins_a_command(self) -> bool:
         return not self._found or not self._found[-1].is_word or self._found[-1].text in _LEADING
 
     def _add(self, end: int, *, is_word: bool) -> None:
@@ -239,7 +239,6 @@ class Command:
 
     @property
     def text(self) -> str:
-        """The first word, as written."""
         return self.words[0].text if self.words else ""
 
     @property

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from holdfast._errors import (
@@ -56,7 +55,7 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 _TRAINER_STATE = "trainer_state.json"
-_BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
+_OF_TRAINER = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
 _RANDOM = "rng_state.pth"
 _ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
 _KNOWN = (
@@ -66,7 +65,6 @@ _KNOWN = (
 
 
 def adopt_files(folder: Path, wanted: Adoption) -> Prepared:
-    """Make a run of a checkpoint that another library wrote."""
     _refuse_a_run(folder)
     prepared = _prepare(wanted)
     _publish_run(folder, lambda unfinished: _make_run(unfinished, prepared, wanted))
@@ -261,21 +259,17 @@ def _only_file(folder: Path) -> Path:
     )
 
 
-def _load_torch(path: Path) -> ModuleType:
+def _read(path: Path, reader: str) -> Any:
+    """The result of a reader in `holdfast/torch/checkpoints.py`; its errors in a sentence."""
     try:
-        from holdfast.torch import checkpoints
+        from holdfast.torch import checkpoints as torch
     except ImportError as error:
         raise HoldfastError(
             f"{path}: reading it needs PyTorch, which is not installed here.\n"
             f"Install it: {install_command('torch')}"
         ) from error
-    return checkpoints
-
-
-def _reading(torch: ModuleType, path: Path, read: Callable[[Path], Any]) -> Any:
-    """The result of a reader; its errors in a sentence."""
     try:
-        return read(path)
+        return getattr(torch, reader)(path)
     except torch.Refused as error:
         what = f"a {error.stranger}" if error.stranger else f"more than values: {error}"
         raise HoldfastError(
@@ -299,18 +293,21 @@ def _reason(error: Exception) -> str:
     return text if is_told else f"{type(error).__name__} {text}".rstrip()
 
 
+def _guess(path: Path, kind: str, whole: Any) -> Foreign:
+    from holdfast.torch.checkpoints import is_tensor
+
+    return Foreign(str(path), kind, whole, guess_parts(whole, is_tensor))
+
+
 def _read_torch(path: Path) -> Foreign:
-    torch = _load_torch(path)
-    whole = _reading(torch, path, torch.read_file)
+    whole = _read(path, "read_file")
     if isinstance(whole, dict) and {"pytorch-lightning_version", "state_dict"} <= whole.keys():
         return _lightning(path, whole)
-    return Foreign(str(path), "torch.save", whole, guess_parts(whole, torch.is_tensor))
+    return _guess(path, "torch.save", whole)
 
 
 def _read_weights(path: Path) -> Foreign:
-    torch = _load_torch(path)
-    whole = _reading(torch, path, torch.read_safetensors)
-    return Foreign(str(path), "safetensors", whole, {"model": ROOT})
+    return Foreign(str(path), "safetensors", _read(path, "read_safetensors"), {"model": ROOT})
 
 
 def _lightning(path: Path, whole: dict[str, Any]) -> Foreign:
@@ -340,30 +337,33 @@ def _lightning(path: Path, whole: dict[str, Any]) -> Foreign:
 
 
 def _read_hugging_face(folder: Path) -> Foreign:
-    torch = _load_torch(folder)
-    whole: dict[str, Any] = {"model": _shards(torch, folder)}
-    for name, file in _BESIDE.items():
+    whole: dict[str, Any] = {"model": _shards(folder)}
+    for name, file in _OF_TRAINER.items():
         if (folder / file).is_file():
-            whole[name] = _reading(torch, folder / file, torch.read_file)
+            whole[name] = _read(folder / file, "read_file")
     foreign = Foreign(str(folder), "Hugging Face", whole, {name: name for name in whole})
     if (folder / _TRAINER_STATE).is_file():
-        about = _reading(torch, folder / _TRAINER_STATE, _read_json)
+        about = _read_json(folder / _TRAINER_STATE)
         steps = number_of(about.get("global_step"))
         foreign.counted = None if steps is None else (_TRAINER_STATE, steps)
         epochs = about.get("epoch")
         if isinstance(epochs, int | float) and 0 <= epochs < 2**53:  # JSON's NaN and Infinity, too
             foreign.epochs = epochs
     if (folder / _RANDOM).is_file():
-        random = _reading(torch, folder / _RANDOM, torch.read_file)
-        foreign.generators = torch.generators_of(random)
+        from holdfast.torch.checkpoints import generators_of
+
+        foreign.generators = generators_of(_read(folder / _RANDOM, "read_file"))
     return foreign
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
 
 
-def _shards(torch: ModuleType, folder: Path) -> dict[str, Any]:
+def _shards(folder: Path) -> dict[str, Any]:
     """The weights of a model, perhaps in several files with an index."""
     name = next((name for name in _WEIGHTS if (folder / name).is_file()), None)
     if name is None:
@@ -373,7 +373,7 @@ def _shards(torch: ModuleType, folder: Path) -> dict[str, Any]:
         )
     files = [name]
     if name.endswith(".index.json"):
-        table = _reading(torch, folder / name, _read_json)["weight_map"]
+        table = _read_json(folder / name)["weight_map"]
         files = sorted(set(table.values()))
     weights: dict[str, Any] = {}
     for file in files:
@@ -381,17 +381,16 @@ def _shards(torch: ModuleType, folder: Path) -> dict[str, Any]:
         if path.parent != folder:
             raise FolderError(f"{path}: is named by {name}, and is not in its folder.\nRefused.")
         is_plain = path.suffix == ".safetensors"
-        weights |= _reading(torch, path, torch.read_safetensors if is_plain else torch.read_file)
+        weights |= _read(path, "read_safetensors" if is_plain else "read_file")
     return weights
 
 
 def _read_dcp(folder: Path) -> Foreign:
-    torch = _load_torch(folder)
-    whole = _reading(torch, folder, torch.read_dcp)
-    # Lightning puts the values that are not sharded beside it.
+    whole = _read(folder, "read_dcp")
+    # Lightning puts the values that are not sharded into a file of their own.
     if (folder / "meta.pt").is_file():
-        whole = {**_reading(torch, folder / "meta.pt", torch.read_file), **whole}
-    return Foreign(str(folder), "DCP", whole, guess_parts(whole, torch.is_tensor))
+        whole = {**_read(folder / "meta.pt", "read_file"), **whole}
+    return _guess(folder, "DCP", whole)
 
 
 def _read_orbax(folder: Path) -> Foreign:
